@@ -1,0 +1,38 @@
+# On a fresh machine: `make demo` and `make test` create .venv and install what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint type docs bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/pip install --quiet -c constraints.txt -e . --group dev
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/treaty demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/lint-imports
+
+type: $(STAMP)
+	$(BIN)/mypy
+
+docs: $(STAMP)
+	$(BIN)/python docs/options.py > docs/options.md
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/pooled_speed.py
+	$(BIN)/python benchmarks/secureboost_speed.py
+	$(BIN)/python benchmarks/secureboost_accuracy.py
+
+clean:
+	rm -rf $(VENV)

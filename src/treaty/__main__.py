@@ -1,0 +1,6 @@
+"""``python -m treaty``: the command line."""
+
+from treaty.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The ``treaty`` command.
+
+Exit codes: 0 done; 1 a job ended with an error (said on standard error); 2 the command line, a job file or a table is
+wrong and nothing was started.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from treaty.data.sources import write_predictions
+from treaty.demo import run_demo
+from treaty.errors import ConfigError, DataError, TreatyError
+from treaty.jobs import load_job, predict_party, train_party
+from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
+from treaty.models import load_part
+from treaty.processes import run_all
+from treaty.progress import TrainingBar
+
+app = typer.Typer(
+    help="Train one model across organisations that may not pool their data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+
+
+@app.command()
+def demo(
+    protocol: Annotated[str, typer.Option(help="secureboost, or pooled for the plain grower.")] = "secureboost",
+    parties: Annotated[int, typer.Option(min=2, max=10, help="How many organisations the columns are cut among.")] = 3,
+    data: Annotated[str, typer.Option(help="breast (scikit-learn's, built in), or a CSV or Parquet file.")] = "breast",
+    label: Annotated[str | None, typer.Option(help="Label column of a file.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="How a file's columns are cut: 'age,income/visits,spend' gives the first two to the first party."),
+    ] = None,
+    transport: Annotated[str, typer.Option(help="grpc: one process each, mutual TLS; memory: threads.")] = "grpc",
+    trees: Annotated[int, typer.Option(min=1, help="Boosting rounds.")] = 20,
+    encryption: Annotated[str, typer.Option(help="auto or ou (Okamoto-Uchiyama, 3072 bit).")] = "auto",
+) -> None:
+    """Train and predict between organisations on this machine and compare with XGBoost on the pooled table.
+
+    The first party has the labels. With the built-in data a clinic (labels, some measurements), a laboratory and an
+    imaging centre hold different columns of the same patients.
+    """
+    run_demo(
+        console, protocol=protocol, parties=parties, data=data, label=label, split=split,
+        transport=transport, trees=trees, encryption=encryption,
+    )  # fmt: skip
+
+
+@app.command()
+def train(
+    job: Annotated[Path, typer.Argument(help="Job file (TOML), see docs/jobs.md.")],
+    party: Annotated[
+        str | None,
+        typer.Option("--as", help="Run only this party, against the others' addresses in the job file."),
+    ] = None,
+) -> None:
+    """Train the model a job file describes.
+
+    Without --as every party runs on this machine, each its own process; keys, certificates and ports are made up where
+    the job names none. With --as only that party runs: start the others on their own machines with the same file.
+    Each party's part of the model is written to the job's output folder, also when the job ends early.
+    """
+    described = load_job(job)
+    rounds = described.tree_options().n_estimators
+    if party is None:
+        run_all(described, "train", progress=True)
+        for name in described.parties:
+            console.print(f"{name}: {Path(described.output) / (name + '.part')}")
+        return
+    _check_party(party, list(described.parties))
+    with TrainingBar(party, rounds) if party == described.active else nullcontext() as bar:
+        part = train_party(described, party, bar)
+    kept = f"{len(part.splits)} splits of its own"
+    if part.forest is not None:
+        kept = f"{len(part.forest.trees)} trees, {kept}"
+    console.print(f"{party}: {kept} in {Path(described.output) / (party + '.part')}")
+
+
+@app.command()
+def predict(
+    job: Annotated[Path, typer.Argument(help="The training job's file, with predict_table for each party.")],
+    party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the active party writes predictions: CSV or Parquet by its ending.")
+    ] = None,
+    margins: Annotated[Path | None, typer.Option(hidden=True, help="Write margins as .npy instead.")] = None,
+) -> None:
+    """Predict with a trained model; all parties take part, the active one gets the result."""
+    described = load_job(job)
+    path = output or Path(described.output) / "predictions.csv"
+    if party is None:
+        run_all(described, "predict", arguments=["--output", str(path.resolve())])
+        console.print(f"predictions: {path}")
+        return
+    _check_party(party, list(described.parties))
+    found = predict_party(described, party)
+    if found is None:
+        return
+    if margins is not None:
+        np.save(margins, found)
+        return
+    forest = load_part(Path(described.output) / f"{party}.part").forest
+    assert forest is not None
+    predicted = forest.objective.predictions(found)
+    if forest.classes is None:
+        columns = {"prediction": predicted[:, 0]}
+    else:
+        p = np.hstack([1.0 - predicted, predicted]) if predicted.shape[1] == 1 else predicted
+        columns = {"prediction": np.array(forest.classes)[np.argmax(p, axis=1)]}
+        columns |= {f"probability_{name}": p[:, k] for k, name in enumerate(forest.classes)}
+    write_predictions(path, columns)
+
+
+@app.command()
+def keys(
+    name: Annotated[str, typer.Argument(help="The party's name, as in job files.")],
+    folder: Annotated[Path, typer.Option(help="Where to write the two files.")] = Path("."),
+) -> None:
+    """Make a party's private key and certificate.
+
+    Keep NAME.key.pem to yourself; give NAME.cert.pem to the other organisations and compare the fingerprint with them
+    over another channel.
+    """
+    write_identity(folder, name)
+    certificate = folder / f"{name}.cert.pem"
+    console.print(f"key          {folder / (name + '.key.pem')}  (private: never send it)")
+    console.print(f"certificate  {certificate}  (give it to your partners)")
+    console.print(f"fingerprint  {fingerprint(load_certificate(certificate))}")
+
+
+def _check_party(party: str, parties: list[str]) -> None:
+    if party not in parties:
+        raise ConfigError(f"expected --as to be one of {', '.join(parties)}, got {party!r}")
+
+
+def main() -> NoReturn:
+    """Run the command line; errors Treaty raises on purpose are one message, not a traceback."""
+    try:
+        app(standalone_mode=True)
+    except (ConfigError, DataError) as error:
+        print(f"treaty: {error}", file=sys.stderr)
+        sys.exit(2)
+    except TreatyError as error:
+        print(f"treaty: {error}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)

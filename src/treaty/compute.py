@@ -1,0 +1,66 @@
+"""How kernels are compiled and shared among threads.
+
+Kernels release the interpreter lock and run under ordinary threads; numba's own parallel layers are not used: the
+"workqueue" layer aborts the process when two simulated parties call it at once, OpenMP's aborts after a fork.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kernel(function: F) -> F:
+    """Compile `function` with numba, without the interpreter lock, cached on disk where that is possible."""
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+    except RuntimeError:  # neither the package's folder nor the home folder can be written to
+        return numba.njit(**options)(function)  # type: ignore[no-any-return]
+
+
+def cores(n_jobs: int | None = None) -> int:
+    """Return the number of threads to use: `n_jobs`, or every core this process may run on for None or -1."""
+    if n_jobs is None or n_jobs < 1:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return n_jobs
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="treaty")
+
+
+def share(work: Callable[[int, int], None], total: int, threads: int, least: int = 1) -> None:
+    """Run ``work(start, stop)`` over ``range(total)`` cut into at most `threads` even parts, and wait for all.
+
+    Parameters
+    ----------
+    work : callable
+        Writes its results where they belong; parts must not overlap in what they write.
+    total, threads : int
+        Number of items, and of threads (the calling thread works on the first part).
+    least : int
+        Smallest part worth a thread of its own.
+    """
+    parts = max(1, min(threads, total // max(least, 1)))
+    edges = [total * part // parts for part in range(parts + 1)]
+    waiting = [_pool(threads).submit(work, edges[part], edges[part + 1]) for part in range(1, parts)]
+    work(edges[0], edges[1])
+    for future in waiting:
+        future.result()
+
+
+def concurrently(calls: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
+    """Run independent calls on at most `threads` threads; return their results in order."""
+    if threads <= 1 or len(calls) <= 1:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(min(threads, len(calls)), thread_name_prefix="treaty") as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]

@@ -1,0 +1,1 @@
+"""Ciphers and encrypted sums; knows nothing of parties, messages or trees."""

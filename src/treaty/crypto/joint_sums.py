@@ -1,0 +1,216 @@
+"""Which products of ciphertexts are needed for the bin sums of a table, and in which order.
+
+Multiplying ciphertexts costs far more than any bookkeeping, so columns share their work. The rows are first
+multiplied together per *joint* cell of two columns, then the cells are collapsed to the one column's bins and
+to the other's: m + 2 c products for m rows in c cells, not 2 m. Groups nest: two groups form a larger one
+while that saves products on the table. In each node a group is used only where it saves products there.
+Rows that lie in the left-out bin of every column of a group take no part.
+
+Everything here is the passive party's own plaintext; no ciphertext and no secret is involved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.workers import kernel
+
+Labels = NDArray[np.int32]
+Index = NDArray[np.int64]
+
+_MOST_CELLS = 1 << 22  # joint cells are numbered in a table of this size
+_PLANNING_STEPS = 1 << 28  # rows looked at while planning: about a second
+_LEAST_SAMPLE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One column, or two groups whose cells are told apart together.
+
+    Parameters
+    ----------
+    cells : int
+        Number of cells.
+    labels : ndarray of int32
+        Cell of each cell of the group around this one, or of each table row at the top; -1 takes no part.
+    feature : int
+        The column (its cells are its bins), or -1.
+    parts : tuple of Group
+        The two groups inside, or none.
+    """
+
+    cells: int
+    labels: Labels
+    feature: int
+    parts: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Items of several nodes sorted by node and cell.
+
+    Parameters
+    ----------
+    items : ndarray of int32, shape (taking part,)
+        Item numbers, cell by cell.
+    starts : ndarray of int64, shape (cells + 1,)
+        Cell k holds items[starts[k]:starts[k + 1]], never none.
+    labels : ndarray of int32, shape (cells,)
+        Label of each cell; within a node all differ.
+    node_starts : ndarray of int64, shape (nodes + 1,)
+        Node i owns the cells node_starts[i]..node_starts[i + 1] - 1.
+    """
+
+    items: Labels
+    starts: Index
+    labels: Labels
+    node_starts: Index
+
+
+def plan_groups(codes: NDArray[np.uint8], left_out: NDArray[np.int64], bins: NDArray[np.int64]) -> list[Group]:
+    """Group the columns of a table greedily: always the two groups whose joining saves most products.
+
+    Parameters
+    ----------
+    codes : ndarray of uint8, shape (rows, columns)
+        Bins.
+    left_out : ndarray of int64, shape (columns,)
+        Bin of each column whose sum is not wanted.
+    bins : ndarray of int64, shape (columns,)
+        Number of bins of each column.
+
+    Returns
+    -------
+    list of Group
+        Top groups; together they hold every column once.
+    """
+    rows, columns = codes.shape
+    groups = []
+    for feature in range(columns):
+        labels = codes[:, feature].astype(np.int32)
+        labels[labels == left_out[feature]] = -1
+        groups.append(Group(int(bins[feature]), labels, feature, ()))
+    if columns < 2 or rows == 0:
+        return groups
+    step = max(1, rows // max(_LEAST_SAMPLE, _PLANNING_STEPS // columns**2))
+    stamps, sample = np.zeros(_MOST_CELLS, np.int32), [g.labels[::step].copy() for g in groups]
+    gains = np.zeros((columns, columns), np.int64)
+    pairs = [(i, j) for j in range(columns) for i in range(j)]
+    while True:
+        for i, j in pairs:
+            gains[i, j] = _gain(groups[i], groups[j], sample[i], sample[j], stamps)
+        i, j = (int(x) for x in np.unravel_index(np.argmax(gains), gains.shape))
+        if gains[i, j] <= 0:
+            return groups
+        groups[i] = _join(groups[i], groups[j])
+        sample[i] = groups[i].labels[::step].copy()
+        del groups[j], sample[j]
+        gains = np.delete(np.delete(gains, j, 0), j, 1)
+        pairs = [(min(i, k), max(i, k)) for k in range(len(groups)) if k != i]
+
+
+def sort_cells(labels: Labels, node_starts: Index, cells: int) -> Cells:
+    """Sort the items of several nodes by cell.
+
+    Parameters
+    ----------
+    labels : ndarray of int32, shape (items,)
+        Cell of each item, node after node; -1 takes no part.
+    node_starts : ndarray of int64, shape (nodes + 1,)
+        Items of node i: node_starts[i]..node_starts[i + 1] - 1.
+    cells : int
+        Labels are below this.
+
+    Returns
+    -------
+    Cells
+        Within a node in order of first appearance.
+    """
+    return Cells(*_sort_cells(labels, node_starts, cells))
+
+
+def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: NDArray[np.int32]) -> int:
+    if (a.cells + 1) * (b.cells + 1) > len(stamps):
+        return 0
+    both, joint, joint_a, joint_b = _count_joint(sample_a, sample_b, b.cells, stamps)
+    return int(both + joint - joint_a - joint_b)
+
+
+def _join(a: Group, b: Group) -> Group:
+    stamps = np.zeros((a.cells + 1) * (b.cells + 1), np.int32)
+    labels, in_a, in_b = _joint_labels(a.labels, b.labels, b.cells, stamps)
+    parts = (Group(a.cells, in_a, a.feature, a.parts), Group(b.cells, in_b, b.feature, b.parts))
+    return Group(len(in_a), labels, -1, parts)
+
+
+@kernel
+def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[int, int, int, int]:
+    """Rows in both, joint cells, those within a, those within b. `stamps` is all zero before and after."""
+    both, joint, in_a, in_b = 0, 0, 0, 0
+    for i in range(a.size):
+        if a[i] < 0 and b[i] < 0:
+            continue
+        both += a[i] >= 0 and b[i] >= 0
+        cell = (a[i] + 1) * (b_cells + 1) + b[i] + 1
+        if stamps[cell] == 0:
+            stamps[cell] = 1
+            joint += 1
+            in_a += a[i] >= 0
+            in_b += b[i] >= 0
+    for i in range(a.size):
+        stamps[(a[i] + 1) * (b_cells + 1) + b[i] + 1] = 0
+    return both, joint, in_a, in_b
+
+
+@kernel
+def _joint_labels(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[Labels, Labels, Labels]:
+    """Give numbers to the joint cells as they appear; also each one's cell in a and in b."""
+    labels, count = np.empty(a.size, np.int32), 0
+    for i in range(a.size):
+        labels[i] = -1
+        if a[i] >= 0 or b[i] >= 0:
+            cell = (a[i] + 1) * (b_cells + 1) + b[i] + 1
+            if stamps[cell] == 0:
+                count += 1
+                stamps[cell] = count
+            labels[i] = stamps[cell] - 1
+    in_a, in_b = np.empty(count, np.int32), np.empty(count, np.int32)
+    for i in range(a.size):
+        if labels[i] >= 0:
+            in_a[labels[i]], in_b[labels[i]] = a[i], b[i]
+    return labels, in_a, in_b
+
+
+@kernel
+def _sort_cells(labels: Labels, node_starts: Index, cells: int) -> tuple[Labels, Index, Labels, Index]:
+    """Sort by counting, node by node; only cells that occur are visited, so that small nodes cost little."""
+    nodes, taking = node_starts.size - 1, 0
+    for label in labels:
+        taking += label >= 0
+    items, starts = np.empty(taking, np.int32), np.empty(taking + 1, np.int64)
+    used, cell_starts = np.empty(taking, np.int32), np.zeros(nodes + 1, np.int64)
+    position, count, done = np.zeros(cells, np.int64), 0, 0
+    for node in range(nodes):
+        first = count
+        for i in range(node_starts[node], node_starts[node + 1]):
+            if labels[i] >= 0:
+                if position[labels[i]] == 0:
+                    used[count] = labels[i]
+                    count += 1
+                position[labels[i]] += 1
+        for k in range(first, count):
+            starts[k] = done
+            done += position[used[k]]
+            position[used[k]] = starts[k]
+        for i in range(node_starts[node], node_starts[node + 1]):
+            if labels[i] >= 0:
+                items[position[labels[i]]] = i
+                position[labels[i]] += 1
+        for k in range(first, count):
+            position[used[k]] = 0
+        cell_starts[node + 1] = count
+    starts[count] = done
+    return items, starts[: count + 1].copy(), used[:count].copy(), cell_starts

@@ -1,0 +1,254 @@
+"""Bin sums of hidden gradients under Okamoto-Uchiyama: both ends of `encrypted_sums`.
+
+A server multiplies ciphertexts per bin, packs k sums into each answer ciphertext, and re-randomises every one.
+
+* *Assumption*: honest-but-curious parties and the security of the cipher (see `okamoto_uchiyama`).
+* *Server learns*: which sampled rows are in which node; nothing about gradients beyond their public bounds.
+* *Client learns*: sums and count of every bin in every node it asked about, the fullest bin of each column over
+  the whole table, and no more: its answers are multiplied by h^r with full-length r, so the randomness of its own
+  ciphertexts does not show which of them went into a bin (PROTOCOLS 2.3). Crafted gradients can still make
+  sums speak of single rows; no additive cipher prevents that.
+* *Both* see how many sums an answer holds and how long it took.
+
+Not sent: each column's fullest bin over the table (the node's total less the others), bins empty in a node (a
+bit map says which are sent; the counts say the same). Payloads, by call:
+
+============  ==========================================================================================
+setup         uint64 (3, words) n, g, h; int64 (4,) n_rows, grad_bound, hess_bound, subgroup_bits
+hint          int32 (features,) the left-out slot of each feature
+begin_tree    uint64 (m, words) packed Montgomery forms, one per sampled row
+query         uint8 or uint16 (m,) node of each row, the largest value in no node; int32 (1,) nodes
+answer        uint8 (nodes, ceil(slots / 8)) bit map of slots sent; uint64 (ciphertexts, words)
+============  ==========================================================================================
+
+References
+----------
+Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al., SecureBoost+, arXiv 2110.10927.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto import parameters
+from treaty.crypto.bin_products import Items, bin_products
+from treaty.crypto.joint_sums import plan_groups
+from treaty.crypto.key_generation import generate_key
+from treaty.crypto.montgomery import from_words, to_words
+from treaty.crypto.okamoto_uchiyama import PublicKey, Randomiser
+from treaty.crypto.packing import Packing, SumsBounds
+from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.workers import pieces, run_threads
+from treaty.errors import CryptoError
+
+Words = NDArray[np.uint64]
+
+_MOST_NODES_UINT8 = 254
+_MOST_NODES = 65534
+_ANSWERS_AT_A_TIME = 32  # answer ciphertexts a thread makes at a time
+
+
+class OUSumsClient:
+    """The active party's end; makes a fresh key, which serves this job only.
+
+    Parameters
+    ----------
+    bounds : SumsBounds
+        Public bounds of the job.
+    key_bits : int, default 3072
+        Size of n: 2048, 3072 or 4096.
+    threads : int
+        Threads to use.
+    insecure_test_key_bits : int, optional
+        Make a key of this size instead. Tests only.
+
+    Raises
+    ------
+    CryptoError
+        When the key size is not accepted or the sums do not fit a plaintext.
+    """
+
+    def __init__(
+        self,
+        bounds: SumsBounds,
+        *,
+        key_bits: int = parameters.OU_DEFAULT_KEY_BITS,
+        threads: int = 1,
+        insecure_test_key_bits: int | None = None,
+    ) -> None:
+        bits = key_bits if insecure_test_key_bits is None else insecure_test_key_bits
+        self._packing = Packing(bounds, bits // 3)  # refuses before the key is made
+        self._key = generate_key(key_bits, insecure_test_key_bits=insecure_test_key_bits)
+        self._threads = threads
+        self._left_out: dict[str, NDArray[np.int32]] = {}
+        self._offsets: dict[str, NDArray[np.int32]] = {}
+        self._rows = -1
+        self._nodes = -1
+
+    def setup(self) -> Payload:
+        """Return the public key and the bounds; see `SumsClient.setup`."""
+        public, bounds = self._key.public, self._packing.bounds
+        numbers = [bounds.n_rows, bounds.grad_bound, bounds.hess_bound, public.subgroup_bits]
+        return [to_words([public.n, public.g, public.h], public.modulus.words), np.array(numbers, np.int64)]
+
+    def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> None:
+        """Note which slots a server leaves out; see `SumsClient.accept_hint`."""
+        check_payload(hint, f"the hint of {peer}", (np.int32, (len(offsets) - 1,)))
+        left_out = hint[0]
+        if (left_out < offsets[:-1]).any() or (left_out >= offsets[1:]).any():
+            raise CryptoError(f"expected one left-out slot within each feature - in the hint of {peer}")
+        self._left_out[peer], self._offsets[peer] = left_out.copy(), offsets.copy()
+
+    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
+        """Encrypt the derivatives of the sampled rows; see `SumsClient.begin_tree`."""
+        if grad.ndim != 1 or grad.shape != hess.shape or grad.dtype != np.int64 or hess.dtype != np.int64:
+            raise CryptoError("expected grad and hess as int64 of one length - at the start of a tree")
+        self._rows, self._nodes = len(grad), -1
+        return [self._key.encrypt(self._packing.pack_rows(grad, hess), self._threads)]
+
+    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
+        """Name the node of each sampled row; see `SumsClient.query`."""
+        nodes = len(starts) - 1
+        if self._rows < 0:
+            raise CryptoError("expected begin_tree before query")
+        if not 0 <= nodes <= _MOST_NODES:
+            raise CryptoError(f"expected at most {_MOST_NODES} nodes in a level, got {nodes}")
+        if len(positions) and not 0 <= positions.min() <= positions.max() < self._rows:
+            raise CryptoError("a node holds a row that was not sampled - at query")
+        dtype = np.uint8 if nodes <= _MOST_NODES_UINT8 else np.uint16
+        slots = np.full(self._rows, np.iinfo(dtype).max, dtype)
+        selected = positions[starts[0] : starts[-1]] if nodes else positions[:0]
+        slots[selected] = np.repeat(np.arange(nodes), np.diff(starts)).astype(dtype)
+        self._nodes = nodes
+        return [slots, np.array([nodes], np.int32)]
+
+    def open(self, peer: str, answer: Payload, totals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Decrypt the sums of a server's bins; see `SumsClient.open`."""
+        if peer not in self._offsets or self._nodes < 0:
+            raise CryptoError(f"expected a hint and a query before an answer of {peer}")
+        if totals.shape != (self._nodes, 3):
+            raise CryptoError(f"expected totals of shape {(self._nodes, 3)}, got {totals.shape}")
+        offsets, left_out, modulus = self._offsets[peer], self._left_out[peer], self._key.public.modulus
+        slots = int(offsets[-1])
+        what = f"the answer of {peer}"
+        check_payload(answer, what, (np.uint8, (self._nodes, -(-slots // 8))), (np.uint64, (None, modulus.words)))
+        sent = np.unpackbits(answer[0], axis=1, bitorder="little")
+        if sent[:, slots:].any() or sent[:, left_out].any():
+            raise CryptoError(f"a left-out or unknown slot is marked as sent - in {what}")
+        taken = np.flatnonzero(sent[:, :slots])
+        if len(answer[1]) != len(self._packing.group_starts(len(taken))) - 1:
+            raise CryptoError(f"the number of ciphertexts does not fit the slots marked as sent - in {what}")
+        if not modulus.in_range(answer[1]):
+            raise CryptoError(f"a ciphertext is not in [1, n) - in {what}")
+        sums = np.zeros((self._nodes, slots, 3), np.int64)
+        plaintexts = self._key.decrypt(answer[1], self._threads)
+        sums.reshape(-1, 3)[taken] = self._packing.unpack_sums(plaintexts, len(taken))
+        if slots:
+            per_feature = np.add.reduceat(sums, offsets[:-1], axis=1)
+            sums[:, left_out] = totals[:, None] - per_feature
+            if (sums[:, left_out, 2] < 0).any():
+                raise CryptoError(f"the bins of a feature hold more rows than their node - in {what}")
+        return sums
+
+
+class OUSumsServer:
+    """A passive party's end: products of ciphertexts over the bins of its columns.
+
+    Parameters
+    ----------
+    setup : Payload
+        What the client's `setup` returned.
+    codes : ndarray of uint8, shape (rows, features), C order
+        Code c of feature f is slot offsets[f] + c.
+    offsets : ndarray of int32, shape (features + 1,)
+        First slot of each feature, and the number of slots. Every feature has a slot.
+    threads : int
+        Threads to use.
+    insecure_test_key_bits : int, optional
+        Accept keys of at least this size. Tests only.
+
+    Raises
+    ------
+    CryptoError
+        When the key is not acceptable, the bounds do not fit it, or codes exceed their slots.
+    """
+
+    def __init__(
+        self,
+        setup: Payload,
+        codes: NDArray[np.uint8],
+        offsets: NDArray[np.int32],
+        *,
+        threads: int = 1,
+        insecure_test_key_bits: int | None = None,
+    ) -> None:
+        check_payload(setup, "the set-up", (np.uint64, (3, None)), (np.int64, (4,)))
+        n, g, h = from_words(setup[0])
+        *bounds, subgroup_bits = (int(x) for x in setup[1])
+        key = PublicKey(n, g, h, subgroup_bits, insecure_test_key_bits=insecure_test_key_bits)
+        self._packing = Packing(SumsBounds(*bounds), key.plaintext_bits)
+        self._modulus, self._randomiser = key.modulus, Randomiser(key)
+        self._offsets, self._threads = offsets.astype(np.int64), threads
+        bins = np.diff(self._offsets)
+        if codes.ndim != 2 or codes.dtype != np.uint8 or len(bins) != codes.shape[1] or (bins < 1).any():
+            raise CryptoError("expected uint8 codes (rows, features) and offsets with a slot for every feature")
+        if len(codes) and (codes.max(axis=0, initial=0) >= bins).any():
+            raise CryptoError("a bin code lies beyond its feature's slots")
+        counts = [np.bincount(codes[:, f], minlength=bins[f]) for f in range(len(bins))]
+        self._left_out = np.array([int(np.argmax(count)) for count in counts], np.int64)
+        self._groups = plan_groups(codes, self._left_out, bins)
+        self._table_rows = len(codes)
+        self._ciphertexts: Words | None = None
+        self._rows = np.empty(0, np.int32)
+
+    def hint(self) -> Payload:
+        """Return the slot each feature leaves out: its fullest over the table; see `SumsServer.hint`."""
+        return [(self._offsets[:-1] + self._left_out).astype(np.int32)]
+
+    def begin_tree(self, payload: Payload, rows: NDArray[np.int32]) -> None:
+        """Keep a tree's ciphertexts (not copied) and their rows; see `SumsServer.begin_tree`."""
+        check_payload(payload, "the ciphertexts of a tree", (np.uint64, (len(rows), self._modulus.words)))
+        if len(rows) > self._packing.bounds.n_rows:
+            raise CryptoError(f"expected at most {self._packing.bounds.n_rows} rows, got {len(rows)}")
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self._table_rows:
+            raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
+        if not self._modulus.in_range(payload[0]):
+            raise CryptoError("a ciphertext is not in [1, n) - at the start of a tree")
+        self._ciphertexts, self._rows = payload[0], rows.copy()
+
+    def answer(self, query: Payload) -> Payload:
+        """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""
+        if self._ciphertexts is None:
+            raise CryptoError("expected begin_tree before a query")
+        positions, node_starts = self._read_query(query)
+        nodes, slots = len(node_starts) - 1, int(self._offsets[-1])
+        rows = Items(self._ciphertexts, positions, self._rows[positions], node_starts, np.arange(nodes))
+        places, products = bin_products(self._modulus, self._groups, self._offsets, rows, self._threads)
+        sent = np.zeros((nodes, slots), np.uint8)
+        sent.reshape(-1)[places] = 1
+        return [np.packbits(sent, axis=1, bitorder="little"), self._compress(products)]
+
+    def _read_query(self, query: Payload) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Positions of the asked rows, node after node, and the nodes' starts."""
+        dtype = np.uint16 if len(query) == 2 and query[0].dtype == np.uint16 else np.uint8
+        check_payload(query, "a query", (dtype, (len(self._rows),)), (np.int32, (1,)))
+        slots, nodes, nowhere = query[0], int(query[1][0]), int(np.iinfo(dtype).max)
+        if not 0 <= nodes <= nowhere - 1 or ((slots >= nodes) & (slots != nowhere)).any():
+            raise CryptoError(f"a row lies in a node that is not among the {nodes} asked ones - in a query")
+        counts = np.bincount(slots, minlength=nowhere + 1)[:nodes]
+        positions = np.argsort(slots, kind="stable")[: int(counts.sum())].astype(np.int32)
+        return positions, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    def _compress(self, products: Words) -> Words:
+        """Put k sums in each ciphertext (PROTOCOLS 2.2), then h^r with full-length r (PROTOCOLS 2.3)."""
+        starts = self._packing.group_starts(len(products))
+        exponents = self._randomiser.exponents(len(starts) - 1)
+
+        def some(part: slice) -> Words:
+            factors = self._randomiser.factors(exponents[part])
+            limits = starts[part.start : part.stop + 1]
+            return self._modulus.horner(products, limits, self._packing.sum_bits, factors)
+
+        made = run_threads(self._threads, some, pieces(len(exponents), _ANSWERS_AT_A_TIME))
+        return np.concatenate([np.empty((0, self._modulus.words), np.uint64), *made])

@@ -1,0 +1,28 @@
+"""Security parameters of the ciphers, each with its source. Nothing else in the package sets one.
+
+References
+----------
+NIST SP 800-57 part 1 rev. 5, table 2 (strength of factoring moduli).
+Coron, Naccache, Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35, 1999.
+"""
+
+OU_DEFAULT_KEY_BITS = 3072
+"""Size of n = p^2 q: 128-bit strength (SP 800-57)."""
+
+OU_KEY_BITS = (2048, 3072, 4096)
+"""Accepted sizes; 2048 is 112-bit strength (SP 800-57). Anything smaller needs `insecure_test_key_bits`."""
+
+OU_SUBGROUP_PRIME_BITS = 256
+"""Size of u | p - 1 and v | q - 1: finding a discrete logarithm or the order takes 2^128 steps (rho)."""
+
+OU_INSECURE_SUBGROUP_SHARE = 4
+"""Test keys with primes below 512 bits: u and v take a fourth of the primes' bits."""
+
+STATISTICAL_BITS = 80
+"""Exponents are drawn this many bits longer than the group's order: statistical distance at most 2^-80."""
+
+PRIMALITY_ROUNDS = 40
+"""Miller-Rabin rounds after a Baillie-PSW test: error below 4^-40 even for hostile candidates (Rabin 1980)."""
+
+SMALL_FACTOR_BOUND = 1 << 16
+"""A public modulus with a prime factor below this is refused."""

@@ -1,0 +1,39 @@
+"""What the two ends of a cipher send each other: lists of arrays, checked before use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from treaty.errors import CryptoError
+
+Payload = list[NDArray[Any]]
+
+
+def check_payload(payload: Payload, what: str, *expected: tuple[DTypeLike, tuple[int | None, ...]]) -> None:
+    """Check number, types and shapes of the arrays of a payload.
+
+    Parameters
+    ----------
+    payload : Payload
+        As received.
+    what : str
+        Its name in the error.
+    *expected : (dtype, shape)
+        One per array; None in a shape stands for any length.
+
+    Raises
+    ------
+    CryptoError
+        When anything differs, or rows are not contiguous.
+    """
+    if len(payload) != len(expected):
+        raise CryptoError(f"expected {len(expected)} arrays, got {len(payload)} - in {what}")
+    for number, (array, (dtype, shape)) in enumerate(zip(payload, expected, strict=True)):
+        fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
+        if array.dtype != np.dtype(dtype) or not fits or not array.flags.c_contiguous:
+            raise CryptoError(
+                f"expected {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape} - in array {number} of {what}"
+            )

@@ -1,0 +1,273 @@
+"""Binning: every feature as small whole numbers, once, before training.
+
+A numeric value x lies in bin k where cuts[k-1] <= x < cuts[k], so a split at a cut sends x < cut left, in
+training and in prediction alike. Cuts are quantiles that never part equal values (`kernels.tie_aware_cuts`);
+a category that occurs has a bin of its own while there are enough of them. Code `n_bins[f]` means missing.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.columns import Category
+from treaty.data.kernels import pad_cuts, tie_aware_cuts, write_codes
+from treaty.data.table import Schema, Table
+from treaty.errors import ConfigError, DataError
+
+MOST_BINS = 255  # codes are uint8, and one code is left for "missing"
+_ROWS_AT_ONCE = 8192  # the block of codes that is written stays in the processor's cache
+_SMALL = 1 << 16  # cells below which starting threads takes longer than the work
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bins:
+    """One party's bins, fitted once on its training rows.
+
+    Parameters
+    ----------
+    schema : Schema
+        Features of the training table.
+    cuts : tuple of (NDArray[np.float32], or None)
+        Numeric feature: ascending cuts, n_bins = len(cuts) + 1 (both 0 where every row was missing).
+        Categorical feature: None.
+    category_bins : tuple of (NDArray[np.int16], or None)
+        Categorical feature with K categories: shape (K + 1,), the bin of each code 0..K-1 and, last, of the
+        code K that unseen categories have; n_bins[f] where that is "missing". Numeric feature: None.
+    has_other : tuple of bool
+        Whether the last bin of a categorical feature is "other", shared by rare and unseen categories.
+    n_bins : NDArray[np.int32]
+        Shape (n_features,): bins of present values, at most 255; code n_bins[f] means missing.
+    """
+
+    schema: Schema
+    cuts: tuple[NDArray[np.float32] | None, ...]
+    category_bins: tuple[NDArray[np.int16] | None, ...]
+    has_other: tuple[bool, ...]
+    n_bins: NDArray[np.int32]
+
+    @property
+    def offsets(self) -> NDArray[np.int32]:
+        """First slot of each feature in a flat histogram, int32 of shape (n_features + 1,).
+
+        Feature f has n_bins[f] + 1 slots; the last of them is for missing values.
+        """
+        offsets = np.zeros(len(self.n_bins) + 1, dtype=np.int32)
+        np.cumsum(self.n_bins + 1, out=offsets[1:])
+        return offsets
+
+    def transform(self, table: Table, threads: int | None = None) -> NDArray[np.uint8]:
+        """Give every value the code of its bin.
+
+        Parameters
+        ----------
+        table : Table
+            Made with this schema (`to_table(data, schema=bins.schema)`).
+        threads : int, optional
+            Threads to use; default all cores. The result does not depend on it.
+
+        Returns
+        -------
+        NDArray[np.uint8]
+            Shape (n_rows, n_features), C order; n_bins[f] where missing.
+
+        Raises
+        ------
+        DataError
+            The table has another schema.
+        """
+        if table.schema is not self.schema and table.schema != self.schema:
+            raise DataError("expected a table made with the schema of training, got another one - at binning")
+        codes = np.empty((table.n_rows, len(self.n_bins)), dtype=np.uint8)
+        lookups = [self._lookup(feature) for feature in range(len(self.n_bins))]
+
+        def write_block(start: int) -> None:
+            stop = min(start + _ROWS_AT_ONCE, table.n_rows)
+            for feature, (column, lookup) in enumerate(zip(table.columns, lookups, strict=True)):
+                if self.cuts[feature] is not None:
+                    write_codes(column, lookup, int(self.n_bins[feature]), codes, feature, start, stop)
+                else:
+                    codes[start:stop, feature] = _bins_of_categories(column[start:stop], lookup)
+
+        _in_threads(write_block, range(0, table.n_rows, _ROWS_AT_ONCE), threads, codes.size)
+        return codes
+
+    def _lookup(self, feature: int) -> NDArray[Any]:
+        """Table to search: padded cuts, or the bin of each category code with "missing" at the end."""
+        cuts, of_category = self.cuts[feature], self.category_bins[feature]
+        if cuts is not None:
+            return pad_cuts(cuts)
+        assert of_category is not None
+        return np.append(of_category, self.n_bins[feature]).astype(np.uint8)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write as lists, strings and numbers alone, to be stored as JSON or MessagePack.
+
+        Returns
+        -------
+        dict
+            Keys names, categories, cuts, category_bins, has_other, n_bins; see `from_dict`.
+        """
+        return {
+            "names": list(self.schema.names),
+            "categories": [None if values is None else list(values) for values in self.schema.categories],
+            "cuts": [None if cuts is None else cuts.tolist() for cuts in self.cuts],
+            "category_bins": [None if bins is None else bins.tolist() for bins in self.category_bins],
+            "has_other": list(self.has_other),
+            "n_bins": self.n_bins.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "Bins":
+        """Read back what `to_dict` wrote.
+
+        Parameters
+        ----------
+        stored : mapping
+            From a file, so not trusted.
+
+        Returns
+        -------
+        Bins
+            Equal to the bins that were written.
+
+        Raises
+        ------
+        DataError
+            Something is missing, of the wrong type, or contradicts the rest.
+        """
+        try:
+            categories: list[tuple[Category, ...] | None] = [
+                None if values is None else tuple(values) for values in stored["categories"]
+            ]
+            bins = cls(
+                Schema(tuple(map(str, stored["names"])), tuple(categories)),
+                tuple(None if c is None else np.array(c, dtype=np.float32) for c in stored["cuts"]),
+                tuple(None if b is None else np.array(b, dtype=np.int16) for b in stored["category_bins"]),
+                tuple(map(bool, stored["has_other"])),
+                np.array(stored["n_bins"], dtype=np.int32),
+            )
+            sound = bins._is_sound()
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"expected stored bins, got something malformed ({type(error).__name__})") from None
+        if not sound:
+            raise DataError("expected stored bins, got parts that contradict each other")
+        return bins
+
+    def _is_sound(self) -> bool:
+        n_features = len(self.schema.names)
+        if self.n_bins.shape != (n_features,) or not ((self.n_bins >= 0) & (self.n_bins <= MOST_BINS)).all():
+            return False
+        parts = zip(self.schema.categories, self.cuts, self.category_bins, self.has_other, self.n_bins, strict=True)
+        for categories, cuts, of_category, other, n_bins in parts:
+            if (categories is None) != (cuts is not None) or (categories is None) != (of_category is None):
+                return False
+            if cuts is not None:
+                if other or cuts.ndim != 1 or len(cuts) != max(n_bins - 1, 0):
+                    return False
+                if not np.isfinite(cuts).all() or not (cuts[:-1] < cuts[1:]).all():
+                    return False
+            if of_category is not None and categories is not None:
+                if not all(isinstance(value, (str, int, float)) for value in categories):
+                    return False
+                if of_category.shape != (len(categories) + 1,) or (other and n_bins == 0):
+                    return False
+                if not ((of_category >= 0) & (of_category <= n_bins)).all():
+                    return False
+        return True
+
+
+def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bins:
+    """Choose the bins of every feature.
+
+    Parameters
+    ----------
+    table : Table
+        The training rows, and no others.
+    max_bin : int, default 32
+        Most bins of a feature, 2..255, the one for missing values not counted.
+    threads : int, optional
+        Threads to use; default all cores. The result does not depend on it.
+
+    Returns
+    -------
+    Bins
+        Of a numeric feature: tie-aware quantiles. Of a categorical one: a bin per category that occurs, in
+        code order; if those are more than `max_bin`, the max_bin - 1 most frequent (among equals the lower
+        code) keep theirs and the rest share a last bin "other".
+
+    Raises
+    ------
+    ConfigError
+        `max_bin` is not a whole number of 2..255.
+    """
+    if isinstance(max_bin, bool) or not isinstance(max_bin, (int, np.integer)) or not 2 <= max_bin <= MOST_BINS:
+        raise ConfigError(f"expected max_bin between 2 and {MOST_BINS}, got {max_bin!r}")
+    q = int(max_bin)
+
+    def fit_one(feature: int) -> _Fitted:
+        values, categories = table.columns[feature], table.schema.categories[feature]
+        return _fit_numbers(values, q) if categories is None else _fit_categories(values, len(categories), q)
+
+    cells = table.n_rows * len(table.columns)
+    fitted = _in_threads(fit_one, range(len(table.columns)), threads, cells)
+    return Bins(
+        table.schema,
+        tuple(one.cuts for one in fitted),
+        tuple(one.category_bins for one in fitted),
+        tuple(one.has_other for one in fitted),
+        np.array([one.n_bins for one in fitted], dtype=np.int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    n_bins: int
+    cuts: NDArray[np.float32] | None = None
+    category_bins: NDArray[np.int16] | None = None
+    has_other: bool = False
+
+
+def _fit_numbers(values: NDArray[np.float32], max_bin: int) -> _Fitted:
+    ordered = np.sort(values)  # NaN comes last
+    n_present = int(np.searchsorted(ordered, np.float32(np.nan)))
+    if n_present == 0:
+        return _Fitted(0, cuts=np.empty(0, dtype=np.float32))
+    cuts = tie_aware_cuts(ordered[:n_present], max_bin)
+    return _Fitted(len(cuts) + 1, cuts=cuts)
+
+
+def _fit_categories(values: NDArray[np.float32], n_categories: int, max_bin: int) -> _Fitted:
+    codes = values[~np.isnan(values)].astype(np.intp)
+    counts = np.bincount(codes, minlength=n_categories)[:n_categories]
+    kept = np.flatnonzero(counts)
+    has_other = len(kept) > max_bin
+    if has_other:
+        by_frequency = np.argsort(-counts, kind="stable")  # stable: among equals the lower code first
+        kept = np.sort(by_frequency[: max_bin - 1])
+    n_bins = len(kept) + has_other
+    elsewhere = n_bins  # "other", or the code for missing
+    category_bins = np.full(n_categories + 1, elsewhere, dtype=np.int16)
+    category_bins[kept] = np.arange(len(kept), dtype=np.int16)
+    return _Fitted(n_bins, category_bins=category_bins, has_other=has_other)
+
+
+def _bins_of_categories(codes: NDArray[np.float32], lookup: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    missing = len(lookup) - 1
+    return lookup[np.where(np.isnan(codes), np.float32(missing), codes).astype(np.intp)]
+
+
+def _in_threads(work: Callable[[_T], _R], items: Iterable[_T], threads: int | None, cells: int) -> list[_R]:
+    """Map over items, in order; threads gain because sorting and the kernels release the interpreter lock."""
+    n_threads = (os.cpu_count() or 1) if threads is None else max(threads, 1)
+    if n_threads == 1 or cells < _SMALL:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(n_threads, thread_name_prefix="treaty-bins") as pool:
+        return list(pool.map(work, items))

@@ -1,0 +1,301 @@
+"""One column of a dataframe or array, as numbers or as category codes.
+
+Whatever library a column comes from, what leaves this module is a float32 array with NaN for missing, and
+for a categorical column the category values whose position is the code. A column that is neither raises
+`ColumnProblem`; the caller knows the party and the column's name and puts them into the message.
+"""
+
+import datetime
+import math
+import numbers
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Category = str | int | float | bool
+
+LARGEST = float(np.finfo(np.float32).max)
+
+_MAKE_CATEGORY = 'if these are categories convert with .astype("category"), else drop the column'
+_MAKE_NUMBER = "convert to numbers (say, days since a fixed date) or drop the column"
+_NUMBERS = (numbers.Real, Decimal, np.bool_)
+_DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
+
+
+class ColumnProblem(ValueError):
+    """Why a column cannot be used; without party and column name, which the caller adds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """A column ready for binning.
+
+    Parameters
+    ----------
+    values : NDArray[np.float32]
+        Shape (n_rows,), own memory; numbers or category codes, NaN where missing.
+    categories : tuple of Category, or None
+        None for numbers; else the category value of each code.
+    """
+
+    values: NDArray[np.float32]
+    categories: tuple[Category, ...] | None = None
+
+
+def is_missing(value: Any) -> bool:
+    """Tell whether one Python object stands for "no value".
+
+    Parameters
+    ----------
+    value : object
+        Anything found in an object array.
+
+    Returns
+    -------
+    bool
+        True for None, NaN of any kind (`float`, numpy, `Decimal`), NaT and pandas' NA.
+    """
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # pandas is no dependency
+        return True
+    if isinstance(value, (float, np.floating, Decimal)):
+        return math.isnan(value)
+    return isinstance(value, (np.datetime64, np.timedelta64)) and bool(np.isnat(value))
+
+
+def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = False) -> Column:
+    """Convert one dataframe column.
+
+    Parameters
+    ----------
+    series : narwhals.Series
+        Column of a pandas, polars, pyarrow, ... dataframe.
+    text_as_categories : bool, default False
+        Take text as categories, in sorted order; by default text is a problem.
+
+    Returns
+    -------
+    Column
+        Numbers, or codes in the categorical dtype's own order (what pandas calls `.cat.codes`).
+
+    Raises
+    ------
+    ColumnProblem
+        Text without `text_as_categories`, dates, complex, infinite or too large numbers, odd categories.
+    TypeError
+        Cells that are neither number nor text.
+    """
+    dtype = series.dtype
+    if dtype in (nw.Categorical, nw.Enum):
+        return _categories(series)
+    if dtype.is_temporal():
+        raise ColumnProblem(f"{_native_dtype(series)}, a date or time: {_MAKE_NUMBER}")
+    if dtype == nw.String:
+        n_present = len(series) - series.null_count()
+        if n_present == 0:  # pandas calls a column of None text
+            return _all_missing(len(series))
+        if not text_as_categories:
+            raise _text_problem(_native_dtype(series), n_present)
+        return _text(series.to_arrow())
+    if dtype in (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128):
+        # as numpy these would be arrays of objects, or nothing, where a value is missing
+        return Column(_to_float32(series.cast(nw.Float64).to_numpy()))
+    return column_from_array(series.to_numpy(), text_as_categories=text_as_categories)
+
+
+def column_from_array(values: NDArray[Any], *, text_as_categories: bool = False) -> Column:
+    """Convert one column of a numpy array.
+
+    Parameters
+    ----------
+    values : ndarray
+        Shape (n_rows,), any dtype; an object array may hold numbers only, or text only.
+    text_as_categories : bool, default False
+        Take text as categories, in sorted order.
+
+    Returns
+    -------
+    Column
+        Numbers, or codes of text.
+
+    Raises
+    ------
+    ColumnProblem
+        As in `column_from_series`.
+    TypeError
+        Cells that are neither number nor text.
+    """
+    kind = values.dtype.kind
+    if kind in "biuf":
+        return Column(_to_float32(values))
+    if kind in "mM":
+        raise ColumnProblem(f"{values.dtype}, a date or time: {_MAKE_NUMBER}")
+    if kind == "c":
+        raise ColumnProblem("Complex data not supported")
+    if kind == "U":
+        values = values.astype(object)
+    elif kind != "O":
+        raise ColumnProblem(f"{values.dtype} is not a number; {_MAKE_CATEGORY}")
+    return _objects(values, text_as_categories)
+
+
+def floats_from_objects(values: NDArray[np.object_]) -> NDArray[np.float64]:
+    """Convert Python numbers; nothing that merely looks like a number is taken for one.
+
+    Parameters
+    ----------
+    values : NDArray[np.object_]
+        Shape (n_rows,), numbers of any real type (`Decimal` and booleans among them) or missing.
+
+    Returns
+    -------
+    NDArray[np.float64]
+        Shape (n_rows,), NaN where missing.
+
+    Raises
+    ------
+    ColumnProblem
+        Text, dates, bytes, complex numbers, or integers beyond float64.
+    TypeError
+        Cells that are neither number nor text.
+    """
+    absent = _absent(values)
+    types: set[type] = set(map(type, values[~absent]))
+    for t in sorted(types, key=lambda t: t.__name__):
+        if issubclass(t, _DATES):
+            raise ColumnProblem(f"object holding {t.__name__}: {_MAKE_NUMBER}")
+        if issubclass(t, numbers.Complex) and not issubclass(t, numbers.Real):
+            raise ColumnProblem("Complex data not supported")
+        if issubclass(t, bytes):
+            raise ColumnProblem(f"object holding bytes: decode to text first; {_MAKE_CATEGORY}")
+        if not issubclass(t, (str, *_NUMBERS)):
+            # scikit-learn's wording, and its type of error, for a cell that can never be a feature
+            raise TypeError(f"argument must be a string or a number, not '{t.__name__}'")
+    if any(issubclass(t, str) for t in types):
+        n_text = sum(isinstance(value, str) for value in values)
+        raise ColumnProblem(f"object mixing numbers with text in {n_text} rows: {_MAKE_CATEGORY}")
+    numbers_only = values.copy()
+    numbers_only[absent] = math.nan
+    try:
+        return numbers_only.astype(np.float64)
+    except OverflowError:  # a Python integer has no largest value
+        raise ColumnProblem("holds integers beyond the range of float: clip them or mark them missing") from None
+
+
+def _objects(values: NDArray[np.object_], text_as_categories: bool) -> Column:
+    absent = _absent(values)
+    n_present = len(values) - int(np.count_nonzero(absent))
+    if n_present and all(isinstance(value, str) for value in values[~absent]):
+        if not text_as_categories:
+            raise _text_problem("object", n_present)
+        return _text(pa.array(values, type=pa.large_string(), mask=absent))
+    return Column(_to_float32(floats_from_objects(values)))
+
+
+def _absent(values: NDArray[np.object_]) -> NDArray[np.bool_]:
+    return np.fromiter(map(is_missing, values), dtype=np.bool_, count=len(values))
+
+
+def _to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    """Own float32 copy; whole numbers go through float64, as they do where a value of theirs is missing."""
+    if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
+        values = values.astype(np.float64)
+    with np.errstate(over="ignore"):
+        narrow = np.array(values, dtype=np.float32, copy=True)
+    check_range(narrow)
+    return narrow
+
+
+def check_range(values: NDArray[np.float32]) -> None:
+    """Refuse a column with infinite values.
+
+    Parameters
+    ----------
+    values : NDArray[np.float32]
+        Shape (n_rows,), cast from any wider type, so that what was too large for float32 is infinite too.
+
+    Raises
+    ------
+    ColumnProblem
+        With the number of rows, where a value is infinite.
+    """
+    n_infinite = int(np.count_nonzero(np.isinf(values)))
+    if n_infinite:
+        raise ColumnProblem(
+            f"{n_infinite} rows are infinite (inf) or beyond the float32 range of {LARGEST:.2g}: "
+            "clip them or mark them missing (NaN)"
+        )
+
+
+def _categories(series: nw.Series[Any]) -> Column:
+    try:
+        encoded = series.to_arrow()
+        values = encoded.dictionary.to_pylist()
+    except (pa.ArrowException, TypeError):
+        raise _category_problem(series, "categories of several types") from None
+    # A dictionary may hold a value twice, or "missing" as a value: position then is not yet the code.
+    categories: dict[Category, int] = {}
+    codes = np.full(len(values), np.nan, dtype=np.float32)
+    for position, value in enumerate(values):
+        if is_missing(value):
+            continue
+        if not isinstance(value, (str, int, float)):
+            raise _category_problem(series, f"categories of type {type(value).__name__}")
+        codes[position] = categories.setdefault(value, len(categories))
+    return Column(_decode(encoded, codes), tuple(categories))
+
+
+def _text(strings: Any) -> Column:
+    """Categories of an arrow array of text: its distinct values, sorted."""
+    encoded = strings.cast(pa.large_string()).dictionary_encode()
+    values: list[str] = encoded.dictionary.to_pylist()
+    categories = sorted(values)
+    code = {value: position for position, value in enumerate(categories)}
+    codes = np.array([code[value] for value in values], dtype=np.float32)
+    return Column(_decode(encoded, codes), tuple(categories))
+
+
+def _decode(encoded: Any, codes: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Look up the code of each row of an arrow dictionary array; null becomes NaN."""
+    null = len(codes)
+    positions = encoded.indices.cast(pa.int64()).fill_null(null).to_numpy(zero_copy_only=False)
+    decoded: NDArray[np.float32] = np.append(codes, np.float32(np.nan))[positions]
+    return decoded
+
+
+def _all_missing(n_rows: int) -> Column:
+    return Column(np.full(n_rows, np.nan, dtype=np.float32))
+
+
+def _text_problem(dtype: str, n_present: int) -> ColumnProblem:
+    return ColumnProblem(f"{dtype}, text in {n_present} rows: {_MAKE_CATEGORY}")
+
+
+def _category_problem(series: nw.Series[Any], what: str) -> ColumnProblem:
+    return ColumnProblem(f"{_native_dtype(series)} with {what}: make them text with .cat.rename_categories(str)")
+
+
+def _native_dtype(series: nw.Series[Any]) -> str:
+    native = series.to_native()
+    return str(getattr(native, "dtype", getattr(native, "type", series.dtype)))
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Write column names for a message.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Column names.
+
+    Returns
+    -------
+    str
+        The names in quotes, with commas between.
+    """
+    return ", ".join(repr(name) for name in names)

@@ -1,0 +1,158 @@
+"""The two compiled loops of binning: placing cuts, and giving every value the number of its bin.
+
+Both release the interpreter lock, so that threads over columns and over rows run side by side.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _compiled(function: _F) -> _F:
+    """Compile on first use; keep the machine code on disk where some folder for it is writable."""
+    try:
+        return cast(_F, numba.njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # neither the package's folder nor the home can be written
+        return cast(_F, numba.njit(nogil=True)(function))
+
+
+@_compiled
+def _cut_between(lower: np.float32, upper: np.float32) -> np.float32:
+    # + 0 makes a negative zero positive: which of the two zeros came last in sorting must not show
+    middle = np.float32((np.float64(lower) + np.float64(upper)) * 0.5) + np.float32(0.0)
+    return middle if middle > lower else upper + np.float32(0.0)
+
+
+@_compiled
+def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.float32]:
+    """Place the cuts of one numeric feature, never inside a run of equal values.
+
+    Parameters
+    ----------
+    ordered : NDArray[np.float32]
+        Shape (n,), n >= 1: the values that are present, ascending.
+    max_bin : int
+        Most bins to make, q; at least 2.
+
+    Returns
+    -------
+    NDArray[np.float32]
+        Ascending cuts, one fewer than bins: bin k holds cuts[k-1] <= x < cuts[k].
+
+    Notes
+    -----
+    With at most q distinct values each has a bin. Else a value holding more than n/q rows ("heavy") has its
+    own bin, and one walk spreads the others: a bin is opened with target R/K, R such rows and K such bins
+    being left, and closed when it holds R/K rows or a heavy value comes. With no bin left a value joins the
+    bin before it. A target is compared as held * K >= R, in whole numbers.
+    """
+    n = ordered.size
+    values = np.empty(n, dtype=np.float32)
+    counts = np.empty(n, dtype=np.int64)
+    distinct = 0
+    start = 0
+    for i in range(1, n + 1):
+        if i == n or ordered[i] != ordered[start]:
+            values[distinct] = ordered[start]
+            counts[distinct] = i - start
+            distinct += 1
+            start = i
+
+    if distinct <= max_bin:
+        every = np.empty(distinct - 1, dtype=np.float32)
+        for k in range(1, distinct):
+            every[k - 1] = _cut_between(values[k - 1], values[k])
+        return every
+
+    rows_left, bins_left = n, max_bin
+    for k in range(distinct):
+        if counts[k] * max_bin > n:
+            rows_left -= counts[k]
+            bins_left -= 1
+
+    cuts = np.empty(max_bin - 1, dtype=np.float32)
+    n_cuts = 0
+    is_open = False
+    held = target_rows = target_bins = 0  # of the open bin; its target is target_rows / target_bins
+    for k in range(distinct):
+        opens_bin = True
+        if counts[k] * max_bin > n:
+            is_open = False
+        else:
+            if is_open or bins_left == 0:
+                opens_bin = False
+            else:
+                is_open, held = True, 0
+                target_rows, target_bins = rows_left, bins_left
+                bins_left -= 1
+            held += counts[k]
+            rows_left -= counts[k]
+            is_open = is_open and held * target_bins < target_rows
+        if opens_bin and k > 0:
+            cuts[n_cuts] = _cut_between(values[k - 1], values[k])
+            n_cuts += 1
+    return cuts[:n_cuts].copy()
+
+
+@_compiled
+def write_codes(
+    values: NDArray[np.float32],
+    padded_cuts: NDArray[np.float32],
+    missing: int,
+    codes: NDArray[np.uint8],
+    feature: int,
+    start: int,
+    stop: int,
+) -> None:
+    """Write the bin of rows start..stop-1 of one numeric feature: how many cuts are <= the value.
+
+    Parameters
+    ----------
+    values : NDArray[np.float32]
+        Shape (n_rows,), NaN where missing.
+    padded_cuts : NDArray[np.float32]
+        The ascending cuts, filled with +inf to 2^s - 1 of them, as `pad_cuts` returns.
+    missing : int
+        Code of a missing value.
+    codes : NDArray[np.uint8]
+        Shape (n_rows, n_features), C order; column `feature` is written.
+    feature : int
+        Column of `codes`.
+    start, stop : int
+        Range of rows, half open.
+    """
+    # All values take one step of the search together: free of branches and of order, the inner loop becomes
+    # vector instructions, which made it five times faster than searching value by value.
+    below = np.zeros(stop - start, dtype=np.int32)
+    step = np.int32((padded_cuts.size + 1) >> 1)
+    while step > 0:
+        for i in range(stop - start):
+            probe = padded_cuts[np.uint32(below[i] + step - 1)]  # unsigned: no test for an index from the end
+            below[i] += step if probe <= values[start + i] else np.int32(0)
+        step >>= 1
+    for i in range(stop - start):
+        value = values[start + i]
+        codes[start + i, feature] = below[i] if value == value else missing
+
+
+def pad_cuts(cuts: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Fill cuts with +inf up to a length of 2^s - 1, for a search in exactly s steps.
+
+    Parameters
+    ----------
+    cuts : NDArray[np.float32]
+        Shape (n_cuts,), ascending.
+
+    Returns
+    -------
+    NDArray[np.float32]
+        Shape (2^s - 1,), the least such length that holds all cuts.
+    """
+    padded = np.full((1 << len(cuts).bit_length()) - 1, np.inf, dtype=np.float32)
+    padded[: len(cuts)] = cuts
+    return padded

@@ -1,0 +1,147 @@
+"""Labels and sample weights: whole, finite and as long as the table, or one clear error."""
+
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.columns import ColumnProblem, floats_from_objects, is_missing
+from treaty.errors import DataError
+
+
+def check_labels(y: Any, party: str, n_rows: int | None = None) -> NDArray[Any]:
+    """Check class labels; encoding them is the caller's.
+
+    Parameters
+    ----------
+    y : array, series or list
+        Shape (n_rows,): numbers, booleans or text, in any container that `to_table` takes columns from.
+    party : str
+        Who holds the labels, for messages.
+    n_rows : int, optional
+        Rows of the table; default: not compared.
+
+    Returns
+    -------
+    ndarray
+        Shape (n_rows,), of the dtype it came in; nothing in it is missing.
+
+    Raises
+    ------
+    DataError
+        Not one-dimensional, empty, of the wrong length, complex, or with missing or infinite labels (counted).
+    """
+    if y is None:  # scikit-learn's words
+        raise DataError(f"{party}: requires y to be passed, but the target y is None")
+    labels = _one_dimensional(y, party, "labels", n_rows)
+    if labels.dtype.kind == "O":
+        n_missing = sum(map(is_missing, labels))
+    elif labels.dtype.kind in "mM":
+        n_missing = int(np.count_nonzero(np.isnat(labels)))
+    else:
+        n_missing = int(np.count_nonzero(np.isnan(labels))) if labels.dtype.kind == "f" else 0
+    if n_missing:
+        raise DataError(f"{party}: expected a label in every row, got {n_missing} of {len(labels)} rows without (NaN)")
+    if labels.dtype.kind == "f":
+        _refuse_infinite(labels, party, "labels")
+    return labels
+
+
+def check_targets(y: Any, party: str, n_rows: int | None = None) -> NDArray[np.float64]:
+    """Check a numeric target, for regression.
+
+    Parameters
+    ----------
+    y : array, series or list
+        Shape (n_rows,), numbers.
+    party : str
+        Who holds the target, for messages.
+    n_rows : int, optional
+        Rows of the table; default: not compared.
+
+    Returns
+    -------
+    NDArray[np.float64]
+        Shape (n_rows,), finite.
+
+    Raises
+    ------
+    DataError
+        As in `check_labels`, or the target is not numeric.
+    """
+    return _finite(check_labels(y, party, n_rows), party, "target")
+
+
+def check_weights(weights: Any, n_rows: int, party: str) -> NDArray[np.float64]:
+    """Check sample weights.
+
+    Parameters
+    ----------
+    weights : array, series or list
+        Shape (n_rows,), numbers >= 0.
+    n_rows : int
+        Rows of the table.
+    party : str
+        Who holds the weights, for messages.
+
+    Returns
+    -------
+    NDArray[np.float64]
+        Shape (n_rows,), finite, >= 0, not all 0.
+
+    Raises
+    ------
+    DataError
+        Not one-dimensional, of the wrong length, not numeric, missing, infinite or negative (counted), or all 0.
+    """
+    given = _one_dimensional(weights, party, "sample weights", n_rows)
+    checked = _finite(given, party, "sample weights")
+    n_negative = int(np.count_nonzero(checked < 0))
+    if n_negative:
+        raise DataError(f"{party}: expected sample weights >= 0, got {n_negative} negative ones")
+    if not checked.any():
+        raise DataError(f"{party}: expected a sample weight above 0, got none")
+    return checked
+
+
+def _one_dimensional(values: Any, party: str, what: str, n_rows: int | None) -> NDArray[Any]:
+    native = nw.from_native(values, pass_through=True, allow_series=True)
+    if isinstance(native, (nw.Series, nw.DataFrame)):
+        array = native.to_numpy()
+    else:
+        array = np.asarray(native)
+        if isinstance(native, np.ma.MaskedArray):
+            array = array.astype(object)
+            array[np.ma.getmaskarray(native)] = None
+        if array.dtype.kind in "US" and not isinstance(native, np.ndarray):
+            array = np.asarray(native, dtype=object)  # NaN beside text would have become the text "nan"
+    if array.ndim != 1:
+        raise DataError(f"{party}: {what} should be a 1d array, got an array of shape {array.shape} instead.")
+    if array.dtype.kind == "c":
+        raise DataError(f"{party}: Complex data not supported")
+    if len(array) == 0:
+        raise DataError(f"{party}: Found array with 0 sample(s) in {what} while a minimum of 1 is required.")
+    if n_rows is not None and len(array) != n_rows:
+        raise DataError(f"{party}: expected {n_rows} {what}, one per row of the table, got {len(array)}")
+    return array
+
+
+def _finite(values: NDArray[Any], party: str, what: str) -> NDArray[np.float64]:
+    try:
+        if values.dtype.kind not in "biufO":
+            raise ColumnProblem(f"{values.dtype} is not a number")
+        numbers = floats_from_objects(values) if values.dtype.kind == "O" else values.astype(np.float64)
+    except (ColumnProblem, TypeError) as error:
+        raise DataError(f"{party}: expected numbers as {what}, got something else: {error}") from None
+    n_missing = int(np.count_nonzero(np.isnan(numbers)))
+    if n_missing:
+        raise DataError(f"{party}: expected {what} without missing values, got {n_missing} NaN of {len(numbers)}")
+    _refuse_infinite(numbers, party, what)
+    return numbers
+
+
+def _refuse_infinite(values: NDArray[Any], party: str, what: str) -> None:
+    n_infinite = int(np.count_nonzero(np.isinf(values)))
+    if n_infinite:
+        raise DataError(f"{party}: expected finite {what}, got {n_infinite} infinite (inf) of {len(values)}")

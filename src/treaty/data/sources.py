@@ -1,0 +1,185 @@
+"""Files: CSV, Parquet and arrow in, predictions out.
+
+Reading gives an arrow table; `to_table(..., text_as_categories=True)` turns it into features. A CSV file is
+parsed as one block, so that the type of a column is settled by all of its values, not by the first ones.
+"""
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet
+from numpy.typing import ArrayLike
+
+from treaty.data.columns import quoted
+from treaty.errors import DataError
+
+_ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow")
+_LARGEST_BLOCK = (1 << 31) - 1  # arrow counts the bytes of a block in int32
+_SMALLEST_BLOCK = 1 << 16
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls its index in a Parquet file
+
+
+def read_table(
+    path: str | Path,
+    *,
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    text: Sequence[str] = (),
+    party: str = "the table",
+) -> Any:
+    """Read a CSV or Parquet file.
+
+    Parameters
+    ----------
+    path : str or Path
+        File ending in .csv, .csv.gz (with a header line, commas between), .parquet or .arrow (IPC, which alone keeps
+        the order of categories).
+    columns : sequence of str, optional
+        Columns to keep, in this order; default all.
+    drop : sequence of str, default ()
+        Columns to leave out (an id, say); those that are not there are ignored.
+    text : sequence of str, default ()
+        Columns of a CSV file to take as text even where every value looks like a number.
+    party : str, default "the table"
+        Whose file this is, for messages.
+
+    Returns
+    -------
+    pyarrow.Table
+        With at least one row. Empty cells and the usual marks (NA, NaN, null, ...) are null.
+
+    Raises
+    ------
+    DataError
+        The file does not exist, has another ending, is empty or malformed (a CSV row of the wrong length is
+        named by its line), repeats a column name, or lacks one of `columns`.
+    """
+    path = Path(path)
+    ending = _ending(path, party)
+    if not path.is_file():
+        raise DataError(f"{party}: expected a file at {path}, got none")
+    if path.stat().st_size == 0:
+        raise DataError(f"{party}: expected a table, got an empty file - at {path}")
+    read = {".parquet": _read_parquet, ".arrow": _read_arrow}.get(ending)
+    table = _read_csv(path, ending, text, party) if read is None else read(path, party)
+    names = table.column_names
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)} - at {path}")
+    wanted = [name for name in names if not _PANDAS_INDEX.fullmatch(name)] if columns is None else list(columns)
+    absent = [name for name in wanted if name not in names]
+    if absent:
+        raise DataError(f"{party}: expected columns {quoted(absent)}, got a file without them - at {path}")
+    if table.num_rows == 0:
+        raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
+    return table.select([name for name in wanted if name not in set(drop)])
+
+
+def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> None:
+    """Write columns of equal length to a CSV or Parquet file, replacing what was there.
+
+    Parameters
+    ----------
+    path : str or Path
+        File ending in .csv, .csv.gz, .parquet or .arrow.
+    columns : mapping of str to array
+        Column names and values, each of shape (n_rows,).
+
+    Raises
+    ------
+    DataError
+        Another ending, a folder that does not exist, no columns, or columns of different lengths.
+    """
+    path = Path(path)
+    ending = _ending(path, "predictions")
+    if not path.parent.is_dir():
+        raise DataError(f"predictions: expected an existing folder, got {path.parent}")
+    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    if len({array.shape for array in arrays.values()}) != 1 or any(array.ndim != 1 for array in arrays.values()):
+        shapes = ", ".join(f"{name!r} {array.shape}" for name, array in arrays.items())
+        raise DataError(f"predictions: expected columns of one length, got {shapes or 'no columns'}")
+    table = pa.table(arrays)
+    if ending == ".parquet":
+        pyarrow.parquet.write_table(table, path, compression="zstd")
+    elif ending == ".arrow":
+        write_arrow(path, table)
+    elif ending == ".csv":
+        pyarrow.csv.write_csv(table, path)
+    else:
+        with gzip.open(path, "wb") as file:
+            pyarrow.csv.write_csv(table, file)
+
+
+def write_arrow(path: str | Path, table: pa.Table) -> None:
+    """Write a table to an arrow file (IPC)."""
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _ending(path: Path, party: str) -> str:
+    for ending in _ENDINGS:
+        if path.name.lower().endswith(ending):
+            return ending
+    raise DataError(f"{party}: expected a file ending in {', '.join(_ENDINGS)}, got {path.name!r}")
+
+
+def _read_parquet(path: Path, party: str) -> Any:
+    try:
+        return pyarrow.parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{party}: expected a Parquet file, got {type(error).__name__} - at {path}") from None
+
+
+def _read_arrow(path: Path, party: str) -> Any:
+    try:
+        with pa.ipc.open_file(path) as reader:
+            return reader.read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{party}: expected an arrow file, got {type(error).__name__} - at {path}") from None
+
+
+def _read_csv(path: Path, ending: str, text: Sequence[str], party: str) -> Any:
+    try:
+        content = gzip.decompress(path.read_bytes()) if ending == ".csv.gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
+        raise DataError(f"{party}: expected a readable file, got {type(error).__name__} - at {path}") from None
+    if not content.strip():
+        raise DataError(f"{party}: expected a table, got an empty file - at {path}")
+    block = min(max(len(content) + 1, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+    try:
+        table = pyarrow.csv.read_csv(
+            io.BytesIO(content),
+            read_options=pyarrow.csv.ReadOptions(block_size=block),
+            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(
+                strings_can_be_null=True, column_types=dict.fromkeys(text, pa.string())
+            ),
+        )
+        table.column_names  # noqa: B018 - names are decoded here, and may not be UTF-8
+        return table
+    except (pa.ArrowException, UnicodeDecodeError):  # arrow's message would show the values
+        reason = _what_is_wrong(content)
+        raise DataError(f"{party}: {reason} - at {path}") from None
+
+
+def _what_is_wrong(content: bytes) -> str:
+    """Find the first row whose length is not the header's; slow, but only for a file that failed."""
+    rows = csv.reader(io.StringIO(content.decode("utf-8", errors="replace"), newline=""))
+    header: list[str] | None = None
+    for row in rows:
+        if header is None:
+            header = row or None
+        elif row and len(row) != len(header):
+            return f"expected {len(header)} values per row, as in the header, got {len(row)} in line {rows.line_num}"
+    return "expected comma-separated values in UTF-8, got something else"

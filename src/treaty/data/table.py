@@ -1,0 +1,332 @@
+"""A party's features as columns of float32, from any dataframe or array.
+
+`to_table` is the one door for data: what comes out of it is checked, so nothing behind it checks again. At
+prediction time it is given the training table's `Schema`, takes the columns by name and maps categories by
+value, so that code k means the same category in training and ever after.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from treaty.data.columns import (
+    Category,
+    Column,
+    ColumnProblem,
+    check_range,
+    column_from_array,
+    column_from_series,
+    quoted,
+)
+from treaty.errors import DataError
+
+_ROWS_AT_ONCE = 4096  # a block of rows is turned over inside the processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Names and kinds of a table's features.
+
+    Parameters
+    ----------
+    names : tuple of str
+        One per feature, unique.
+    categories : tuple of (tuple of Category, or None)
+        One per feature: None for a numeric feature, else the category values; position = category code.
+
+    Raises
+    ------
+    DataError
+        A name occurs twice, or the two tuples differ in length.
+    """
+
+    names: tuple[str, ...]
+    categories: tuple[tuple[Category, ...] | None, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.categories) or len(set(self.names)) != len(self.names):
+            raise DataError("expected unique feature names and as many entries of categories - at Schema")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kind of each feature: "numeric" or "categorical"."""
+        return tuple("numeric" if values is None else "categorical" for values in self.categories)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """A party's checked features, column by column.
+
+    Parameters
+    ----------
+    schema : Schema
+        Names and kinds of the columns.
+    columns : list of NDArray[np.float32]
+        Each of shape (n_rows,), NaN = missing. A numeric column holds finite values; a categorical one holds
+        codes 0..K-1, or K for a category the schema does not know.
+    n_rows : int
+        Number of rows, also where there is no column.
+    """
+
+    schema: Schema
+    columns: list[NDArray[np.float32]]
+    n_rows: int
+
+    def matrix(self) -> NDArray[np.float32]:
+        """Copy the columns into one array, row by row.
+
+        Returns
+        -------
+        NDArray[np.float32]
+            Shape (n_rows, n_features), C order, the same values.
+        """
+        rows = np.empty((self.n_rows, len(self.columns)), dtype=np.float32)
+        for start in range(0, self.n_rows, _ROWS_AT_ONCE):
+            block = slice(start, start + _ROWS_AT_ONCE)
+            for feature, column in enumerate(self.columns):
+                rows[block, feature] = column[block]
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What `to_table` needs to know of any input; `read(i, text_as_categories)` converts column i."""
+
+    names: tuple[str, ...] | None  # None: an array, columns go by position
+    n_columns: int
+    n_rows: int
+    read: Callable[[int, bool], Column]
+
+
+def to_table(
+    data: Any,
+    *,
+    party: str = "the table",
+    schema: Schema | None = None,
+    text_as_categories: bool = False,
+    allow_no_features: bool = False,
+) -> Table:
+    """Check a party's data and convert it to a `Table`.
+
+    Parameters
+    ----------
+    data : dataframe, array, list of lists or Table
+        Any eager dataframe that narwhals knows (pandas, polars, pyarrow, ...), a numpy array of shape
+        (n_rows, n_features), or nested lists. Whole, real and boolean columns (and decimals, and objects
+        that are all numbers) become numeric features; categorical dtypes become categorical features with
+        codes in the dtype's own order; None, NaN, NA and null are missing. Array columns are named f0, f1, ...
+    party : str, default "the table"
+        Whose data this is, for messages.
+    schema : Schema, optional
+        Training schema: columns are taken by name in its order (arrays by position), categories are mapped by
+        value, unseen ones to the code K = number of known categories. Text is then taken where it says so.
+    text_as_categories : bool, default False
+        Take text columns as categories, sorted; for files, which have no categorical dtype.
+    allow_no_features : bool, default False
+        Accept a table without columns (an active party that brings only labels).
+
+    Returns
+    -------
+    Table
+        With its own memory.
+
+    Raises
+    ------
+    DataError
+        Not two-dimensional; no rows; no columns; repeated column names; columns that differ from `schema`;
+        text, dates, complex, infinite or too large numbers. One message names every column at fault.
+    TypeError
+        A sparse matrix, or cells that are neither numbers nor text.
+    """
+    source = _open(data, party)
+    shape = (source.n_rows, source.n_columns)
+    if source.n_rows == 0:
+        raise DataError(f"{party}: Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required.")
+    if source.n_columns == 0 and not allow_no_features:
+        raise DataError(f"{party}: Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required.")
+    positions = _positions(source, schema, party)
+    names = schema.names if schema else source.names or tuple(f"f{i}" for i in positions)
+    columns: list[Column] = []
+    problems: list[str] = []
+    for feature, (name, position) in enumerate(zip(names, positions, strict=True)):
+        known = schema.categories[feature] if schema else None
+        try:
+            column = source.read(position, text_as_categories or known is not None)
+            columns.append(_match(column, known) if schema else column)
+        except ColumnProblem as problem:
+            problems.append(f"column {name!r}: {problem}")
+        except TypeError as error:
+            raise TypeError(f"{party}: column {name!r}: {error}") from None
+    if problems:
+        raise DataError(f"{party}: {'; '.join(problems)} - at a table of {source.n_rows} rows")
+    made = schema or Schema(names, tuple(column.categories for column in columns))
+    return Table(made, [column.values for column in columns], source.n_rows)
+
+
+def match_rows(tables: Mapping[str, Table], y: Sized | None = None) -> int:
+    """Check that all parties, and the label, have the same number of rows.
+
+    Parameters
+    ----------
+    tables : mapping of str to Table
+        Each party's table; rows correspond by position.
+    y : sized, optional
+        The labels.
+
+    Returns
+    -------
+    int
+        The number of rows.
+
+    Raises
+    ------
+    DataError
+        The counts differ (the message lists all of them), or there is no table.
+    """
+    counts = {party: table.n_rows for party, table in tables.items()}
+    if not counts:
+        raise DataError("expected at least one party's table, got none")
+    listed = ", ".join(f"{party} {n}" for party, n in counts.items())
+    if y is not None:
+        listed += f", labels {len(y)}"
+    n_rows = next(iter(counts.values()))
+    if set(counts.values()) | ({len(y)} if y is not None else set()) != {n_rows}:
+        raise DataError(f"expected the same number of rows everywhere, as rows go by position, got {listed}")
+    return n_rows
+
+
+def _open(data: Any, party: str) -> _Source:
+    if isinstance(data, Table):
+        return _table_source(data)
+    if hasattr(data, "toarray") and hasattr(data, "nnz"):
+        raise TypeError(
+            f"{party}: Sparse data was passed, but dense data is required. Use '.toarray()' to convert "
+            "to a dense numpy array."
+        )
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    try:
+        native = nw.from_native(data, pass_through=True, allow_series=True)
+    except nw.exceptions.DuplicateError:
+        native, names = None, data.column_names if isinstance(data, pa.Table) else data.columns
+        _refuse_repeated(tuple(map(str, names)), party)
+    if isinstance(native, nw.LazyFrame):
+        raise DataError(f"{party}: expected a dataframe in memory, got a lazy one; call .collect() first")
+    if isinstance(native, nw.DataFrame):
+        return _frame_source(native, party)
+    if isinstance(native, nw.Series):
+        native = native.to_numpy()
+    return _array_source(native, party)
+
+
+def _frame_source(frame: nw.DataFrame[Any], party: str) -> _Source:
+    names = tuple(map(str, frame.columns))  # pandas names may be numbers
+    _refuse_repeated(names, party)
+    series = list(frame.iter_columns())
+    return _Source(
+        names,
+        len(names),
+        len(frame),
+        lambda i, text: column_from_series(series[i], text_as_categories=text),
+    )
+
+
+def _table_source(table: Table) -> _Source:
+    names, categories = table.schema.names, table.schema.categories
+    return _Source(names, len(names), table.n_rows, lambda i, text: Column(table.columns[i].copy(), categories[i]))
+
+
+def _array_source(data: Any, party: str) -> _Source:
+    try:
+        array = np.asarray(data)
+        if array.dtype.kind in "US" and not isinstance(data, np.ndarray):
+            array = np.asarray(data, dtype=object)  # numbers beside text would have become text
+    except ValueError as error:
+        raise DataError(f"{party}: expected rows of equal length, got {error}") from None
+    if array.ndim != 2:
+        got = {0: f"a scalar or {type(data).__name__}", 1: "1D array"}.get(array.ndim, f"{array.ndim}D array")
+        raise DataError(
+            f"{party}: Expected 2D array, got {got} instead. Reshape your data either using array.reshape(-1, 1) "
+            "if your data has a single feature or array.reshape(1, -1) if it contains a single sample."
+        )
+    if array.dtype.kind == "c":
+        raise DataError(f"{party}: Complex data not supported")
+    n_rows, n_columns = array.shape
+    if np.ma.isMaskedArray(data):
+        array = np.ma.filled(np.ma.asarray(data, dtype=np.float64), np.nan)
+    if array.dtype.kind in "biuf":
+        turned = _turn(array)
+        return _Source(None, n_columns, n_rows, lambda i, text: _checked(turned[i]))
+    return _Source(None, n_columns, n_rows, lambda i, text: column_from_array(array[:, i], text_as_categories=text))
+
+
+def _turn(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Copy numbers to float32 of shape (n_features, n_rows); infinite where they do not fit."""
+    wide = array.dtype.kind in "iu" and array.dtype.itemsize == 8  # see columns._to_float32
+    turned = np.empty(array.shape[::-1], dtype=np.float32)
+    with np.errstate(over="ignore"):
+        for start in range(0, array.shape[0], _ROWS_AT_ONCE):
+            block = array[start : start + _ROWS_AT_ONCE]
+            turned[:, start : start + _ROWS_AT_ONCE] = (block.astype(np.float64) if wide else block).T
+    return turned
+
+
+def _checked(values: NDArray[np.float32]) -> Column:
+    check_range(values)
+    return Column(values)
+
+
+def _refuse_repeated(names: tuple[str, ...], party: str) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)}")
+
+
+def _positions(source: _Source, schema: Schema | None, party: str) -> list[int]:
+    """Position in the data of every feature, in the schema's order."""
+    if schema is None:
+        return list(range(source.n_columns))
+    if source.names is None:
+        if source.n_columns != len(schema.names):
+            raise DataError(  # scikit-learn's words
+                f"X has {source.n_columns} features, but Schema is expecting {len(schema.names)} features as input "
+                f"- at {party}"
+            )
+        return list(range(source.n_columns))
+    position = {name: i for i, name in enumerate(source.names)}
+    missing = [name for name in schema.names if name not in position]
+    unknown = [name for name in source.names if name not in set(schema.names)]
+    if missing or unknown:
+        parts = [f"missing columns {quoted(missing)}"] if missing else []
+        parts += [f"columns unknown from training, to be dropped: {quoted(unknown)}"] if unknown else []
+        raise DataError(f"{party}: expected the columns of training, got {' and '.join(parts)}")
+    return [position[name] for name in schema.names]
+
+
+def _match(column: Column, known: tuple[Category, ...] | None) -> Column:
+    """Bring a column to the kind and the category codes of training."""
+    if column.categories == known:
+        return column
+    if np.isnan(column.values).all():  # nothing in it, so nothing of the wrong kind
+        return Column(column.values, known)
+    if known is None:
+        raise ColumnProblem("expected numbers, as in training, got categories")
+    if column.categories is None:
+        raise ColumnProblem("expected categories, as in training, got numbers; convert with the training categories")
+    text_here = {isinstance(value, str) for value in column.categories}
+    if known and text_here.isdisjoint(isinstance(value, str) for value in known):
+        here, there = ("text", "numbers") if True in text_here else ("numbers", "text")
+        raise ColumnProblem(f"expected categories that are {there}, as in training, got {here}")
+    code = {value: position for position, value in enumerate(known)}
+    unseen = len(known)
+    codes = np.array([code.get(value, unseen) for value in column.categories] + [unseen], dtype=np.float32)
+    present = ~np.isnan(column.values)
+    values = column.values.copy()
+    values[present] = codes[column.values[present].astype(np.intp)]
+    return Column(values, known)

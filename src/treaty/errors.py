@@ -1,0 +1,69 @@
+"""Every error Treaty raises on purpose.
+
+::
+
+    TreatyError
+    ├── ConfigError            a parameter, option or job file is wrong (ours to mend before starting)
+    ├── DataError              a table, label or weight cannot be used
+    ├── CryptoError            a key, ciphertext or bound is not acceptable
+    ├── LocalProtocolError     our own program broke the protocol
+    └── PeerError              something another party did or did not do
+        ├── PeerProtocolError  it sent something malformed, repeated, out of order or oversized
+        ├── PeerLost           its process or connection is gone
+        ├── PeerTimeout        it is connected but silent for too long
+        └── PeerAborted        it stopped the job itself and said why
+
+Messages read "expected X, got Y - at Z" and name the party; they never hold labels, keys, ids or values.
+"""
+
+
+class TreatyError(Exception):
+    """Root of all errors Treaty raises on purpose."""
+
+
+class ConfigError(TreatyError, ValueError):
+    """A parameter, option or job file is wrong; nothing has started."""
+
+
+class DataError(TreatyError, ValueError):
+    """A table, label or weight cannot be used; names the party, column and number of rows."""
+
+
+class CryptoError(TreatyError):
+    """A key, ciphertext, parameter or overflow bound is not acceptable."""
+
+
+class LocalProtocolError(TreatyError):
+    """Our own program sent or asked for something the protocol does not allow here."""
+
+
+class PeerError(TreatyError):
+    """Another party did, or failed to do, something; `peer` names it.
+
+    Parameters
+    ----------
+    peer : str
+        Name of the party at fault.
+    message : str
+        What happened, where, and what to do.
+    """
+
+    def __init__(self, peer: str, message: str) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class PeerProtocolError(PeerError):
+    """The peer sent a message that is malformed, repeated, out of order or oversized."""
+
+
+class PeerLost(PeerError):
+    """The peer's process or connection is gone."""
+
+
+class PeerTimeout(PeerError):
+    """The peer is connected but did not send what was awaited in time."""
+
+
+class PeerAborted(PeerError):
+    """The peer stopped the job itself; the message carries its reason."""

@@ -1,0 +1,498 @@
+"""The scikit-learn face: `GBDTClassifier` and `GBDTRegressor`, for pooled and federated training alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from treaty.compute import cores
+from treaty.data.labels import check_labels, check_targets, check_weights
+from treaty.data.table import Schema, Table, match_rows, to_table
+from treaty.errors import ConfigError, DataError
+from treaty.models import ModelPart, forest_of, load_part, predict_pooled
+from treaty.options import VERTICAL, TreeOptions, tree_options
+from treaty.processes import predict_in_processes, train_in_processes
+from treaty.progress import TrainingBar
+from treaty.protocols import pooled, secureboost
+from treaty.protocols.pooled import Labelled
+from treaty.simulation import Traffic, play, traffic_of
+from treaty.trees.boosting import Forest
+from treaty.trees.ensemble import join_splits
+from treaty.trees.xgboost_format import to_booster
+
+Tables = Any  # one table (any dataframe or array), or {party: table}
+ALONE = "pooled"  # the party of a plain table
+
+
+class _GBDT(BaseEstimator):
+    """What classifier and regressor share."""
+
+    def __init__(
+        self,
+        protocol: str = "pooled",
+        *,
+        n_estimators: int = 20,
+        max_depth: int = 3,
+        learning_rate: float = 0.3,
+        reg_lambda: float = 1.0,
+        reg_alpha: float = 0.0,
+        min_split_loss: float = 0.0,
+        min_child_weight: float = 1.0,
+        min_child_samples: int | None = None,
+        subsample: float = 1.0,
+        colsample_bytree: float = 1.0,
+        max_bin: int = 32,
+        base_score: float = 0.5,
+        fractional_bits: int = 16,
+        early_stopping_rounds: int | None = None,
+        random_state: int | None = None,
+        n_jobs: int | None = None,
+        active: str | None = None,
+        transport: Literal["memory", "grpc"] = "memory",
+        mode: Literal["safe", "paper"] = "safe",
+        allow_insecure: bool = False,
+        encryption: str | None = None,
+        key_bits: int | None = None,
+        insecure_test_key_bits: int | None = None,
+    ) -> None:
+        self.protocol = protocol
+        self.n_estimators = n_estimators
+        self.max_depth = max_depth
+        self.learning_rate = learning_rate
+        self.reg_lambda = reg_lambda
+        self.reg_alpha = reg_alpha
+        self.min_split_loss = min_split_loss
+        self.min_child_weight = min_child_weight
+        self.min_child_samples = min_child_samples
+        self.subsample = subsample
+        self.colsample_bytree = colsample_bytree
+        self.max_bin = max_bin
+        self.base_score = base_score
+        self.fractional_bits = fractional_bits
+        self.early_stopping_rounds = early_stopping_rounds
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.active = active
+        self.transport = transport
+        self.mode = mode
+        self.allow_insecure = allow_insecure
+        self.encryption = encryption
+        self.key_bits = key_bits
+        self.insecure_test_key_bits = insecure_test_key_bits
+
+    # ------------------------------------------------------------ fit
+
+    def fit(
+        self,
+        X: Tables,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
+    ) -> Self:
+        """Train, playing every party on this machine.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            Any dataframe or 2-D array (n_rows, n_features). Vertical protocols take a mapping: every party's own
+            columns of the same rows in the same order. The first party is the active one unless `active` names
+            another; its table may have no column.
+        y : array-like (n_rows,)
+            Labels, held by the active party.
+        sample_weight : array-like (n_rows,) or None
+            Not negative, held by the active party.
+        eval_set : (X, y) or list of them
+            Watched after every round, see `evals_result_`; the last one decides early stopping.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ConfigError
+            For an option that is wrong, unknown or not of this protocol.
+        DataError
+            For a table or label that cannot be used, or row counts that differ.
+        """
+        started = time.perf_counter()
+        options = self._options()
+        tables = self._tables(X, reset=True)
+        active = self._active(tables)
+        n_rows = next(iter(tables.values())).n_rows
+        classes, target = self._target(column_or_1d(y, warn=True), active, n_rows)
+        match_rows(tables, target)
+        weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
+        pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
+        evals = []
+        self.schemas_ = {name: table.schema for name, table in tables.items()}
+        for number, (rows, labels) in enumerate(pairs):
+            eval_tables = self._tables(rows, reset=False)
+            _, eval_target = self._target(
+                column_or_1d(labels), active, next(iter(eval_tables.values())).n_rows, classes
+            )
+            match_rows(eval_tables, eval_target)
+            evals.append((f"eval_{number}", eval_tables, eval_target))
+        if self.early_stopping_rounds is not None and not evals:
+            raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
+
+        marks: list[float] = []
+
+        def progress(done: int, part: ModelPart) -> None:
+            marks.append(time.perf_counter())
+            self.parts_ = {active: part}  # what is finished survives an error
+            bar(done, part)
+
+        data = Labelled(tables[active], target, weight)
+        threads = cores(self.n_jobs)
+        with TrainingBar(options.protocol, options.n_estimators) as bar:
+            if options.protocol == "pooled":
+                joined = Labelled(_join(tables), target, weight)
+                watched = [Labelled(_join(t), labels, None, name) for name, t, labels in evals]
+                part = pooled.train(
+                    joined, options, classes=classes, eval_sets=watched, threads=threads, progress=progress
+                )
+                self.parts_, traffic = {ALONE: part}, Traffic()
+            elif self.transport == "grpc":
+                self.parts_, traffic = train_in_processes(data, tables, evals, active, classes, options, self.n_jobs)
+            else:
+                self.parts_, traffic = self._simulate(data, tables, evals, active, classes, options, progress)
+        ended = time.perf_counter()
+        begun = marks[0] if marks else started
+        self.timings_ = {"setup": begun - started, "boosting": ended - begun, "total": ended - started}
+        self.communication_ = traffic.totals
+        self.disclosures_ = self._disclosures(options, active)
+        self._keep(forest_of(list(self.parts_.values())))
+        return self
+
+    def _simulate(
+        self,
+        data: Labelled,
+        tables: dict[str, Table],
+        evals: Sequence[tuple[str, dict[str, Table], NDArray[np.float64]]],
+        active: str,
+        classes: list[Any] | None,
+        options: TreeOptions,
+        progress: pooled.Progress,
+    ) -> tuple[dict[str, ModelPart], Traffic]:
+        threads = cores(self.n_jobs)
+        watched = [Labelled(t[active], labels, None, name) for name, t, labels in evals]
+        roles: dict[str, Any] = {
+            name: lambda party, name=name: secureboost.passive(
+                party, tables[name], options, eval_tables=[t[name] for _, t, _ in evals], threads=threads
+            )
+            for name in tables
+        }
+        roles[active] = lambda party: secureboost.active(
+            party, data, options, parties=list(tables), classes=classes, eval_sets=watched,
+            threads=threads, progress=progress,
+        )  # fmt: skip
+        played = play(roles, _star(active, tables), job="fit", protocol=options.protocol)
+        return {name: played.results[name] for name in tables}, traffic_of(played.transcripts.values())
+
+    def _keep(self, forest: Forest) -> None:
+        """Set the fitted attributes that follow from the forest."""
+        self.evals_result_ = {name: {forest.objective.metric: losses} for name, losses in forest.history.items()}
+        self.n_iter_ = len(forest.trees) // forest.objective.n_outputs
+        if forest.best_round is not None:
+            self.best_iteration_ = forest.best_round - 1
+        self.clipped_rows_ = forest.clipped_rows
+
+    # ------------------------------------------------------------ checks
+
+    def _options(self) -> TreeOptions:
+        ours = {name: value for name, value in self.get_params(deep=False).items() if name in TreeOptions.__struct_fields__}
+        options = tree_options({name: _plain(value) for name, value in ours.items()})
+        if self.transport not in ("memory", "grpc"):
+            raise ConfigError(f"expected transport 'memory' or 'grpc', got {self.transport!r}")
+        if self.transport == "grpc" and options.protocol == "pooled":
+            raise ConfigError("protocol 'pooled' has one party and no transport; leave transport='memory'")
+        return options
+
+    def _tables(self, X: Tables, *, reset: bool) -> dict[str, Table]:
+        """Convert X to tables by party, in the parties' order."""
+        if not isinstance(X, Mapping):
+            if self.protocol in VERTICAL:
+                raise DataError(f"protocol {self.protocol!r} expects a mapping of party to table, got {type(X).__name__}")
+            table = to_table(X, party="the table", schema=None if reset else self.schemas_[ALONE])
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            return {ALONE: table}
+        if not all(isinstance(name, str) for name in X) or not X:
+            raise DataError("expected a mapping of party names (text) to tables")
+        if reset:
+            active = self._active(X)
+            tables = {
+                name: to_table(table, party=name, allow_no_features=name == active) for name, table in X.items()
+            }
+            self.n_features_in_ = sum(len(table.schema.names) for table in tables.values())
+            return tables
+        if set(X) != set(self.schemas_):
+            raise DataError(
+                f"expected tables of the parties {', '.join(self.schemas_)}, got {', '.join(map(str, X))}"
+            )
+        return {
+            name: to_table(X[name], party=name, schema=schema, allow_no_features=True)
+            for name, schema in self.schemas_.items()
+        }
+
+    def _active(self, tables: Mapping[str, Any]) -> str:
+        if self.active is None:
+            return next(iter(tables))
+        if self.active not in tables:
+            raise ConfigError(f"expected active to be one of {', '.join(tables)}, got {self.active!r}")
+        return self.active
+
+    def _disclosures(self, options: TreeOptions, active: str) -> dict[str, list[str]]:
+        if options.protocol == "pooled":
+            return {ALONE: ["everything: all columns and labels are in one place"]}
+        learned = secureboost.disclosures(active, [name for name in self.parts_ if name != active])
+        if options.mode == "safe" and options.fewest_rows < 20:
+            learned[active].append(
+                f"leaves of as few as {options.fewest_rows} training rows (min_child_samples was lowered from 20), "
+                "so that sums and splits may describe single rows"
+            )
+        return learned
+
+    # ------------------------------------------------------------ use
+
+    def _margins(self, X: Tables) -> NDArray[np.float64]:
+        check_is_fitted(self, "parts_")
+        tables = self._tables(X, reset=False)
+        threads = cores(self.n_jobs)
+        if len(self.parts_) == 1:
+            return predict_pooled(list(self.parts_.values()), [_join(tables)], threads)
+        match_rows(tables)
+        active = next(name for name, part in self.parts_.items() if part.forest is not None)
+        if self.transport == "grpc":
+            return predict_in_processes(self.parts_, tables, active, self.n_jobs)
+        roles: dict[str, Any] = {
+            name: lambda party, name=name: secureboost.predict_passive(party, self.parts_[name], tables[name], threads)
+            for name in tables
+        }
+        roles[active] = lambda party: secureboost.predict_active(party, self.parts_[active], tables[active], threads)
+        played = play(roles, _star(active, tables), job="predict", protocol=self.protocol)
+        return np.asarray(played.results[active])
+
+    @property
+    def feature_importances_(self) -> NDArray[np.float64]:
+        """Total gain of each column's splits, scaled to sum 1, columns of all parties side by side (n_features,)."""
+        check_is_fitted(self, "parts_")
+        parts = list(self.parts_.values())
+        sizes = [len(part.schema.names) for part in parts]
+        splits = join_splits([part.splits for part in parts], sizes)
+        gains = np.zeros(sum(sizes))
+        for tree in forest_of(parts).trees:
+            inner = tree.left >= 0
+            np.add.at(gains, splits.feature[splits.base[tree.source[inner]] + tree.record[inner]], tree.gain[inner])
+        return gains / gains.sum() if gains.sum() > 0 else gains
+
+    def to_xgboost(self) -> Any:
+        """Return an `xgboost.Booster` that predicts the same, over the columns of all parties side by side.
+
+        Returns
+        -------
+        xgboost.Booster
+            Its `predict` gives probabilities (classifier) or means. Columns are named as at the parties, with the
+            party in front (``"bank.age"``) where training took a mapping.
+
+        Raises
+        ------
+        ConfigError
+            If XGBoost is not installed.
+        """
+        check_is_fitted(self, "parts_")
+        parts = list(self.parts_.values())
+        names = [name for part in parts for name in part.schema.names]
+        if len(parts) > 1:
+            names = [f"{part.party}.{name}" for part in parts for name in part.schema.names]
+        splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
+        categorical = [c is not None for part in parts for c in part.schema.categories]
+        forest = forest_of(parts)
+        return to_booster(forest.trees, splits, forest.objective, names, categorical)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model to a folder: one file per party, and one that names them.
+
+        Raises
+        ------
+        ConfigError
+            If the folder cannot be written.
+        """
+        check_is_fitted(self, "parts_")
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, part in self.parts_.items():
+                part.save(folder / f"{name}.part")
+            saved = _Saved(type(self).__name__, self.get_params(deep=False), list(self.parts_), self.schemas_)
+            (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
+        except OSError as error:
+            raise ConfigError(f"cannot write the model to {folder}: {error.strerror}") from None
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+class GBDTClassifier(ClassifierMixin, _GBDT):
+    """Gradient boosted trees for two or more classes.
+
+    Parameters
+    ----------
+    protocol : {"pooled", "secureboost"}
+        Where training happens: on one table, or between parties that hold different columns of the same rows.
+    n_estimators : int
+        Boosting rounds: one tree each, one per class for more than two classes.
+    max_depth, learning_rate, reg_lambda, reg_alpha, min_split_loss, min_child_weight, subsample, colsample_bytree
+        As in XGBoost.
+    min_child_samples : int or None
+        Fewest training rows in a leaf, a privacy rule; None is 20, in paper mode 1.
+    max_bin : int
+        Most bins per column, 2 to 255.
+    base_score : float
+        Where training starts: a probability for two classes, else a margin.
+    fractional_bits : int
+        Gradients are rounded once to multiples of 2^-fractional_bits, the same in every protocol.
+    early_stopping_rounds : int or None
+        Stop when the last eval set's loss has not fallen for so many rounds.
+    random_state : int or None
+        Seed of row and column sampling.
+    n_jobs : int or None
+        Threads; None for all cores.
+    active : str or None
+        The party with the labels; None for the first.
+    transport : {"memory", "grpc"}
+        How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
+    mode, allow_insecure, encryption, key_bits, insecure_test_key_bits
+        See `treaty.options.TreeOptions`.
+
+    Attributes
+    ----------
+    classes_ : ndarray (n_classes,)
+    parts_ : dict of str to ModelPart
+        Each party's part of the model.
+    evals_result_ : dict
+        ``{"eval_0": {"logloss": [...]}}``, one number per round.
+    feature_importances_ : float64 (n_features,)
+    communication_ : dict
+        Of each ordered pair of parties: messages, bytes, and bytes by message type.
+    timings_ : dict
+        Seconds.
+    disclosures_ : dict
+        What each party learned beyond its own data, in words.
+    """
+
+    def predict_proba(self, X: Tables) -> NDArray[np.float64]:
+        """Return class probabilities (n_rows, n_classes); X as in `fit`, without labels."""
+        p = forest_margin_predictions(self, X)
+        return np.hstack([1.0 - p, p]) if p.shape[1] == 1 else p
+
+    def predict(self, X: Tables) -> NDArray[Any]:
+        """Return the most probable class of each row (n_rows,)."""
+        return np.asarray(self.classes_[np.argmax(self.predict_proba(X), axis=1)])
+
+    def _target(
+        self, y: NDArray[Any], party: str, n_rows: int, classes: list[Any] | None = None
+    ) -> tuple[list[Any], NDArray[np.float64]]:
+        y = check_labels(y, party, n_rows)
+        if classes is None:
+            check_classification_targets(y)
+            self.classes_ = np.unique(y)
+        if len(self.classes_) < 2:
+            raise DataError(f"{party}: expected labels of at least two classes, got one class in all {n_rows} rows")
+        target = np.searchsorted(self.classes_, y)
+        if np.any(self.classes_[np.minimum(target, len(self.classes_) - 1)] != y):
+            raise DataError(f"{party}: expected the labels seen in training, got others - in an eval set")
+        return self.classes_.tolist(), target.astype(np.float64)
+
+
+class GBDTRegressor(RegressorMixin, _GBDT):
+    """Gradient boosted trees for a numeric target, with squared error; parameters as `GBDTClassifier`.
+
+    `base_score` is the prediction training starts from; set it near the mean of the labels.
+    """
+
+    def predict(self, X: Tables) -> NDArray[np.float64]:
+        """Return the predicted means (n_rows,); X as in `fit`, without labels."""
+        return forest_margin_predictions(self, X)[:, 0]
+
+    def _target(
+        self, y: NDArray[Any], party: str, n_rows: int, classes: list[Any] | None = None
+    ) -> tuple[None, NDArray[np.float64]]:
+        return None, check_targets(y, party, n_rows)
+
+
+def forest_margin_predictions(model: _GBDT, X: Tables) -> NDArray[np.float64]:
+    """Return probabilities or means (n_rows, n_outputs)."""
+    margins = model._margins(X)
+    return forest_of(list(model.parts_.values())).objective.predictions(margins)
+
+
+class _Saved(msgspec.Struct):
+    """What `save` writes beside the parts."""
+
+    kind: Literal["GBDTClassifier", "GBDTRegressor"]
+    params: dict[str, str | int | float | bool | None]
+    parties: list[str]
+    schemas: dict[str, Schema]
+
+
+def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:
+    """Read what `save` wrote.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or is not one of a Treaty model.
+    """
+    folder = Path(folder)
+    try:
+        saved = msgspec.json.decode((folder / "model.json").read_bytes(), type=_Saved)
+    except OSError as error:
+        raise ConfigError(f"cannot read the model {folder / 'model.json'}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"expected a saved model, got something else - at {folder / 'model.json'} ({error})") from None
+    model = {"GBDTClassifier": GBDTClassifier, "GBDTRegressor": GBDTRegressor}[saved.kind](**saved.params)
+    model.parts_ = {name: load_part(folder / f"{name}.part") for name in saved.parties}
+    model.schemas_ = saved.schemas
+    forest = forest_of(list(model.parts_.values()))
+    if forest.classes is not None:
+        model.classes_ = np.array(forest.classes)
+    model._keep(forest)
+    return model
+
+
+def _join(tables: Mapping[str, Table]) -> Table:
+    """Put tables side by side, the party's name in front of each column's where there are several."""
+    if len(tables) == 1:
+        return next(iter(tables.values()))
+    return Table(
+        schema=Schema(
+            tuple(f"{party}.{name}" for party, table in tables.items() for name in table.schema.names),
+            tuple(kind for table in tables.values() for kind in table.schema.categories),
+        ),
+        columns=[column for table in tables.values() for column in table.columns],
+        n_rows=next(iter(tables.values())).n_rows,
+    )
+
+
+def _star(active: str, parties: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Link the active party with every other; passive parties never talk to each other."""
+    others = [name for name in parties if name != active]
+    return {active: others, **{name: [active] for name in others}}
+
+
+def _plain(value: Any) -> Any:
+    """Turn numpy scalars, which a parameter grid may hold, into Python's."""
+    return value.item() if isinstance(value, np.generic) else value

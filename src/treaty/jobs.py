@@ -1,0 +1,336 @@
+"""A job: who takes part, with which table, under which protocol and options; and one party's share of running it.
+
+The same file serves every organisation; each fills in only what is its own business (`table`, `key`) and leaves the
+others' out. Paths are relative to the file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import cores
+from treaty.data.labels import check_labels, check_targets, check_weights
+from treaty.data.sources import read_table
+from treaty.data.table import Schema, Table, to_table
+from treaty.errors import ConfigError, DataError
+from treaty.messaging.certificates import load_certificate
+from treaty.messaging.grpc_channel import GrpcChannel, Peer
+from treaty.messaging.party import Party, run_role
+from treaty.messaging.transcript import Transcript
+from treaty.models import ModelPart, load_part
+from treaty.options import VERTICAL, TreeOptions, tree_options
+from treaty.protocols import secureboost
+from treaty.protocols.pooled import Labelled, Progress
+
+CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
+Port = Annotated[str, msgspec.Meta(pattern=r"^.+:\d{1,5}$")]
+
+
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One party of a job.
+
+    Attributes
+    ----------
+    address : str or None
+        ``host:port`` where it listens. None: chosen when all parties run on this machine.
+    certificate : str or None
+        Path of its certificate, which the others pin. None as for `address`.
+    key : str or None
+        Path of its private key; only its own copy of the job names it.
+    table : str or None
+        Path of its training rows, CSV or Parquet; only its own copy names it.
+    eval_tables, predict_table : list of str, str or None
+        Paths of its rows of the eval sets, and of the rows to predict.
+    columns : list of str or None
+        The columns to use; None for all but `drop`, label and weight.
+    drop : list of str
+        Columns to leave out, an id say.
+    """
+
+    address: Port | None = None
+    certificate: str | None = None
+    key: str | None = None
+    table: str | None = None
+    eval_tables: list[str] = []
+    predict_table: str | None = None
+    columns: list[str] | None = None
+    drop: list[str] = []
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A job file.
+
+    Attributes
+    ----------
+    name : str
+        Put on every message; the same at all parties.
+    active : str
+        The party with the labels.
+    label, weight : str, str or None
+        Columns of the active party's table.
+    parties : dict of str to Member
+        In the order of the joined table's columns.
+    options : dict
+        See `treaty.options.TreeOptions`; `protocol` defaults to "secureboost".
+    task : {"classification", "regression"}
+    output : str
+        Folder for the models and predictions.
+    timeout : float
+        Seconds a party waits for a message.
+    n_jobs : int or None
+        Threads of each party; None for all cores.
+    """
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    active: str
+    label: str
+    parties: dict[str, Member]
+    options: dict[str, Any] = {}
+    task: Literal["classification", "regression"] = "classification"
+    weight: str | None = None
+    output: str = "model"
+    timeout: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    n_jobs: int | None = None
+
+    def tree_options(self) -> TreeOptions:
+        """Return the checked options."""
+        options = tree_options({"protocol": "secureboost", **self.options})
+        if options.protocol not in VERTICAL:
+            raise ConfigError(f"a job runs between parties: expected one of {', '.join(VERTICAL)}, got {options.protocol!r}")
+        return options
+
+
+def load_job(path: str | Path) -> Job:
+    """Read a job from a TOML (or JSON) file; its paths become absolute.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, a field is unknown, missing, of the wrong type, or the active party is none of
+        the parties.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
+        job = decode(data, type=Job)
+    except OSError as error:
+        raise ConfigError(f"cannot read the job {path}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{error} - in the job {path}") from None
+    if job.active not in job.parties:
+        raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {path}")
+    if len(job.parties) < 2:
+        raise ConfigError(f"expected at least two parties, got {', '.join(job.parties)} - in {path}")
+    job.tree_options()
+    here = path.resolve().parent
+
+    def absolute(name: str | None) -> str | None:
+        return None if name is None else str(here / name)
+
+    parties = {
+        name: msgspec.structs.replace(
+            member,
+            certificate=absolute(member.certificate),
+            key=absolute(member.key),
+            table=absolute(member.table),
+            eval_tables=[str(here / table) for table in member.eval_tables],
+            predict_table=absolute(member.predict_table),
+        )
+        for name, member in job.parties.items()
+    }
+    return msgspec.structs.replace(job, parties=parties, output=str(here / job.output))
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a party notes about a finished run, beside its part of the model.
+
+    Attributes
+    ----------
+    party : str
+    seconds : dict
+        Per phase.
+    sent : dict
+        Of each peer: messages, bytes, bytes by message type.
+    learned : dict
+        Of each party, in words.
+    """
+
+    party: str
+    seconds: dict[str, float]
+    sent: dict[str, dict[str, Any]]
+    learned: dict[str, list[str]]
+
+
+def train_party(job: Job, name: str, progress: Progress | None = None) -> ModelPart:
+    """Run one party's role of a training job against the others' addresses, and save its part and report.
+
+    Raises
+    ------
+    TreatyError
+        Whatever ends the job. What was finished by then is saved.
+    """
+    started = time.perf_counter()
+    member, options, threads = job.parties[name], job.tree_options(), cores(job.n_jobs)
+    if member.table is None:
+        raise ConfigError(f"the job names no table of {name}: add parties.{name}.table")
+    output = Path(job.output)
+    output.mkdir(parents=True, exist_ok=True)
+    keeper = _Keeper(output / f"{name}.part", progress)
+    data, classes = _read(job, name, member.table, None, None)
+    evals = []
+    for number, path in enumerate(member.eval_tables):
+        rows, _ = _read(job, name, path, data.table.schema, classes)
+        evals.append(Labelled(rows.table, rows.y, rows.weight, f"eval_{number}"))
+
+    def role(party: Party) -> ModelPart:
+        if name == job.active:
+            return secureboost.active(
+                party, data, options, parties=list(job.parties), classes=classes, eval_sets=evals,
+                threads=threads, progress=keeper,
+            )  # fmt: skip
+        return secureboost.passive(
+            party, data.table, options, eval_tables=[e.table for e in evals], threads=threads, progress=keeper
+        )
+
+    try:
+        part, transcript = _connected(job, name, options.protocol, role)
+    finally:
+        keeper.save()
+    ended = time.perf_counter()
+    begun = keeper.begun or ended
+    _write_report(job, name, {"setup": begun - started, "boosting": ended - begun}, transcript)
+    return part
+
+
+def predict_party(job: Job, name: str) -> NDArray[np.float64] | None:
+    """Run one party's role of a prediction with its saved part; the active party gets the margins."""
+    member, threads = job.parties[name], cores(job.n_jobs)
+    if member.predict_table is None:
+        raise ConfigError(f"the job names no rows of {name} to predict: add parties.{name}.predict_table")
+    part = load_part(Path(job.output) / f"{name}.part")
+    table = _features(job, name, member.predict_table, part.schema)
+
+    def role(party: Party) -> NDArray[np.float64] | None:
+        if part.forest is not None:
+            return secureboost.predict_active(party, part, table, threads)
+        secureboost.predict_passive(party, part, table, threads)
+        return None
+
+    margins, _ = _connected(job, name, job.tree_options().protocol, role)
+    return margins
+
+
+def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Any]) -> tuple[Any, Transcript]:
+    """Connect to the peers, run the role, leave in order."""
+    peers = [other for other in job.parties if other != name] if name == job.active else [job.active]
+    me = job.parties[name]
+    missing = [
+        f"parties.{who}.{what}"
+        for who in (name, *peers)
+        for what in ("address", "certificate", *(("key",) if who == name else ()))
+        if getattr(job.parties[who], what) is None
+    ]
+    if missing or me.key is None or me.certificate is None or me.address is None:
+        raise ConfigError(f"to run as {name} alone the job must name {', '.join(missing)}")
+    pinned = {
+        peer: Peer(str(job.parties[peer].address), load_certificate(str(job.parties[peer].certificate)))
+        for peer in peers
+    }
+    channel = GrpcChannel(
+        name, me.address, key=Path(me.key).read_bytes(), certificate=load_certificate(me.certificate), peers=pinned
+    )
+    try:
+        channel.connect(timeout=CONNECT_TIMEOUT)
+        party = Party(name, job.name, protocol, channel, peers, timeout=job.timeout)
+        return run_role(party, lambda: role(party)), party.transcript
+    finally:
+        channel.close()
+
+
+class _Keeper:
+    """Saves the part now and then while training goes on, so that a dead process loses little."""
+
+    EVERY = 5.0  # seconds
+
+    def __init__(self, path: Path, progress: Progress | None) -> None:
+        self._path = path
+        self._progress = progress
+        self._part: ModelPart | None = None
+        self._saved = time.perf_counter()
+        self.begun: float | None = None
+
+    def __call__(self, done: int, part: ModelPart) -> None:
+        self._part = part
+        self.begun = self.begun or time.perf_counter()
+        if self._progress is not None:
+            self._progress(done, part)
+        if time.perf_counter() - self._saved > self.EVERY:
+            self.save()
+
+    def save(self) -> None:
+        if self._part is not None:
+            self._part.save(self._path)
+            self._saved = time.perf_counter()
+
+
+def _read(
+    job: Job, name: str, path: str, schema: Schema | None, classes: list[Any] | None
+) -> tuple[Labelled, list[Any] | None]:
+    """Read a party's rows; at the active party, labels and weights too."""
+    table = _features(job, name, path, schema)
+    if name != job.active:
+        return Labelled(table, np.zeros(0)), None
+    wanted = [job.label, *([job.weight] if job.weight else [])]
+    columns = read_table(path, columns=wanted, party=name)
+    weight = None if job.weight is None else check_weights(columns[job.weight], table.n_rows, name)
+    if job.task == "regression":
+        return Labelled(table, check_targets(columns[job.label], name, table.n_rows), weight), None
+    y = check_labels(columns[job.label].to_numpy(zero_copy_only=False), name, table.n_rows)
+    if classes is None:
+        classes = np.unique(y).tolist()
+        if len(classes) < 2:
+            raise DataError(f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows")
+    unseen = set(np.unique(y).tolist()) - set(classes)
+    if unseen:
+        raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
+    return Labelled(table, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
+
+
+def _features(job: Job, name: str, path: str, schema: Schema | None) -> Table:
+    member = job.parties[name]
+    drop = [*member.drop, *([job.label, job.weight or job.label] if name == job.active else [])]
+    columns = read_table(path, columns=member.columns, drop=drop, party=name)
+    return to_table(
+        columns, party=name, schema=schema, text_as_categories=True, allow_no_features=name == job.active
+    )
+
+
+def _write_report(job: Job, name: str, seconds: dict[str, float], transcript: Transcript) -> None:
+    sent: dict[str, dict[str, Any]] = {}
+    for entry in transcript.entries:
+        if entry.direction == "sent":
+            pair = sent.setdefault(entry.peer, {"messages": 0, "bytes": 0, "by_type": {}})
+            pair["messages"] += 1
+            pair["bytes"] += entry.nbytes
+            pair["by_type"][entry.step] = pair["by_type"].get(entry.step, 0) + entry.nbytes
+    learned = secureboost.disclosures(job.active, [other for other in job.parties if other != job.active])
+    report = Report(party=name, seconds=seconds, sent=sent, learned=learned)
+    (Path(job.output) / f"{name}.report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+
+
+def load_reports(job: Job) -> dict[str, Report]:
+    """Read what all parties of a finished job on this machine noted."""
+    return {
+        name: msgspec.json.decode((Path(job.output) / f"{name}.report.json").read_bytes(), type=Report)
+        for name in job.parties
+    }
+
+

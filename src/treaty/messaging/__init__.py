@@ -1,0 +1,1 @@
+"""Parties, their typed messages, and the channels that carry them."""

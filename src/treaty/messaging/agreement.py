@@ -1,0 +1,90 @@
+"""The handshake every protocol starts with: all parties compare their public parameters."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from treaty.errors import ConfigError, LocalProtocolError
+from treaty.messaging.messages import Message, clean
+from treaty.messaging.party import Party
+
+Plain = str | int | float | bool | None
+Term = Plain | list[Plain]
+"""A public parameter's value."""
+
+
+class Terms(Message):
+    """One party's public parameters; they hold nothing that another party may not know."""
+
+    values: dict[str, Term]
+
+
+class Verdict(Message):
+    """What one party found when comparing; empty when its terms equal those of all its peers."""
+
+    difference: str
+
+
+def agree(party: Party, terms: Mapping[str, Term], timeout: float | None = None) -> None:
+    """Compare public parameters with every peer; raise the same error everywhere when they differ.
+
+    Every party of the job calls it at the same place. All send, then all receive; then all exchange what
+    they found, so that in a star a passive party learns of a difference between two others.
+
+    Parameters
+    ----------
+    party : Party
+        Whose peers to ask.
+    terms : mapping of str to str, int, float, bool, None or list of these
+        The parameters. Values are equal when type and value are (1 is not 1.0, and not True).
+    timeout : float, optional
+        Seconds to wait for each peer's terms; the party's `timeout` by default.
+
+    Raises
+    ------
+    ConfigError
+        When a parameter differs: names the first one in alphabetical order, both values and both parties.
+        This party has then left the job in good order, so `run_role` sends no abort after it.
+    PeerError
+        When a peer is lost, silent, malformed or has stopped.
+    LocalProtocolError
+        When a term is none of the types above.
+    """
+    own = _checked(terms)
+    for peer in party.peers:
+        party.send(peer, Terms(own))
+    differences = [
+        _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values) for peer in party.peers
+    ]
+    found = next(filter(None, differences), "")
+    for peer in party.peers:
+        party.send(peer, Verdict(found))
+    reports = [clean(party.receive(peer, Verdict, timeout=timeout).difference, 500) for peer in party.peers]
+    if any([found, *reports]):
+        party.close()
+        raise ConfigError(found or next(filter(None, reports)))
+
+
+def _checked(terms: Mapping[str, Term]) -> dict[str, Term]:
+    try:
+        return msgspec.convert(dict(terms), dict[str, Term])
+    except msgspec.ValidationError as error:
+        raise LocalProtocolError(f"{error} of the terms") from error
+
+
+def _difference(name: str, own: Mapping[str, Term], peer: str, theirs: Mapping[str, Term]) -> str:
+    """Describe the first difference in words that are the same at both parties; empty when there is none."""
+    sides = sorted([(name, own), (peer, theirs)])
+    for key in sorted(own.keys() | theirs.keys()):
+        (first, a), (second, b) = [(party, _text(values, key)) for party, values in sides]
+        if a != b:
+            return (
+                f"expected the same {clean(key, 60)} everywhere, got {clean(a, 150)} at {first} and "
+                f"{clean(b, 150)} at {second}; give all parties the same job file"
+            )
+    return ""
+
+
+def _text(values: Mapping[str, Term], key: str) -> str:
+    """Write a value so that equal texts mean equal types and values."""
+    return repr(values[key]) if key in values else "nothing"

@@ -1,0 +1,237 @@
+"""Who a party is on the network: a private key and a self-signed certificate that its peers pin.
+
+Certificates are ECDSA P-256 (gRPC's TLS accepts no Ed25519) with the party's name as the only subject
+alternative name. There is no authority: organisations exchange certificates and compare fingerprints.
+"""
+
+import datetime
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from treaty.errors import ConfigError
+
+VALIDITY = datetime.timedelta(days=3650)
+"""How long a new certificate lasts. A pin is withdrawn by removing it, not by waiting."""
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")  # one DNS label, plus the underscore
+
+
+class Identity(NamedTuple):
+    """A party's private key and certificate.
+
+    Parameters
+    ----------
+    key : bytes
+        Private key, PEM (PKCS #8, not encrypted).
+    certificate : bytes
+        Certificate, PEM.
+    """
+
+    key: bytes
+    certificate: bytes
+
+
+def make_identity(name: str) -> Identity:
+    """Make a new key and its self-signed certificate.
+
+    Parameters
+    ----------
+    name : str
+        The party: at most 63 letters, digits, ``-`` and ``_``, with a letter or digit at both ends.
+
+    Returns
+    -------
+    Identity
+        Valid from yesterday (clocks differ) for `VALIDITY`.
+
+    Raises
+    ------
+    ConfigError
+        When the name cannot stand in a certificate.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"expected a name of 1 to 63 letters, digits, '-' and '_', got {name!r}")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(yesterday)
+        .not_valid_after(yesterday + VALIDITY)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return Identity(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+        certificate.public_bytes(serialization.Encoding.PEM),
+    )
+
+
+def write_identity(folder: str | Path, name: str) -> Identity:
+    """Make an identity and write ``<name>.key.pem`` (mode 0600) and ``<name>.cert.pem``.
+
+    Parameters
+    ----------
+    folder : path
+        Made when missing.
+    name : str
+        The party, as in `make_identity`.
+
+    Raises
+    ------
+    ConfigError
+        When one of the files exists (nothing is overwritten), or the folder cannot be written.
+    """
+    identity = make_identity(name)
+    key_file, certificate_file = _files(folder, name)
+    for file in (key_file, certificate_file):
+        if file.exists():
+            raise ConfigError(f"expected no file yet, got an existing {file}; remove it to make a new identity")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        _write_new(key_file, identity.key, 0o600)
+        _write_new(certificate_file, identity.certificate, 0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot write the identity of {name} to {folder}: {error.strerror}") from error
+    return identity
+
+
+def load_identity(folder: str | Path, name: str) -> Identity:
+    """Read what `write_identity` wrote.
+
+    Raises
+    ------
+    ConfigError
+        When a file is missing or malformed, the key file is open to other users, the key is not that of
+        the certificate, or the certificate is not valid for `name`.
+    """
+    key_file, certificate_file = _files(folder, name)
+    key = _read(key_file)
+    if os.name == "posix" and key_file.stat().st_mode & 0o077:
+        raise ConfigError(f"expected a key file only its owner can read, got {key_file}; run chmod 600 on it")
+    identity = Identity(key, load_certificate(certificate_file))
+    check_identity(identity, name)
+    return identity
+
+
+def load_certificate(file: str | Path) -> bytes:
+    """Read a peer's certificate, PEM.
+
+    Raises
+    ------
+    ConfigError
+        When the file is missing or does not hold exactly one certificate.
+    """
+    pem = _read(Path(file))
+    _parse(pem, str(file))
+    return pem
+
+
+def fingerprint(certificate: bytes) -> str:
+    """Name a certificate for comparison over the telephone.
+
+    Parameters
+    ----------
+    certificate : bytes
+        PEM.
+
+    Returns
+    -------
+    str
+        ``SHA256:`` and 64 hexadecimal digits in groups of four, of the DER form.
+
+    Raises
+    ------
+    ConfigError
+        When it is not exactly one certificate.
+    """
+    digest = _parse(certificate, "fingerprint").fingerprint(hashes.SHA256()).hex()
+    return "SHA256:" + " ".join(digest[i : i + 4] for i in range(0, 64, 4))
+
+
+def check_identity(identity: Identity, name: str) -> None:
+    """Check that a party can use this key and certificate under this name.
+
+    Raises
+    ------
+    ConfigError
+        When the key is malformed or not that of the certificate, or as in `check_certificate`.
+    """
+    public = check_certificate(identity.certificate, name).public_key()
+    try:
+        key = serialization.load_pem_private_key(identity.key, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"expected an unencrypted PEM private key of {name}, got something else") from error
+    if key.public_key() != public:
+        raise ConfigError(f"expected the private key of {name}'s certificate, got another key")
+
+
+def check_certificate(certificate: bytes, name: str) -> x509.Certificate:
+    """Check that a certificate can be pinned for a party.
+
+    Returns
+    -------
+    cryptography.x509.Certificate
+
+    Raises
+    ------
+    ConfigError
+        When it is not exactly one certificate, is not ECDSA P-256, does not bear `name`, or is out of date.
+    """
+    parsed = _parse(certificate, name)
+    key = parsed.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ConfigError(f"expected an ECDSA P-256 certificate for {name}, got another kind of key")
+    try:
+        names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        bears = names.get_values_for_type(x509.DNSName)
+    except x509.ExtensionNotFound:
+        bears = []
+    if bears != [name]:
+        raise ConfigError(f"expected a certificate for {name}, got one for {', '.join(bears) or 'nobody'}")
+    first, last = parsed.not_valid_before_utc, parsed.not_valid_after_utc
+    if not first <= datetime.datetime.now(datetime.UTC) <= last:
+        raise ConfigError(
+            f"expected a certificate of {name} valid today, got one valid {first:%Y-%m-%d} to {last:%Y-%m-%d}"
+        )
+    return parsed
+
+
+def _parse(pem: bytes, what: str) -> x509.Certificate:
+    try:
+        certificates = x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise ConfigError(f"expected one PEM certificate, got something else - at {what}") from error
+    if len(certificates) != 1:
+        raise ConfigError(f"expected one PEM certificate, got {len(certificates)} - at {what}")
+    return certificates[0]
+
+
+def _files(folder: str | Path, name: str) -> tuple[Path, Path]:
+    return Path(folder) / f"{name}.key.pem", Path(folder) / f"{name}.cert.pem"
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _write_new(file: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)

@@ -1,0 +1,134 @@
+"""What two parties have said to each other, checked message by message; no I/O here.
+
+Each message is checked against the place it claims. When it comes in: job, protocol, sender (the name the channel
+has authenticated), receiver, and ``seq``, which must be exactly the next number of its ordered pair. When the role
+asks for it: round and message class. Whatever does not fit is a `PeerProtocolError`.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import (
+    Abort,
+    Envelope,
+    Frame,
+    Goodbye,
+    M,
+    Message,
+    clean,
+    decode_body,
+    decode_envelope,
+    encode_envelope,
+)
+
+
+class Conversation:
+    """One party's talk with one peer.
+
+    Parameters
+    ----------
+    me, peer : str
+        The two parties.
+    job, protocol : str
+        What both must be talking about.
+
+    Attributes
+    ----------
+    left : bool
+        The peer said goodbye or aborted; it sends nothing more.
+    abort_reason : str or None
+        Why the peer stopped the job, when it did.
+    """
+
+    def __init__(self, me: str, peer: str, job: str, protocol: str) -> None:
+        self.me = me
+        self.peer = peer
+        self.job = job
+        self.protocol = protocol
+        self.left = False
+        self.abort_reason: str | None = None
+        self._sent = 0
+        self._received = 0
+        self._unread: deque[Envelope[msgspec.Raw]] = deque()
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a message waits for `read`."""
+        return bool(self._unread)
+
+    def write(self, message: Message, round: int) -> bytes:
+        """Encode the next message to the peer; the number is used up only by `wrote`."""
+        kind = type(message).__name__
+        return encode_envelope(Envelope(self.job, self.protocol, round, kind, self.me, self.peer, self._sent, message))
+
+    def wrote(self) -> None:
+        """Note that what `write` returned has been delivered."""
+        self._sent += 1
+
+    def take_in(self, frame: Frame) -> Envelope[msgspec.Raw]:
+        """Check all of a frame that does not depend on what the role expects, and file it.
+
+        Returns
+        -------
+        Envelope
+            What came in, body undecoded. A goodbye or abort is noted in `left` and `abort_reason`
+            instead of waiting for `read`.
+
+        Raises
+        ------
+        PeerProtocolError
+            When it is malformed, of another job or protocol, not from `peer` to `me`, or not the next.
+        """
+        envelope = decode_envelope(frame, peer=self.peer)
+        self._expect("job", self.job, envelope.job)
+        self._expect("protocol", self.protocol, envelope.protocol)
+        self._expect("sender", self.peer, envelope.sender)
+        self._expect("receiver", self.me, envelope.receiver)
+        # An abort's number is not checked: the send it interrupts may or may not have used that number up.
+        if envelope.step == Abort.__name__:
+            self.abort_reason = clean(decode_body(envelope.body, Abort, peer=self.peer).reason, 600)
+            self.left = True
+            return envelope
+        self._expect_next(envelope)
+        self._received += 1
+        if envelope.step == Goodbye.__name__:
+            decode_body(envelope.body, Goodbye, peer=self.peer)
+            self.left = True
+        else:
+            self._unread.append(envelope)
+        return envelope
+
+    def read(self, kinds: Sequence[type[M]], round: int) -> M:
+        """Decode the oldest unread message as one of those the role expects now.
+
+        Raises
+        ------
+        PeerProtocolError
+            When it is of another class or round, or its body is not exactly one of that class.
+        """
+        envelope = self._unread.popleft()
+        kind = next((kind for kind in kinds if kind.__name__ == envelope.step), None)
+        if kind is None or envelope.round != round:
+            raise self._error(
+                f"expected {' or '.join(kind.__name__ for kind in kinds)} of round {round}, got "
+                f"{clean(envelope.step)} of round {envelope.round} - at message number {envelope.seq}"
+            )
+        return decode_body(envelope.body, kind, peer=self.peer)
+
+    def _expect(self, what: str, expected: str, got: str) -> None:
+        if got != expected:
+            raise self._error(f"expected {what} {expected!r}, got {clean(got)!r} - at the envelope")
+
+    def _expect_next(self, envelope: Envelope[msgspec.Raw]) -> None:
+        step = clean(envelope.step)
+        if self.left:
+            raise self._error(f"expected nothing after its goodbye, got {step}")
+        if envelope.seq != self._received:
+            again = " again" if envelope.seq < self._received else ""
+            raise self._error(f"expected message number {self._received}, got number {envelope.seq}{again} - at {step}")
+
+    def _error(self, text: str) -> PeerProtocolError:
+        return PeerProtocolError(self.peer, f"{text} from {self.peer} to {self.me}")

@@ -1,0 +1,211 @@
+"""Channels between organisations: gRPC under mutual TLS with pinned certificates.
+
+Every party listens at one address and dials each of its peers, so each pair has two connections; frames go over
+the sender's. What each part guarantees:
+
+**Identity.** A server lets in none but the pinned certificates and holds the name a caller claims against the one
+presented; a client trusts only the certificate pinned for the peer it dials.
+
+**Delivery.** `send` returns when the frame lies in the peer's mailbox. After a broken connection the identical bytes
+are sent again under the same delivery number, and the receiver drops a number it has already taken in, so a frame
+arrives once or `send` raises. (`Party` refuses repeated messages on top of that, whatever carried them.)
+
+**Death.** Each party holds a watch stream open to each peer. A killed process breaks it at once, a stopped one or a
+dead network after ``keepalive_time + keepalive_timeout``; when no new watch of the same process can be opened
+within ``reconnect`` seconds, the peer is lost. A peer that computes, even without ever releasing Python's lock, goes
+on answering pings.
+
+Do not fork a process that has made a channel; start subprocesses afresh.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from treaty.errors import ConfigError, LocalProtocolError, PeerLost, PeerProtocolError
+from treaty.messaging.certificates import Identity, check_certificate, check_identity
+from treaty.messaging.channel import Arrival, Inbox
+from treaty.messaging.grpc_link import Link
+from treaty.messaging.grpc_server import Server
+from treaty.messaging.grpc_wire import VERSION, Introduction, common_options
+
+MAX_MESSAGE_BYTES = 1 << 32
+"""Default bound of one message, 4 GiB."""
+
+REFUSAL_PATIENCE = 4.0
+"""Seconds for which a refused connection is tried again, so that both sides see the refusal before one goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where a peer listens and how it proves who it is.
+
+    Parameters
+    ----------
+    address : str or None
+        ``host:port``; None when it is given to `GrpcChannel.connect` instead.
+    certificate : bytes
+        Its certificate, PEM.
+    """
+
+    address: str | None
+    certificate: bytes
+
+
+class GrpcChannel:
+    """One party's end; listens from the moment it is made, dials in `connect`. Also a context manager.
+
+    Parameters
+    ----------
+    name : str
+        This party.
+    address : str
+        ``host:port`` to listen at; port 0 lets the system choose, see `address`.
+    key, certificate : bytes
+        Of this party, PEM (see `certificates`).
+    peers : mapping of str to Peer
+        The parties to talk to, by name. Others cannot connect.
+    max_message_bytes : int, default 4 GiB
+        Largest message accepted, and largest amount one peer may have unread here; what is announced as
+        larger is refused before it is allocated, with an error at both sides.
+    keepalive_time, keepalive_timeout : float, default 10 and 8
+        Seconds of silence after which a peer is pinged, and for which an answer is awaited.
+    reconnect : float, default 2
+        Seconds for which a broken connection is dialled again before the peer counts as lost.
+
+    Raises
+    ------
+    ConfigError
+        When a certificate or key does not fit its name, or the address cannot be listened at.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        key: bytes,
+        certificate: bytes,
+        peers: Mapping[str, Peer],
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        keepalive_time: float = 10.0,
+        keepalive_timeout: float = 8.0,
+        reconnect: float = 2.0,
+    ) -> None:
+        if not peers or name in peers:
+            raise ConfigError(f"expected one or more peers other than {name}, got {', '.join(peers) or 'none'}")
+        self._name = name
+        self._identity = Identity(key, certificate)
+        check_identity(self._identity, name)
+        self._pinned = {peer: check_certificate(peers[peer].certificate, peer) for peer in peers}
+        self._addresses = {peer: peers[peer].address for peer in peers}
+        self._options = common_options(keepalive_time, keepalive_timeout)
+        self._reconnect = reconnect
+        self._inbox = Inbox(name)
+        self._server = Server(
+            name, address, self._identity, self._pinned, self._inbox, max_message_bytes, self._options
+        )
+        self._links: dict[str, Link] = {}
+
+    @property
+    def name(self) -> str:
+        """The party this end belongs to."""
+        return self._name
+
+    @property
+    def address(self) -> str:
+        """Where this end listens, ``host:port`` with the actual port."""
+        return self._server.address
+
+    def connect(self, timeout: float, addresses: Mapping[str, str] | None = None) -> None:
+        """Dial all peers and wait until each has answered.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds to wait for peers that are not up yet.
+        addresses : mapping of str to str, optional
+            Addresses of peers, in place of those given as `Peer`.
+
+        Raises
+        ------
+        PeerProtocolError
+            When a connection was refused for `REFUSAL_PATIENCE` seconds, in most cases because a
+            certificate is not the one pinned. Which one, its text says.
+        PeerLost
+            When a peer was not reachable in time (all such are named), or has gone meanwhile.
+        ConfigError
+            When a peer's address is unknown.
+        LocalProtocolError
+            When called twice.
+        """
+        if self._links:
+            raise LocalProtocolError(f"expected connect to be called once, got a second call - at {self._name}")
+        self._links = {peer: self._dial(peer, address) for peer, address in self._resolved(addresses or {}).items()}
+        for link in self._links.values():
+            link.start()
+        deadline = time.monotonic() + timeout
+        while missing := [link for link in self._links.values() if not link.connected]:
+            now = time.monotonic()
+            for link in self._links.values():
+                if link.lost is not None:
+                    raise link.lost
+                if link.refused_since is not None and now - link.refused_since > REFUSAL_PATIENCE:
+                    raise PeerProtocolError(link.peer, link.trouble)
+            if now > deadline:
+                raise PeerLost(
+                    missing[0].peer,
+                    f"expected all peers within {timeout:g} s, {self._name} could not connect to "
+                    f"{', '.join(link.peer for link in missing)}: {'; '.join(link.trouble for link in missing)}",
+                )
+            time.sleep(0.02)
+
+    def send(self, to: str, frame: bytes, timeout: float) -> None:
+        """Deliver a frame; see `Channel.send`."""
+        link = self._links.get(to)
+        if link is None:
+            raise LocalProtocolError(
+                f"expected a connected peer of {self._name} ({', '.join(self._links) or 'none'}), got {to!r}"
+            )
+        link.deliver(frame, timeout)
+
+    def receive(self, timeout: float) -> Arrival | None:
+        """Take the next frame or notice; see `Channel.receive`."""
+        arrival = self._inbox.get(timeout)
+        if arrival is not None:
+            self._server.mark_read(arrival.sender, len(arrival.frame))
+        return arrival
+
+    def close(self) -> None:
+        """Leave; see `Channel.close`. Takes up to a second when a frame is just coming in."""
+        self._inbox.close()
+        self._server.close()
+        for link in self._links.values():
+            link.close()
+
+    def __enter__(self) -> "GrpcChannel":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _resolved(self, addresses: Mapping[str, str]) -> dict[str, str]:
+        resolved = {}
+        for peer, configured in self._addresses.items():
+            address = addresses.get(peer, configured)
+            if address is None:
+                raise ConfigError(f"expected an address of {peer}, got none - at connect of {self._name}")
+            resolved[peer] = address
+        return resolved
+
+    def _dial(self, peer: str, address: str) -> Link:
+        return Link(
+            Introduction(VERSION, self._name, self._server.incarnation),
+            peer,
+            address,
+            self._identity,
+            self._pinned[peer],
+            self._options,
+            self._reconnect,
+            self._inbox.put,
+        )

@@ -1,0 +1,263 @@
+"""The dialling end of a gRPC channel: one connection to one peer, watched until the peer is gone."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from treaty.errors import LocalProtocolError, PeerError, PeerLost, PeerProtocolError, PeerTimeout
+from treaty.messaging.certificates import Identity, fingerprint
+from treaty.messaging.grpc_wire import (
+    DELIVER,
+    WATCH,
+    Announcement,
+    Introduction,
+    Notice,
+    chunks,
+    decode,
+    encode,
+    grpc,
+)
+from treaty.messaging.messages import clean
+
+RETRY_PAUSE = 0.25
+"""Seconds between attempts to dial."""
+
+RESEND_LIMIT = 10
+"""Attempts to deliver one frame while the peer is not known to be lost."""
+
+_REFUSALS = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+
+
+class Link:
+    """The connection of one party to one peer.
+
+    Parameters
+    ----------
+    introduction : Introduction
+        Who we are.
+    peer, address : str
+        Whom to dial, and its ``host:port``.
+    identity : Identity
+        Our key and certificate.
+    pinned : x509.Certificate
+        The only certificate we accept of the peer.
+    options : list of (str, value)
+        gRPC options.
+    reconnect : float
+        Seconds for which a broken connection is dialled again before the peer counts as lost.
+    on_lost : callable
+        Called once, with the error, when it does.
+
+    Attributes
+    ----------
+    connected : bool
+        The peer has answered at least once.
+    lost : PeerError or None
+        Why the peer is gone.
+    trouble : str
+        Why the last attempt to dial failed.
+    refused_since : float or None
+        Monotonic time of the first attempt that failed for a reason that waiting does not mend.
+    """
+
+    def __init__(
+        self,
+        introduction: Introduction,
+        peer: str,
+        address: str,
+        identity: Identity,
+        pinned: x509.Certificate,
+        options: list[tuple[str, Any]],
+        reconnect: float,
+        on_lost: Callable[[PeerError], None],
+    ) -> None:
+        self.peer = peer
+        self.connected = False
+        self.lost: PeerError | None = None
+        self.trouble = "not dialled yet"
+        self.refused_since: float | None = None
+        self._introduction = introduction
+        self._address = address
+        self._reconnect = reconnect
+        self._on_lost = on_lost
+        self._fingerprints = (
+            f"compare fingerprints: {introduction.sender} has {fingerprint(identity.certificate)}, "
+            f"pinned for {peer} is {fingerprint(pinned.public_bytes(Encoding.PEM))}"
+        )
+        self._incarnation: bytes | None = None
+        self._number = 0
+        self._sending = threading.Lock()
+        self._ended = threading.Event()  # lost or closed
+        self._calls: list[Any] = []  # the watch and the delivery under way, to be cancelled at the end
+        self._channel = grpc.secure_channel(
+            address,
+            grpc.ssl_channel_credentials(
+                root_certificates=pinned.public_bytes(Encoding.PEM),
+                private_key=identity.key,
+                certificate_chain=identity.certificate,
+            ),
+            options=[
+                *options,
+                ("grpc.ssl_target_name_override", peer),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.initial_reconnect_backoff_ms", 200),
+                ("grpc.max_reconnect_backoff_ms", 1000),
+                ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take
+            ],
+        )
+        self._watch_call = self._channel.unary_stream(WATCH)
+        self._deliver_call = self._channel.stream_unary(DELIVER)
+        self._watcher = threading.Thread(target=self._watch, name=f"treaty-watch-{peer}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to dial and watch."""
+        self._watcher.start()
+
+    def deliver(self, frame: bytes, timeout: float) -> None:
+        """Deliver a frame; see `Channel.send`. Only one is under way at a time."""
+        deadline = time.monotonic() + timeout
+        silence = PeerTimeout(
+            self.peer, f"{self.peer} took no message for {timeout:g} s, though its connection is alive"
+        )
+        if not self._sending.acquire(timeout=timeout):
+            raise silence
+        try:
+            # Resending repeats this number, by which the receiver drops what it has already taken in.
+            announcement = Announcement(self._introduction, self._number, len(frame))
+            self._number += 1
+            trouble = ""
+            for _ in range(RESEND_LIMIT):
+                self._raise_if_ended()
+                call = self._tracked(
+                    self._deliver_call.future(
+                        chunks(announcement, frame), timeout=max(0.0, deadline - time.monotonic())
+                    )
+                )
+                try:
+                    call.result()
+                    return
+                except grpc.FutureCancelledError:
+                    continue  # by our own end, which the next round raises
+                except grpc.RpcError as error:
+                    self._raise_if_refused(error)
+                    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                        raise silence from None
+                    trouble = clean(error.details() or "")
+                finally:
+                    self._calls.remove(call)
+                # Let the watch find out whether the peer is gone.
+                self._ended.wait(RETRY_PAUSE + self._reconnect / RESEND_LIMIT)
+            self._raise_if_ended()
+            raise PeerLost(self.peer, f"{self.peer} is lost: {RESEND_LIMIT} deliveries failed ({trouble})")
+        finally:
+            self._sending.release()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._ended.set()
+        for call in list(self._calls):
+            call.cancel()
+        if self._watcher.is_alive():
+            self._watcher.join(5.0)
+        self._channel.close()
+
+    def _watch(self) -> None:
+        """Keep a watch open; its end, and no new one within `reconnect` seconds, means that the peer is lost."""
+        broken_since: float | None = None
+        while not self._ended.is_set():
+            call = self._tracked(self._watch_call(encode(self._introduction)))
+            patience = threading.Timer(self._reconnect, call.cancel)
+            if self.connected:  # a stopped process still accepts connections, so dialling may take forever
+                patience.start()
+            try:
+                for data in call:
+                    patience.cancel()
+                    self._hear(decode(data, Notice))
+                    broken_since = None
+            except PeerLost as lost:
+                self._lose(lost)
+            except ValueError:
+                self._lose(PeerProtocolError(self.peer, f"expected a Notice, got other bytes - from {self.peer}"))
+            except grpc.RpcError as error:
+                self._explain(error)
+            finally:
+                patience.cancel()
+                self._calls.remove(call)
+            if self.connected:
+                broken_since = broken_since or time.monotonic()
+                if time.monotonic() - broken_since >= self._reconnect:
+                    self._lose(PeerLost(self.peer, f"{self.peer} is lost: its connection broke ({self.trouble})"))
+            self._ended.wait(RETRY_PAUSE)
+
+    def _hear(self, notice: Notice) -> None:
+        if notice.closing:
+            raise PeerLost(self.peer, f"{self.peer} is lost: it has closed its channel")
+        if self._incarnation not in (None, notice.incarnation):
+            raise PeerLost(self.peer, f"{self.peer} is lost: it was restarted, another process answers now")
+        self._incarnation = notice.incarnation
+        self.refused_since = None
+        self.connected = True
+
+    def _lose(self, error: PeerError) -> None:
+        if not self._ended.is_set():
+            self.lost = error
+            self._ended.set()
+            for call in list(self._calls):
+                call.cancel()
+            self._on_lost(error)
+
+    def _explain(self, error: Any) -> None:
+        """Put an attempt that failed into words, and note whether waiting may mend it."""
+        details = clean(error.details() or "")
+        lower = details.lower()
+        where = f"{self.peer} at {self._address}"
+        refused = True
+        if "wrong_version_number" in lower:
+            self.trouble = f"TLS handshake with {where} failed: it does not speak TLS; check the address"
+        elif "handshake failed" in lower or "verify" in lower or "hostname" in lower:
+            self.trouble = (
+                f"TLS handshake with {where} failed: it did not present the certificate pinned for "
+                f"{self.peer}; {self._fingerprints}"
+            )
+        elif "socket closed" in lower or "connection reset" in lower or "broken pipe" in lower:
+            # With TLS 1.3 the dialling side is not told why the other one hung up.
+            self.trouble = (
+                f"TLS handshake failed: {where} hung up on us, most likely because it pins another certificate "
+                f"for {self._introduction.sender}; {self._fingerprints}"
+            )
+        elif error.code() in _REFUSALS:
+            self.trouble = f"{where} refuses us: {details}"
+        else:
+            self.trouble = f"{where} was not reachable: {details}"
+            refused = False
+        if refused and self.refused_since is None:
+            self.refused_since = time.monotonic()
+
+    def _raise_if_refused(self, error: Any) -> None:
+        details = clean(error.details() or "")
+        if error.code() is grpc.StatusCode.OUT_OF_RANGE:
+            raise LocalProtocolError(f"{self.peer} refused a message: {details}") from None
+        if error.code() in _REFUSALS:
+            raise PeerProtocolError(self.peer, f"{self.peer} refused a message: {details}") from None
+
+    def _raise_if_ended(self) -> None:
+        if self.lost is not None:
+            raise PeerLost(self.peer, str(self.lost))
+        if self._ended.is_set():
+            raise LocalProtocolError(f"expected an open channel, got one that {self._introduction.sender} has closed")
+
+    def _tracked(self, call: Any) -> Any:
+        self._calls.append(call)
+        if self._ended.is_set():
+            call.cancel()
+        return call

@@ -1,0 +1,267 @@
+"""The listening end of a gRPC channel: authenticates callers, takes frames in, is watched."""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from typing import Any, NoReturn
+
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from treaty.errors import ConfigError, PeerProtocolError
+from treaty.messaging.certificates import Identity
+from treaty.messaging.channel import Arrival, Inbox
+from treaty.messaging.grpc_wire import (
+    SERVICE,
+    VERSION,
+    Announcement,
+    Introduction,
+    Notice,
+    decode,
+    encode,
+    grpc,
+)
+from treaty.messaging.messages import Frame, clean
+
+_TURN_TIMEOUT = 60.0  # seconds a delivery waits for an earlier, broken one of the same sender to be noticed
+
+
+class _Sender:
+    """What the server remembers about one pinned peer."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()  # held during a delivery: one at a time and sender
+        self.incarnation: bytes | None = None
+        self.last = -1  # number of the newest delivery that reached the inbox
+        self.unread = 0  # bytes in the inbox
+
+
+class Server:
+    """Takes frames of pinned peers into an inbox; starts listening at once.
+
+    Parameters
+    ----------
+    name : str
+        The party.
+    address : str
+        ``host:port`` to listen at; port 0 lets the system choose.
+    identity : Identity
+        The party's key and certificate.
+    pinned : mapping of str to x509.Certificate
+        The peers' certificates by name.
+    inbox : Inbox
+        Where arrivals and a peer's offences go.
+    max_message_bytes : int
+        Largest frame accepted, and largest number of bytes one peer may have unread here.
+    options : list of (str, value)
+        gRPC options.
+
+    Attributes
+    ----------
+    address : str
+        Where it listens, with the actual port.
+    incarnation : bytes
+        16 random bytes.
+
+    Raises
+    ------
+    ConfigError
+        When the address cannot be listened at.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        identity: Identity,
+        pinned: Mapping[str, x509.Certificate],
+        inbox: Inbox,
+        max_message_bytes: int,
+        options: list[tuple[str, Any]],
+    ) -> None:
+        self.incarnation = secrets.token_bytes(16)
+        self._name = name
+        self._inbox = inbox
+        self._max = max_message_bytes
+        self._owner = {certificate.public_bytes(Encoding.DER): peer for peer, certificate in pinned.items()}
+        self._senders = {peer: _Sender() for peer in pinned}
+        self._lock = threading.Lock()
+        self._watchers: set[threading.Event] = set()
+        self._closing = False
+        self._server = grpc.server(
+            _DaemonThreads(),
+            handlers=[
+                grpc.method_handlers_generic_handler(
+                    SERVICE,
+                    {
+                        "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+                        "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
+                    },
+                )
+            ],
+            # Without this a second process could listen at the same port unnoticed.
+            options=[*options, ("grpc.so_reuseport", 0)],
+            maximum_concurrent_rpcs=8 * len(pinned) + 8,
+        )
+        credentials = grpc.ssl_server_credentials(
+            [(identity.key, identity.certificate)],
+            root_certificates=b"".join(c.public_bytes(Encoding.PEM) for c in pinned.values()),
+            require_client_auth=True,
+        )
+        try:
+            port = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{name} cannot listen at {address}: in use by another process, or no address of this machine"
+            ) from error
+        self.address = f"{address.rpartition(':')[0]}:{port}"
+        self._server.start()
+
+    def mark_read(self, sender: str, nbytes: int) -> None:
+        """Note that a frame has left the inbox."""
+        with self._lock:
+            self._senders[sender].unread -= nbytes
+
+    def close(self) -> None:
+        """Tell all watchers and stop listening; deliveries under way get one second."""
+        with self._lock:
+            self._closing = True
+            watchers = list(self._watchers)
+        for woken in watchers:
+            woken.set()
+        self._server.stop(grace=1.0).wait()
+
+    def _watch(self, request: bytes, context: Any) -> Iterator[bytes]:
+        self._authenticate(_decoded(request, Introduction, context), context)
+        woken = threading.Event()
+        with self._lock:
+            self._watchers.add(woken)
+            if self._closing:
+                woken.set()
+        try:
+            if context.add_callback(woken.set):  # else the caller has gone already
+                yield encode(Notice(self.incarnation, closing=False))
+                woken.wait()
+                yield encode(Notice(self.incarnation, closing=True))
+        finally:
+            with self._lock:
+                self._watchers.discard(woken)
+
+    def _deliver(self, requests: Iterator[bytes], context: Any) -> bytes:
+        """Take one frame in. A frame already taken in (a resend after a lost answer) is dropped by its number."""
+        try:
+            first = next(requests, b"")
+        except grpc.RpcError:  # the connection broke
+            return b""
+        announced = _decoded(first, Announcement, context)
+        peer = self._authenticate(announced.introduction, context)
+        sender = self._senders[peer]
+        if not sender.turn.acquire(timeout=_TURN_TIMEOUT):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "an earlier delivery is still under way")
+        try:
+            if announced.number <= sender.last:
+                return b""
+            self._refuse_oversized(announced.size, peer, sender, context)
+            frame = _gather(requests, announced.size, context)
+            if frame is not None:
+                sender.last = announced.number
+                with self._lock:
+                    sender.unread += announced.size
+                self._inbox.put(Arrival(peer, frame))
+        finally:
+            sender.turn.release()
+        return b""
+
+    def _authenticate(self, introduction: Introduction, context: Any) -> str:
+        """Hold the name claimed against the certificate presented; return the name."""
+        presented = x509.load_pem_x509_certificate(context.auth_context()["x509_pem_cert"][0])
+        owner = self._owner.get(presented.public_bytes(Encoding.DER))
+        if owner is None:  # TLS lets none but pinned certificates through; this does not rest on it
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not pinned here")
+            raise AssertionError("abort raises")
+        if introduction.sender != owner:
+            claimed = clean(introduction.sender, 60)
+            self._offence(
+                owner,
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"expected {owner} to call itself so, got {claimed!r} under the certificate of {owner}",
+                context,
+            )
+        if introduction.version != VERSION:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"expected transport version {VERSION}, got {introduction.version}; "
+                "install the same release everywhere",
+            )
+        sender = self._senders[owner]
+        with self._lock:
+            if sender.incarnation is None:
+                sender.incarnation = introduction.incarnation
+            known = sender.incarnation == introduction.incarnation
+        if not known:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{self._name} has already talked to another process of {owner}; start the job anew",
+            )
+        return owner
+
+    def _refuse_oversized(self, size: int, peer: str, sender: _Sender, context: Any) -> None:
+        with self._lock:
+            unread = sender.unread
+        if unread + size > self._max:
+            waiting = f" while {unread} bytes from it are still unread" if unread else ""
+            self._offence(
+                peer,
+                grpc.StatusCode.OUT_OF_RANGE,
+                f"expected at most {self._max} bytes (max_message_bytes of {self._name}), "
+                f"got {size} bytes announced by {peer}{waiting}",
+                context,
+            )
+
+    def _offence(self, peer: str, code: Any, text: str, context: Any) -> NoReturn:
+        """Report what an authenticated peer did wrong at both sides."""
+        self._inbox.put(PeerProtocolError(peer, text))
+        context.abort(code, text)
+        raise AssertionError("abort raises")
+
+
+def _decoded(data: bytes, kind: type[Any], context: Any) -> Any:
+    try:
+        return decode(data, kind)
+    except ValueError as error:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected {kind.__name__}: {clean(str(error))}")
+
+
+def _gather(requests: Iterator[bytes], size: int, context: Any) -> Frame | None:
+    """Join the chunks in one buffer allocated at once; None when the caller has gone."""
+    buffer = np.empty(size, np.uint8)  # not zeroed: pages are taken up only as chunks come in
+    filled = 0
+    try:
+        for chunk in requests:
+            if filled + len(chunk) > size:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected {size} bytes, got more")
+            buffer[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            filled += len(chunk)
+    except grpc.RpcError:  # the connection broke
+        return None
+    if filled < size:
+        context.abort(grpc.StatusCode.DATA_LOSS, f"expected {size} bytes, got {filled}")
+    return buffer.data.toreadonly()
+
+
+class _DaemonThreads(futures.Executor):
+    """Runs each call in a daemon thread: one lying open must not keep the process from ending."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "futures.Future[Any]":
+        future: futures.Future[Any] = futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="treaty-grpc-call", daemon=True).start()
+        return future

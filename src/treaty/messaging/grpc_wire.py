@@ -1,0 +1,107 @@
+"""What both ends of the gRPC transport share: method names, the structs of its own talk, options.
+
+Two methods, bytes in and out, no generated stubs:
+
+``/treaty.Mail/Watch``
+    request: `Introduction`; response stream: a `Notice` at once, and one with ``closing=True`` when the server
+    closes. In between the stream lies open: its break is how a death is noticed.
+``/treaty.Mail/Deliver``
+    request stream: an `Announcement`, then the frame in chunks of `CHUNK` bytes; response: empty, sent when the
+    frame lies in the receiver's mailbox.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+# gRPC's C library reports every failed handshake and lost connection on standard error; we report them as
+# errors. It reads the variable when it is loaded, so this comes first; what the user has set stays.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+import grpc as grpc
+
+SERVICE = "treaty.Mail"
+WATCH = f"/{SERVICE}/Watch"
+DELIVER = f"/{SERVICE}/Deliver"
+VERSION = 1
+CHUNK = 1 << 20
+
+T = TypeVar("T")
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who calls.
+
+    Parameters
+    ----------
+    version : int
+        Of this transport; both ends must have the same.
+    sender : str
+        Party name; the certificate of the connection must be the one pinned for it.
+    incarnation : bytes
+        Random, drawn when the sender's channel was made: tells a lost connection from a restarted process.
+    """
+
+    version: int
+    sender: Annotated[str, msgspec.Meta(max_length=200)]
+    incarnation: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a watched server says of itself: which incarnation it is, and whether it is closing."""
+
+    incarnation: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    closing: bool
+
+
+class Announcement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What comes: the frame's sender, its number among all deliveries of that sender here, its bytes."""
+
+    introduction: Introduction
+    number: _Size
+    size: _Size
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """Encode one of the structs above."""
+    return msgspec.msgpack.encode(value)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """Decode one of the structs above.
+
+    Raises
+    ------
+    ValueError
+        When the bytes are not exactly one `kind`.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def chunks(announcement: Announcement, frame: bytes) -> Iterator[bytes]:
+    """Cut a frame for the wire, its announcement first."""
+    yield encode(announcement)
+    whole = memoryview(frame)
+    for start in range(0, len(frame), CHUNK):
+        yield bytes(whole[start : start + CHUNK])
+
+
+def common_options(keepalive_time: float, keepalive_timeout: float) -> list[tuple[str, Any]]:
+    """Options of both ends: ping an idle connection, and close one that does not answer (times in seconds).
+
+    The C library answers pings in its own threads, without Python's lock: a party that computes for
+    minutes still answers, a stopped process does not.
+    """
+    return [
+        ("grpc.keepalive_time_ms", int(keepalive_time * 1000)),
+        ("grpc.keepalive_timeout_ms", int(keepalive_timeout * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_receive_message_length", 2 * CHUNK),
+    ]

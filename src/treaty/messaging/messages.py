@@ -1,0 +1,290 @@
+"""What travels between parties: typed messages, arrays and the envelope around them.
+
+A protocol declares one frozen struct per message, named by its content::
+
+    class LevelQuery(Message):
+        node_of_row: Array      # uint8 (rows,)
+        level: int
+
+Decoding is validation: the receiver says which type it expects, the struct's types are checked by msgspec,
+and `view` checks dtype, shape and byte length of every array before anything is used. No class is looked up
+by a name on the wire and nothing is unpickled.
+
+Wire form (msgpack): ``Envelope(job, protocol, round, step, sender, receiver, seq, body)``, where ``step`` is
+the name of the message class and ``body`` the message as a map of its fields.
+"""
+
+import math
+from typing import Annotated, Any, Generic, TypeVar, dataclass_transform
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import LocalProtocolError, PeerProtocolError
+
+Frame = bytes | memoryview
+"""One encoded envelope as a channel carries it."""
+
+DTYPES = frozenset(
+    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
+)
+"""Element types an `Array` may have; little-endian on the wire."""
+
+_Label = Annotated[str, msgspec.Meta(max_length=200)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+# What hostile bytes can raise; UnicodeDecodeError is a ValueError, RecursionError comes of deep nesting.
+_MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+_UNENCODABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+Body = TypeVar("Body")
+M = TypeVar("M", bound="Message")
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(msgspec.field,))
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
+    """Base of everything a protocol sends; subclasses add typed fields and inherit the strictness."""
+
+
+class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
+    """A numpy array on the wire: element type, shape, raw little-endian bytes in C order.
+
+    Parameters
+    ----------
+    dtype : str
+        One of `DTYPES`.
+    shape : tuple of int
+        Lengths of the axes.
+    data : memoryview
+        The elements. After decoding it points into the received frame and keeps that frame alive.
+
+    Notes
+    -----
+    A decoded `Array` is a claim of the sender. Use it through `view` only.
+    """
+
+    dtype: str
+    shape: tuple[_Count, ...]
+    data: memoryview
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> "Array":
+        """Wrap an array for sending, without a copy when it is C-contiguous and little-endian.
+
+        Parameters
+        ----------
+        values : ndarray, any shape, dtype in `DTYPES`
+            Must not change until the message is sent.
+
+        Returns
+        -------
+        Array
+
+        Raises
+        ------
+        LocalProtocolError
+            When the dtype is not in `DTYPES`.
+        """
+        values = np.asarray(values, order="C")
+        if values.dtype.name not in DTYPES:
+            raise LocalProtocolError(
+                f"expected an array of {', '.join(sorted(DTYPES))}, got {values.dtype} - at Array.of"
+            )
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        return cls(values.dtype.name, values.shape, little.reshape(-1).view(np.uint8).data)
+
+
+def view(
+    array: Array,
+    dtype: type[Scalar] | np.dtype[Scalar],
+    shape: tuple[int | None, ...],
+    *,
+    peer: str,
+    what: str,
+) -> NDArray[Scalar]:
+    """Check a received array against what the protocol expects and return it read-only.
+
+    Parameters
+    ----------
+    array : Array
+        As decoded from a message.
+    dtype : numpy dtype or scalar type
+        Expected element type, one of `DTYPES`.
+    shape : tuple of int or None
+        Expected lengths; None accepts any length of that axis.
+    peer : str
+        The sender, for the error message.
+    what : str
+        The field, for the error message, e.g. ``"LevelQuery.rows"``.
+
+    Returns
+    -------
+    ndarray
+        Read-only, aligned, native byte order. It shares memory with the frame; where the elements
+        happen to lie unaligned in the frame (never for one-byte types) it is a copy.
+
+    Raises
+    ------
+    PeerProtocolError
+        When dtype, shape or number of bytes differ, or a bool is neither 0 nor 1. Nothing is allocated before all three agree.
+    """
+    expected = np.dtype(dtype)
+    assert expected.name in DTYPES, f"a protocol asked for {expected}, which no Array may have"
+    if array.dtype != expected.name or not _fits(array.shape, shape):
+        raise PeerProtocolError(
+            peer,
+            f"expected {expected.name} {_tuple(shape)}, got {clean(array.dtype, 20)} "
+            f"{_tuple(array.shape[:8])} - at {what} from {peer}",
+        )
+    needed = math.prod(array.shape) * expected.itemsize
+    if array.data.nbytes != needed:
+        raise PeerProtocolError(
+            peer,
+            f"expected {needed} bytes for {expected.name} {_tuple(array.shape)}, got {array.data.nbytes}"
+            f" - at {what} from {peer}",
+        )
+    try:
+        elements = np.frombuffer(array.data, expected.newbyteorder("<")).reshape(array.shape)
+    except ValueError:  # zero elements, but an axis beyond what numpy can count
+        raise PeerProtocolError(
+            peer, f"expected axes below 2**62, got {_tuple(array.shape)} - at {what} from {peer}"
+        ) from None
+    if expected == np.bool_ and elements.size and elements.view(np.uint8).max() > 1:
+        raise PeerProtocolError(peer, f"expected bool bytes 0 and 1, got others - at {what} from {peer}")
+    values: NDArray[Scalar] = np.require(elements, expected, "A")
+    values.flags.writeable = False
+    return values
+
+
+class Envelope(msgspec.Struct, Generic[Body], frozen=True, forbid_unknown_fields=True, eq=False):
+    """Who says what to whom, in which job, round and place of the conversation.
+
+    Parameters
+    ----------
+    job, protocol : str
+        Both must be those of the receiving party.
+    round : int
+        The protocol's round, from 0.
+    step : str
+        Name of the message class in `body`.
+    sender, receiver : str
+        Party names.
+    seq : int
+        Number of the message within its ordered pair (sender, receiver), from 0 without gaps.
+    body : Message (to encode) or msgspec.Raw (decoded, not yet looked into)
+        The message.
+    """
+
+    job: _Label
+    protocol: _Label
+    round: _Count
+    step: _Label
+    sender: _Label
+    receiver: _Label
+    seq: _Count
+    body: Body
+
+
+class Abort(Message):
+    """The sender stops the job; `reason` is fit to be shown to the receiver's operator."""
+
+    reason: str
+
+
+class Goodbye(Message):
+    """The sender has done its part; that its connection ends now is not a failure."""
+
+
+def encode_envelope(envelope: Envelope[M]) -> bytes:
+    """Encode an envelope and its message in one pass.
+
+    Raises
+    ------
+    LocalProtocolError
+        When a field of the message cannot be encoded, e.g. an integer beyond 64 bits.
+    """
+    return _encode(envelope, envelope.step)
+
+
+def encode_body(message: Message) -> bytes:
+    """Encode a message alone, as its body appears inside an envelope."""
+    return _encode(message, type(message).__name__)
+
+
+def decode_envelope(frame: Frame, *, peer: str) -> Envelope[msgspec.Raw]:
+    """Decode an envelope, leaving the body untouched.
+
+    Parameters
+    ----------
+    frame : bytes or memoryview
+        What the channel delivered.
+    peer : str
+        Who sent it, as the channel knows; for the error message.
+
+    Raises
+    ------
+    PeerProtocolError
+        When the bytes are not exactly one well-formed envelope.
+    """
+    try:
+        return msgspec.msgpack.decode(frame, type=Envelope[msgspec.Raw])
+    except _MALFORMED as error:
+        raise _malformed(error, "the envelope", peer) from None
+
+
+def decode_body(body: Frame | msgspec.Raw, kind: type[M], *, peer: str) -> M:
+    """Decode a message body as the type the receiver expects.
+
+    Parameters
+    ----------
+    body : bytes, memoryview or msgspec.Raw
+        The body of an `Envelope`, or the content a transcript kept.
+    kind : type of Message
+        The expected class.
+    peer : str
+        The sender, for the error message.
+
+    Raises
+    ------
+    PeerProtocolError
+        When the bytes are not exactly one `kind`: a missing, unknown or wrongly typed field, bytes left over.
+    """
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except _MALFORMED as error:
+        raise _malformed(error, kind.__name__, peer) from None
+
+
+def clean(text: str, limit: int = 300) -> str:
+    """Make a peer's text safe to show: printable, on one line, at most `limit` characters."""
+    shown = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def _encode(value: Any, what: str) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value)
+    except _UNENCODABLE as error:
+        raise LocalProtocolError(f"cannot encode {what}: {clean(str(error))}") from error
+
+
+def _malformed(error: Exception, what: str, peer: str) -> PeerProtocolError:
+    if isinstance(error, RecursionError):
+        text = "Expected a message, got deeper nesting than any message has"
+    elif isinstance(error, UnicodeDecodeError):
+        text = "Expected UTF-8 text, got other bytes"
+    else:
+        text = clean(str(error))
+    return PeerProtocolError(peer, f"{text} {'of' if ' - at ' in text else '- at'} {what} from {peer}")
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        length >= 0 and wanted in (None, length) for length, wanted in zip(shape, expected, strict=True)
+    )
+
+
+def _tuple(shape: tuple[int | None, ...]) -> str:
+    lengths = ["any" if length is None else str(length) for length in shape]
+    return f"({lengths[0]},)" if len(lengths) == 1 else f"({', '.join(lengths)})"

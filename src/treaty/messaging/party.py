@@ -1,0 +1,306 @@
+"""A party: a role's view of the others, with every incoming message checked before the role sees it.
+
+A role is a plain function that calls `Party.send` and `Party.receive` and reads like the paper's listing.
+`run_role` runs it and makes sure that the others learn how it ended.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from treaty.errors import (
+    LocalProtocolError,
+    PeerAborted,
+    PeerLost,
+    PeerProtocolError,
+    PeerTimeout,
+    TreatyError,
+)
+from treaty.messaging.channel import Arrival, Channel
+from treaty.messaging.conversation import Conversation
+from treaty.messaging.messages import Abort, Goodbye, M, Message, clean, encode_body
+from treaty.messaging.transcript import Transcript
+
+logger = logging.getLogger(__name__)
+
+FAREWELL_TIMEOUT = 10.0
+"""Seconds that an abort or goodbye may take per peer; both are best effort."""
+
+Result = TypeVar("Result")
+
+
+class Party:
+    """One party of one job, talking to the others over a channel.
+
+    Parameters
+    ----------
+    name : str
+        This party.
+    job : str
+        Identifier of the job; messages of another one are refused.
+    protocol : str
+        Name of the protocol; messages of another one are refused.
+    channel : Channel
+        This party's end; it stays the caller's, who closes it after the job.
+    peers : sequence of str
+        The parties this one talks to.
+    transcript : Transcript, optional
+        Where to record messages; a new one without contents by default.
+    timeout : float, default 3600
+        Seconds to wait for a message, or for a peer to take one, where a call names no other.
+
+    Attributes
+    ----------
+    round : int
+        Set by the protocol, from 0; put on what is sent and demanded of what is received.
+
+    Raises
+    ------
+    LocalProtocolError
+        When the names do not fit each other or the channel.
+
+    Notes
+    -----
+    One thread receives; any thread may send.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        job: str,
+        protocol: str,
+        channel: Channel,
+        peers: Sequence[str],
+        transcript: Transcript | None = None,
+        timeout: float = 3600.0,
+    ) -> None:
+        if channel.name != name:
+            raise LocalProtocolError(f"expected the channel of {name}, got that of {channel.name}")
+        if len({name, *peers}) != len(peers) + 1:
+            raise LocalProtocolError(f"expected different peers other than {name}, got {list(peers)}")
+        self.name = name
+        self.job = job
+        self.protocol = protocol
+        self.channel = channel
+        self.peers = tuple(peers)
+        self.transcript = Transcript(name) if transcript is None else transcript
+        self.timeout = timeout
+        self.round = 0
+        self._talks = {peer: Conversation(name, peer, job, protocol) for peer in peers}
+        self._sending = {peer: threading.Lock() for peer in peers}
+        self._reading = threading.Lock()
+        self._aborted: PeerAborted | None = None
+        self._lost: dict[str, PeerLost] = {}
+        self._over = False
+
+    def send(self, to: str, message: Message) -> None:
+        """Send a message; returns when it lies in the peer's mailbox.
+
+        Parameters
+        ----------
+        to : str
+            One of `peers`.
+        message : Message
+            What to say.
+
+        Raises
+        ------
+        PeerAborted
+            When any peer has stopped the job.
+        PeerLost
+            When `to` is gone or has left.
+        PeerTimeout
+            When `to` takes nothing for `timeout` seconds.
+        PeerProtocolError
+            When a peer has sent something wrong meanwhile, or `to` refuses to talk to us.
+        LocalProtocolError
+            When `to` is no peer, the message cannot be encoded or is larger than `to` accepts, or this
+            party has already left.
+        """
+        kind = type(message).__name__
+        if kind in (Abort.__name__, Goodbye.__name__):
+            raise LocalProtocolError(f"expected a protocol's own message, got {kind}; call abort() or close()")
+        talk = self._talk(to, kind)
+        doing = f"{self.name} was sending {kind} of round {self.round}"
+        with self._sending[to]:
+            self._listen()
+            self._raise_if_stopped([to], doing)
+            self._raise_if_left(talk, doing)
+            frame = talk.write(message, self.round)
+            try:
+                self.channel.send(to, frame, self.timeout)
+            except PeerLost:
+                self._listen()  # a peer that stopped the job said why before it went
+                self._raise_if_stopped([to], doing)
+                raise
+            talk.wrote()
+            self._record_sent(to, message, len(frame))
+
+    def receive(self, frm: str, *kinds: type[M], timeout: float | None = None) -> M:
+        """Wait for the next message of a peer.
+
+        Parameters
+        ----------
+        frm : str
+            One of `peers`.
+        *kinds : types of Message
+            The classes the protocol allows here, usually one.
+        timeout : float, optional
+            Seconds to wait; the party's `timeout` by default.
+
+        Returns
+        -------
+        Message
+            An instance of one of `kinds`, of the current `round`.
+
+        Raises
+        ------
+        PeerAborted
+            At once when any peer has stopped the job.
+        PeerLost
+            At once when any peer is gone without goodbye, or `frm` has left and nothing of it is unread.
+        PeerTimeout
+            When nothing came in time.
+        PeerProtocolError
+            When any peer sent something malformed, repeated or out of order, or `frm` something else.
+        LocalProtocolError
+            When `frm` is no peer or this party has already left.
+        """
+        awaited = " or ".join(kind.__name__ for kind in kinds)
+        talk = self._talk(frm, awaited)
+        patience = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + patience
+        doing = f"{self.name} was waiting for {awaited} of round {self.round} from {frm}"
+        self._listen()
+        while True:
+            self._raise_if_stopped(self.peers, doing)
+            if talk.has_unread:
+                return talk.read(kinds, self.round)
+            self._raise_if_left(talk, doing)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise PeerTimeout(frm, f"{doing} for {patience:g} s and got nothing; {frm} is connected but silent")
+            self._listen(remaining)
+
+    def abort(self, reason: str) -> None:
+        """Tell every peer, once and best effort, that this party stops the job.
+
+        Parameters
+        ----------
+        reason : str
+            Why; shown to the peers, so without labels, keys, ids or values. Cut at 500 characters.
+        """
+        self._leave(Abort(clean(reason, 500)))
+
+    def close(self) -> None:
+        """Leave the job in good order: after this a lost connection is no failure to the peers."""
+        self._leave(Goodbye())
+
+    def _leave(self, message: Abort | Goodbye) -> None:
+        if self._over:
+            return
+        self._over = True
+        for peer, talk in self._talks.items():
+            # A thread stuck in `send` to this peer keeps the lock: then the broken connection has to tell.
+            if talk.left or peer in self._lost or not self._sending[peer].acquire(timeout=FAREWELL_TIMEOUT):
+                continue
+            try:
+                frame = talk.write(message, self.round)
+                self.channel.send(peer, frame, FAREWELL_TIMEOUT)
+                if isinstance(message, Abort):
+                    self._record_sent(peer, message, len(frame))
+            except TreatyError as error:
+                logger.info("%s could not take leave of %s: %s", self.name, peer, error)
+            finally:
+                self._sending[peer].release()
+
+    def _talk(self, peer: str, kind: str) -> Conversation:
+        if peer not in self._talks:
+            raise LocalProtocolError(
+                f"expected a peer of {self.name} ({', '.join(self.peers)}), got {peer!r} - at {kind}"
+            )
+        if self._over:
+            raise LocalProtocolError(f"expected nothing more after {self.name} left the job, got {kind}")
+        return self._talks[peer]
+
+    def _raise_if_stopped(self, needed: Iterable[str], doing: str) -> None:
+        if self._aborted is not None:
+            raise self._aborted
+        for peer in needed:
+            if peer in self._lost:
+                raise PeerLost(peer, f"{self._lost[peer]}; {doing}")
+
+    def _raise_if_left(self, talk: Conversation, doing: str) -> None:
+        if talk.left:
+            raise PeerLost(talk.peer, f"{talk.peer} has finished its part and left; {doing}")
+
+    def _listen(self, timeout: float = 0.0) -> None:
+        """Take in what the channel has, waiting up to `timeout` seconds for the first item."""
+        if not self._reading.acquire(blocking=False):
+            return  # another thread is receiving and takes in everything
+        try:
+            while True:
+                try:
+                    arrival = self.channel.receive(timeout)
+                except PeerLost as lost:
+                    if lost.peer in self._talks and not self._talks[lost.peer].left:
+                        self._lost[lost.peer] = lost
+                else:
+                    if arrival is None:
+                        return
+                    self._take_in(arrival)
+                timeout = 0.0
+        finally:
+            self._reading.release()
+
+    def _take_in(self, arrival: Arrival) -> None:
+        peer = arrival.sender
+        if peer not in self._talks:
+            raise PeerProtocolError(peer, f"expected messages of {', '.join(self.peers)} alone, got one from {peer}")
+        talk = self._talks[peer]
+        envelope = talk.take_in(arrival.frame)
+        if talk.abort_reason is not None and self._aborted is None:
+            self._aborted = PeerAborted(peer, f"{peer} stopped the job: {talk.abort_reason}")
+        if envelope.step != Goodbye.__name__:
+            step, nbytes = clean(envelope.step), len(arrival.frame)
+            content = bytes(envelope.body) if self.transcript.record_content else None
+            self.transcript.record("received", peer, step, envelope.round, nbytes, content)
+            logger.debug("%s <- %s: %s, round %d, %d bytes", self.name, peer, step, envelope.round, nbytes)
+
+    def _record_sent(self, to: str, message: Message, nbytes: int) -> None:
+        kind = type(message).__name__
+        content = encode_body(message) if self.transcript.record_content else None
+        self.transcript.record("sent", to, kind, self.round, nbytes, content)
+        logger.debug("%s -> %s: %s, round %d, %d bytes", self.name, to, kind, self.round, nbytes)
+
+
+def run_role(party: Party, role: Callable[[], Result]) -> Result:
+    """Run a party's role to its end and let the peers know how it ended.
+
+    Parameters
+    ----------
+    party : Party
+        Its `close` is called after success, its `abort` after any exception. The channel stays open.
+    role : callable without arguments
+        The program, e.g. ``lambda: active(party, table, params)``.
+
+    Returns
+    -------
+    object
+        What `role` returns.
+
+    Raises
+    ------
+    BaseException
+        Whatever `role` raises. Peers are told the message of a `TreatyError` (it never holds data), and
+        of any other exception the type alone.
+    """
+    try:
+        result = role()
+    except BaseException as error:
+        party.abort(str(error) if isinstance(error, TreatyError) else f"internal error ({type(error).__name__})")
+        raise
+    party.close()
+    return result

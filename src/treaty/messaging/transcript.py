@@ -1,0 +1,136 @@
+"""What one party sent and received.
+
+The one source of byte counts in reports, of leakage audits and of protocol tests about what was said.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar
+
+from treaty.messaging.messages import M, decode_body
+
+Direction = Literal["sent", "received"]
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Pair(NamedTuple):
+    """An ordered pair of parties."""
+
+    sender: str
+    receiver: str
+
+
+class Total(NamedTuple):
+    """How much went over the wire."""
+
+    messages: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message.
+
+    Parameters
+    ----------
+    direction : "sent" or "received"
+        Seen from the party that keeps the transcript.
+    peer : str
+        The other party.
+    step : str
+        Name of the message class.
+    round : int
+        The protocol's round.
+    nbytes : int
+        Length of the encoded envelope, body included, without TLS.
+    seconds : float
+        Monotonic time since the transcript was opened.
+    content : bytes or None
+        The encoded body when the transcript keeps contents; read it with `message`.
+    """
+
+    direction: Direction
+    peer: str
+    step: str
+    round: int
+    nbytes: int
+    seconds: float
+    content: bytes | None = None
+
+    def message(self, kind: type[M]) -> M | None:
+        """Decode the kept content as `kind`; None when the transcript keeps no contents."""
+        return None if self.content is None else decode_body(self.content, kind, peer=self.peer)
+
+
+class Transcript:
+    """Record of one party's messages; safe to use from several threads.
+
+    Parameters
+    ----------
+    party : str
+        Who keeps it.
+    record_content : bool, default False
+        Keep the bodies too. They never leave this process by way of the transcript.
+
+    Notes
+    -----
+    Received messages are recorded when the party takes them in, whether or not the protocol reads them:
+    an audit asks what reached the house. Goodbyes are not recorded (whether one is still taken in is
+    a matter of timing), aborts are.
+    """
+
+    def __init__(self, party: str, *, record_content: bool = False) -> None:
+        self.party = party
+        self.record_content = record_content
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+        self._entries: list[Entry] = []
+
+    def record(
+        self,
+        direction: Direction,
+        peer: str,
+        step: str,
+        round: int,
+        nbytes: int,
+        content: bytes | None = None,
+    ) -> None:
+        """Add one message; `content` is dropped unless the transcript keeps contents."""
+        kept = content if self.record_content else None
+        with self._lock:
+            seconds = time.monotonic() - self._start
+            self._entries.append(Entry(direction, peer, step, round, nbytes, seconds, kept))
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All messages so far, in the order they were recorded."""
+        with self._lock:
+            return tuple(self._entries)
+
+    def by_pair(self, direction: Direction | None = None) -> dict[Pair, Total]:
+        """Messages and bytes per ordered pair of parties.
+
+        Parameters
+        ----------
+        direction : "sent", "received" or None
+            Which messages to count; None counts both. The "sent" totals of all parties together cover
+            every message of a job once.
+        """
+        return self._totals(direction, self._pair)
+
+    def by_type(self, direction: Direction | None = None) -> dict[str, Total]:
+        """Messages and bytes per message class name; `direction` as in `by_pair`."""
+        return self._totals(direction, lambda entry: entry.step)
+
+    def _pair(self, entry: Entry) -> Pair:
+        return Pair(self.party, entry.peer) if entry.direction == "sent" else Pair(entry.peer, self.party)
+
+    def _totals(self, direction: Direction | None, key: Callable[[Entry], Key]) -> dict[Key, Total]:
+        totals: dict[Key, Total] = {}
+        for entry in self.entries:
+            if direction in (None, entry.direction):
+                messages, nbytes = totals.get(key(entry), Total(0, 0))
+                totals[key(entry)] = Total(messages + 1, nbytes + entry.nbytes)
+        return totals

@@ -1,0 +1,177 @@
+"""What training leaves at each party, and the file it is kept in.
+
+A pooled model has one part. A vertical one has a part at every party: the active party's holds the trees (who owns
+each split, under what record number) and all leaf weights; every party's holds its own splits. A part can be saved
+and loaded on its own, and only all of them together decide rows.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.binning import Bins
+from treaty.data.table import Schema, Table
+from treaty.errors import ConfigError, DataError
+from treaty.trees.boosting import Forest
+from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
+
+FORMAT = "treaty-model-part 1"
+
+
+class ModelPart(msgspec.Struct, kw_only=True):
+    """One party's part of a trained model.
+
+    Attributes
+    ----------
+    model_id : str
+        The same in all parts of a model.
+    party : str
+    schema : Schema
+        The party's own columns.
+    splits : SplitTable
+        The party's own splits.
+    forest : Forest or None
+        At the active party (and in a pooled model).
+    """
+
+    model_id: str
+    party: str
+    schema: Schema
+    splits: SplitTable
+    forest: Forest | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""
+        path = Path(path)
+        data = msgspec.msgpack.encode({"format": FORMAT, "part": self}, enc_hook=_encode)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).replace(path)
+
+
+def load_part(path: str | os.PathLike[str]) -> ModelPart:
+    """Read a part that `ModelPart.save` wrote.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file, or it is no part of a Treaty model.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the model {path}: {error.strerror}") from None
+    try:
+        whole = msgspec.msgpack.decode(data, type=_File, dec_hook=_decode)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"expected a Treaty model, got something else - at {path} ({error})") from None
+    if whole.format != FORMAT:
+        raise ConfigError(f"expected a file of format {FORMAT!r}, got {whole.format[:40]!r} - at {path}")
+    try:
+        _check(whole.part)
+    except ValueError as error:
+        raise ConfigError(f"expected a Treaty model, got {error} - at {path}") from None
+    return whole.part
+
+
+class _File(msgspec.Struct):
+    format: str
+    part: ModelPart
+
+
+def _encode(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):  # one axis; the element type is that of the field's annotation
+        return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+    raise TypeError(f"cannot write {type(value).__name__}")
+
+
+def _decode(kind: Any, value: Any) -> NDArray[Any]:
+    if get_origin(kind) is np.ndarray and isinstance(value, bytes):
+        dtype = np.dtype(get_args(get_args(kind)[1])[0])
+        return np.frombuffer(value, dtype.newbyteorder("<")).astype(dtype)
+    raise ValueError(f"expected the bytes of an array, got {type(value).__name__}")
+
+
+def _check(part: ModelPart) -> None:
+    """Refuse a part whose numbers point outside it: kernels walk it without looking."""
+    n_features, splits = len(part.schema.names), part.splits
+    columns = (splits.feature, splits.threshold, splits.missing_left, splits.category_left)
+    if len({len(column) for column in columns}) > 1 or any(not 0 <= f < n_features for f in splits.feature):
+        raise ValueError("a split names a column the party does not have")
+    if any(going is not None and len(going) == 0 for going in splits.category_left):
+        raise ValueError("a split on no category")
+    if part.forest is None:
+        return
+    n_sources = len(part.forest.sources)
+    for tree in part.forest.trees:
+        n_nodes, inner = len(tree.left), tree.left >= 0
+        if n_nodes == 0 or any(len(getattr(tree, name)) != n_nodes for name in Tree.__slots__):
+            raise ValueError("a tree of uneven arrays")
+        below = np.flatnonzero(inner)
+        if np.any(tree.left[inner] <= below) or np.any(tree.left[inner] + 1 >= n_nodes):
+            raise ValueError("a tree whose children do not follow their parents")
+        if np.any((tree.source >= 0) != inner) or np.any(tree.source >= n_sources) or np.any(tree.record[inner] < 0):
+            raise ValueError("a tree with a split of nobody's")
+        own = tree.source == part.forest.sources.index(part.party)
+        if np.any(tree.record[own] >= len(splits)):
+            raise ValueError("a tree with a split that is not in the table")
+
+
+def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: NDArray[np.bool_]) -> int:
+    """Write a chosen split into the owner's lookup table, in terms of values; return its record number.
+
+    Parameters
+    ----------
+    left_bins : bool (256,)
+        Bins of the feature going left; entry ``bins.n_bins[feature]`` is missing values.
+    """
+    n_bins = int(bins.n_bins[feature])
+    missing_left = bool(left_bins[n_bins])
+    of_category = bins.category_bins[feature]
+    if of_category is not None:
+        # codes never seen go where "other" goes, or missing values where there is no "other"
+        unseen = n_bins - 1 if bins.has_other[feature] else n_bins
+        bin_of_code = np.append(np.where(of_category < 0, unseen, of_category), unseen)
+        return splits.add(feature, float("nan"), missing_left, left_bins[bin_of_code].astype(np.uint8).tobytes())
+    cuts = bins.cuts[feature]
+    below = int(left_bins[:n_bins].sum())
+    threshold = float(cuts[below - 1]) if cuts is not None and below < n_bins else float("inf")
+    return splits.add(feature, threshold, missing_left)
+
+
+def predict_pooled(
+    parts: Sequence[ModelPart], tables: Sequence[Table], threads: int = 1
+) -> NDArray[np.float64]:
+    """Return margins (n_rows, n_outputs) where all parts and tables are at hand, in the order of the forest's sources."""
+    forest = forest_of(parts)
+    splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
+    matrix = tables[0].matrix() if len(tables) == 1 else np.concatenate([t.matrix() for t in tables], axis=1)
+    margins = np.full((len(matrix), forest.objective.n_outputs), forest.objective.base_margin)
+    margins_from_values(forest.trees, splits, matrix, margins, threads)
+    return margins
+
+
+def forest_of(parts: Sequence[ModelPart]) -> Forest:
+    """Return the forest among `parts`, checking that they belong to one model and none is missing.
+
+    Raises
+    ------
+    DataError
+        If parts of different models are mixed or the forest's sources have no part.
+    """
+    forests = [part.forest for part in parts if part.forest is not None]
+    if len(forests) != 1 or len({part.model_id for part in parts}) != 1:
+        raise DataError(f"expected the parts of one model, got {', '.join(part.party for part in parts)}")
+    missing = [name for name in forests[0].sources if name not in {part.party for part in parts}]
+    if missing:
+        raise DataError(f"expected a part of every party, got none of {', '.join(missing)}")
+    return forests[0]

@@ -1,0 +1,139 @@
+"""The options of a tree job: names, defaults, ranges and meaning, in this one place."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from treaty.errors import ConfigError
+from treaty.trees.objectives import Objective
+from treaty.trees.splits import SplitRules
+
+PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyond the common ones
+    "pooled": (),
+    "secureboost": ("encryption", "key_bits", "insecure_test_key_bits"),
+}
+VERTICAL = ("secureboost",)
+
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of a tree job; common ones have the same default in every protocol, None means the protocol's own.
+
+    Attributes
+    ----------
+    protocol : {"pooled", "secureboost"}
+    mode : {"safe", "paper"}
+        "paper" is the protocol as published, for comparison.
+    allow_insecure : bool
+        Consent to a paper mode that is known to be broken.
+    n_estimators : int
+        Boosting rounds; one tree each, one per class for more than two classes.
+    max_depth : int
+    learning_rate : float
+    reg_lambda, reg_alpha, min_split_loss, min_child_weight : float
+        As in XGBoost.
+    min_child_samples : int or None
+        Fewest training rows in a leaf, a privacy rule: None is 20 in safe mode, 1 in paper mode.
+    subsample, colsample_bytree : float
+        Share of rows and of columns drawn for each tree.
+    base_score : float
+        Probability (classifiers of two classes) or margin that training starts from.
+    fractional_bits : int
+        Gradients are rounded once to multiples of 2^-fractional_bits.
+    max_bin : int
+        Most bins per feature, 2 to 255.
+    early_stopping_rounds : int or None
+        Stop when the last eval set's loss has not fallen for so many rounds.
+    random_state : int or None
+        Seed of row and column sampling.
+    encryption : {"auto", "ou"} or None
+        Cipher of encrypted sums; "ou" is Okamoto-Uchiyama, which "auto" and None choose too.
+    key_bits : int or None
+        Size of the modulus: 3072 (None) or 2048.
+    insecure_test_key_bits : int or None
+        A smaller key, for tests alone; every party must name the same.
+    """
+
+    protocol: Literal["pooled", "secureboost"] = "pooled"
+    mode: Literal["safe", "paper"] = "safe"
+    allow_insecure: bool = False
+    n_estimators: AtLeastOne = 20
+    max_depth: Annotated[int, msgspec.Meta(ge=1, le=24)] = 3
+    learning_rate: Annotated[float, msgspec.Meta(gt=0)] = 0.3
+    reg_lambda: NotNegative = 1.0
+    reg_alpha: NotNegative = 0.0
+    min_split_loss: NotNegative = 0.0
+    min_child_weight: NotNegative = 1.0
+    min_child_samples: AtLeastOne | None = None
+    subsample: Share = 1.0
+    colsample_bytree: Share = 1.0
+    base_score: float = 0.5
+    fractional_bits: Annotated[int, msgspec.Meta(ge=4, le=40)] = 16
+    max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] = 32
+    early_stopping_rounds: AtLeastOne | None = None
+    random_state: int | None = None
+    encryption: Literal["auto", "ou"] | None = None
+    key_bits: Literal[2048, 3072] | None = None
+    insecure_test_key_bits: Annotated[int, msgspec.Meta(ge=128)] | None = None
+
+    @property
+    def fewest_rows(self) -> int:
+        """`min_child_samples`, resolved."""
+        return self.min_child_samples or (20 if self.mode == "safe" else 1)
+
+    @property
+    def cipher(self) -> str:
+        """`encryption`, resolved."""
+        return "ou" if self.encryption in (None, "auto") else self.encryption
+
+    def sampling(self) -> dict[str, Any]:
+        """Return what the boosting loop takes: rounds, shares, seed, early stopping."""
+        names = ("n_estimators", "subsample", "colsample_bytree", "early_stopping_rounds", "random_state")
+        return {name: getattr(self, name) for name in names}
+
+    def rules(self, objective: Objective) -> SplitRules:
+        """Return the split rules for this objective's fixed point."""
+        return SplitRules(
+            grad_unit=objective.grad_unit,
+            hess_unit=objective.hess_unit,
+            reg_lambda=self.reg_lambda,
+            reg_alpha=self.reg_alpha,
+            min_split_loss=self.min_split_loss,
+            min_child_weight=self.min_child_weight,
+            min_child_samples=self.fewest_rows,
+            max_depth=self.max_depth,
+            learning_rate=self.learning_rate,
+        )
+
+
+def tree_options(values: dict[str, Any]) -> TreeOptions:
+    """Check option values and build the struct.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown option, a wrong type or a value out of range, or an option the protocol does not have.
+    """
+    try:
+        options = msgspec.convert(values, TreeOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), values)) from None
+    own = PROTOCOLS[options.protocol]
+    for name in {name for names in PROTOCOLS.values() for name in names}:
+        if name not in own and getattr(options, name) is not None:
+            raise ConfigError(f"protocol {options.protocol!r} has no option {name!r}; leave it out (None)")
+    return options
+
+
+def _explain(message: str, values: dict[str, Any]) -> str:
+    """Put the option's name and value into msgspec's words."""
+    text, _, path = message.partition(" - at `$.")
+    name = path.rstrip("`")
+    if name in values:
+        return f"option {name}={values[name]!r}: {text[0].lower()}{text[1:]}"
+    return message.replace("Object contains unknown field", "unknown option")

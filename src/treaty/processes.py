@@ -1,0 +1,201 @@
+"""All parties of a job on this machine, each its own process, talking over gRPC with mutual TLS on loopback.
+
+Processes are started afresh, never forked: gRPC and threads do not survive a fork, and a fresh start needs no guard
+in the user's script.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from treaty.data.sources import write_arrow
+from treaty.data.table import Table
+from treaty.errors import ConfigError, TreatyError
+from treaty.jobs import Job, Member, load_job, load_reports
+from treaty.messaging.certificates import write_identity
+from treaty.models import ModelPart, load_part
+from treaty.options import TreeOptions
+from treaty.protocols.pooled import Labelled
+from treaty.simulation import Traffic
+
+GRACE = 20.0  # seconds the others get to end by themselves after one party failed
+
+
+class PartyFailed(TreatyError):
+    """One or more of the parties' processes ended with an error; the message holds what each said."""
+
+
+def run_all(job: Job, verb: str, *, arguments: Sequence[str] = (), progress: bool = False) -> None:
+    """Run ``treaty <verb> JOB --as PARTY`` for every party of the job on this machine.
+
+    Parameters
+    ----------
+    job : Job
+        Every party must name its table; addresses, keys and certificates are made up where they are missing.
+    verb : {"train", "predict"}
+    arguments : sequence of str
+        Passed on to the active party's command.
+    progress : bool
+        Let the active party draw its progress bar.
+
+    Raises
+    ------
+    PartyFailed
+        When a process fails, with the error of each.
+    """
+    with tempfile.TemporaryDirectory(prefix="treaty-") as folder:
+        path = Path(folder) / "job.json"
+        path.write_bytes(msgspec.json.encode(_completed(job, Path(folder))))
+        started = {
+            name: subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
+                [sys.executable, "-m", "treaty", verb, str(path), "--as", name, *(arguments if name == job.active else ())],
+                stdout=subprocess.DEVNULL if name != job.active else None,
+                stderr=None if progress and name == job.active and sys.stderr.isatty() else subprocess.PIPE,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+            for name in job.parties
+        }
+        try:
+            failed = _wait(started)
+        finally:
+            for process in started.values():
+                if process.poll() is None:
+                    process.kill()
+        said = {name: (process.communicate()[1] or b"").decode(errors="replace").strip() for name, process in started.items()}
+        if failed:
+            raise PartyFailed("\n".join(f"{name}: {said[name] or 'ended with an error'}" for name in failed))
+
+
+def _wait(started: Mapping[str, subprocess.Popen[bytes]]) -> list[str]:
+    """Wait for all processes; return the names of those that failed, in the order they did."""
+    failed: list[str] = []
+    deadline = float("inf")
+    while True:
+        for name, process in started.items():
+            if process.poll() not in (None, 0) and name not in failed:
+                failed.append(name)
+                deadline = min(deadline, time.monotonic() + GRACE)
+        if all(process.poll() is not None for process in started.values()) or time.monotonic() > deadline:
+            return failed
+        time.sleep(0.02)
+
+
+def _completed(job: Job, folder: Path) -> Job:
+    """Make up addresses, keys and certificates where the job names none."""
+    parties = {}
+    for name, member in job.parties.items():
+        changes: dict[str, Any] = {}
+        if member.address is None:
+            changes["address"] = f"127.0.0.1:{_free_port()}"
+        if member.key is None or member.certificate is None:
+            write_identity(folder, name)
+            changes["key"], changes["certificate"] = str(folder / f"{name}.key.pem"), str(folder / f"{name}.cert.pem")
+        parties[name] = msgspec.structs.replace(member, **changes)
+    return msgspec.structs.replace(job, parties=parties)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# ---------------------------------------------------------------- for the estimators' transport="grpc"
+
+_LABEL, _WEIGHT = "__label__", "__weight__"
+
+
+def train_in_processes(
+    data: Labelled,
+    tables: Mapping[str, Table],
+    evals: Sequence[tuple[str, Mapping[str, Table], NDArray[np.float64]]],
+    active: str,
+    classes: list[Any] | None,
+    options: TreeOptions,
+    n_jobs: int | None,
+) -> tuple[dict[str, ModelPart], Traffic]:
+    """Train with every party in a process of its own; return their parts and the traffic."""
+    with tempfile.TemporaryDirectory(prefix="treaty-") as name:
+        folder = Path(name)
+        parties = {}
+        for party, table in tables.items():
+            labels = {_LABEL: data.y, **({} if data.weight is None else {_WEIGHT: data.weight})}
+            _write(folder / f"{party}.arrow", table, labels if party == active else {})
+            for set_name, rows, y in evals:
+                _write(folder / f"{party}.{set_name}.arrow", rows[party], {_LABEL: y} if party == active else {})
+            parties[party] = Member(
+                table=str(folder / f"{party}.arrow"),
+                eval_tables=[str(folder / f"{party}.{set_name}.arrow") for set_name, _, _ in evals],
+            )
+        given = {field: getattr(options, field) for field in options.__struct_fields__}
+        job = Job(
+            name="fit", active=active, label=_LABEL, weight=None if data.weight is None else _WEIGHT,
+            parties=parties, options=given, task="regression" if classes is None else "classification",
+            output=str(folder / "model"), n_jobs=n_jobs,
+        )  # fmt: skip
+        run_all(job, "train", progress=True)
+        parts = {party: load_part(folder / "model" / f"{party}.part") for party in tables}
+        for party, part in parts.items():
+            part.schema = tables[party].schema
+        forest = parts[active].forest
+        assert forest is not None
+        forest.classes = classes
+        sent = {
+            f"{party} -> {peer}": totals
+            for party, report in load_reports(job).items()
+            for peer, totals in report.sent.items()
+        }
+        return parts, Traffic(sent)
+
+
+def predict_in_processes(
+    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], active: str, n_jobs: int | None
+) -> NDArray[np.float64]:
+    """Predict with every party in a process of its own; return the margins (n_rows, n_outputs)."""
+    with tempfile.TemporaryDirectory(prefix="treaty-") as name:
+        folder = Path(name)
+        for party, part in parts.items():
+            _write(folder / f"{party}.arrow", tables[party], {})
+            part.save(folder / f"{party}.part")
+        members = {party: Member(predict_table=str(folder / f"{party}.arrow")) for party in parts}
+        job = Job(
+            name="predict", active=active, label=_LABEL, parties=members, output=str(folder), n_jobs=n_jobs
+        )
+        margins = folder / "margins.npy"
+        run_all(job, "predict", arguments=["--margins", str(margins)])
+        return np.asarray(np.load(margins, allow_pickle=False))
+
+
+def _write(path: Path, table: Table, extra: Mapping[str, NDArray[np.float64]]) -> None:
+    """Write a table for another process of ours; an arrow file keeps categories and their order."""
+    columns: dict[str, Any] = {}
+    for name, column, categories in zip(table.schema.names, table.columns, table.schema.categories, strict=True):
+        if categories is None:
+            columns[name] = pa.array(column, from_pandas=True)
+        else:
+            codes = pa.array(np.nan_to_num(column).astype(np.int32), mask=np.isnan(column))
+            columns[name] = pa.DictionaryArray.from_arrays(codes, pa.array([*categories, _unseen(categories)]))
+    columns |= {name: pa.array(values) for name, values in extra.items()}
+    if not columns:  # an active party without features still says how many rows it predicts
+        columns[_LABEL] = pa.array(np.zeros(table.n_rows))
+    write_arrow(path, pa.table(columns))
+
+
+def _unseen(categories: Sequence[Any]) -> Any:
+    """Return a value that is none of the categories, for rows whose category was not known in training."""
+    if isinstance(categories[0], str):
+        return max(categories) + "?"
+    return max(categories) + 1

@@ -1,0 +1,124 @@
+"""The plain grower on one table: what every federated protocol is compared with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.binning import Bins, fit_bins
+from treaty.data.table import Category, Table
+from treaty.models import ModelPart, record_split
+from treaty.options import TreeOptions
+from treaty.trees.boosting import EvalSet, Forest, boost
+from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
+from treaty.trees.objectives import Objective, make_objective
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A party's rows with their labels.
+
+    Attributes
+    ----------
+    table : Table
+        The party's own columns; perhaps none.
+    y : float64 (n_rows,)
+        0/1, class numbers, or the regression target.
+    weight : float64 (n_rows,) or None
+    name : str
+        Of an eval set.
+    """
+
+    table: Table
+    y: NDArray[np.float64]
+    weight: NDArray[np.float64] | None = None
+    name: str = "train"
+
+
+Progress = Callable[[int, ModelPart], None]
+"""Called with the number of finished rounds and the part so far: at the start, then after every round."""
+
+
+def objective_for(data: Labelled, classes: list[Category] | None, options: TreeOptions) -> Objective:
+    """Choose the loss: squared error without classes, logistic for two, softmax for more."""
+    name = "squared_error" if classes is None else "logistic" if len(classes) == 2 else "softmax"
+    return make_objective(
+        name,
+        data.y,
+        data.weight,
+        n_classes=len(classes or ()),
+        base_score=options.base_score,
+        fractional_bits=options.fractional_bits,
+    )
+
+
+def own_columns(table: Table, options: TreeOptions, splits: SplitTable, threads: int) -> tuple[ColumnSource, Bins]:
+    """Bin a table and make it a source of sums that records its splits in `splits`."""
+    bins = fit_bins(table, options.max_bin, threads)
+    categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
+    source = ColumnSource(
+        bins.transform(table, threads),
+        bins.offsets,
+        categorical,
+        lambda feature, left_bins: record_split(splits, bins, feature, left_bins),
+        threads,
+    )
+    return source, bins
+
+
+def train(
+    data: Labelled,
+    options: TreeOptions,
+    *,
+    classes: list[Category] | None,
+    eval_sets: Sequence[Labelled] = (),
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> ModelPart:
+    """Train on one table.
+
+    Parameters
+    ----------
+    classes : list or None
+        Labels by class number; None for regression.
+
+    Returns
+    -------
+    ModelPart
+        The whole model.
+    """
+    objective = objective_for(data, classes, options)
+    splits = SplitTable()
+    forest = Forest(objective, ("pooled",), classes)
+    part = ModelPart(
+        model_id=secrets.token_hex(16), party="pooled", schema=data.table.schema, splits=splits, forest=forest
+    )
+    source, _ = own_columns(data.table, options, splits, threads)
+
+    def watch(rows: Labelled) -> EvalSet:
+        matrix = rows.table.matrix()
+
+        def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:
+            margins_from_values(trees, join_splits([splits], [matrix.shape[1]]), matrix, margins, threads)
+
+        return EvalSet(rows.name, rows.y, rows.weight, add_trees)
+
+    rules = options.rules(objective)
+    boost(
+        SumsFinder([source], data.table.n_rows, rules, threads),
+        data.y,
+        data.weight,
+        forest,
+        rules,
+        n_columns=len(source.categorical),
+        eval_sets=[watch(rows) for rows in eval_sets],
+        on_round=None if progress is None else lambda done: progress(done, part),
+        threads=threads,
+        **options.sampling(),
+    )
+    return part

@@ -1,0 +1,220 @@
+"""Trees as flat arrays, the owners' lookup tables of splits, and walking rows down both.
+
+A tree names, for each inner node, who owns its split and that owner's record number; what the record means (feature,
+threshold or categories, where missing values go) is in the owner's `SplitTable`. Together they are the model; apart,
+no one part is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import share
+from treaty.trees.walking import record_bits, walk_bits, walk_values
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One tree; node 0 is the root.
+
+    Attributes
+    ----------
+    source : int16 (n_nodes,)
+        Position of the owner of the node's split in the job's list of parties; -1 in a leaf.
+    record : int32 (n_nodes,)
+        The owner's record of the split; -1 in a leaf.
+    left : int32 (n_nodes,)
+        Left child, the right child being one higher; -1 in a leaf.
+    value : float64 (n_nodes,)
+        Leaf weight times learning rate; 0 in an inner node.
+    gain : float64 (n_nodes,)
+        Split gain (without the factor 1/2); 0 in a leaf.
+    cover : float64 (n_nodes,)
+        Sum of hess.
+    count : int64 (n_nodes,)
+        Rows of the tree's sample.
+    """
+
+    source: NDArray[np.int16]
+    record: NDArray[np.int32]
+    left: NDArray[np.int32]
+    value: NDArray[np.float64]
+    gain: NDArray[np.float64]
+    cover: NDArray[np.float64]
+    count: NDArray[np.int64]
+
+    def __eq__(self, other: object) -> bool:
+        """Compare bit for bit."""
+        return isinstance(other, Tree) and all(
+            np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(slots=True)
+class SplitTable:
+    """One owner's splits, by record number; grows during training and never leaves its owner.
+
+    Attributes
+    ----------
+    feature : list of int
+        Feature within the owner's table.
+    threshold : list of float
+        Values below it go left (a float32; inf: all present values do). NaN where the split is on categories.
+    missing_left : list of bool
+    category_left : list of (bytes or None)
+        Byte k is 1 where category code k goes left; one more byte, the last, is for codes never seen in training.
+        None where the split is on a threshold.
+    """
+
+    feature: list[int] = field(default_factory=list)
+    threshold: list[float] = field(default_factory=list)
+    missing_left: list[bool] = field(default_factory=list)
+    category_left: list[bytes | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.feature)
+
+    def add(self, feature: int, threshold: float, missing_left: bool, category_left: bytes | None = None) -> int:
+        """Write a record and return its number."""
+        self.feature.append(feature)
+        self.threshold.append(threshold)
+        self.missing_left.append(missing_left)
+        self.category_left.append(category_left)
+        return len(self.feature) - 1
+
+    def decide(
+        self, matrix: NDArray[np.float32], records: NDArray[np.int32] | None = None, threads: int = 1
+    ) -> NDArray[np.uint8]:
+        """Return which rows go left at each record.
+
+        Parameters
+        ----------
+        matrix : float32 (n_rows, n_features)
+            NaN is missing, a categorical feature holds its category code.
+        records : int32 (k,) or None
+            None for all.
+
+        Returns
+        -------
+        uint8 (n_rows, k)
+            1 for left.
+        """
+        if records is None:
+            records = np.arange(len(self), dtype=np.int32)
+        flat = join_splits([self], [matrix.shape[1]])
+        bits = np.empty((len(matrix), len(records)), np.uint8)
+
+        def work(first: int, last: int) -> None:
+            record_bits(
+                matrix, records, flat.feature, flat.threshold, flat.missing_left,
+                flat.category_start, flat.category_left, first, last, bits,
+            )  # fmt: skip
+
+        share(work, len(matrix), threads, least=1024)
+        return bits
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSplits:
+    """Split tables of all owners joined: record r of owner s is row ``base[s] + r``; features count over all owners."""
+
+    base: NDArray[np.int64]
+    feature: NDArray[np.int32]
+    threshold: NDArray[np.float32]
+    missing_left: NDArray[np.bool_]
+    category_start: NDArray[np.int64]  # (n + 1,); an empty range is a threshold split
+    category_left: NDArray[np.uint8]
+
+
+def join_splits(tables: Sequence[SplitTable], n_features: Sequence[int]) -> JoinedSplits:
+    """Join the split tables of owners with `n_features` features each, in the order of the joined table."""
+    offsets = np.cumsum([0, *n_features])
+    of_category = [going or b"" for table in tables for going in table.category_left]
+    return JoinedSplits(
+        base=np.cumsum([0, *(len(table) for table in tables)]),
+        feature=np.array([f + offsets[s] for s, table in enumerate(tables) for f in table.feature], np.int32),
+        threshold=np.array([t for table in tables for t in table.threshold], np.float32),
+        missing_left=np.array([m for table in tables for m in table.missing_left], np.bool_),
+        category_start=np.cumsum([0, *(len(going) for going in of_category)]),
+        category_left=np.frombuffer(b"".join(of_category), np.uint8),
+    )
+
+
+def margins_from_values(
+    trees: Sequence[Tree],
+    splits: JoinedSplits,
+    matrix: NDArray[np.float32],
+    margins: NDArray[np.float64],
+    threads: int = 1,
+) -> None:
+    """Walk rows down trees whose splits are all at hand, and add the leaf values.
+
+    Parameters
+    ----------
+    matrix : float32 (n_rows, n_features)
+        All owners' columns side by side.
+    margins : float64 (n_rows, n_outputs)
+        Changed in place; tree i adds to output ``i % n_outputs``.
+    """
+    nodes = _stack(trees, splits.base)
+
+    def work(first: int, last: int) -> None:
+        walk_values(
+            matrix, nodes.start, nodes.split, nodes.left, nodes.value, splits.feature, splits.threshold,
+            splits.missing_left, splits.category_start, splits.category_left, first, last, margins,
+        )  # fmt: skip
+
+    share(work, len(matrix), threads, least=256)
+
+
+def margins_from_bits(
+    trees: Sequence[Tree],
+    base: NDArray[np.int64],
+    bits: NDArray[np.uint8],
+    margins: NDArray[np.float64],
+    threads: int = 1,
+) -> None:
+    """Walk rows down trees by the owners' decisions, and add the leaf values.
+
+    Parameters
+    ----------
+    base : int64 (n_owners + 1,)
+        Column of `bits` of each owner's record 0.
+    bits : uint8 (n_rows, n_records)
+        1 where the row goes left, as `SplitTable.decide` gives it, owners side by side.
+    margins : float64 (n_rows, n_outputs)
+        Changed in place; tree i adds to output ``i % n_outputs``.
+    """
+    nodes = _stack(trees, base)
+
+    def work(first: int, last: int) -> None:
+        walk_bits(bits, nodes.start, nodes.split, nodes.left, nodes.value, first, last, margins)
+
+    share(work, len(bits), threads, least=256)
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    start: NDArray[np.int64]  # first node of each tree
+    split: NDArray[np.int32]  # joined record number; -1 in a leaf
+    left: NDArray[np.int32]  # counted over all trees
+    value: NDArray[np.float64]
+
+
+def _stack(trees: Sequence[Tree], base: NDArray[np.int64]) -> _Nodes:
+    start = np.cumsum([0, *(len(tree.left) for tree in trees)])
+    joined = [
+        np.where(tree.source < 0, -1, base[np.maximum(tree.source, 0)] + tree.record).astype(np.int32) for tree in trees
+    ]
+    return _Nodes(
+        start=start[:-1],
+        split=np.concatenate(joined) if trees else np.zeros(0, np.int32),
+        left=np.concatenate([tree.left + first for tree, first in zip(trees, start[:-1], strict=True)] or [start[:0]]).astype(np.int32),
+        value=np.concatenate([tree.value for tree in trees] or [np.zeros(0)]),
+    )

@@ -1,0 +1,188 @@
+"""Losses, their derivatives with respect to the margin, and the fixed point they are rounded to (PROTOCOLS 0.2, 0.4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import share
+from treaty.errors import ConfigError
+
+BLOCK = 1 << 13  # rows whose intermediate values stay in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A loss and its fixed point.
+
+    Parameters
+    ----------
+    name : {"logistic", "softmax", "squared_error"}
+    n_outputs : int
+        Trees per round: the number of classes for softmax, else 1.
+    base_score : float
+        Probability for logistic, margin for the others.
+    fractional_bits : int
+        grad and hess are rounded once to multiples of 2^-fractional_bits.
+    grad_clip : float
+        Squared error: gradients are clipped to it and divided by it (a power of two); 1 for the others.
+    weight_bound : float
+        Largest sample weight.
+    """
+
+    name: str
+    n_outputs: int = 1
+    base_score: float = 0.5
+    fractional_bits: int = 16
+    grad_clip: float = 1.0
+    weight_bound: float = 1.0
+
+    @property
+    def base_margin(self) -> float:
+        """The margin every row starts from."""
+        if self.name == "logistic":
+            return math.log(self.base_score / (1.0 - self.base_score))
+        return self.base_score
+
+    @property
+    def grad_unit(self) -> float:
+        """What one integer step of a gradient is worth."""
+        return self.grad_clip * 2.0**-self.fractional_bits
+
+    @property
+    def hess_unit(self) -> float:
+        """What one integer step of a hessian is worth."""
+        return 2.0**-self.fractional_bits
+
+    @property
+    def grad_bound(self) -> int:
+        """Largest absolute gradient, as an integer."""
+        return math.ceil(self.weight_bound * 2.0**self.fractional_bits)
+
+    @property
+    def hess_bound(self) -> int:
+        """Largest hessian, as an integer."""
+        largest = {"logistic": 0.25, "softmax": 0.5, "squared_error": 1.0}[self.name]
+        return math.ceil(largest * self.weight_bound * 2.0**self.fractional_bits)
+
+    def check_sums(self, n_rows: int) -> None:
+        """Refuse a job whose sums could leave int64; overflow is found here, never at run time."""
+        if n_rows * max(self.grad_bound, self.hess_bound) >= 2**62:
+            raise ConfigError(
+                f"sums of {n_rows} gradients at fractional_bits={self.fractional_bits} with weights up to "
+                f"{self.weight_bound:g} do not fit 62 bits; lower fractional_bits or scale the weights down"
+            )
+
+    def gradients(
+        self,
+        margins: NDArray[np.float64],
+        y: NDArray[np.float64],
+        weight: NDArray[np.float64] | None,
+        threads: int = 1,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Return the fixed-point derivatives of the loss.
+
+        Parameters
+        ----------
+        margins : float64 (n_rows, n_outputs)
+        y : float64 (n_rows,)
+            0 or 1 for logistic, the class number for softmax.
+        weight : float64 (n_rows,) or None
+
+        Returns
+        -------
+        grad, hess : int64 (n_outputs, n_rows)
+        clipped : int
+            Rows whose gradient was clipped (squared error only).
+        """
+        n_rows = len(y)
+        grad = np.empty((self.n_outputs, n_rows), np.int64)
+        hess = np.empty((self.n_outputs, n_rows), np.int64)
+        clipped: list[int] = []  # by block: threads may append at the same time, but not add to one number
+        scale = 2.0**self.fractional_bits
+
+        def work(first: int, last: int) -> None:
+            for start in range(first, last, BLOCK):
+                rows = slice(start, min(start + BLOCK, last))
+                g, h = self._derivatives(margins[rows], y[rows])
+                if self.name == "squared_error":
+                    over = np.abs(g) > self.grad_clip
+                    clipped.append(int(over.sum()))
+                    g = np.clip(g, -self.grad_clip, self.grad_clip) / self.grad_clip
+                factor = scale if weight is None else scale * weight[rows, None]
+                grad[:, rows] = np.rint(g * factor).T
+                hess[:, rows] = np.rint(h * factor).T
+
+        share(work, n_rows, threads, least=4 * BLOCK)
+        return grad, hess, sum(clipped)
+
+    def _derivatives(
+        self, margins: NDArray[np.float64], y: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        if self.name == "squared_error":
+            return margins - y[:, None], np.ones_like(margins)
+        p = self.predictions(margins)
+        if self.name == "logistic":
+            return p - y[:, None], p * (1.0 - p)
+        g = p.copy()
+        g[np.arange(len(y)), y.astype(np.intp)] -= 1.0
+        return g, 2.0 * p * (1.0 - p)
+
+    def predictions(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return probabilities (of class 1; of every class for softmax) or means, shaped as `margins`."""
+        if self.name == "logistic":
+            with np.errstate(over="ignore"):
+                return 1.0 / (1.0 + np.exp(-margins))
+        if self.name == "softmax":
+            p: NDArray[np.float64] = np.exp(margins - margins.max(axis=1, keepdims=True))
+            p /= p.sum(axis=1, keepdims=True)
+            return p
+        return margins
+
+    @property
+    def metric(self) -> str:
+        """Name of the evaluation metric, as XGBoost names it."""
+        return {"logistic": "logloss", "softmax": "mlogloss", "squared_error": "rmse"}[self.name]
+
+    def loss(self, margins: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64] | None) -> float:
+        """Return the weighted mean loss: log-loss, or root mean squared error."""
+        if self.name == "logistic":
+            each = np.logaddexp(0.0, np.where(y > 0.5, -margins[:, 0], margins[:, 0]))
+        elif self.name == "softmax":
+            each = np.logaddexp.reduce(margins, axis=1) - margins[np.arange(len(y)), y.astype(np.intp)]
+        else:
+            return float(np.sqrt(np.average((margins[:, 0] - y) ** 2, weights=weight)))
+        return float(np.average(each, weights=weight))
+
+
+def make_objective(
+    name: str,
+    y: NDArray[np.float64],
+    weight: NDArray[np.float64] | None,
+    *,
+    n_classes: int = 2,
+    base_score: float = 0.5,
+    fractional_bits: int = 16,
+) -> Objective:
+    """Build the objective for these labels, with its public bounds.
+
+    Raises
+    ------
+    ConfigError
+        If `base_score` is not a probability where one is needed.
+    """
+    if name == "logistic" and not 0.0 < base_score < 1.0:
+        raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {base_score}")
+    spread = 2.0 * float(np.max(np.abs(y - base_score))) if name == "squared_error" else 0.0
+    return Objective(
+        name=name,
+        n_outputs=n_classes if name == "softmax" else 1,
+        base_score=base_score,
+        fractional_bits=fractional_bits,
+        grad_clip=2.0 ** math.ceil(math.log2(spread)) if spread > 0.0 else 1.0,
+        # the bound is public: a power of two tells less than the largest weight itself
+        weight_bound=1.0 if weight is None else 2.0 ** math.ceil(math.log2(float(weight.max()))),
+    )

@@ -1,0 +1,148 @@
+"""Write trees as an XGBoost model (its JSON format, read by XGBoost 3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import ConfigError
+from treaty.trees.ensemble import JoinedSplits, Tree
+from treaty.trees.objectives import Objective
+
+_OBJECTIVES = {"logistic": "binary:logistic", "softmax": "multi:softprob", "squared_error": "reg:squarederror"}
+_HIGHEST = float(np.finfo(np.float32).max)  # stands for "every present value goes left": JSON has no infinity
+
+
+def to_booster(
+    trees: Sequence[Tree],
+    splits: JoinedSplits,
+    objective: Objective,
+    feature_names: Sequence[str],
+    categorical: Sequence[bool],
+) -> Any:
+    """Build an `xgboost.Booster` that predicts the same margins (to float32).
+
+    Parameters
+    ----------
+    trees : sequence of Tree
+        Tree i adds to output ``i % objective.n_outputs``.
+    splits : JoinedSplits
+        Of all owners; features count over the joined table.
+    feature_names, categorical
+        Of the joined table.
+
+    Returns
+    -------
+    xgboost.Booster
+        Categorical columns must hold the category codes of training, as pandas' ``cat.codes`` gives them.
+
+    Raises
+    ------
+    ConfigError
+        If XGBoost is not installed.
+
+    Notes
+    -----
+    XGBoost sends the categories in a node's set right and codes it has never seen left; unseen codes are therefore
+    the one case in which the two predictions may differ.
+    """
+    try:
+        import xgboost
+    except ImportError as error:
+        raise ConfigError("to_xgboost() needs XGBoost: pip install 'treaty[xgboost]'") from error
+    n_features = len(feature_names)
+    softmax = objective.name == "softmax"
+    model = {
+        "version": [3, 0, 0],
+        "learner": {
+            "attributes": {},
+            "feature_names": list(feature_names),
+            "feature_types": ["c" if c else "float" for c in categorical],
+            "gradient_booster": {
+                "name": "gbtree",
+                "model": {
+                    "gbtree_model_param": {"num_trees": str(len(trees)), "num_parallel_tree": "1"},
+                    "tree_info": [i % objective.n_outputs for i in range(len(trees))],
+                    "iteration_indptr": list(range(0, len(trees) + 1, objective.n_outputs)),
+                    "trees": [_tree(number, tree, splits, n_features) for number, tree in enumerate(trees)],
+                },
+            },
+            "learner_model_param": {
+                "base_score": f"[{objective.base_score!r}]",
+                "num_class": str(objective.n_outputs if softmax else 0),
+                "num_feature": str(n_features),
+                "num_target": "1",
+                "boost_from_average": "0",
+            },
+            "objective": {
+                "name": _OBJECTIVES[objective.name],
+                **(
+                    {"softmax_multiclass_param": {"num_class": str(objective.n_outputs)}}
+                    if softmax
+                    else {"reg_loss_param": {"scale_pos_weight": "1"}}
+                ),
+            },
+        },
+    }
+    booster = xgboost.Booster()
+    # XGBoost does not decode \u escapes
+    booster.load_model(bytearray(json.dumps(model, ensure_ascii=False).encode()))
+    return booster
+
+
+def _tree(number: int, tree: Tree, splits: JoinedSplits, n_features: int) -> dict[str, Any]:
+    inner = tree.left >= 0
+    split = np.where(inner, splits.base[np.maximum(tree.source, 0)] + tree.record, 0)
+    parents = np.full(len(tree.left), 2**31 - 1, np.int64)
+    parents[tree.left[inner]] = parents[tree.left[inner] + 1] = np.flatnonzero(inner)
+    categories: list[int] = []
+    segments: list[int] = []
+    sizes: list[int] = []
+    nodes: list[int] = []
+    conditions = tree.value.astype(np.float32)
+    split_type = np.zeros(len(tree.left), np.int64)
+    for node in np.flatnonzero(inner):
+        first, last = splits.category_start[split[node]], splits.category_start[split[node] + 1]
+        if first == last:
+            conditions[node] = min(splits.threshold[split[node]], _HIGHEST)
+            continue
+        split_type[node] = 1
+        going_right = np.flatnonzero(splits.category_left[first : last - 1] == 0)
+        if len(going_right) == 0:  # only missing goes right; XGBoost refuses an empty set, so name a code never seen
+            going_right = np.array([last - first - 1])
+        segments.append(len(categories))
+        sizes.append(len(going_right))
+        nodes.append(int(node))
+        categories.extend(going_right.tolist())
+        conditions[node] = 0.0
+
+    def at(values: NDArray[Any]) -> list[Any]:
+        return list(np.where(inner, values, 0).tolist())
+
+    return {
+        "id": number,
+        "tree_param": {
+            "num_nodes": str(len(tree.left)),
+            "num_feature": str(n_features),
+            "num_deleted": "0",
+            "size_leaf_vector": "1",
+        },
+        "left_children": tree.left.tolist(),
+        "right_children": np.where(inner, tree.left + 1, -1).tolist(),
+        "parents": parents.tolist(),
+        "split_indices": at(splits.feature[split] if len(splits.feature) else split),
+        "split_conditions": conditions.tolist(),
+        "split_type": split_type.tolist(),
+        "default_left": at(splits.missing_left[split] if len(splits.feature) else split),
+        "loss_changes": tree.gain.tolist(),
+        "sum_hessian": tree.cover.tolist(),
+        "base_weights": tree.value.tolist(),
+        "categories": categories,
+        "categories_nodes": nodes,
+        "categories_segments": segments,
+        "categories_sizes": sizes,
+    }

@@ -1,0 +1,236 @@
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treaty.data import Bins, Schema, Table, fit_bins, to_table
+from treaty.errors import ConfigError, DataError
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def real_data(name: str) -> Path:
+    for folder in (os.environ.get("TREATY_DATA"), REPOSITORY.parent / "shared" / "data"):
+        if folder and (Path(folder) / name).is_file():
+            return Path(folder) / name
+    pytest.skip(f"real data set {name} is not here; set TREATY_DATA to the folder that has it")
+
+
+def numeric(*columns: object) -> Table:
+    arrays = [np.array(column, dtype=np.float32) for column in columns]
+    names = tuple(f"f{i}" for i in range(len(arrays)))
+    return Table(Schema(names, (None,) * len(arrays)), arrays, len(arrays[0]))
+
+
+def categorical(codes: list[float], categories: tuple[str, ...]) -> Table:
+    return Table(Schema(("c",), (categories,)), [np.array(codes, dtype=np.float32)], len(codes))
+
+
+def codes_of(bins: Bins, table: Table) -> list[int]:
+    return bins.transform(table)[:, 0].tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.one_of(st.just(np.nan), st.floats(width=32, allow_infinity=False), st.integers(-5, 5)), min_size=1),
+    st.integers(2, 12),
+)
+def test_code_counts_the_cuts_not_above_the_value_and_missing_is_last(values: list[float], max_bin: int) -> None:
+    table = numeric(values)
+    bins = fit_bins(table, max_bin)
+    cuts = bins.cuts[0]
+    assert cuts is not None
+    n_bins = int(bins.n_bins[0])
+    assert n_bins == (0 if np.isnan(values).all() else len(cuts) + 1) <= max_bin
+    expected = [n_bins if np.isnan(x) else int((cuts <= np.float32(x)).sum()) for x in values]
+    assert codes_of(bins, table) == expected
+
+
+def test_every_value_is_a_bin_while_there_are_enough_bins() -> None:
+    values = np.random.default_rng(0).permutation(np.repeat(np.arange(255), 3))
+    bins = fit_bins(numeric(values), 255)
+    assert bins.n_bins.tolist() == [255]
+    assert codes_of(bins, numeric(values)) == values.tolist()
+
+
+def test_255_bins_leave_a_code_for_missing() -> None:
+    table = numeric([*range(1000), np.nan])
+    bins = fit_bins(table, 255)
+    assert bins.n_bins.tolist() == [255]
+    assert bins.transform(table)[-1, 0] == 255
+    assert bins.transform(table)[:-1, 0].max() == 254
+
+
+def test_constant_column_is_one_bin_and_all_missing_column_none() -> None:
+    bins = fit_bins(numeric([3, 3, 3], [np.nan] * 3))
+    assert bins.n_bins.tolist() == [1, 0]
+    assert bins.offsets.tolist() == [0, 2, 3]
+    assert bins.offsets.dtype == np.int32
+    assert bins.transform(numeric([3, -9, np.nan], [1, 2, np.nan])).tolist() == [[0, 0], [0, 0], [1, 0]]
+
+
+def test_codes_are_rows_of_bytes() -> None:
+    codes = fit_bins(numeric([1, 2], [3, 4])).transform(numeric([1, 2], [3, 4]))
+    assert codes.dtype == np.uint8
+    assert codes.flags.c_contiguous
+    assert codes.shape == (2, 2)
+
+
+def test_threads_change_nothing() -> None:
+    rng = np.random.default_rng(1)
+    table = numeric(*(rng.normal(size=30_000) for _ in range(4)), rng.integers(0, 9, 30_000))
+    alone, many = fit_bins(table, 64, threads=1), fit_bins(table, 64, threads=7)
+    assert alone.to_dict() == many.to_dict() == fit_bins(table, 64).to_dict()
+    assert np.array_equal(alone.transform(table, threads=1), many.transform(table, threads=7))
+
+
+def test_order_of_rows_changes_no_bin() -> None:
+    rng = np.random.default_rng(2)
+    values = rng.choice(rng.normal(size=300), 2000)
+    assert fit_bins(numeric(values)).to_dict() == fit_bins(numeric(rng.permutation(values))).to_dict()
+
+
+def test_categories_that_occur_have_a_bin_each_and_others_are_missing() -> None:
+    bins = fit_bins(categorical([2, 0, 2, np.nan], ("a", "b", "c", "d")))
+    assert bins.n_bins.tolist() == [2]
+    assert bins.has_other == (False,)
+    assert bins.cuts == (None,)
+    unseen = 4
+    assert codes_of(bins, categorical([0, 1, 2, 3, unseen, np.nan], ("a", "b", "c", "d"))) == [
+        0,
+        2,
+        1,
+        2,
+        2,
+        2,
+    ]
+
+
+def test_rare_undeclared_and_unseen_categories_share_the_last_bin() -> None:
+    names = ("a", "b", "c", "d", "never")
+    training = categorical([3, 3, 3, 1, 1, 0, 2, np.nan], names)  # a and c tie for the last place
+    bins = fit_bins(training, max_bin=3)
+    assert bins.n_bins.tolist() == [3]
+    assert bins.has_other == (True,)
+    b, d, other, missing = 0, 1, 2, 3
+    assert codes_of(bins, categorical([0, 1, 2, 3, 4, 5, np.nan], names)) == [
+        other,
+        b,
+        other,
+        d,
+        other,
+        other,
+        missing,
+    ]
+
+
+def test_among_equally_frequent_categories_the_lower_code_keeps_its_bin() -> None:
+    bins = fit_bins(categorical([3, 2, 1, 0], ("a", "b", "c", "d")), max_bin=3)
+    assert codes_of(bins, categorical([0, 1, 2, 3], ("a", "b", "c", "d"))) == [0, 1, 2, 2]
+
+
+def test_as_many_categories_as_bins_need_no_other() -> None:
+    bins = fit_bins(categorical([0, 1, 2], ("a", "b", "c")), max_bin=3)
+    assert bins.has_other == (False,)
+    assert bins.n_bins.tolist() == [3]
+
+
+@pytest.mark.parametrize("n_categories", [254, 255, 256, 40_000])
+def test_many_categories_fit_into_bytes(n_categories: int) -> None:
+    table = categorical(list(range(n_categories)), tuple(f"c{i}" for i in range(n_categories)))
+    bins = fit_bins(table, 255)
+    assert bins.n_bins[0] == min(n_categories, 255)
+    assert bins.has_other == (n_categories > 255,)
+    assert bins.transform(table).max() == min(n_categories, 255) - 1
+
+
+def test_all_missing_categorical_column_has_no_bins() -> None:
+    table = categorical([np.nan, np.nan], ("a",))
+    bins = fit_bins(table)
+    assert bins.n_bins.tolist() == [0]
+    assert bins.transform(table).tolist() == [[0], [0]]
+
+
+def test_table_without_features_has_no_codes() -> None:
+    table = Table(Schema((), ()), [], 5)
+    bins = fit_bins(table)
+    assert bins.transform(table).shape == (5, 0)
+    assert bins.offsets.tolist() == [0]
+
+
+@pytest.mark.parametrize("max_bin", [1, 256, 0, -3, 2.5, True, "32", None])
+def test_max_bin_out_of_range_is_refused(max_bin: object) -> None:
+    with pytest.raises(ConfigError, match=r"max_bin between 2 and 255"):
+        fit_bins(numeric([1, 2]), max_bin)  # type: ignore[arg-type]
+
+
+def test_table_of_another_schema_is_refused() -> None:
+    with pytest.raises(DataError, match=r"schema of training"):
+        fit_bins(numeric([1, 2])).transform(categorical([0, 1], ("a", "b")))
+
+
+def stored() -> dict:
+    frame = pd.DataFrame({"x": [0.1, 5, np.nan, 2], "c": pd.Categorical(["u", "v", None, "w"])})
+    return fit_bins(to_table(frame), max_bin=2).to_dict()
+
+
+def test_bins_survive_json() -> None:
+    written = stored()
+    read = Bins.from_dict(json.loads(json.dumps(written)))
+    assert read.to_dict() == written
+    table = to_table(pd.DataFrame({"x": [0.1, np.nan], "c": pd.Categorical(["w", "new"])}), schema=read.schema)
+    assert read.transform(table).tolist() == [[0, 1], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"names": ["x", "x"]},
+        {"names": ["x"]},
+        {"n_bins": [2, 256]},
+        {"n_bins": [2]},
+        {"n_bins": [3, 2]},
+        {"cuts": [[3.0, 1.0], None]},
+        {"cuts": [[float("nan")], None]},
+        {"cuts": [None, None]},
+        {"cuts": 5},
+        {"category_bins": [None, [0, 1]]},
+        {"category_bins": [None, [0, 1, 9, 1]]},
+        {"category_bins": [None, None]},
+        {"categories": [None, [["u"], "v", "w"]]},
+        {"has_other": [True, True]},
+        {"has_other": []},
+    ],
+    ids=lambda damage: f"{next(iter(damage))}={next(iter(damage.values()))}",
+)
+def test_damaged_bins_are_refused(damage: dict) -> None:
+    with pytest.raises(DataError, match=r"stored bins"):
+        Bins.from_dict(stored() | damage)
+
+
+def test_bins_without_a_part_are_refused() -> None:
+    for part in stored():
+        with pytest.raises(DataError, match=r"stored bins"):
+            Bins.from_dict({name: value for name, value in stored().items() if name != part})
+
+
+def test_give_me_some_credit_keeps_its_zero_inflated_features() -> None:
+    frame = pd.read_parquet(real_data("credit1.parquet")).drop(columns=["id", "SeriousDlqin2yrs"])
+    table = to_table(frame)
+    bins = fit_bins(table, max_bin=16)
+    codes = bins.transform(table)
+    sizes = {name: np.bincount(codes[:, f], minlength=bins.n_bins[f] + 1) for f, name in enumerate(frame)}
+    for name, size in sizes.items():
+        assert 10 <= len(size) - 1 <= 16, name
+        assert size[-1] == frame[name].isna().sum()
+        assert (size[:-1] > 0).all()
+    # 84 % of the rows are 0 here, and 1, 2, 3, ... late payments still have bins of their own
+    late = sizes["NumberOfTime30-59DaysPastDueNotWorse"]
+    assert late[:4].tolist() == frame["NumberOfTime30-59DaysPastDueNotWorse"].value_counts().sort_index()[:4].tolist()
+    # a feature without heavy ties is spread evenly
+    assert sizes["DebtRatio"][:-1].max() < 1.1 * len(frame) / 16

@@ -1,0 +1,188 @@
+import datetime
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from treaty.data import read_table, to_table, write_predictions
+from treaty.errors import DataError
+
+CSV = "id,x,city,late\n1,0.5,Rom,true\n2,,Oslo,false\n3,-2,NA,true\n"
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    content = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(content) if path.name.endswith(".gz") else content)
+    return path
+
+
+@pytest.fixture(params=["t.csv", "t.csv.gz", "T.CSV", "t.parquet"])
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / request.param
+    if path.suffix != ".parquet":
+        return write(path, CSV)
+    frame = pd.DataFrame({"id": [1, 2, 3], "x": [0.5, None, -2], "city": ["Rom", "Oslo", None]})
+    frame.assign(late=[True, False, True]).set_index(pd.Index([7, 8, 9])).to_parquet(path)
+    return path
+
+
+def test_every_format_reads_the_same(file: Path) -> None:
+    table = read_table(file)
+    assert isinstance(table, pa.Table)
+    assert table.to_pydict() == {
+        "id": [1, 2, 3],
+        "x": [0.5, None, -2.0],
+        "city": ["Rom", "Oslo", None],
+        "late": [True, False, True],
+    }
+
+
+def test_columns_are_kept_in_order_and_dropped(file: Path) -> None:
+    assert read_table(file, columns=["late", "x"]).column_names == ["late", "x"]
+    assert read_table(file, drop=["id", "not there"]).column_names == ["x", "city", "late"]
+    assert read_table(str(file), columns=["late", "x"], drop=["x"]).column_names == ["late"]
+
+
+def test_text_of_a_file_becomes_categories(file: Path) -> None:
+    table = to_table(read_table(file, drop=["id"]), text_as_categories=True)
+    assert table.schema.categories == (None, ("Oslo", "Rom"), None)
+    assert np.array_equal(table.matrix(), [[0.5, 1, 1], [np.nan, 0, 0], [-2, np.nan, 1]], equal_nan=True)
+
+
+def test_absent_columns_are_named(file: Path) -> None:
+    with pytest.raises(DataError, match=r"^shop: expected columns 'y', 'z', got a file without them"):
+        read_table(file, columns=["x", "y", "z"], party="shop")
+
+
+def test_type_of_a_column_is_settled_by_all_rows(tmp_path: Path) -> None:
+    numbers = "\n".join(map(str, range(300_000)))  # more than arrow's usual block
+    table = read_table(write(tmp_path / "t.csv", f"x\n{numbers}\n0.5\n"))
+    assert table["x"].type == pa.float64()
+    text = read_table(write(tmp_path / "t.csv.gz", f"x\n{numbers}\nword\n"))
+    assert text["x"].type == pa.string()
+
+
+def test_numbers_are_taken_as_text_on_request(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path / "t.csv", "zip,x\n01,1\n22,2\n"), text=["zip"])
+    assert table["zip"].to_pylist() == ["01", "22"]
+    assert table["x"].to_pylist() == [1, 2]
+
+
+def test_dates_in_files_are_refused_by_to_table(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path / "t.csv", "day\n2020-01-01\n"))
+    assert table["day"].to_pylist() == [datetime.date(2020, 1, 1)]
+    with pytest.raises(DataError, match=r"column 'day'.*convert to numbers"):
+        to_table(table, text_as_categories=True)
+
+
+def test_parquet_categories_keep_their_order(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"c": pd.Categorical(["b", "a"], categories=["z", "b", "a"])})
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert to_table(read_table(tmp_path / "t.parquet")).schema.categories == (("z", "b", "a"),)
+
+
+def test_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    assert read_table(write(tmp_path / "t.csv", b"\xef\xbb\xbfx,y\n1,2\n")).column_names == ["x", "y"]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet"])
+def test_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=rf"^shop: expected a file at .*{name}, got none"):
+        read_table(tmp_path / name, party="shop")
+
+
+@pytest.mark.parametrize("name", ["t.xlsx", "t.gz", "csv", "t.csv.zip"])
+def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"ending in \.csv, \.csv\.gz, \.parquet"):
+        read_table(write(tmp_path / name, CSV))
+    with pytest.raises(DataError, match=r"ending in \.csv, \.csv\.gz, \.parquet"):
+        write_predictions(tmp_path / name, {"p": [1]})
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_empty_files_are_refused(tmp_path: Path, name: str, content: str) -> None:
+    with pytest.raises(DataError, match=r"got an empty file"):
+        read_table(write(tmp_path / name, content))
+
+
+def test_files_without_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"at least one row"):
+        read_table(write(tmp_path / "t.csv", "a,b\n"))
+    pa.parquet.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"at least one row"):
+        read_table(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "length"),
+    [
+        ("a,b\n1,2\n3\n", 3, 1),
+        ("a,b\n\n1,2\n\n3,4,5\n", 5, 3),
+        ('a,b\n"x\ny",1\nsecret\n', 4, 1),
+    ],
+    ids=["short", "long after blank lines", "short after a quoted line break"],
+)
+def test_ragged_rows_are_named_by_line_without_their_values(
+    tmp_path: Path, content: str, line: int, length: int
+) -> None:
+    with pytest.raises(DataError, match=rf"expected 2 values per row.*got {length} in line {line} - at") as raised:
+        read_table(write(tmp_path / "t.csv", content))
+    assert "secret" not in str(raised.value)
+
+
+def test_repeated_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^shop: .*more than one of 'a'"):
+        read_table(write(tmp_path / "t.csv", "a,b,a\n1,2,3\n"), party="shop")
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.parquet"])
+def test_files_that_are_not_what_they_are_called_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"neither packed nor a parquet file")
+    with pytest.raises(DataError, match=r"got ArrowInvalid|got BadGzipFile"):
+        read_table(tmp_path / name)
+
+
+def test_damaged_gzip_files_are_refused(tmp_path: Path) -> None:
+    packed = gzip.compress(CSV.encode() * 50)
+    for damaged in (packed[: len(packed) // 2], packed[:12] + bytes(8) + packed[20:]):
+        (tmp_path / "t.csv.gz").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"expected a readable file"):
+            read_table(tmp_path / "t.csv.gz")
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"UTF-8"):
+        read_table(write(tmp_path / "t.csv", b"caf\xe9,b\n1,2\n"))
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])
+def test_predictions_are_read_back_exactly(tmp_path: Path, name: str) -> None:
+    probability = np.random.default_rng(0).random(50)
+    label = np.array(["yes", "no, never"] * 25)
+    write_predictions(tmp_path / name, {"label": label, "probability": probability})
+    table = read_table(tmp_path / name)
+    assert table["probability"].to_pylist() == probability.tolist()
+    assert table["label"].to_pylist() == label.tolist()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": [1, 2], "b": [1]}, r"got 'a' \(2,\), 'b' \(1,\)"),
+        ({}, "no columns"),
+        ({"a": [[1]]}, r"'a' \(1, 1\)"),
+    ],
+)
+def test_predictions_of_unequal_length_are_refused(tmp_path: Path, columns: dict, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        write_predictions(tmp_path / "p.csv", columns)
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_predictions_into_a_folder_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"existing folder"):
+        write_predictions(tmp_path / "nowhere" / "p.csv", {"a": [1]})

@@ -1,0 +1,70 @@
+"""A party in a process of its own, for tests that kill, stop or measure it. Started by conftest.process."""
+
+import ctypes
+import json
+import resource
+import sys
+import time
+
+from treaty.messaging.grpc_channel import GrpcChannel, Peer
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party, run_role
+
+
+class Rows(Message):
+    rows: Array
+
+
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main():
+    spec = json.loads(sys.stdin.readline())
+    peer = spec["peer"]
+    channel = GrpcChannel(
+        spec["name"],
+        "127.0.0.1:0",
+        key=spec["key"].encode(),
+        certificate=spec["certificate"].encode(),
+        peers={peer: Peer(spec["peer_address"], spec["peer_certificate"].encode())},
+        **spec["options"],
+    )
+    print(channel.address, flush=True)
+    channel.connect(20)
+    party = Party(spec["name"], job="j", protocol="p", channel=channel, peers=[peer], timeout=60)
+    print("connected", flush=True)
+    TASKS[spec["task"]](party, channel)
+
+
+def idle(party, channel):
+    time.sleep(60)
+
+
+def goodbye(party, channel):
+    run_role(party, lambda: party.send("clinic", Rows(Array.of(peak_array()))))
+    print("done", flush=True)
+
+
+def peak_array():
+    import numpy as np
+
+    return np.arange(3)
+
+
+def hold_lock(party, channel):
+    ctypes.PyDLL(None).sleep(7)  # PyDLL keeps Python's lock during the call
+    run_role(party, lambda: party.send("clinic", Rows(Array.of(peak_array()))))
+
+
+def receive(party, channel):
+    before = peak_bytes()
+    rows = view(party.receive("clinic", Rows).rows, "uint8", (None,), peer="clinic", what="Rows.rows")
+    print(len(rows), int(rows[0]), int(rows[-1]), peak_bytes() - before, flush=True)
+    party.close()
+
+
+TASKS = {"idle": idle, "goodbye": goodbye, "hold_lock": hold_lock, "receive": receive}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+import datetime
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from treaty.errors import ConfigError
+from treaty.messaging import certificates
+from treaty.messaging.certificates import (
+    Identity,
+    check_certificate,
+    check_identity,
+    fingerprint,
+    load_certificate,
+    load_identity,
+    make_identity,
+    write_identity,
+)
+
+
+def test_written_identity_loads_again_with_a_private_key_file(tmp_path):
+    written = write_identity(tmp_path / "keys", "clinic")
+    assert (tmp_path / "keys" / "clinic.key.pem").stat().st_mode & 0o777 == 0o600
+    assert load_identity(tmp_path / "keys", "clinic") == written
+    assert load_certificate(tmp_path / "keys" / "clinic.cert.pem") == written.certificate
+
+
+@pytest.mark.parametrize("existing", ["clinic.key.pem", "clinic.cert.pem"])
+def test_existing_files_are_never_overwritten(tmp_path, existing):
+    (tmp_path / existing).write_text("precious")
+    with pytest.raises(ConfigError, match=existing):
+        write_identity(tmp_path, "clinic")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(existing, "precious")]
+
+
+def test_folder_that_cannot_be_written_is_a_config_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write the identity of clinic"):
+        write_identity(tmp_path / "file", "clinic")
+
+
+def test_key_file_open_to_others_is_refused(tmp_path):
+    write_identity(tmp_path, "clinic")
+    (tmp_path / "clinic.key.pem").chmod(0o640)
+    with pytest.raises(ConfigError, match="run chmod 600"):
+        load_identity(tmp_path, "clinic")
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*clinic.key.pem: No such file"):
+        load_identity(tmp_path, "clinic")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a.b", "*", "ä", "x" * 64, "../x", "a\n"])
+def test_names_that_cannot_stand_in_a_certificate_are_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="letters, digits"):
+        write_identity(tmp_path, name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_fingerprint_is_that_of_the_der_form():
+    certificate = make_identity("clinic").certificate
+    expected = x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
+    assert fingerprint(certificate).removeprefix("SHA256:").replace(" ", "") == expected
+    assert fingerprint(certificate) != fingerprint(make_identity("clinic").certificate)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_other_than_one_certificate_is_refused(tmp_path, count):
+    file = tmp_path / "lab.cert.pem"
+    file.write_bytes(make_identity("lab").certificate * count)
+    with pytest.raises(ConfigError, match="expected one PEM certificate"):
+        load_certificate(file)
+
+
+def test_key_of_another_certificate_is_refused():
+    one, other = make_identity("clinic"), make_identity("clinic")
+    with pytest.raises(ConfigError, match="expected the private key of clinic's certificate, got another key"):
+        check_identity(Identity(one.key, other.certificate), "clinic")
+
+
+def test_malformed_key_is_refused_without_showing_it():
+    with pytest.raises(ConfigError, match="expected an unencrypted PEM private key of clinic") as caught:
+        check_identity(Identity(b"secret", make_identity("clinic").certificate), "clinic")
+    assert "secret" not in str(caught.value)
+
+
+def test_certificate_of_another_party_is_refused():
+    with pytest.raises(ConfigError, match="expected a certificate for lab, got one for clinic"):
+        check_certificate(make_identity("clinic").certificate, "lab")
+
+
+def test_certificate_out_of_date_is_refused(monkeypatch):
+    monkeypatch.setattr(certificates, "VALIDITY", datetime.timedelta(hours=1))
+    with pytest.raises(ConfigError, match="expected a certificate of lab valid today"):
+        check_certificate(make_identity("lab").certificate, "lab")
+
+
+def test_certificate_with_an_ed25519_key_is_refused():
+    key = ed25519.Ed25519PrivateKey.generate()
+    name = x509.Name([])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+        .sign(key, None)
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    with pytest.raises(ConfigError, match="expected an ECDSA P-256 certificate for lab"):
+        check_certificate(certificate, "lab")

@@ -1,0 +1,129 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from treaty.errors import ConfigError, LocalProtocolError, PeerLost
+from treaty.messaging.certificates import make_identity
+from treaty.messaging.grpc_channel import GrpcChannel, Peer
+from treaty.messaging.messages import Array, Message
+from treaty.messaging.party import Party
+
+
+class Rows(Message):
+    rows: Array
+
+
+def test_message_of_200_mb_takes_its_size_once_at_the_receiver(grpc_end, process):
+    clinic = grpc_end("clinic", ["lab"])
+    child = process("lab", clinic, "receive")
+    clinic.connect(20, {"lab": child.address})
+    rows = np.arange(200_000_000, dtype=np.uint8)
+    party = Party("clinic", "j", "p", clinic, ["lab"])
+    party.send("lab", Rows(Array.of(rows)))
+    length, first, last, growth = map(
+        int, child.stdout.readline().replace("connected\n", "").split() or child.stdout.readline().split()
+    )
+    assert (length, first, last) == (200_000_000, 0, int(rows[-1]))
+    assert growth < 300_000_000
+
+
+def test_large_messages_cross_in_both_directions_at_once(grpc_end, connect, together):
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    connect([clinic, lab])
+    frame = bytes(30_000_000)
+
+    def exchange(end, other):
+        end.send(other, frame, 30)
+        assert len(end.receive(30).frame) == len(frame)
+
+    assert together(clinic=lambda: exchange(clinic, "lab"), lab=lambda: exchange(lab, "clinic")) == {
+        "clinic": None,
+        "lab": None,
+    }
+
+
+def test_connect_waits_for_a_peer_that_starts_later(grpc_end, together):
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    address = lab.address
+    lab.close()
+
+    def late():
+        time.sleep(1.5)
+        identity = lab._identity
+        peers = {"clinic": Peer(clinic.address, clinic._identity.certificate)}
+        with GrpcChannel("lab", address, key=identity.key, certificate=identity.certificate, peers=peers) as again:
+            again.connect(10)
+            again.send("clinic", b"here", 5)
+            time.sleep(0.5)
+
+    outcome = together(clinic=lambda: clinic.connect(10, {"lab": address}), lab=late)
+    assert outcome == {"clinic": None, "lab": None}
+    assert bytes(clinic.receive(5).frame) == b"here"
+
+
+def test_connect_names_every_peer_that_was_not_reachable(grpc_end, together):
+    clinic = grpc_end("clinic", ["lab", "shop"])
+    lab, shop = grpc_end("lab", ["clinic"]), grpc_end("shop", ["clinic"])
+    shop.close()
+    addresses = {"lab": lab.address, "shop": shop.address, "clinic": clinic.address}
+    outcome = together(clinic=lambda: clinic.connect(1, addresses), lab=lambda: lab.connect(1, addresses))
+    assert outcome["lab"] is None
+    assert isinstance(outcome["clinic"], PeerLost)
+    text = "expected all peers within 1 s, clinic could not connect to shop: shop at 127.0.0.1:"
+    assert text in str(outcome["clinic"])
+    assert "lab" not in str(outcome["clinic"])
+
+
+def test_connect_without_an_address_is_a_config_error(grpc_end):
+    with pytest.raises(ConfigError, match="expected an address of lab, got none - at connect of clinic"):
+        grpc_end("clinic", ["lab"]).connect(1)
+
+
+def test_connect_twice_is_our_own_fault(grpc_end, connect):
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    connect([clinic, lab])
+    with pytest.raises(LocalProtocolError, match="expected connect to be called once"):
+        clinic.connect(1, {"lab": lab.address})
+
+
+def test_sending_before_connect_is_our_own_fault(grpc_end):
+    with pytest.raises(LocalProtocolError, match=r"expected a connected peer of clinic \(none\), got 'lab'"):
+        grpc_end("clinic", ["lab"]).send("lab", b"x", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"identity": make_identity("shop")}, "expected a certificate for clinic, got one for shop"),
+        ({"pins": {"lab": make_identity("shop").certificate}}, "expected a certificate for lab, got one for shop"),
+    ],
+    ids=["own", "pinned"],
+)
+def test_certificate_of_another_name_is_refused_before_anything_starts(grpc_end, options, text):
+    with pytest.raises(ConfigError, match=text):
+        grpc_end("clinic", ["lab"], **options)
+
+
+@pytest.mark.parametrize("peers", [[], ["clinic"]], ids=["none", "itself"])
+def test_peers_must_be_others(grpc_end, peers):
+    with pytest.raises(ConfigError, match="expected one or more peers other than clinic"):
+        grpc_end("clinic", peers)
+
+
+def test_many_small_messages_from_several_threads_all_arrive(grpc_end, connect):
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    connect([clinic, lab])
+
+    def send():
+        for _ in range(50):
+            lab.send("clinic", b"x", 10)
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert all(clinic.receive(10) is not None for _ in range(200))
+    for thread in threads:
+        thread.join()
+    assert clinic.receive(0) is None

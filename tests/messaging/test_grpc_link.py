@@ -1,0 +1,237 @@
+"""How the dialling end notices death, survives broken connections and explains refusals."""
+
+import contextlib
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from treaty.errors import PeerLost, PeerProtocolError, PeerTimeout
+from treaty.messaging.certificates import fingerprint, make_identity
+from treaty.messaging.messages import Array, Message
+from treaty.messaging.party import Party
+
+
+class Rows(Message):
+    rows: Array
+
+
+@pytest.fixture
+def clinic(grpc_end):
+    return grpc_end("clinic", ["lab", "shop"])
+
+
+@pytest.fixture
+def shop(grpc_end):
+    return grpc_end("shop", ["clinic"])
+
+
+@pytest.fixture
+def clinic_party(clinic):
+    return Party("clinic", "j", "p", clinic, ["lab", "shop"], timeout=30)
+
+
+def connect_clinic_and_shop(clinic, shop, together, lab_address):
+    outcome = together(
+        clinic=lambda: clinic.connect(20, {"lab": lab_address, "shop": shop.address}),
+        shop=lambda: shop.connect(20, {"clinic": clinic.address}),
+    )
+    assert outcome == {"clinic": None, "shop": None}
+
+
+def test_killed_process_is_noticed_within_5_seconds_while_waiting_for_another(
+    clinic, shop, clinic_party, process, together
+):
+    child = process("lab", clinic, "idle")
+    connect_clinic_and_shop(clinic, shop, together, child.address)
+    assert child.stdout.readline().strip() == "connected"
+    child.send_signal(signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(PeerLost, match="lab is lost: its connection broke") as caught:
+        clinic_party.receive("shop", Rows)
+    assert caught.value.peer == "lab"
+    assert time.monotonic() - start < 5
+    with pytest.raises(PeerLost, match="lab is lost"):
+        clinic.send("lab", b"x", 5)
+
+
+def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
+    clinic, shop, clinic_party, process, together
+):
+    child = process("lab", clinic, "idle")
+    connect_clinic_and_shop(clinic, shop, together, child.address)
+    child.stdout.readline()
+    child.send_signal(signal.SIGSTOP)
+    start = time.monotonic()
+    outcome = together(
+        sender=lambda: clinic.send("lab", bytes(50_000_000), 60),
+        receiver=lambda: clinic_party.receive("shop", Rows),
+    )
+    assert time.monotonic() - start < 8  # keepalive 1 s + 1 s, reconnect 1 s
+    for error in outcome.values():
+        assert isinstance(error, PeerLost), error
+        assert error.peer == "lab"
+
+
+def test_process_that_holds_pythons_lock_is_not_taken_for_dead(clinic, shop, clinic_party, process, together):
+    child = process("lab", clinic, "hold_lock")  # 7 s, of which any 3 s would do
+    connect_clinic_and_shop(clinic, shop, together, child.address)
+    start = time.monotonic()
+    clinic_party.receive("lab", Rows)
+    assert time.monotonic() - start > 5
+    with pytest.raises(PeerTimeout):
+        clinic_party.receive("shop", Rows, timeout=0.2)
+
+
+def test_process_that_ends_after_its_goodbye_is_not_a_death(clinic, shop, clinic_party, process, together):
+    child = process("lab", clinic, "goodbye")
+    connect_clinic_and_shop(clinic, shop, together, child.address)
+    assert child.wait(20) == 0, child.stderr.read()  # it never closes its channel, and ends all the same
+    clinic_party.receive("lab", Rows)
+    with pytest.raises(PeerTimeout):
+        clinic_party.receive("shop", Rows, timeout=2.5)
+
+
+class Proxy:
+    """Carries TCP connections to a target until told to cut or hold them."""
+
+    def __init__(self, target):
+        host, _, port = target.rpartition(":")
+        self.target = (host, int(port))
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
+        self.flowing = threading.Event()
+        self.flowing.set()
+        self.open = []
+        self.carried = 0
+        self.cut_after = None
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                ends = self.listener.accept()[0], socket.create_connection(self.target)
+                self.open.extend(ends)
+                for one, other in (ends, ends[::-1]):
+                    threading.Thread(target=self.carry, args=(one, other), daemon=True).start()
+
+    def carry(self, one, other):
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                self.flowing.wait()
+                self.carried += len(data)
+                if self.cut_after is not None and self.carried > self.cut_after:
+                    self.cut_after = None
+                    self.cut()
+                other.sendall(data)
+        self.hang_up([one, other])
+
+    def cut(self):
+        self.hang_up(self.open)
+
+    def close(self):
+        self.hang_up([self.listener, *self.open])
+
+    @staticmethod
+    def hang_up(connections):
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+@pytest.fixture
+def proxied(grpc_end, connect):
+    """Clinic and lab, clinic dialling lab through a proxy."""
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    proxy = Proxy(lab.address)
+    assert set(connect([clinic, lab], {"lab": proxy.address, "clinic": clinic.address}).values()) == {None}
+    yield clinic, lab, proxy
+    proxy.close()
+
+
+def test_message_cut_off_half_way_is_resent_and_arrives_once(proxied):
+    clinic, lab, proxy = proxied
+    proxy.cut_after = proxy.carried + 10_000_000
+    frame = bytes(range(256)) * 80_000
+    clinic.send("lab", frame, 30)
+    clinic.send("lab", b"next", 30)
+    assert bytes(lab.receive(5).frame) == frame
+    assert bytes(lab.receive(5).frame) == b"next"
+    assert lab.receive(0.2) is None
+    assert clinic.receive(1.5) is None  # nobody was declared lost
+
+
+def test_broken_idle_connection_is_dialled_again(proxied):
+    clinic, lab, proxy = proxied
+    proxy.cut()
+    assert clinic.receive(2) is None
+    clinic.send("lab", b"abc", 5)
+    assert bytes(lab.receive(5).frame) == b"abc"
+
+
+def test_dead_network_is_noticed_by_keepalive(proxied):
+    clinic, _, proxy = proxied
+    proxy.flowing.clear()
+    start = time.monotonic()
+    with pytest.raises(PeerLost, match="lab is lost: its connection broke"):
+        clinic.receive(20)
+    assert time.monotonic() - start < 8
+    proxy.flowing.set()
+
+
+def test_restarted_process_is_not_taken_for_the_one_before(proxied, grpc_end):
+    clinic, lab, proxy = proxied
+    other = grpc_end("lab", ["clinic"])
+    host, _, port = other.address.rpartition(":")
+    proxy.target = (host, int(port))
+    proxy.cut()
+    with pytest.raises(PeerLost, match="lab is lost: it was restarted, another process answers now"):
+        clinic.receive(5)
+
+
+def test_peer_that_takes_nothing_is_given_up_after_the_timeout(proxied, monkeypatch):
+    clinic, lab, _ = proxied
+    turn = lab._server._senders["clinic"].turn
+    with turn:
+        start = time.monotonic()
+        with pytest.raises(PeerTimeout, match="lab took no message for 0.5 s, though its connection is alive"):
+            clinic.send("lab", b"x", 0.5)
+        assert time.monotonic() - start < 2
+
+
+def test_certificate_other_than_the_pinned_one_is_an_error_at_both_sides(grpc_end, connect, identities):
+    impostor = make_identity("lab")
+    clinic = grpc_end("clinic", ["lab"])
+    lab = grpc_end("lab", ["clinic"], identity=impostor)
+    start = time.monotonic()
+    outcome = connect([clinic, lab], timeout=30)
+    assert time.monotonic() - start < 10
+    assert isinstance(outcome["clinic"], PeerProtocolError)
+    assert isinstance(outcome["lab"], PeerProtocolError)
+    at_clinic, at_lab = str(outcome["clinic"]), str(outcome["lab"])
+    assert f"TLS handshake with lab at {lab.address} failed" in at_clinic
+    assert "did not present the certificate pinned for lab" in at_clinic
+    assert f"pinned for lab is {fingerprint(identities['lab'].certificate)}" in at_clinic
+    assert "TLS handshake failed: clinic at" in at_lab
+    assert "pins another certificate for lab" in at_lab
+    assert f"lab has {fingerprint(impostor.certificate)}" in at_lab
+
+
+def test_peer_that_does_not_speak_tls_is_named(grpc_end):
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer():
+        with contextlib.suppress(OSError):
+            while True:
+                connection = listener.accept()[0]
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                connection.close()
+
+    threading.Thread(target=answer, daemon=True).start()
+    clinic = grpc_end("clinic", ["lab"])
+    with pytest.raises(PeerProtocolError, match="TLS handshake"):
+        clinic.connect(20, {"lab": "127.0.0.1:%d" % listener.getsockname()[1]})
+    listener.close()

@@ -1,0 +1,48 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from treaty.messaging.grpc_wire import CHUNK, Announcement, Introduction, chunks, decode, encode
+
+INTRODUCTION = Introduction(1, "clinic", bytes(16))
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1])
+def test_chunks_are_the_announcement_and_the_frame_in_pieces(size):
+    announcement = Announcement(INTRODUCTION, 3, size)
+    first, *rest = chunks(announcement, b"x" * size)
+    assert decode(first, Announcement) == announcement
+    assert b"".join(rest) == b"x" * size
+    assert all(len(piece) <= CHUNK for piece in rest)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x91" * 100_000,
+        encode(INTRODUCTION) + b"x",
+        encode(Introduction(1, "c" * 300, bytes(16))),
+        encode(Introduction(1, "clinic", b"short")),
+    ],
+    ids=["empty", "nested", "trailing", "long name", "short incarnation"],
+)
+def test_malformed_talk_is_a_value_error(data):
+    with pytest.raises(ValueError):  # noqa: PT011 - msgspec's own texts
+        decode(data, Introduction)
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "NONE"), ("DEBUG", "DEBUG")])
+def test_grpc_is_silent_unless_the_user_asks(given, kept):
+    environment = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
+    code = "import os, treaty.messaging.grpc_wire; print(os.environ['GRPC_VERBOSITY'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | ({"GRPC_VERBOSITY": given} if given else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == kept

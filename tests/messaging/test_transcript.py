@@ -1,0 +1,67 @@
+import threading
+
+import pytest
+
+from treaty.messaging.messages import Message, encode_body
+from treaty.messaging.transcript import Pair, Total, Transcript
+
+
+class Count(Message):
+    n: int
+
+
+def filled(**options):
+    transcript = Transcript("clinic", **options)
+    transcript.record("sent", "lab", "Count", 0, 100, encode_body(Count(1)))
+    transcript.record("sent", "lab", "Sums", 0, 50)
+    transcript.record("sent", "shop", "Count", 1, 10)
+    transcript.record("received", "lab", "Count", 1, 7, encode_body(Count(5)))
+    return transcript
+
+
+def test_by_pair_totals_messages_and_bytes_of_ordered_pairs():
+    assert filled().by_pair() == {
+        Pair("clinic", "lab"): Total(2, 150),
+        Pair("clinic", "shop"): Total(1, 10),
+        Pair("lab", "clinic"): Total(1, 7),
+    }
+    assert filled().by_pair("received") == {("lab", "clinic"): (1, 7)}
+
+
+def test_by_type_totals_messages_and_bytes_of_each_class():
+    assert filled().by_type() == {"Count": (3, 117), "Sums": (1, 50)}
+    assert filled().by_type("sent") == {"Count": (2, 110), "Sums": (1, 50)}
+
+
+def test_content_is_kept_only_on_request():
+    assert all(entry.content is None for entry in filled().entries)
+    assert filled().entries[0].message(Count) is None
+    kept = filled(record_content=True).entries
+    assert kept[3].message(Count).n == 5
+    assert kept[1].content is None
+
+
+def test_times_are_monotonic_from_the_start():
+    seconds = [entry.seconds for entry in filled().entries]
+    assert seconds == sorted(seconds)
+    assert 0 <= seconds[0] <= seconds[-1] < 10
+
+
+def test_entries_are_immutable():
+    with pytest.raises(AttributeError):
+        filled().entries[0].nbytes = 0
+
+
+def test_recording_from_several_threads_loses_nothing():
+    transcript = Transcript("clinic")
+
+    def write():
+        for _ in range(500):
+            transcript.record("sent", "lab", "Count", 0, 1)
+
+    threads = [threading.Thread(target=write) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert transcript.by_type() == {"Count": (4000, 4000)}

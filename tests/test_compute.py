@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treaty import compute
+from treaty.compute import concurrently, cores, kernel, share
+
+
+@settings(deadline=None, max_examples=60)
+@given(total=st.integers(0, 200), threads=st.integers(1, 5), least=st.integers(0, 60))
+def test_share_covers_every_item_once_in_parts_worth_a_thread(total, threads, least):
+    seen = np.zeros(total, int)
+    parts = []
+
+    def work(first, last):
+        seen[first:last] += 1
+        parts.append(last - first)
+
+    share(work, total, threads, least)
+    assert np.all(seen == 1)
+    assert len(parts) <= threads
+    assert len(parts) == 1 or min(parts) >= least
+
+
+def test_share_runs_parts_on_different_threads():
+    together = threading.Barrier(3, timeout=10)
+    share(lambda first, last: together.wait(), 3, 3)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2], ids=["own-part", "second-part", "last-part"])
+def test_share_raises_what_a_part_raises(failing):
+    def work(first, last):
+        if first == failing:
+            raise ValueError("this part")
+
+    with pytest.raises(ValueError, match="this part"):
+        share(work, 3, 3)
+
+
+def test_share_serves_many_parties_at_once():
+    totals = np.zeros(8, int)
+
+    def party(number):
+        for _ in range(50):
+            marks = np.zeros(64, int)
+
+            def work(first, last, marks=marks):
+                marks[first:last] += 1
+
+            share(work, len(marks), 2)
+            totals[number] += marks.sum()
+
+    parties = [threading.Thread(target=party, args=(number,)) for number in range(len(totals))]
+    for thread in parties:
+        thread.start()
+    for thread in parties:
+        thread.join(30)
+    assert np.all(totals == 50 * 64)
+
+
+@pytest.mark.parametrize("n_jobs", [None, -1, 0], ids=["none", "minus-one", "zero"])
+def test_cores_defaults_to_every_usable_core(n_jobs, monkeypatch):
+    monkeypatch.setattr(compute.os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert cores(n_jobs) == 3
+
+
+def test_cores_falls_back_to_the_core_count(monkeypatch):
+    monkeypatch.delattr(compute.os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(compute.os, "cpu_count", lambda: None)
+    assert cores() == 1
+
+
+def test_cores_takes_the_number_asked_for():
+    assert cores(7) == 7
+
+
+@pytest.mark.parametrize("threads", [1, 3], ids=["one-thread", "three-threads"])
+def test_concurrently_returns_results_in_order(threads):
+    def slow(number):
+        time.sleep(0.01 * (3 - number))
+        return number
+
+    assert concurrently([lambda n=n: slow(n) for n in range(4)], threads) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("threads", [1, 2], ids=["one-thread", "two-threads"])
+def test_concurrently_raises_what_a_call_raises(threads):
+    with pytest.raises(ZeroDivisionError):
+        concurrently([lambda: 1, lambda: 1 // 0], threads)
+
+
+def test_concurrently_of_nothing_is_nothing():
+    assert concurrently([], 4) == []
+
+
+def _add_up(values):
+    total = 0
+    for value in values:
+        total += value
+    return total
+
+
+def test_kernel_computes_without_a_place_to_cache(monkeypatch):
+    def unwritable(**options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return numba.njit(**options)
+
+    monkeypatch.setattr(compute, "numba", SimpleNamespace(njit=unwritable))
+    assert kernel(_add_up)(np.arange(5)) == 10
+
+
+def _invert(value):
+    return 1.0 / value
+
+
+def test_kernel_divides_by_zero_as_numpy_does():
+    assert np.isinf(kernel(_invert)(0.0))

@@ -1,0 +1,161 @@
+"""Train on integer codes without the data layer: a feature's value is its bin, missing is NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.trees.boosting import Forest, boost
+from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits, margins_from_values
+from treaty.trees.objectives import Objective, make_objective
+from treaty.trees.splits import SplitRules
+
+RULES = {f.name for f in fields(SplitRules)} - {"grad_unit", "hess_unit"}
+
+
+class Codes:
+    """Columns of integer codes 0..n_bins-1, -1 for missing, and the owner's lookup table of splits."""
+
+    def __init__(self, values: NDArray, n_bins: Sequence[int], categorical: Sequence[int] = ()) -> None:
+        self.n_bins = np.asarray(n_bins, np.int32)
+        self.codes = np.where(values < 0, self.n_bins, values).astype(np.uint8)
+        self.matrix = np.where(values < 0, np.nan, values).astype(np.float32)
+        self.offsets = np.concatenate([[0], np.cumsum(self.n_bins + 1)]).astype(np.int32)
+        self.categorical = np.isin(np.arange(len(self.n_bins)), categorical)
+        self.splits = SplitTable()
+
+    @property
+    def values(self) -> NDArray[np.int64]:
+        return np.where(self.codes == self.n_bins, -1, self.codes.astype(np.int64))
+
+    def record(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
+        bins = int(self.n_bins[feature])
+        missing_left = bool(left_bins[bins])
+        if self.categorical[feature]:
+            going = left_bins[:bins].astype(np.uint8).tobytes() + bytes([missing_left])
+            return self.splits.add(feature, np.nan, missing_left, going)
+        below = int(left_bins[:bins].sum())
+        return self.splits.add(feature, below if below < bins else np.inf, missing_left)
+
+    def source(self, threads: int = 1) -> ColumnSource:
+        return ColumnSource(self.codes, self.offsets, self.categorical, self.record, threads)
+
+    def columns(self, first: int, last: int) -> Codes:
+        """Columns ``first..last`` as a table of their own."""
+        return Codes(self.values[:, first:last], self.n_bins[first:last], np.flatnonzero(self.categorical[first:last]))
+
+    def cut(self, *edges: int) -> list[Codes]:
+        """The table cut before the columns `edges`, one owner each."""
+        bounds = [0, *edges, len(self.n_bins)]
+        return [self.columns(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+
+    def take(self, rows: NDArray) -> Codes:
+        """The table of these rows."""
+        return Codes(self.values[rows], self.n_bins, np.flatnonzero(self.categorical))
+
+
+class WatchedFinder(SumsFinder):
+    """Keeps the margins that the trees of the last round were added to."""
+
+    def watch(self, n_outputs: int) -> None:
+        self._n_outputs = n_outputs
+        self._margins: list[NDArray[np.float64]] = []
+
+    def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
+        super().finish(tree, margins)
+        self._margins = [*self._margins, margins][-self._n_outputs :]
+
+    def margins(self) -> NDArray[np.float64]:
+        return np.stack(self._margins, axis=1)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training left: the owners' tables, the forest, and the margins (n_rows, n_outputs) of the rows."""
+
+    parts: list[Codes]
+    forest: Forest
+    rules: SplitRules
+    margins: NDArray[np.float64]
+
+    @property
+    def objective(self) -> Objective:
+        return self.forest.objective
+
+    @property
+    def trees(self) -> list[Tree]:
+        return self.forest.trees
+
+    @property
+    def matrix(self) -> NDArray[np.float32]:
+        return np.hstack([part.matrix for part in self.parts])
+
+    def joined(self) -> JoinedSplits:
+        return join_splits([part.splits for part in self.parts], [len(part.n_bins) for part in self.parts])
+
+    def start(self, n_rows: int) -> NDArray[np.float64]:
+        return np.full((n_rows, self.objective.n_outputs), self.objective.base_margin)
+
+    def walk(self, matrix: NDArray[np.float32], threads: int = 1) -> NDArray[np.float64]:
+        margins = self.start(len(matrix))
+        margins_from_values(self.trees, self.joined(), matrix, margins, threads)
+        return margins
+
+
+def train(
+    parts: Codes | Sequence[Codes],
+    y: NDArray[np.float64],
+    weight: NDArray[np.float64] | None = None,
+    *,
+    objective: str = "logistic",
+    n_classes: int = 2,
+    base_score: float = 0.5,
+    fractional_bits: int = 16,
+    threads: int = 1,
+    **options,
+) -> Trained:
+    """Boost over the parts as sources of one finder; `options` are those of `SplitRules` and of `boost`."""
+    parts = [parts] if isinstance(parts, Codes) else list(parts)
+    loss = make_objective(
+        objective, y, weight, n_classes=n_classes, base_score=base_score, fractional_bits=fractional_bits
+    )
+    of_rules = {name: options.pop(name) for name in list(options) if name in RULES}
+    rules = SplitRules(grad_unit=loss.grad_unit, hess_unit=loss.hess_unit, **of_rules)
+    finder = WatchedFinder([part.source(threads) for part in parts], len(y), rules, threads)
+    finder.watch(loss.n_outputs)
+    forest = Forest(loss, tuple(f"party{i}" for i in range(len(parts))))
+    n_columns = sum(len(part.n_bins) for part in parts)
+    boost(finder, y, weight, forest, rules, n_columns=n_columns, threads=threads, **options)
+    return Trained(parts, forest, rules, finder.margins())
+
+
+def random_codes(
+    rng: np.random.Generator,
+    n_rows: int,
+    n_bins: Sequence[int],
+    *,
+    missing: float = 0.0,
+    categorical: Sequence[int] = (),
+) -> Codes:
+    """Uniform codes, each missing with probability `missing`."""
+    values = rng.integers(0, n_bins, (n_rows, len(n_bins)))
+    return Codes(np.where(rng.random(values.shape) < missing, -1, values), n_bins, categorical)
+
+
+def random_labels(rng: np.random.Generator, table: Codes, objective: str, n_classes: int = 2) -> NDArray[np.float64]:
+    """Labels that depend on every column (categories in no order, missing values too), with noise."""
+    effects = [rng.normal(0, 1, bins + 1) for bins in table.n_bins]
+    trend = [np.append(np.linspace(-1, 1, bins), 0.0) * rng.normal() for bins in table.n_bins]
+    score = sum(
+        (effect if categorical else 0.3 * effect + 1.5 * slope)[codes]
+        for effect, slope, categorical, codes in zip(effects, trend, table.categorical, table.codes.T, strict=True)
+    )
+    score = score + 0.5 * rng.normal(size=len(table.codes))
+    if objective == "squared_error":
+        return 3.0 * score
+    edges = np.quantile(score, np.arange(1, n_classes) / n_classes)
+    return np.searchsorted(edges, score).astype(np.float64)

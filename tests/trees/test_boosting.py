@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from trees.plain import random_codes, random_labels, train
+
+from treaty.errors import ConfigError
+from treaty.trees.boosting import EvalSet, Forest, _draw, boost
+from treaty.trees.columns import SumsFinder
+from treaty.trees.ensemble import margins_from_values
+from treaty.trees.objectives import Objective, make_objective
+from treaty.trees.splits import SplitRules
+
+
+def _problem(objective="logistic", n_classes=2, n_rows=300, seed=0):
+    rng = np.random.default_rng(seed)
+    table = random_codes(rng, n_rows, [6, 9, 4, 12], missing=0.1)
+    return table, random_labels(rng, table, objective, n_classes)
+
+
+def _watch(table, matrix, y, weight=None, name="valid"):
+    """An eval set walked by the splits of one table."""
+    from treaty.trees.ensemble import join_splits
+
+    def add_trees(trees, margins):
+        margins_from_values(trees, join_splits([table.splits], [len(table.n_bins)]), matrix, margins)
+
+    return EvalSet(name, y, weight, add_trees)
+
+
+@pytest.mark.parametrize(("objective", "n_outputs"), [("logistic", 1), ("softmax", 3), ("squared_error", 1)])
+def test_boost_grows_one_tree_per_output_and_round_and_the_loss_falls(objective, n_outputs):
+    table, y = _problem(objective, 3 if objective == "softmax" else 2)
+    watched = _watch(table, table.matrix, y)
+    trained = train(table, y, objective=objective, n_classes=3, n_estimators=7, eval_sets=[watched])
+    assert len(trained.trees) == 7 * n_outputs
+    losses = trained.forest.history["valid"]
+    assert len(losses) == 7
+    assert all(after < before for before, after in zip(losses[:-1], losses[1:], strict=True))
+    assert losses[-1] == trained.objective.loss(trained.margins, y, None)
+
+
+def test_boost_records_the_weighted_loss_of_every_eval_set():
+    table, y = _problem()
+    weight = np.random.default_rng(1).gamma(1, 1, len(y))
+    other = random_codes(np.random.default_rng(2), 50, table.n_bins, missing=0.3)
+    other_y = np.arange(50.0) % 2
+    sets = [_watch(table, table.matrix, y, weight, "train"), _watch(table, other.matrix, other_y)]
+    trained = train(table, y, weight, n_estimators=3, eval_sets=sets)
+    loss = trained.objective.loss
+    assert trained.forest.history["train"][-1] == loss(trained.margins, y, weight)
+    assert trained.forest.history["valid"][-1] == loss(trained.walk(other.matrix), other_y, None)
+
+
+def test_boost_stops_early_and_keeps_the_best_rounds():
+    table, y = _problem(n_rows=120)
+    noise = np.random.default_rng(3).integers(0, 2, len(y)).astype(float)
+    other, other_y = _problem(n_rows=200, seed=9)
+    del other_y
+    watched = _watch(table, other.matrix, np.random.default_rng(4).integers(0, 2, 200).astype(float))
+    trained = train(
+        table, noise, n_estimators=60, max_depth=4, eval_sets=[watched], early_stopping_rounds=3
+    )
+    losses = trained.forest.history["valid"]
+    assert trained.forest.best_round == int(np.argmin(losses)) + 1
+    assert len(losses) == trained.forest.best_round + 3
+    assert len(trained.trees) == trained.forest.best_round
+
+
+def test_boost_stops_early_by_the_last_eval_set_with_all_outputs_of_a_round():
+    table, y = _problem("softmax", 3, n_rows=90)
+    last = _watch(table, table.matrix[::-1], y, name="shuffled")
+    trained = train(
+        table, y, objective="softmax", n_classes=3, n_estimators=40, learning_rate=1.0, max_depth=5,
+        eval_sets=[_watch(table, table.matrix, y, name="train"), last], early_stopping_rounds=2,
+    )  # fmt: skip
+    assert trained.forest.best_round < 38
+    assert len(trained.trees) == 3 * trained.forest.best_round
+    assert trained.forest.best_round == int(np.argmin(trained.forest.history["shuffled"])) + 1
+
+
+def test_boost_drops_trees_after_the_best_round_even_when_it_does_not_stop():
+    table, y = _problem(n_rows=100)
+    watched = _watch(table, table.matrix, 1.0 - y)  # the loss on turned labels only rises
+    trained = train(table, y, n_estimators=4, eval_sets=[watched], early_stopping_rounds=10)
+    assert trained.forest.best_round == 1
+    assert len(trained.trees) == 1
+
+
+def test_boost_without_early_stopping_keeps_every_tree():
+    table, y = _problem(n_rows=100)
+    trained = train(table, y, n_estimators=4, eval_sets=[_watch(table, table.matrix, 1.0 - y)])
+    assert trained.forest.best_round is None
+    assert len(trained.trees) == 4
+
+
+class _Drawn(SumsFinder):
+    """Notes the rows and columns drawn for each tree."""
+
+    def start_tree(self, grad, hess, rows, columns):
+        self.draws = [*getattr(self, "draws", []), (rows, columns)]
+        return super().start_tree(grad, hess, rows, columns)
+
+
+def _draws(n_rounds=6, fail_at=None, **options):
+    table, y = _problem("softmax", 3)
+    objective = make_objective("softmax", y, None, n_classes=3)
+    rules = SplitRules(grad_unit=objective.grad_unit, hess_unit=objective.hess_unit)
+    finder = _Drawn([table.source()], len(y), rules)
+    forest = Forest(objective, ("one",))
+
+    def on_round(done):
+        assert len(forest.trees) == 3 * done
+        if done == fail_at:
+            raise KeyboardInterrupt
+
+    try:
+        boost(
+            finder, y, None, forest, rules, n_columns=4, n_estimators=n_rounds, on_round=on_round, **options
+        )
+    except KeyboardInterrupt:
+        assert fail_at is not None
+    return finder.draws, forest
+
+
+def test_boost_draws_rows_and_columns_anew_for_each_tree():
+    draws, _ = _draws(subsample=0.5, colsample_bytree=0.5, random_state=0)
+    assert len(draws) == 18
+    for rows, columns in draws:
+        assert len(rows) == 150
+        assert len(columns) == 2
+        assert np.all(np.diff(rows) > 0)
+        assert np.all(np.diff(columns) > 0)
+    assert len({rows.tobytes() for rows, _ in draws}) == 18
+    assert len({columns.tobytes() for _, columns in draws}) > 3
+
+
+def test_boost_draws_nothing_when_all_is_used():
+    draws, _ = _draws(1)
+    for rows, columns in draws:
+        assert rows is None
+        assert columns.tolist() == [0, 1, 2, 3]
+
+
+def test_boost_draws_the_same_from_the_same_seed():
+    one, other, third = (_draws(2, subsample=0.5, random_state=seed)[0] for seed in (7, 7, 8))
+    assert [rows.tolist() for rows, _ in one] == [rows.tolist() for rows, _ in other]
+    assert [rows.tolist() for rows, _ in one] != [rows.tolist() for rows, _ in third]
+
+
+@pytest.mark.parametrize(("total", "share", "size"), [(10, 0.01, 1), (10, 0.26, 3), (1, 0.5, 1), (0, 0.5, 0)])
+def test_draw_takes_the_nearest_number_and_at_least_one(total, share, size):
+    assert len(_draw(np.random.default_rng(0), total, share)) == size
+
+
+def test_boost_keeps_finished_trees_when_stopped_by_an_error():
+    _, forest = _draws(6, fail_at=2)
+    assert len(forest.trees) == 6
+
+
+def test_boost_reports_the_most_clipped_rows_of_a_round():
+    table, _ = _problem()
+    y = np.where(np.arange(300) < 5, 100.0, 0.0)
+    objective = Objective("squared_error", base_score=0.0, grad_clip=1.0)
+    rules = SplitRules(grad_unit=objective.grad_unit, hess_unit=objective.hess_unit)
+    forest = Forest(objective, ("one",))
+    boost(SumsFinder([table.source()], 300, rules), y, None, forest, rules, n_columns=4, n_estimators=3)
+    assert forest.clipped_rows == 5
+
+
+def test_boost_refuses_sums_that_could_overflow():
+    table, y = _problem()
+    with pytest.raises(ConfigError, match="do not fit 62 bits"):
+        train(table, y, fractional_bits=56)
+
+
+def test_boost_without_columns_gives_leaves():
+    table, y = _problem()
+    trained = train(table.columns(0, 0), y, n_estimators=2)
+    assert [tree.left.tolist() for tree in trained.trees] == [[-1], [-1]]
+    assert len(np.unique(trained.margins)) == 1

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treaty.errors import ConfigError
+from treaty.trees.objectives import BLOCK, Objective, make_objective
+
+KINDS = ["logistic", "softmax", "squared_error"]
+
+
+def _case(name, n_rows, seed, *, scale=3.0, bits=40, weighted=False):
+    rng = np.random.default_rng(seed)
+    n_outputs = 4 if name == "softmax" else 1
+    margins = rng.normal(0, scale, (n_rows, n_outputs))
+    y = {
+        "logistic": rng.integers(0, 2, n_rows).astype(float),
+        "softmax": rng.integers(0, 4, n_rows).astype(float),
+        "squared_error": rng.normal(0, scale, n_rows),
+    }[name]
+    weight = rng.gamma(1.0, 2.0, n_rows) if weighted else None
+    return make_objective(name, y, weight, n_classes=4, fractional_bits=bits), margins, y, weight
+
+
+def _decode(objective, grad, hess):
+    return grad.T * objective.grad_unit, hess.T * objective.hess_unit
+
+
+def _sum_of_losses(objective, margins, y):
+    """The loss whose derivatives train: half the squared error, or the log-loss."""
+    if objective.name == "squared_error":
+        return 0.5 * np.sum((margins[:, 0] - y) ** 2)
+    return objective.loss(margins, y, None) * len(y)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_derivatives_equal_numerical_differentiation_of_the_loss(name):
+    objective, margins, y, _ = _case(name, 12, 0, scale=1.0)
+    grad, hess = _decode(objective, *objective.gradients(margins, y, None)[:2])
+    step = 1e-4
+    for row in range(len(y)):
+        for output in range(objective.n_outputs):
+            moved = []
+            for by in (-step, 0.0, step):
+                m = margins[row : row + 1].copy()
+                m[0, output] += by
+                moved.append(_sum_of_losses(objective, m, y[row : row + 1]))
+            assert grad[row, output] == pytest.approx((moved[2] - moved[0]) / (2 * step), abs=1e-6)
+            curvature = (moved[2] - 2 * moved[1] + moved[0]) / step**2
+            factor = 2.0 if name == "softmax" else 1.0  # XGBoost's upper bound of the multiclass hessian
+            assert hess[row, output] == pytest.approx(factor * curvature, abs=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_are_the_derivatives_rounded_once(name, weighted):
+    objective, margins, y, weight = _case(name, 500, 1, bits=16, weighted=weighted)
+    grad, hess, _ = objective.gradients(margins, y, weight)
+    s = np.ones((500, 1)) if weight is None else weight[:, None]
+    if name == "logistic":
+        p = 1 / (1 + np.exp(-margins))
+        g, h = p - y[:, None], p * (1 - p)
+    elif name == "softmax":
+        p = np.exp(margins) / np.exp(margins).sum(1, keepdims=True)
+        g, h = p - np.eye(4)[y.astype(int)], 2 * p * (1 - p)
+    else:
+        g, h = margins - y[:, None], np.ones_like(margins)
+        g = np.clip(g, -objective.grad_clip, objective.grad_clip)
+    decoded_g, decoded_h = _decode(objective, grad, hess)
+    assert grad.dtype == hess.dtype == np.int64
+    np.testing.assert_allclose(decoded_g, s * g, rtol=0, atol=objective.grad_unit * 0.5000001)
+    np.testing.assert_allclose(decoded_h, s * h, rtol=0, atol=objective.hess_unit * 0.5000001)
+
+
+def test_gradients_round_half_to_even():
+    objective = Objective("squared_error", fractional_bits=1)
+    grad, _, _ = objective.gradients(np.array([[0.25], [0.75], [-0.25], [-0.75]]), np.zeros(4), None)
+    assert grad.tolist() == [[0, 2, 0, -2]]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    name=st.sampled_from(KINDS),
+    scale=st.sampled_from([0.1, 3.0, 100.0, 1e4]),
+    bits=st.sampled_from([1, 8, 16, 24, 40]),
+    weighted=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_gradients_stay_within_the_public_bounds(name, scale, bits, weighted, seed):
+    objective, margins, y, weight = _case(name, 50, seed, scale=scale, bits=bits, weighted=weighted)
+    grad, hess, _ = objective.gradients(margins, y, weight)
+    assert np.abs(grad).max() <= objective.grad_bound
+    assert 0 <= hess.min()
+    assert hess.max() <= objective.hess_bound
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_of_extreme_margins_are_finite(name):
+    margins = np.array([[800.0], [-800.0], [1e308], [-1e308]]) * np.ones((1, 3 if name == "softmax" else 1))
+    margins[:, 0] *= 0.5
+    y = np.array([0.0, 1.0, 1.0, 0.0])
+    objective = make_objective(name, y, None, n_classes=3)
+    with np.errstate(over="ignore"):
+        grad, hess, _ = objective.gradients(margins, y, None)
+    assert np.abs(grad).max() <= objective.grad_bound
+    assert hess.min() >= 0
+
+
+def test_clipped_rows_are_counted_and_clipped():
+    y = np.array([0.0, 1.0, 3.0, -3.0])
+    objective = make_objective("squared_error", y, None)
+    assert objective.grad_clip == 8.0  # a power of two, at least twice the farthest label
+    margins = np.array([[8.0], [9.5], [12.0], [0.0]])
+    grad, _, clipped = objective.gradients(margins, y, None)
+    assert clipped == 2
+    np.testing.assert_array_equal(grad[0] * objective.grad_unit, [8.0, 8.0, 8.0, 3.0])
+
+
+def test_clipped_rows_are_counted_by_any_number_of_threads():
+    n_rows = 40 * BLOCK
+    objective = Objective("squared_error", grad_clip=1.0)
+    margins, y = np.full((n_rows, 1), 2.0), np.zeros(n_rows)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(5):
+            assert objective.gradients(margins, y, None, threads=8)[2] == n_rows
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_are_the_same_with_any_number_of_threads(name):
+    objective, margins, y, weight = _case(name, 12 * BLOCK + 5, 2, bits=16, weighted=True)
+    one, three = objective.gradients(margins, y, weight), objective.gradients(margins, y, weight, threads=3)
+    np.testing.assert_array_equal(one[0], three[0])
+    np.testing.assert_array_equal(one[1], three[1])
+    assert one[2] == three[2]
+
+
+def test_whole_weights_count_rows_as_often():
+    objective, margins, y, _ = _case("logistic", 20, 3, bits=20)
+    weight = np.full(20, 3.0)
+    once, thrice = objective.gradients(margins, y, None), objective.gradients(margins, y, weight)
+    assert np.abs(thrice[0] - 3 * once[0]).max() <= 2
+    assert np.abs(thrice[1] - 3 * once[1]).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("largest", "bound"), [(1.0, 1.0), (0.3, 0.5), (3.0, 4.0), (4.0, 4.0), (4.1, 8.0)], ids=lambda v: str(v)
+)
+def test_weight_bound_is_the_next_power_of_two(largest, bound):
+    weight = np.array([0.1, largest])
+    assert make_objective("logistic", np.zeros(2), weight).weight_bound == bound
+
+
+@pytest.mark.parametrize(
+    ("y", "base_score", "clip"),
+    [([1.0, 2.0], 0.0, 4.0), ([1.0, 2.1], 0.0, 8.0), ([5.0, 5.0], 5.0, 1.0), ([0.0, 0.1], 0.0, 0.25)],
+    ids=["exact-power", "rounded-up", "no-spread", "below-one"],
+)
+def test_grad_clip_is_the_power_of_two_above_twice_the_spread(y, base_score, clip):
+    assert make_objective("squared_error", np.array(y), None, base_score=base_score).grad_clip == clip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sums_that_could_overflow_are_refused(name):
+    objective = Objective(name, fractional_bits=40, weight_bound=4.0)
+    fits = 2**62 // max(objective.grad_bound, objective.hess_bound)
+    objective.check_sums(fits - 1)
+    with pytest.raises(ConfigError, match="do not fit 62 bits"):
+        objective.check_sums(fits)
+
+
+@pytest.mark.parametrize(
+    ("name", "base_score", "margin"),
+    [("logistic", 0.5, 0.0), ("logistic", 0.2, np.log(0.25)), ("softmax", 0.5, 0.5), ("squared_error", -3.0, -3.0)],
+    ids=["logistic-half", "logistic-fifth", "softmax", "squared-error"],
+)
+def test_base_margin_follows_base_score(name, base_score, margin):
+    objective = make_objective(name, np.array([0.0, 1.0]), None, base_score=base_score)
+    assert objective.base_margin == pytest.approx(margin, abs=1e-15)
+
+
+@pytest.mark.parametrize("base_score", [0.0, 1.0, -0.5, 2.0])
+def test_base_score_of_a_classifier_must_be_a_probability(base_score):
+    with pytest.raises(ConfigError, match="base_score"):
+        make_objective("logistic", np.array([0.0, 1.0]), None, base_score=base_score)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_predictions_are_the_means_of_the_margins(name):
+    objective, margins, _, _ = _case(name, 30, 4)
+    p = objective.predictions(margins)
+    assert p.shape == margins.shape
+    if name == "squared_error":
+        np.testing.assert_array_equal(p, margins)
+    elif name == "logistic":
+        np.testing.assert_allclose(np.log(p / (1 - p)), margins, rtol=1e-9)
+    else:
+        np.testing.assert_allclose(p.sum(axis=1), 1.0)
+        np.testing.assert_allclose(np.log(p[:, 1:] / p[:, :1]), margins[:, 1:] - margins[:, :1], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "metric"), list(zip(KINDS, ["logloss", "mlogloss", "rmse"], strict=True)), ids=KINDS)
+def test_loss_is_the_weighted_metric(name, metric):
+    objective, margins, y, weight = _case(name, 40, 5, weighted=True)
+    p = objective.predictions(margins)
+    if name == "squared_error":
+        expected = np.sqrt(np.average((p[:, 0] - y) ** 2, weights=weight))
+    else:
+        of_label = p[np.arange(40), y.astype(int)] if name == "softmax" else np.where(y == 1, p[:, 0], 1 - p[:, 0])
+        expected = np.average(-np.log(of_label), weights=weight)
+    assert objective.metric == metric
+    assert objective.loss(margins, y, weight) == pytest.approx(expected, rel=1e-9)

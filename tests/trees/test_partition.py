@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treaty.trees import partition
+from treaty.trees.partition import BLOCK, RowPartition
+
+
+class NaivePartition:
+    """Two lists of rows a node: those of the sample, and the others."""
+
+    def __init__(self, n_rows, sampled):
+        sampled = list(range(n_rows)) if sampled is None else sampled.tolist()
+        self.nodes = {0: (sampled, [row for row in range(n_rows) if row not in set(sampled)])}
+
+    def divide(self, nodes, children, left_rows):
+        for node, child in zip(nodes, children, strict=True):
+            sampled, others = self.nodes[node]
+            self.nodes[child] = ([r for r in sampled if r in left_rows], [r for r in others if r in left_rows])
+            self.nodes[child + 1] = tuple([r for r in part if r not in left_rows] for part in (sampled, others))
+
+
+def _check(rows: RowPartition, naive: NaivePartition, nodes):
+    nodes = np.array(nodes, np.int32)
+    for sampled in (True, False):
+        got, starts = rows.rows(nodes, sampled=sampled)
+        assert starts.dtype == np.int64
+        for k, node in enumerate(nodes.tolist()):
+            expected = naive.nodes[node][0] + ([] if sampled else naive.nodes[node][1])
+            assert got[starts[k] : starts[k + 1]].tolist() == expected
+        assert starts[-1] == len(got)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    n_rows=st.integers(0, 80),
+    sample=st.sampled_from([None, 0.0, 0.5, 1.0]),
+    block=st.sampled_from([1, 3, 16, BLOCK]),
+    threads=st.integers(1, 4),
+    seed=st.integers(0, 2**32),
+)
+def test_children_hold_the_left_and_right_rows_in_order(n_rows, sample, block, threads, seed):
+    rng = np.random.default_rng(seed)
+    sampled = None if sample is None else np.flatnonzero(rng.random(n_rows) < sample).astype(np.int32)
+    before = partition.BLOCK
+    partition.BLOCK = block
+    try:
+        rows, naive = RowPartition(n_rows, sampled, threads), NaivePartition(n_rows, sampled)
+        level, n_nodes = [0], 1
+        for _ in range(4):
+            _check(rows, naive, level)
+            chosen = [node for node in level if rng.random() < 0.8]
+            if not chosen:
+                break
+            children = n_nodes + 2 * np.arange(len(chosen))
+            left_rows = set(np.flatnonzero(rng.random(n_rows) < rng.choice([0.0, 0.3, 1.0])).tolist())
+            order, _ = rows.rows(np.array(chosen, np.int32), sampled=False)
+            mask = np.array([row in left_rows for row in order.tolist()], np.bool_)
+            rows.divide(np.array(chosen, np.int32), children.astype(np.int32), mask)
+            naive.divide(chosen, children.tolist(), left_rows)
+            level = [int(child) + side for child in children for side in (0, 1)]
+            n_nodes += len(level)
+        _check(rows, naive, level)
+        _check(rows, naive, level[::-1])
+    finally:
+        partition.BLOCK = before
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5], ids=lambda n: f"{n}-threads")
+@pytest.mark.parametrize("n_rows", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7], ids=lambda n: f"{n}-rows")
+def test_children_of_nodes_longer_than_a_block_hold_their_rows_in_order(n_rows, threads):
+    rng = np.random.default_rng(n_rows)
+    sampled = np.flatnonzero(rng.random(n_rows) < 0.9).astype(np.int32)
+    others = np.setdiff1d(np.arange(n_rows), sampled)
+    goes_left = rng.random(n_rows) < 0.4
+    rows = RowPartition(n_rows, sampled, threads)
+    order, _ = rows.rows(np.array([0], np.int32), sampled=False)
+    rows.divide(np.array([0], np.int32), np.array([1], np.int32), goes_left[order])
+    for child, side in ((1, goes_left), (2, ~goes_left)):
+        node = np.array([child], np.int32)
+        np.testing.assert_array_equal(rows.rows(node, sampled=True)[0], sampled[side[sampled]])
+        expected = np.concatenate([sampled[side[sampled]], others[side[others]]])
+        np.testing.assert_array_equal(rows.rows(node, sampled=False)[0], expected)
+
+
+def test_rows_of_no_nodes_are_none():
+    got, starts = RowPartition(5).rows(np.zeros(0, np.int32), sampled=True)
+    assert got.tolist() == []
+    assert starts.tolist() == [0]
+
+
+@pytest.mark.parametrize("threads", [1, 3], ids=lambda n: f"{n}-threads")
+def test_leaf_values_reach_sampled_and_other_rows_once(threads):
+    rows = RowPartition(7, np.array([1, 2, 5], np.int32), threads)
+    root = np.array([0], np.int32)
+    order, _ = rows.rows(root, sampled=False)
+    rows.divide(root, np.array([1], np.int32), order >= 4)
+    margins = np.arange(7.0)
+    rows.add_to(margins, np.array([1, 2], np.int32), np.array([0.5, -0.25]))
+    assert margins.tolist() == [-0.25, 0.75, 1.75, 2.75, 4.5, 5.5, 6.5]
