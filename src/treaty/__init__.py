@@ -1,5 +1,7 @@
 """Treaty: train one model across organisations that may not pool their data."""
 
+from typing import TYPE_CHECKING, Any
+
 from treaty.errors import (
     ConfigError,
     CryptoError,
@@ -12,7 +14,9 @@ from treaty.errors import (
     PeerTimeout,
     TreatyError,
 )
-from treaty.estimators import GBDTClassifier, GBDTRegressor, load
+
+if TYPE_CHECKING:
+    from treaty.estimators import GBDTClassifier, GBDTRegressor, load
 
 __all__ = [
     "ConfigError",
@@ -30,3 +34,16 @@ __all__ = [
     "load",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import the estimators when they are first used: scikit-learn takes a second, which a party's process saves."""
+    if name in ("GBDTClassifier", "GBDTRegressor", "load"):
+        from treaty import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module 'treaty' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 
 from treaty.data.sources import write_predictions
-from treaty.demo import run_demo
 from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.jobs import load_job, predict_party, train_party
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
@@ -53,6 +52,8 @@ def demo(
     The first party has the labels. With the built-in data a clinic (labels, some measurements), a laboratory and an
     imaging centre hold different columns of the same patients.
     """
+    from treaty.demo import run_demo  # scikit-learn, which no other command needs
+
     run_demo(
         console, protocol=protocol, parties=parties, data=data, label=label, split=split,
         transport=transport, trees=trees, encryption=encryption,

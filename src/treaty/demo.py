@@ -42,7 +42,7 @@ def run_demo(
     """
     columns, y = _load(data, label)
     cut = _cut(columns.column_names, parties, split)
-    own = {"encryption": encryption, "transport": transport} if protocol != "pooled" else {}
+    own: dict[str, Any] = {"encryption": encryption, "transport": transport} if protocol != "pooled" else {}
     train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
 
     def rows(index: NDArray[np.intp]) -> dict[str, Any]:
@@ -133,7 +133,8 @@ def _xgboost(columns: Any, y: NDArray[Any], train: Any, test: Any, trees: int) -
         base_score=0.5 if len(classes) == 2 else None,
     )  # fmt: skip
     booster.fit(frame.iloc[train], codes[train])
-    return np.asarray(booster.predict_proba(frame.iloc[test]), np.float64)
+    p = np.asarray(booster.predict_proba(frame.iloc[test]), np.float64)
+    return np.asarray(p / p.sum(axis=1, keepdims=True))
 
 
 def _print_traffic(console: Console, model: GBDTClassifier) -> None:

@@ -442,8 +442,8 @@ def forest_margin_predictions(model: _GBDT, X: Tables) -> NDArray[np.float64]:
 class _Saved(msgspec.Struct):
     """What `save` writes beside the parts."""
 
-    kind: Literal["GBDTClassifier", "GBDTRegressor"]
-    params: dict[str, str | int | float | bool | None]
+    kind: str
+    params: dict[str, Any]
     parties: list[str]
     schemas: dict[str, Schema]
 
@@ -463,7 +463,7 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:
         raise ConfigError(f"cannot read the model {folder / 'model.json'}: {error.strerror}") from None
     except msgspec.MsgspecError as error:
         raise ConfigError(f"expected a saved model, got something else - at {folder / 'model.json'} ({error})") from None
-    model = {"GBDTClassifier": GBDTClassifier, "GBDTRegressor": GBDTRegressor}[saved.kind](**saved.params)
+    model = (GBDTClassifier if saved.kind == "GBDTClassifier" else GBDTRegressor)(**saved.params)
     model.parts_ = {name: load_part(folder / f"{name}.part") for name in saved.parties}
     model.schemas_ = saved.schemas
     forest = forest_of(list(model.parts_.values()))

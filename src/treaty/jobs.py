@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,7 +28,9 @@ from treaty.models import ModelPart, load_part
 from treaty.options import VERTICAL, TreeOptions, tree_options
 from treaty.protocols import secureboost
 from treaty.protocols.pooled import Labelled, Progress
+from treaty.simulation import traffic_of
 
+Result = TypeVar("Result")
 CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
 Port = Annotated[str, msgspec.Meta(pattern=r"^.+:\d{1,5}$")]
 
@@ -184,13 +186,14 @@ def train_party(job: Job, name: str, progress: Progress | None = None) -> ModelP
     output = Path(job.output)
     output.mkdir(parents=True, exist_ok=True)
     keeper = _Keeper(output / f"{name}.part", progress)
-    data, classes = _read(job, name, member.table, None, None)
-    evals = []
-    for number, path in enumerate(member.eval_tables):
-        rows, _ = _read(job, name, path, data.table.schema, classes)
-        evals.append(Labelled(rows.table, rows.y, rows.weight, f"eval_{number}"))
+    training = member.table
 
-    def role(party: Party) -> ModelPart:
+    def role(party: Party) -> ModelPart:  # tables are read once connected, so that the others learn of a bad one
+        data, classes = _read(job, name, training, None, None)
+        evals = []
+        for number, path in enumerate(member.eval_tables):
+            rows, _ = _read(job, name, path, data.table.schema, classes)
+            evals.append(Labelled(rows.table, rows.y, rows.weight, f"eval_{number}"))
         if name == job.active:
             return secureboost.active(
                 party, data, options, parties=list(job.parties), classes=classes, eval_sets=evals,
@@ -216,9 +219,10 @@ def predict_party(job: Job, name: str) -> NDArray[np.float64] | None:
     if member.predict_table is None:
         raise ConfigError(f"the job names no rows of {name} to predict: add parties.{name}.predict_table")
     part = load_part(Path(job.output) / f"{name}.part")
-    table = _features(job, name, member.predict_table, part.schema)
+    to_predict = member.predict_table
 
     def role(party: Party) -> NDArray[np.float64] | None:
+        table = _features(job, name, to_predict, part.schema)
         if part.forest is not None:
             return secureboost.predict_active(party, part, table, threads)
         secureboost.predict_passive(party, part, table, threads)
@@ -228,7 +232,7 @@ def predict_party(job: Job, name: str) -> NDArray[np.float64] | None:
     return margins
 
 
-def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Any]) -> tuple[Any, Transcript]:
+def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Result]) -> tuple[Result, Transcript]:
     """Connect to the peers, run the role, leave in order."""
     peers = [other for other in job.parties if other != name] if name == job.active else [job.active]
     me = job.parties[name]
@@ -256,15 +260,15 @@ def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Any])
 
 
 class _Keeper:
-    """Saves the part now and then while training goes on, so that a dead process loses little."""
+    """Saves the part while training goes on, so that a dead process loses no finished tree, or few."""
 
-    EVERY = 5.0  # seconds
+    SHARE = 0.05  # of the time, at most, goes into saving
 
     def __init__(self, path: Path, progress: Progress | None) -> None:
         self._path = path
         self._progress = progress
         self._part: ModelPart | None = None
-        self._saved = time.perf_counter()
+        self._next = 0.0
         self.begun: float | None = None
 
     def __call__(self, done: int, part: ModelPart) -> None:
@@ -272,13 +276,15 @@ class _Keeper:
         self.begun = self.begun or time.perf_counter()
         if self._progress is not None:
             self._progress(done, part)
-        if time.perf_counter() - self._saved > self.EVERY:
+        if time.perf_counter() > self._next:
             self.save()
 
     def save(self) -> None:
         if self._part is not None:
+            started = time.perf_counter()
             self._part.save(self._path)
-            self._saved = time.perf_counter()
+            ended = time.perf_counter()
+            self._next = ended + (ended - started) / self.SHARE
 
 
 def _read(
@@ -314,13 +320,7 @@ def _features(job: Job, name: str, path: str, schema: Schema | None) -> Table:
 
 
 def _write_report(job: Job, name: str, seconds: dict[str, float], transcript: Transcript) -> None:
-    sent: dict[str, dict[str, Any]] = {}
-    for entry in transcript.entries:
-        if entry.direction == "sent":
-            pair = sent.setdefault(entry.peer, {"messages": 0, "bytes": 0, "by_type": {}})
-            pair["messages"] += 1
-            pair["bytes"] += entry.nbytes
-            pair["by_type"][entry.step] = pair["by_type"].get(entry.step, 0) + entry.nbytes
+    sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
     learned = secureboost.disclosures(job.active, [other for other in job.parties if other != job.active])
     report = Report(party=name, seconds=seconds, sent=sent, learned=learned)
     (Path(job.output) / f"{name}.report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))

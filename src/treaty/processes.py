@@ -22,20 +22,41 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from treaty.data.sources import write_arrow
-from treaty.data.table import Table
+from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, TreatyError
 from treaty.jobs import Job, Member, load_job, load_reports
 from treaty.messaging.certificates import write_identity
 from treaty.models import ModelPart, load_part
 from treaty.options import TreeOptions
+from treaty.protocols import secureboost
 from treaty.protocols.pooled import Labelled
-from treaty.simulation import Traffic
+from treaty.simulation import Traffic, play
 
-GRACE = 20.0  # seconds the others get to end by themselves after one party failed
+GRACE = 8.0  # seconds the others get to end by themselves after one party failed
 
 
 class PartyFailed(TreatyError):
     """One or more of the parties' processes ended with an error; the message holds what each said."""
+
+
+def compile_kernels() -> None:
+    """Compile everything training uses, on a handful of made-up rows, so that the parties' processes find it cached."""
+    rng = np.random.default_rng(0)
+    columns = [rng.normal(size=64).astype(np.float32) for _ in range(2)]
+    table = Table(Schema(("a", "b"), (None, None)), columns, 64)
+    data = Labelled(table, rng.integers(0, 2, 64).astype(np.float64))
+    options = TreeOptions(protocol="secureboost", n_estimators=1, min_child_samples=1, insecure_test_key_bits=512)
+    play(
+        {
+            "a": lambda party: secureboost.active(
+                party, data, options, parties=["a", "b"], classes=[0, 1], eval_sets=[data]
+            ),
+            "b": lambda party: secureboost.passive(party, table, options, eval_tables=[table]),
+        },
+        {"a": ["b"], "b": ["a"]},
+        job="compile",
+        protocol="secureboost",
+    )
 
 
 def run_all(job: Job, verb: str, *, arguments: Sequence[str] = (), progress: bool = False) -> None:
@@ -56,13 +77,15 @@ def run_all(job: Job, verb: str, *, arguments: Sequence[str] = (), progress: boo
     PartyFailed
         When a process fails, with the error of each.
     """
+    if verb == "train":
+        compile_kernels()
     with tempfile.TemporaryDirectory(prefix="treaty-") as folder:
         path = Path(folder) / "job.json"
         path.write_bytes(msgspec.json.encode(_completed(job, Path(folder))))
         started = {
             name: subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
                 [sys.executable, "-m", "treaty", verb, str(path), "--as", name, *(arguments if name == job.active else ())],
-                stdout=subprocess.DEVNULL if name != job.active else None,
+                stdout=subprocess.DEVNULL,
                 stderr=None if progress and name == job.active and sys.stderr.isatty() else subprocess.PIPE,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )

@@ -133,6 +133,10 @@ def test_heavy_zero_does_not_swallow_the_bins_of_the_rest() -> None:
     assert np.bincount(codes).tolist() == [9000] + [100] * 10
 
 
+def test_a_value_of_exactly_its_share_of_rows_is_not_heavy() -> None:
+    assert cuts_of(np.array([1, 2, 2, 3], dtype=np.float32), 2).tolist() == [2.5]
+
+
 def test_last_values_join_the_bin_before_when_no_bin_is_left() -> None:
     # q = 2, n = 10: 5 holds 6 rows and is heavy, so one bin is left for 1, 2 and 8, 9; 5 closes it.
     column = np.array([1, 2, 5, 5, 5, 5, 5, 5, 8, 9], dtype=np.float32)

@@ -101,12 +101,13 @@ class Proxy:
         host, _, port = target.rpartition(":")
         self.target = (host, int(port))
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.flowing = threading.Event()
         self.flowing.set()
         self.open = []
         self.carried = 0
         self.cut_after = None
+        self.bytes_per_second = None
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
@@ -121,6 +122,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := one.recv(65536):
                 self.flowing.wait()
+                if self.bytes_per_second is not None:
+                    time.sleep(len(data) / self.bytes_per_second)
                 self.carried += len(data)
                 if self.cut_after is not None and self.carried > self.cut_after:
                     self.cut_after = None
@@ -182,8 +185,19 @@ def test_dead_network_is_noticed_by_keepalive(proxied):
     proxy.flowing.set()
 
 
-def test_restarted_process_is_not_taken_for_the_one_before(proxied, grpc_end):
+def test_slow_link_is_not_taken_for_a_dead_one(proxied):
     clinic, lab, proxy = proxied
+    proxy.bytes_per_second = 4_000_000
+    start = time.monotonic()
+    clinic.send("lab", bytes(16_000_000), 30)
+    assert time.monotonic() - start > 3  # keepalive: 1 s + 1 s
+    assert len(lab.receive(0).frame) == 16_000_000
+    assert proxy.carried < 20_000_000  # sent once
+    assert clinic.receive(0) is None
+
+
+def test_restarted_process_is_not_taken_for_the_one_before(proxied, grpc_end):
+    clinic, _, proxy = proxied
     other = grpc_end("lab", ["clinic"])
     host, _, port = other.address.rpartition(":")
     proxy.target = (host, int(port))
@@ -197,7 +211,7 @@ def test_peer_that_takes_nothing_is_given_up_after_the_timeout(proxied, monkeypa
     turn = lab._server._senders["clinic"].turn
     with turn:
         start = time.monotonic()
-        with pytest.raises(PeerTimeout, match="lab took no message for 0.5 s, though its connection is alive"):
+        with pytest.raises(PeerTimeout, match=r"lab took no message for 0\.5 s, though its connection is alive"):
             clinic.send("lab", b"x", 0.5)
         assert time.monotonic() - start < 2
 
@@ -233,5 +247,5 @@ def test_peer_that_does_not_speak_tls_is_named(grpc_end):
     threading.Thread(target=answer, daemon=True).start()
     clinic = grpc_end("clinic", ["lab"])
     with pytest.raises(PeerProtocolError, match="TLS handshake"):
-        clinic.connect(20, {"lab": "127.0.0.1:%d" % listener.getsockname()[1]})
+        clinic.connect(20, {"lab": f"127.0.0.1:{listener.getsockname()[1]}"})
     listener.close()

@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trees.oracle import admissible, gain_of
+
+from treaty.trees.ensemble import margins_from_values
+from treaty.trees.splits import MIN_GAIN
+from trees.oracle import gain_of
 from trees.plain import Codes, Trained, random_codes, random_labels, train
 
 xgboost = pytest.importorskip("xgboost")
@@ -23,9 +26,7 @@ xgboost = pytest.importorskip("xgboost")
 TIE = 1e-5  # of a gain's size
 WEIGHT = 1e-5
 OBJECTIVES = {"logistic": "binary:logistic", "softmax": "multi:softprob", "squared_error": "reg:squarederror"}
-XGBOOST_NAMES = {
-    "n_estimators": "num_boost_round", "min_split_loss": "gamma", "reg_lambda": "lambda", "reg_alpha": "alpha",
-}  # fmt: skip
+XGBOOST_NAMES = {"min_split_loss": "gamma", "reg_lambda": "lambda", "reg_alpha": "alpha"}
 
 CASES = {
     "binary": {},
@@ -61,6 +62,13 @@ CASES = {
     "reg-alpha": {"reg_alpha": 2.0, "max_depth": 5},
     "reg-alpha-missing": {"reg_alpha": 5.0, "missing": 0.2, "objective": "squared_error", "max_depth": 5},
     "learning-rate": {"learning_rate": 1.0},
+    "codes-with-gaps": {"gaps": True, "missing": 0.1, "max_depth": 5},
+    "equal-columns": {"repeated": True, "max_depth": 5},
+    "equal-columns-missing": {"repeated": True, "missing": 0.2, "max_depth": 5, "objective": "squared_error"},
+    "useless-columns": {"useless": True, "missing": 0.1, "max_depth": 4},
+    "binary-depth-eight-light": {"max_depth": 8, "seed": 6},
+    "regression-depth-eight-light": {"max_depth": 8, "objective": "squared_error", "seed": 7, "missing": 0.1},
+    "single-rows": {"max_depth": 8, "min_child_weight": 0.0, "objective": "squared_error", "n_rows": 300},
     "everything": {
         "missing": 0.15, "weighted": True, "max_depth": 6, "min_split_loss": 0.7, "min_child_weight": 2.5,
         "reg_lambda": 0.4, "reg_alpha": 0.3, "objective": "softmax", "n_classes": 3, "learning_rate": 0.15,
@@ -93,21 +101,10 @@ class Pair:
     def gradients(self, done: int) -> tuple[np.ndarray, np.ndarray]:
         """Our fixed-point gradients after `done` rounds, in which the trees were equal."""
         objective = self.ours.objective
-        before = Trained(self.ours.parts, self.ours.forest, self.ours.rules, self.ours.margins)
-        margins = before.start(len(self.y))
-        for number, tree in enumerate(self.ours.trees[: done * objective.n_outputs]):
-            for node, rows in _rows_of(tree, before, self.table).items():
-                if tree.left[node] < 0:
-                    margins[rows, number % objective.n_outputs] += tree.value[node]
+        margins = self.ours.start(len(self.y))
+        trees = self.ours.trees[: done * objective.n_outputs]
+        margins_from_values(trees, self.ours.joined(), self.table.matrix, margins)
         return objective.gradients(margins, self.y, self.weight)[:2]
-
-
-def _rows_of(tree, trained, table):
-    rows = {0: np.arange(len(table.codes))}
-    for node in np.flatnonzero(tree.left >= 0):
-        left = _our_left(trained, table, tree, node)[rows[node]]
-        rows[tree.left[node]], rows[tree.left[node] + 1] = rows[node][left], rows[node][~left]
-    return rows
 
 
 def _our_left(trained, table, tree, node):
@@ -137,7 +134,7 @@ def _train_both(table, y, weight, *, objective="logistic", n_classes=2, n_estima
     return Pair(table, y, weight, ours, model["trees"])
 
 
-def _same_split(pair, tree, node, theirs, other, rows) -> bool:
+def _same_split(pair, tree, node, theirs, other) -> bool:
     """Whether the two nodes split on the same feature, cut and default direction."""
     splits, record = pair.ours.parts[0].splits, tree.record[node]
     feature = splits.feature[record]
@@ -151,14 +148,12 @@ def _same_split(pair, tree, node, theirs, other, rows) -> bool:
     )
 
 
-def _gain(pair, grad, hess, rows, left) -> tuple[float, bool]:
-    """Gain from exact sums, and whether the split is admissible."""
-    def totals(members):
-        return int(grad[members].sum()), int(hess[members].sum()), len(members)
-
-    total, of_left = totals(rows), totals(rows[left[rows]])
-    rules = pair.ours.rules
-    return gain_of(total, of_left, rules), admissible(total, of_left, rules)
+def _gain(pair, grad, hess, rows, left) -> float:
+    """Gain of a split of `rows` from exact sums."""
+    total, of_left = (
+        (int(grad[members].sum()), int(hess[members].sum()), len(members)) for members in (rows, rows[left[rows]])
+    )
+    return gain_of(total, of_left, pair.ours.rules)
 
 
 def _compare_tree(pair, number, grad, hess, outcome) -> bool:
@@ -170,12 +165,12 @@ def _compare_tree(pair, number, grad, hess, outcome) -> bool:
         node, other, rows = waiting.pop()
         our_leaf, their_leaf = tree.left[node] < 0, theirs["left_children"][other] < 0
         if our_leaf and their_leaf:
-            mine, weight = tree.value[node] / rules.learning_rate, theirs["split_conditions"][other] / rules.learning_rate
+            mine, weight = (v / rules.learning_rate for v in (tree.value[node], theirs["split_conditions"][other]))
             error = abs(mine - weight) / max(1.0, abs(mine))
             assert error <= WEIGHT, f"tree {number}, leaf {node}: weight {mine}, XGBoost has {weight}"
             outcome.largest_error = max(outcome.largest_error, error)
             continue
-        if our_leaf or their_leaf or not _same_split(pair, tree, node, theirs, other, rows):
+        if our_leaf or their_leaf or not _same_split(pair, tree, node, theirs, other):
             _assert_tie(pair, number, node, other, rows, grad, hess)
             whole = False
             continue
@@ -188,22 +183,16 @@ def _compare_tree(pair, number, grad, hess, outcome) -> bool:
 
 
 def _assert_tie(pair, number, node, other, rows, grad, hess):
-    """Require that the gains of the two different splits are equal to `TIE` of their size."""
+    """Require that the gains of two different splits (a leaf's being the least gain allowed) tie."""
     tree, theirs, rules = pair.ours.trees[number], pair.theirs[number], pair.ours.rules
+    ours = their = max(rules.min_split_loss, MIN_GAIN)
+    if tree.left[node] >= 0:
+        ours = _gain(pair, grad, hess, rows, _our_left(pair.ours, pair.table, tree, node))
+        assert ours == pytest.approx(tree.gain[node], rel=1e-12)
+    if theirs["left_children"][other] >= 0:
+        their = _gain(pair, grad, hess, rows, _their_left(pair.table, theirs, other))
     where = f"tree {number}, node {node} of {len(rows)} rows"
-    if tree.left[node] < 0:
-        gain, _ = _gain(pair, grad, hess, rows, _their_left(pair.table, theirs, other))
-        limit = max(rules.min_split_loss, 1e-6)
-        assert abs(gain - limit) <= TIE * limit, f"{where}: a leaf, XGBoost splits with a gain of {gain}"
-        return
-    ours, _ = _gain(pair, grad, hess, rows, _our_left(pair.ours, pair.table, tree, node))
-    assert ours == pytest.approx(tree.gain[node], rel=1e-12)
-    if theirs["left_children"][other] < 0:
-        limit = max(rules.min_split_loss, 1e-6)
-        assert abs(ours - limit) <= TIE * limit, f"{where}: a leaf in XGBoost, our gain is {ours}"
-        return
-    gain, _ = _gain(pair, grad, hess, rows, _their_left(pair.table, theirs, other))
-    assert abs(ours - gain) <= TIE * max(ours, gain), f"{where}: gain {ours}, XGBoost's split has {gain}"
+    assert abs(ours - their) <= TIE * max(ours, their), f"{where}: our gain is {ours}, that of XGBoost's split {their}"
 
 
 def _compare(pair) -> Outcome:
@@ -224,24 +213,67 @@ def _compare(pair) -> Outcome:
     return outcome
 
 
+def _pair(*, seed=0, missing=0.0, weighted=False, gaps=False, repeated=False, useless=False, n_rows=1000, **options):
+    rng = np.random.default_rng(seed)
+    table = random_codes(rng, n_rows, N_BINS, missing=missing)
+    values = table.values
+    if gaps:  # only every third code occurs
+        values = np.where(values < 0, values, values // 3 * 3)
+    if repeated:
+        values = np.hstack([values, values[:, ::-1]])
+    if useless:
+        values = np.insert(values, [0, 3], [[4, -1]], axis=1)
+    table = Codes(values, np.full(values.shape[1], 32))
+    y = random_labels(rng, table, options.get("objective", "logistic"), options.get("n_classes", 2))
+    weight = rng.gamma(2.0, 0.5, n_rows) if weighted else None
+    return _train_both(table, y, weight, **options)
+
+
 @cache
 def _outcome(name) -> Outcome:
-    options = dict(CASES[name])
-    rng = np.random.default_rng(options.pop("seed", 0))
-    table = random_codes(rng, 1000, N_BINS, missing=options.pop("missing", 0.0))
-    y = random_labels(rng, table, options.get("objective", "logistic"), options.get("n_classes", 2))
-    weight = rng.gamma(2.0, 0.5, 1000) if options.pop("weighted", False) else None
-    return _compare(_train_both(table, y, weight, **options))
+    return _compare(_pair(**CASES[name]))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_trees_equal_those_of_xgboost(name):
     outcome = _outcome(name)
-    assert outcome.compared + outcome.tied > 0
+    assert outcome.compared > 0
+    assert outcome.inner_nodes > 0
 
 
 def test_ties_with_xgboost_are_rare():
     outcomes = [_outcome(name) for name in CASES]
-    print(sum(o.compared for o in outcomes), sum(o.tied for o in outcomes), sum(o.not_compared for o in outcomes), sum(o.inner_nodes for o in outcomes), max(o.largest_error for o in outcomes))
-    print({n: (_outcome(n)) for n in CASES if _outcome(n).tied})
-    assert 0
+    compared = sum(outcome.compared for outcome in outcomes)
+    in_all = compared + sum(outcome.tied + outcome.not_compared for outcome in outcomes)
+    # written down from XGBoost 3.2, where none of 460 trees met a tie and the largest error of a weight was 1.5e-6
+    assert in_all == 460
+    assert compared >= 0.95 * in_all
+    assert sum(outcome.inner_nodes for outcome in outcomes) >= 9000
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    n_rows=st.integers(2, 150),
+    n_bins=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    missing=st.sampled_from([0.0, 0.3, 0.9]),
+    weighted=st.booleans(),
+    objective=st.sampled_from(list(OBJECTIVES)),
+    options=st.fixed_dictionaries({
+        "max_depth": st.integers(1, 8),
+        "min_child_weight": st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+        "min_split_loss": st.sampled_from([0.0, 0.01, 1.0]),
+        "reg_lambda": st.sampled_from([0.1, 1.0, 10.0]),
+        "reg_alpha": st.sampled_from([0.0, 0.2]),
+        "learning_rate": st.sampled_from([0.1, 0.3, 1.0]),
+    }),
+    seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_trees_of_any_small_table_equal_those_of_xgboost(
+    n_rows, n_bins, missing, weighted, objective, options, seed
+):
+    rng = np.random.default_rng(seed)
+    table = random_codes(rng, n_rows, n_bins, missing=missing)
+    y = random_labels(rng, table, objective, 3 if objective == "softmax" else 2)
+    weight = rng.gamma(2.0, 0.5, n_rows) + 0.01 if weighted else None
+    pair = _train_both(table, y, weight, objective=objective, n_classes=3, n_estimators=3, **options)
+    _compare(pair)

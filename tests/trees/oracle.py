@@ -83,7 +83,11 @@ def left_sets(slots: Sequence[Slot], categorical: bool, rules: SplitRules) -> It
 
 
 def best_split(
-    slots: Sequence[Sequence[Slot]], total: Slot, features: Sequence[int], categorical: Sequence[bool], rules: SplitRules
+    slots: Sequence[Sequence[Slot]],
+    total: Slot,
+    features: Sequence[int],
+    categorical: Sequence[bool],
+    rules: SplitRules,
 ) -> Choice | None:
     best: Choice | None = None
     for feature in features:
@@ -132,6 +136,7 @@ def slow_tree(
             value = rules.learning_rate * (-g / (h + rules.reg_lambda)) if usable else 0.0
         else:
             for side in (True, False):
-                waiting.append((tuple(r for r in members if (codes[r, split.feature] in split.left) == side), depth + 1))
+                child = tuple(row for row in members if (codes[row, split.feature] in split.left) == side)
+                waiting.append((child, depth + 1))
         nodes.append(SlowNode(members, total, split, value))
     return nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -51,7 +52,7 @@ class Codes:
     def cut(self, *edges: int) -> list[Codes]:
         """The table cut before the columns `edges`, one owner each."""
         bounds = [0, *edges, len(self.n_bins)]
-        return [self.columns(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [self.columns(first, last) for first, last in itertools.pairwise(bounds)]
 
     def take(self, rows: NDArray) -> Codes:
         """The table of these rows."""

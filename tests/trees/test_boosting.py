@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
-from trees.plain import random_codes, random_labels, train
 
 from treaty.errors import ConfigError
 from treaty.trees.boosting import EvalSet, Forest, _draw, boost
 from treaty.trees.columns import SumsFinder
-from treaty.trees.ensemble import margins_from_values
+from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import Objective, make_objective
 from treaty.trees.splits import SplitRules
+from trees.plain import random_codes, random_labels, train
 
 
 def _problem(objective="logistic", n_classes=2, n_rows=300, seed=0):
@@ -20,8 +22,6 @@ def _problem(objective="logistic", n_classes=2, n_rows=300, seed=0):
 
 def _watch(table, matrix, y, weight=None, name="valid"):
     """An eval set walked by the splits of one table."""
-    from treaty.trees.ensemble import join_splits
-
     def add_trees(trees, margins):
         margins_from_values(trees, join_splits([table.splits], [len(table.n_bins)]), matrix, margins)
 
@@ -36,7 +36,7 @@ def test_boost_grows_one_tree_per_output_and_round_and_the_loss_falls(objective,
     assert len(trained.trees) == 7 * n_outputs
     losses = trained.forest.history["valid"]
     assert len(losses) == 7
-    assert all(after < before for before, after in zip(losses[:-1], losses[1:], strict=True))
+    assert all(after < before for before, after in itertools.pairwise(losses))
     assert losses[-1] == trained.objective.loss(trained.margins, y, None)
 
 
@@ -55,8 +55,7 @@ def test_boost_records_the_weighted_loss_of_every_eval_set():
 def test_boost_stops_early_and_keeps_the_best_rounds():
     table, y = _problem(n_rows=120)
     noise = np.random.default_rng(3).integers(0, 2, len(y)).astype(float)
-    other, other_y = _problem(n_rows=200, seed=9)
-    del other_y
+    other, _ = _problem(n_rows=200, seed=9)
     watched = _watch(table, other.matrix, np.random.default_rng(4).integers(0, 2, 200).astype(float))
     trained = train(
         table, noise, n_estimators=60, max_depth=4, eval_sets=[watched], early_stopping_rounds=3

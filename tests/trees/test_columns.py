@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees.oracle import slow_tree
-from trees.plain import Codes, random_codes, random_labels, train
 
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import grow_tree
 from treaty.trees.splits import SplitRules
+from trees.oracle import slow_tree
+from trees.plain import Codes, random_codes, random_labels, train
 
 CASES = {
     "logistic": {},

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees.plain import random_codes, random_labels, train
 
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_bits, margins_from_values
+from trees.plain import random_codes, random_labels, train
 
 N_CATEGORIES = 4  # codes 0..3; higher ones were never seen in training
 

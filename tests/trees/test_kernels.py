@@ -30,7 +30,11 @@ def _histograms(codes, grad, hess, nodes, features, offsets, threads=1):
     pairs = np.full((len(rows), 2), 99, np.int64)
     sums = np.zeros((len(nodes), int(offsets[-1]), 3), np.int64)
     share(lambda a, b: gather_pairs(grad, hess, rows, a, b, pairs), len(rows), threads)
-    share(lambda a, b: add_histograms(columns, pairs, rows, starts, features, offsets, a, b, sums), len(features), threads)
+
+    def work(first, last):
+        add_histograms(columns, pairs, rows, starts, features, offsets, first, last, sums)
+
+    share(work, len(features), threads)
     return sums
 
 
@@ -75,8 +79,8 @@ def test_histograms_are_added_to_what_is_there():
     codes = np.array([[0], [1]], np.uint8)
     sums = np.full((1, 3, 3), 10, np.int64)
     pairs = np.array([[5, 2], [-7, 3]], np.int64)
-    rows, starts = np.array([0, 1], np.int32), np.array([0, 2])
-    add_histograms(np.ascontiguousarray(codes.T), pairs, rows, starts, np.array([0], np.int32), _offsets([2]), 0, 1, sums)
+    rows, starts, features = np.array([0, 1], np.int32), np.array([0, 2]), np.array([0], np.int32)
+    add_histograms(np.ascontiguousarray(codes.T), pairs, rows, starts, features, _offsets([2]), 0, 1, sums)
     assert sums.tolist() == [[[15, 12, 11], [3, 13, 11], [10, 10, 10]]]
 
 

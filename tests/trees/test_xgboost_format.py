@@ -4,10 +4,10 @@ import sys
 
 import numpy as np
 import pytest
-from trees.plain import random_codes, random_labels, train
 
 from treaty.errors import ConfigError
 from treaty.trees.xgboost_format import to_booster
+from trees.plain import random_codes, random_labels, train
 
 xgboost = pytest.importorskip("xgboost")
 

@@ -36,7 +36,8 @@ def multiply_word_form(out: Words, o: int, a: Words, i: int, b: Words, j: int, m
     Needs a b < R n; the result is below n. `t` is scratch of words + 2.
     """
     words, n = np.intp(m[2]), HEADER
-    t[: words + 2] = _ZERO
+    for y in range(words + 2):
+        t[y] = _ZERO
     for x in range(words):
         factor, carry = b[j + x], _ZERO
         for y in range(words):
@@ -101,6 +102,13 @@ def _scratch(words: int) -> Words:
     x = np.empty(words + 8, np.uint64)
     skip = (-(x.ctypes.data >> 3)) & 7
     return x[skip : skip + words]
+
+
+@kernel
+def _copy(x: Words, o: int, out: Words, p: int, m: Words) -> None:
+    """Copy one working number (assigning slices would compile ten times as long)."""
+    for y in range(m.size - HEADER):
+        out[p + y] = x[o + y]
 
 
 @kernel
@@ -206,13 +214,13 @@ def power_rows(bases: Words, out: Words, windows: Bytes, one: Words, m: Words) -
     table = _scratch(32 * width)  # powers 0..15 of two bases
     for r in range(0, count, 2):
         o1, o2 = r * width, min(r + 1, count - 1) * width
-        table[:width] = one
-        table[16 * width : 17 * width] = one
+        _copy(one, 0, table, 0, m)
+        _copy(one, 0, table, 16 * width, m)
         for k in range(1, 16):
             p = (k - 1) * width
             _multiply_pair(table, p + width, p + 17 * width, table, p, p + 16 * width, bases, o1, o2, m, t)
-        out[o1 : o1 + width] = one
-        out[o2 : o2 + width] = one
+        _copy(one, 0, out, o1, m)
+        _copy(one, 0, out, o2, m)
         for window in windows:
             for _ in range(4):
                 _multiply_pair(out, o1, o2, out, o1, o2, out, o1, o2, m, t)
@@ -224,9 +232,10 @@ def power_rows(bases: Words, out: Words, windows: Bytes, one: Words, m: Words) -
 def fixed_base_table(base: Words, table: Words, entries: int, one: Words, m: Words) -> None:
     """table[i, d] = base^{d entries^i} for d < entries (a power of two). Montgomery working forms."""
     width = m.size - HEADER
-    t, power = np.empty(width + 2, np.uint64), base.copy()
+    t, power = np.empty(width + 2, np.uint64), _scratch(width)
+    _copy(base, 0, power, 0, m)
     for start in range(0, table.size, entries * width):
-        table[start : start + width] = one
+        _copy(one, 0, table, start, m)
         for d in range(1, entries):
             o = start + d * width
             _multiply_pair(table, o, o, table, o - width, o - width, power, 0, 0, m, t)
@@ -248,8 +257,8 @@ def fixed_base_rows(table: Words, exponents: Words, window: int, out: Words, m: 
             d2 = _bits(exponents, r2 * limbs, limbs, i * window, window)
             p1, p2 = (i * entries + d1) * width, (i * entries + d2) * width
             if i == 0:
-                out[o1 : o1 + width] = table[p1 : p1 + width]
-                out[o2 : o2 + width] = table[p2 : p2 + width]
+                _copy(table, p1, out, o1, m)
+                _copy(table, p2, out, o2, m)
             else:
                 _multiply_pair(out, o1, o2, table, p1, p2, out, o1, o2, m, t)
 
@@ -273,7 +282,8 @@ def segment_products(raw: Bytes, index: NDArray[np.int32], starts: Index, out: W
     width, segments = m.size - HEADER, starts.size - 1
     t = np.empty(width + 2, np.uint64)
     product, item = _scratch(2 * width), _scratch(2 * width)
-    segment, position = np.full(2, -1, np.int64), np.zeros(2, np.int64)
+    segment, position = np.empty(2, np.int64), np.zeros(2, np.int64)
+    segment[0] = segment[1] = -1
     following, active = 0, 2
     while active > 0:
         active = 0
@@ -292,8 +302,8 @@ def segment_products(raw: Bytes, index: NDArray[np.int32], starts: Index, out: W
                 position[lane] += 1
                 active += 1
             else:
-                item[o : o + width] = one
-                product[o : o + width] = one
+                _copy(one, 0, item, o, m)
+                _copy(one, 0, product, o, m)
         if active > 0:
             _multiply_pair(product, 0, width, product, 0, width, item, 0, width, m, t)
 
@@ -317,9 +327,10 @@ def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words
                 if j >= starts[row]:
                     _unpack(raw, j, item, o, m)
                 else:
-                    item[o : o + width] = one
+                    _copy(one, 0, item, o, m)
             if step == 0:
-                total[:] = item
+                _copy(item, 0, total, 0, m)
+                _copy(item, width, total, width, m)
                 continue
             for _ in range(bits):
                 _multiply_pair(total, 0, width, total, 0, width, total, 0, width, m, t)

@@ -253,7 +253,7 @@ def _fit_categories(values: NDArray[np.float32], n_categories: int, max_bin: int
         by_frequency = np.argsort(-counts, kind="stable")  # stable: among equals the lower code first
         kept = np.sort(by_frequency[: max_bin - 1])
     n_bins = len(kept) + has_other
-    elsewhere = n_bins  # "other", or the code for missing
+    elsewhere = n_bins - 1 if has_other else n_bins  # "other", or the code for missing
     category_bins = np.full(n_categories + 1, elsewhere, dtype=np.int16)
     category_bins[kept] = np.arange(len(kept), dtype=np.int16)
     return _Fitted(n_bins, category_bins=category_bins, has_other=has_other)

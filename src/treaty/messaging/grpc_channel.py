@@ -1,7 +1,6 @@
 """Channels between organisations: gRPC under mutual TLS with pinned certificates.
 
-Every party listens at one address and dials each of its peers, so each pair has two connections; frames go over
-the sender's. What each part guarantees:
+Every party listens at one address and dials each of its peers; frames go over a connection of the sender's. What each part guarantees:
 
 **Identity.** A server lets in none but the pinned certificates and holds the name a caller claims against the one
 presented; a client trusts only the certificate pinned for the peer it dials.
@@ -10,9 +9,10 @@ presented; a client trusts only the certificate pinned for the peer it dials.
 are sent again under the same delivery number, and the receiver drops a number it has already taken in, so a frame
 arrives once or `send` raises. (`Party` refuses repeated messages on top of that, whatever carried them.)
 
-**Death.** Each party holds a watch stream open to each peer. A killed process breaks it at once, a stopped one or a
-dead network after ``keepalive_time + keepalive_timeout``; when no new watch of the same process can be opened
-within ``reconnect`` seconds, the peer is lost. A peer that computes, even without ever releasing Python's lock, goes
+**Death.** Each party holds a watch stream open to each peer, on a connection of its own, where pings do not queue
+behind frames. A killed process breaks it at once, a stopped one or a dead network after ``keepalive_time +
+keepalive_timeout``; when no new watch of the same process can be opened within ``reconnect`` seconds, the peer is
+lost. A peer that computes, even without ever releasing Python's lock, goes
 on answering pings.
 
 Do not fork a process that has made a channel; start subprocesses afresh.
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from treaty.errors import ConfigError, LocalProtocolError, PeerLost, PeerProtocolError
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
 from treaty.messaging.channel import Arrival, Inbox
-from treaty.messaging.grpc_link import Link
+from treaty.messaging.grpc_link import Link, Pings
 from treaty.messaging.grpc_server import Server
-from treaty.messaging.grpc_wire import VERSION, Introduction, common_options
+from treaty.messaging.grpc_wire import VERSION, Introduction
 
 MAX_MESSAGE_BYTES = 1 << 32
 """Default bound of one message, 4 GiB."""
@@ -99,11 +99,10 @@ class GrpcChannel:
         check_identity(self._identity, name)
         self._pinned = {peer: check_certificate(peers[peer].certificate, peer) for peer in peers}
         self._addresses = {peer: peers[peer].address for peer in peers}
-        self._options = common_options(keepalive_time, keepalive_timeout)
-        self._reconnect = reconnect
+        self._pings = Pings(keepalive_time, keepalive_timeout, reconnect)
         self._inbox = Inbox(name)
         self._server = Server(
-            name, address, self._identity, self._pinned, self._inbox, max_message_bytes, self._options
+            name, address, self._identity, self._pinned, self._inbox, max_message_bytes, keepalive_time
         )
         self._links: dict[str, Link] = {}
 
@@ -205,7 +204,6 @@ class GrpcChannel:
             address,
             self._identity,
             self._pinned[peer],
-            self._options,
-            self._reconnect,
+            self._pings,
             self._inbox.put,
         )

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from cryptography import x509
@@ -20,6 +21,7 @@ from treaty.messaging.grpc_wire import (
     decode,
     encode,
     grpc,
+    ping_options,
 )
 from treaty.messaging.messages import clean
 
@@ -37,6 +39,23 @@ _REFUSALS = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 
+_DIAL = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # do not share connections
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Pings:
+    """When a silent peer counts as lost: pinged every `time` seconds, `timeout` to answer, `reconnect` to return."""
+
+    time: float
+    timeout: float
+    reconnect: float
+
 
 class Link:
     """The connection of one party to one peer.
@@ -51,10 +70,8 @@ class Link:
         Our key and certificate.
     pinned : x509.Certificate
         The only certificate we accept of the peer.
-    options : list of (str, value)
-        gRPC options.
-    reconnect : float
-        Seconds for which a broken connection is dialled again before the peer counts as lost.
+    pings : Pings
+        When to take the peer for lost.
     on_lost : callable
         Called once, with the error, when it does.
 
@@ -77,8 +94,7 @@ class Link:
         address: str,
         identity: Identity,
         pinned: x509.Certificate,
-        options: list[tuple[str, Any]],
-        reconnect: float,
+        pings: Pings,
         on_lost: Callable[[PeerError], None],
     ) -> None:
         self.peer = peer
@@ -88,7 +104,7 @@ class Link:
         self.refused_since: float | None = None
         self._introduction = introduction
         self._address = address
-        self._reconnect = reconnect
+        self._pings = pings
         self._on_lost = on_lost
         self._fingerprints = (
             f"compare fingerprints: {introduction.sender} has {fingerprint(identity.certificate)}, "
@@ -99,24 +115,18 @@ class Link:
         self._sending = threading.Lock()
         self._ended = threading.Event()  # lost or closed
         self._calls: list[Any] = []  # the watch and the delivery under way, to be cancelled at the end
-        self._channel = grpc.secure_channel(
-            address,
-            grpc.ssl_channel_credentials(
-                root_certificates=pinned.public_bytes(Encoding.PEM),
-                private_key=identity.key,
-                certificate_chain=identity.certificate,
-            ),
-            options=[
-                *options,
-                ("grpc.ssl_target_name_override", peer),
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.initial_reconnect_backoff_ms", 200),
-                ("grpc.max_reconnect_backoff_ms", 1000),
-                ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take
-            ],
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=pinned.public_bytes(Encoding.PEM),
+            private_key=identity.key,
+            certificate_chain=identity.certificate,
         )
-        self._watch_call = self._channel.unary_stream(WATCH)
-        self._deliver_call = self._channel.stream_unary(DELIVER)
+        # Two connections: on one, pings would queue behind frames and a slow link would look dead.
+        self._channels = [
+            grpc.secure_channel(address, credentials, [*_DIAL, ("grpc.ssl_target_name_override", peer), *ping])
+            for ping in (ping_options(pings.time, pings.timeout), ping_options(pings.time))
+        ]
+        self._watch_call = self._channels[0].unary_stream(WATCH)
+        self._deliver_call = self._channels[1].stream_unary(DELIVER)
         self._watcher = threading.Thread(target=self._watch, name=f"treaty-watch-{peer}", daemon=True)
 
     def start(self) -> None:
@@ -156,7 +166,7 @@ class Link:
                 finally:
                     self._calls.remove(call)
                 # Let the watch find out whether the peer is gone.
-                self._ended.wait(RETRY_PAUSE + self._reconnect / RESEND_LIMIT)
+                self._ended.wait(RETRY_PAUSE + self._pings.reconnect / RESEND_LIMIT)
             self._raise_if_ended()
             raise PeerLost(self.peer, f"{self.peer} is lost: {RESEND_LIMIT} deliveries failed ({trouble})")
         finally:
@@ -169,14 +179,15 @@ class Link:
             call.cancel()
         if self._watcher.is_alive():
             self._watcher.join(5.0)
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
     def _watch(self) -> None:
         """Keep a watch open; its end, and no new one within `reconnect` seconds, means that the peer is lost."""
         broken_since: float | None = None
         while not self._ended.is_set():
             call = self._tracked(self._watch_call(encode(self._introduction)))
-            patience = threading.Timer(self._reconnect, call.cancel)
+            patience = threading.Timer(self._pings.reconnect, call.cancel)
             if self.connected:  # a stopped process still accepts connections, so dialling may take forever
                 patience.start()
             try:
@@ -195,7 +206,7 @@ class Link:
                 self._calls.remove(call)
             if self.connected:
                 broken_since = broken_since or time.monotonic()
-                if time.monotonic() - broken_since >= self._reconnect:
+                if time.monotonic() - broken_since >= self._pings.reconnect:
                     self._lose(PeerLost(self.peer, f"{self.peer} is lost: its connection broke ({self.trouble})"))
             self._ended.wait(RETRY_PAUSE)
 

@@ -22,6 +22,7 @@ from treaty.messaging.grpc_wire import (
     decode,
     encode,
     grpc,
+    ping_options,
 )
 from treaty.messaging.messages import Frame, clean
 
@@ -55,8 +56,8 @@ class Server:
         Where arrivals and a peer's offences go.
     max_message_bytes : int
         Largest frame accepted, and largest number of bytes one peer may have unread here.
-    options : list of (str, value)
-        gRPC options.
+    keepalive_time : float
+        Seconds of silence after which a caller is pinged.
 
     Attributes
     ----------
@@ -79,7 +80,7 @@ class Server:
         pinned: Mapping[str, x509.Certificate],
         inbox: Inbox,
         max_message_bytes: int,
-        options: list[tuple[str, Any]],
+        keepalive_time: float,
     ) -> None:
         self.incarnation = secrets.token_bytes(16)
         self._name = name
@@ -102,7 +103,7 @@ class Server:
                 )
             ],
             # Without this a second process could listen at the same port unnoticed.
-            options=[*options, ("grpc.so_reuseport", 0)],
+            options=[*ping_options(keepalive_time), ("grpc.so_reuseport", 0)],
             maximum_concurrent_rpcs=8 * len(pinned) + 8,
         )
         credentials = grpc.ssl_server_credentials(

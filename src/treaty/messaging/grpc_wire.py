@@ -26,6 +26,8 @@ WATCH = f"/{SERVICE}/Watch"
 DELIVER = f"/{SERVICE}/Deliver"
 VERSION = 1
 CHUNK = 1 << 20
+BULK_PING_TIMEOUT = 60.0
+"""Seconds a ping may take on a connection that carries frames: on a slow link it queues behind megabytes."""
 
 T = TypeVar("T")
 _Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -91,15 +93,17 @@ def chunks(announcement: Announcement, frame: bytes) -> Iterator[bytes]:
         yield bytes(whole[start : start + CHUNK])
 
 
-def common_options(keepalive_time: float, keepalive_timeout: float) -> list[tuple[str, Any]]:
-    """Options of both ends: ping an idle connection, and close one that does not answer (times in seconds).
+def ping_options(time: float, timeout: float = BULK_PING_TIMEOUT) -> list[tuple[str, Any]]:
+    """Options of either end: ping a connection every `time` seconds, close it after `timeout` without answer.
 
     The C library answers pings in its own threads, without Python's lock: a party that computes for
-    minutes still answers, a stopped process does not.
+    minutes still answers, a stopped process does not. Two options give the timeout because the second alone
+    decides about pings on some releases (1.85: the first is ignored, and the second's default is a minute).
     """
     return [
-        ("grpc.keepalive_time_ms", int(keepalive_time * 1000)),
-        ("grpc.keepalive_timeout_ms", int(keepalive_timeout * 1000)),
+        ("grpc.keepalive_time_ms", int(time * 1000)),
+        ("grpc.keepalive_timeout_ms", int(timeout * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(timeout * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.max_ping_strikes", 0),

@@ -127,7 +127,8 @@ def view(
     Raises
     ------
     PeerProtocolError
-        When dtype, shape or number of bytes differ, or a bool is neither 0 nor 1. Nothing is allocated before all three agree.
+        When dtype, shape or number of bytes differ, or a bool is neither 0 nor 1. Nothing is allocated
+        before all three agree.
     """
     expected = np.dtype(dtype)
     assert expected.name in DTYPES, f"a protocol asked for {expected}, which no Array may have"

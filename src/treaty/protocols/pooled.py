@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.binning import Bins, fit_bins
-from treaty.data.table import Category, Table
+from treaty.data.columns import Category
+from treaty.data.table import Table
 from treaty.models import ModelPart, record_split
 from treaty.options import TreeOptions
 from treaty.trees.boosting import EvalSet, Forest, boost

@@ -43,7 +43,8 @@ from numpy.typing import NDArray
 
 from treaty.crypto.encrypted_sums import SumsBounds, SumsClient, make_client, make_server
 from treaty.data.binning import Bins, fit_bins
-from treaty.data.table import Category, Table
+from treaty.data.columns import Category
+from treaty.data.table import Table
 from treaty.errors import PeerProtocolError
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import DTYPES, Array, Message, view

@@ -1,0 +1,148 @@
+"""SecureBoost gives the pooled grower's trees and predictions, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
+
+import treaty
+
+ESTIMATORS = {"binary": treaty.GBDTClassifier, "multiclass": treaty.GBDTClassifier, "regression": treaty.GBDTRegressor}
+OPTIONS = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
+
+
+def fit_both(task: str, tables: dict, y: np.ndarray, weight=None, eval_set=None, **options):
+    options = {**OPTIONS, **options}
+    pooled = ESTIMATORS[task]("pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
+    federated = ESTIMATORS[task](**FAST_KEY, **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
+    return federated, pooled
+
+
+def assert_lossless(federated, pooled, tables: dict) -> None:
+    assert_same_trees(federated, pooled)
+    predict = "predict_proba" if hasattr(pooled, "predict_proba") else "predict"
+    np.testing.assert_array_equal(getattr(federated, predict)(tables), getattr(pooled, predict)(tables))
+
+
+@pytest.mark.parametrize("parties", [2, 3, 5])
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+@pytest.mark.parametrize("change", [lambda X: X, with_gaps, with_categories], ids=["plain", "missing", "categories"])
+def test_trees_and_predictions_equal_the_pooled_growers(parties, task, change):
+    X, y = real_table(task)
+    tables = cut(change(X), parties)
+    federated, pooled = fit_both(task, tables, y)
+    assert len(federated.parts_) == parties
+    assert_lossless(federated, pooled, tables)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+def test_sample_weights_give_the_pooled_trees(task):
+    X, y = real_table(task)
+    weight = np.random.default_rng(5).exponential(size=len(y)) * 3
+    weight[:10] = 0.0
+    tables = cut(with_gaps(X), 3)
+    assert_lossless(*fit_both(task, tables, y, weight), tables)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subsample": 0.6, "random_state": 1},
+        {"colsample_bytree": 0.5, "random_state": 2},
+        {"subsample": 0.7, "colsample_bytree": 0.4, "random_state": 3},
+        {"max_depth": 6},
+        {"min_split_loss": 0.5, "reg_lambda": 0.1, "reg_alpha": 0.2},
+        {"min_child_samples": 20},
+        {"fractional_bits": 24, "max_bin": 255},
+        {"max_depth": 1, "learning_rate": 1.0},
+    ],
+    ids=lambda o: "-".join(o),
+)
+def test_every_growth_option_gives_the_pooled_trees(options):
+    X, y = real_table("binary")
+    tables = cut(with_categories(with_gaps(X)), 3)
+    assert_lossless(*fit_both("binary", tables, y, **options), tables)
+
+
+def test_eval_losses_and_early_stopping_equal_the_pooled_ones():
+    X, y = real_table("binary", rows=400)
+    tables, held = cut(X.iloc[:200], 3), cut(X.iloc[200:300], 3)
+    watched = [(tables, y[:200]), (held, y[200:300])]
+    options = {"n_estimators": 40, "early_stopping_rounds": 3, "learning_rate": 1.0}
+    federated, pooled = fit_both("binary", tables, y[:200], eval_set=watched, **options)
+    assert federated.evals_result_ == pooled.evals_result_
+    assert federated.best_iteration_ == pooled.best_iteration_ < 39
+    assert_lossless(federated, pooled, held)
+
+
+def test_an_active_party_without_features_trains():
+    X, y = real_table("binary")
+    tables = {"bank": X.iloc[:, :0], "shop": X.iloc[:, :5], "telco": X.iloc[:, 5:]}
+    assert_lossless(*fit_both("binary", tables, y), tables)
+
+
+def test_the_active_party_may_stand_anywhere_in_the_order():
+    X, y = real_table("binary")
+    tables = cut(X, 3)
+    federated, pooled = fit_both("binary", tables, y, active="p1")
+    assert federated.parts_["p1"].forest is not None
+    assert_lossless(federated, pooled, tables)
+
+
+def test_a_passive_party_with_one_column_takes_part():
+    X, y = real_table("binary")
+    tables = {"bank": X.iloc[:, 2:], "shop": X.iloc[:, :1]}
+    assert_lossless(*fit_both("binary", tables, y), tables)
+
+
+def test_constant_and_all_missing_columns_do_no_harm():
+    X, y = real_table("binary")
+    X = X.assign(constant=1.0, nothing=np.nan, half=np.where(np.arange(len(X)) % 2, 1.0, np.nan))
+    tables = {"bank": X[["mean radius", "nothing"]], "shop": X[["constant"]], "telco": X[["mean texture", "half"]]}
+    assert_lossless(*fit_both("binary", tables, y), tables)
+
+
+def test_passive_parties_with_nothing_to_split_leave_the_active_ones_trees():
+    X, y = real_table("binary")
+    tables = {"bank": X, "shop": pd.DataFrame({"constant": np.ones(len(X))})}
+    assert_lossless(*fit_both("binary", tables, y), tables)
+
+
+def test_leaves_of_one_row_give_the_pooled_trees():
+    X, y = real_table("binary", rows=60)
+    federated, pooled = fit_both("binary", cut(X, 2), y, max_depth=8, min_child_weight=0.0, reg_lambda=0.0)
+    assert min(tree.count.min() for tree in pooled.parts_["pooled"].forest.trees) == 1
+    assert_lossless(federated, pooled, cut(X, 2))
+
+
+def test_imbalanced_labels_give_the_pooled_trees():
+    X, y = real_table("binary", rows=400)
+    keep = np.flatnonzero((y == 1) | (np.cumsum(y == 0) <= 5))
+    X, y = X.iloc[keep].reset_index(drop=True), y[keep]
+    tables = cut(X, 2)
+    assert_lossless(*fit_both("binary", tables, y, min_child_weight=0.1), tables)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_small_tables_give_the_pooled_trees(data):
+    n = data.draw(st.integers(8, 60))
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    columns = data.draw(st.integers(2, 5))
+    X = pd.DataFrame({f"x{k}": rng.integers(0, data.draw(st.integers(1, 9)), n).astype(float) for k in range(columns)})
+    X = with_gaps(X, data.draw(st.sampled_from([0.0, 0.3])), seed)
+    X.iloc[0] = 1.0
+    y = (X["x0"].fillna(3) + rng.normal(size=n) > np.median(X["x0"].fillna(3))).to_numpy().astype(int)
+    y[:2] = [0, 1]
+    tables = {"a": X.iloc[:, :1], "b": X.iloc[:, 1:]}
+    options = {"min_child_weight": 0.0, "max_depth": data.draw(st.integers(1, 4)), "n_estimators": 2}
+    federated, pooled = fit_both("binary", tables, y, **options)
+    np.testing.assert_array_equal(federated.predict_proba(tables), pooled.predict_proba(tables))
+    for ours, theirs in zip(federated.parts_["a"].forest.trees, pooled.parts_["pooled"].forest.trees, strict=True):
+        np.testing.assert_array_equal(ours.left, theirs.left)
+        np.testing.assert_array_equal(ours.value, theirs.value)
