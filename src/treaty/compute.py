@@ -7,7 +7,7 @@ Kernels release the interpreter lock and run under ordinary threads; numba's own
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
@@ -15,10 +15,15 @@ from typing import Any, TypeVar
 import numba
 
 F = TypeVar("F", bound=Callable[..., Any])
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def kernel(function: F) -> F:
-    """Compile `function` with numba, without the interpreter lock, cached on disk where that is possible."""
+    """Compile `function` with numba, without the interpreter lock, cached on disk where that is possible.
+
+    Kernels that call each other must share a module: the disk cache does not see changes in another file.
+    """
     options = {"nogil": True, "error_model": "numpy"}
     try:
         return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
@@ -58,9 +63,13 @@ def share(work: Callable[[int, int], None], total: int, threads: int, least: int
         future.result()
 
 
-def concurrently(calls: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
-    """Run independent calls on at most `threads` threads; return their results in order."""
-    if threads <= 1 or len(calls) <= 1:
-        return [call() for call in calls]
-    with ThreadPoolExecutor(min(threads, len(calls)), thread_name_prefix="treaty") as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
+def concurrently(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
+    """Apply `work` to every item on at most `threads` threads; return the results in order.
+
+    Unlike `share`, items may differ in size: a thread that is done takes the next one.
+    """
+    items = list(items)
+    if threads <= 1 or len(items) <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="treaty") as pool:
+        return list(pool.map(work, items))

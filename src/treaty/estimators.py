@@ -221,11 +221,14 @@ class _GBDT(BaseEstimator):
 
     def _tables(self, X: Tables, *, reset: bool) -> dict[str, Table]:
         """Convert X to tables by party, in the parties' order."""
-        if not isinstance(X, Mapping):
+        if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
             if self.protocol in VERTICAL:
                 raise DataError(f"protocol {self.protocol!r} expects a mapping of party to table, got {type(X).__name__}")
-            table = to_table(X, party="the table", schema=None if reset else self.schemas_[ALONE])
-            validate_data(self, X, reset=reset, skip_check_array=True)
+            if not reset and getattr(X, "ndim", 2) == 2:
+                validate_data(self, X, reset=False, skip_check_array=True)
+            table = to_table(X, schema=None if reset else self.schemas_[ALONE])
+            if reset:
+                validate_data(self, X, reset=True, skip_check_array=True)
             return {ALONE: table}
         if not all(isinstance(name, str) for name in X) or not X:
             raise DataError("expected a mapping of party names (text) to tables")
@@ -400,7 +403,8 @@ class GBDTClassifier(ClassifierMixin, _GBDT):
 
     def predict(self, X: Tables) -> NDArray[Any]:
         """Return the most probable class of each row (n_rows,)."""
-        return np.asarray(self.classes_[np.argmax(self.predict_proba(X), axis=1)])
+        best = np.argmax(self.predict_proba(X), axis=1)
+        return np.asarray(self.classes_[best])
 
     def _target(
         self, y: NDArray[Any], party: str, n_rows: int, classes: list[Any] | None = None

@@ -138,10 +138,7 @@ def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: NDArra
     missing_left = bool(left_bins[n_bins])
     of_category = bins.category_bins[feature]
     if of_category is not None:
-        # codes never seen go where "other" goes, or missing values where there is no "other"
-        unseen = n_bins - 1 if bins.has_other[feature] else n_bins
-        bin_of_code = np.append(np.where(of_category < 0, unseen, of_category), unseen)
-        return splits.add(feature, float("nan"), missing_left, left_bins[bin_of_code].astype(np.uint8).tobytes())
+        return splits.add(feature, float("nan"), missing_left, left_bins[of_category].astype(np.uint8).tobytes())
     cuts = bins.cuts[feature]
     below = int(left_bins[:n_bins].sum())
     threshold = float(cuts[below - 1]) if cuts is not None and below < n_bins else float("inf")

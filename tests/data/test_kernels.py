@@ -191,19 +191,3 @@ def test_padding_reaches_the_next_full_search_tree(n_cuts: int, length: int) -> 
     assert len(padded) == length
     assert padded[:n_cuts].tolist() == cuts.tolist()
     assert np.isposinf(padded[n_cuts:]).all()
-
-
-def test_kernels_compile_where_no_cache_folder_is_writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    import numba
-
-    from treaty.data import kernels
-
-    real = numba.njit
-
-    def njit(**options: bool):
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return real(**options)
-
-    monkeypatch.setattr(numba, "njit", njit)
-    assert kernels._compiled(lambda x: x + 1)(1) == 2

@@ -36,12 +36,12 @@ def nodes_with_rules(draw):
     n_rows = draw(st.integers(0, 30))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     spread = draw(st.integers(1, 4))
-    weighted = draw(st.booleans())
+    heaviest = draw(st.sampled_from([None, 1, 3]))
     nodes = []
     for _ in range(n_nodes):
         codes = rng.integers(0, np.array(n_bins) + draw(st.integers(0, 1)), (n_rows, len(n_bins)))
         grad = rng.integers(-spread, spread + 1, n_rows)
-        hess = rng.integers(0, 4, n_rows) if weighted else np.ones(n_rows, int)
+        hess = np.ones(n_rows, int) if heaviest is None else rng.integers(0, heaviest + 1, n_rows)
         slots = node_slots(codes, np.array(n_bins), grad, hess, range(n_rows))
         nodes.append(slots)
     if len(n_bins) > 1 and n_bins[0] <= n_bins[-1] and draw(st.booleans()):

@@ -5,15 +5,14 @@ training and in prediction alike. Cuts are quantiles that never part equal value
 a category that occurs has a bin of its own while there are enough of them. Code `n_bins[f]` means missing.
 """
 
-import os
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import concurrently, cores
 from treaty.data.columns import Category
 from treaty.data.kernels import pad_cuts, tie_aware_cuts, write_codes
 from treaty.data.table import Schema, Table
@@ -22,9 +21,6 @@ from treaty.errors import ConfigError, DataError
 MOST_BINS = 255  # codes are uint8, and one code is left for "missing"
 _ROWS_AT_ONCE = 8192  # the block of codes that is written stays in the processor's cache
 _SMALL = 1 << 16  # cells below which starting threads takes longer than the work
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +92,7 @@ class Bins:
                 else:
                     codes[start:stop, feature] = _bins_of_categories(column[start:stop], lookup)
 
-        _in_threads(write_block, range(0, table.n_rows, _ROWS_AT_ONCE), threads, codes.size)
+        concurrently(write_block, range(0, table.n_rows, _ROWS_AT_ONCE), _threads(threads, codes.size))
         return codes
 
     def _lookup(self, feature: int) -> NDArray[Any]:
@@ -217,7 +213,7 @@ def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bin
         return _fit_numbers(values, q) if categories is None else _fit_categories(values, len(categories), q)
 
     cells = table.n_rows * len(table.columns)
-    fitted = _in_threads(fit_one, range(len(table.columns)), threads, cells)
+    fitted = concurrently(fit_one, range(len(table.columns)), _threads(threads, cells))
     return Bins(
         table.schema,
         tuple(one.cuts for one in fitted),
@@ -264,10 +260,5 @@ def _bins_of_categories(codes: NDArray[np.float32], lookup: NDArray[np.uint8]) -
     return lookup[np.where(np.isnan(codes), np.float32(missing), codes).astype(np.intp)]
 
 
-def _in_threads(work: Callable[[_T], _R], items: Iterable[_T], threads: int | None, cells: int) -> list[_R]:
-    """Map over items, in order; threads gain because sorting and the kernels release the interpreter lock."""
-    n_threads = (os.cpu_count() or 1) if threads is None else max(threads, 1)
-    if n_threads == 1 or cells < _SMALL:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(n_threads, thread_name_prefix="treaty-bins") as pool:
-        return list(pool.map(work, items))
+def _threads(threads: int | None, cells: int) -> int:
+    return 1 if cells < _SMALL else cores(threads)

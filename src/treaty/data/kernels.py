@@ -3,32 +3,19 @@
 Both release the interpreter lock, so that threads over columns and over rows run side by side.
 """
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-_F = TypeVar("_F", bound=Callable[..., object])
+from treaty.compute import kernel
 
-
-def _compiled(function: _F) -> _F:
-    """Compile on first use; keep the machine code on disk where some folder for it is writable."""
-    try:
-        return cast(_F, numba.njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # neither the package's folder nor the home can be written
-        return cast(_F, numba.njit(nogil=True)(function))
-
-
-@_compiled
+@kernel
 def _cut_between(lower: np.float32, upper: np.float32) -> np.float32:
     # + 0 makes a negative zero positive: which of the two zeros came last in sorting must not show
     middle = np.float32((np.float64(lower) + np.float64(upper)) * 0.5) + np.float32(0.0)
     return middle if middle > lower else upper + np.float32(0.0)
 
 
-@_compiled
+@kernel
 def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.float32]:
     """Place the cuts of one numeric feature, never inside a run of equal values.
 
@@ -99,7 +86,7 @@ def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.flo
     return cuts[:n_cuts].copy()
 
 
-@_compiled
+@kernel
 def write_codes(
     values: NDArray[np.float32],
     padded_cuts: NDArray[np.float32],

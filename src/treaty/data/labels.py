@@ -101,7 +101,7 @@ def check_weights(weights: Any, n_rows: int, party: str) -> NDArray[np.float64]:
     if n_negative:
         raise DataError(f"{party}: expected sample weights >= 0, got {n_negative} negative ones")
     if not checked.any():
-        raise DataError(f"{party}: expected a sample weight above 0, got none")
+        raise DataError(f"{party}: expected a sample weight above 0, got only zeros")
     return checked
 
 

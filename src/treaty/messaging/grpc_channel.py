@@ -1,6 +1,7 @@
 """Channels between organisations: gRPC under mutual TLS with pinned certificates.
 
-Every party listens at one address and dials each of its peers; frames go over a connection of the sender's. What each part guarantees:
+Every party listens at one address and dials each of its peers; frames go over a connection of
+the sender's. What each part guarantees:
 
 **Identity.** A server lets in none but the pinned certificates and holds the name a caller claims against the one
 presented; a client trusts only the certificate pinned for the peer it dials.

@@ -1,0 +1,208 @@
+"""The scikit-learn face."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import xgboost
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
+
+import treaty
+from treaty.options import TreeOptions
+
+# These two compare a fit on weighted rows with one on repeated or removed rows; quantile cuts are of rows, not weights.
+EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": "cuts are quantiles of rows, whatever their weights",
+}
+
+
+@parametrize_with_checks(
+    [treaty.GBDTClassifier(min_child_samples=1), treaty.GBDTRegressor(min_child_samples=1)],
+    expected_failed_checks=lambda estimator: EXPECTED,
+)
+def test_scikit_learn_contract_holds(estimator, check):
+    check(estimator)
+
+
+def test_estimator_defaults_are_the_options_defaults():
+    for estimator in (treaty.GBDTClassifier, treaty.GBDTRegressor):
+        defaults = {name: p.default for name, p in inspect.signature(estimator.__init__).parameters.items()}
+        options = TreeOptions()
+        assert set(options.__struct_fields__) <= set(defaults)
+        assert all(defaults[name] == getattr(options, name) for name in options.__struct_fields__)
+
+
+def test_grid_search_over_the_pooled_protocol_works():
+    X, y = real_table("binary")
+    search = GridSearchCV(treaty.GBDTClassifier(), {"max_depth": np.array([1, 3]), "protocol": ["pooled"]}, cv=2)
+    search.fit(X, y)
+    assert search.best_score_ > 0.85
+
+
+def test_clone_copies_parameters_and_refitting_forgets():
+    X, y = real_table("binary")
+    model = treaty.GBDTClassifier(n_estimators=2, random_state=1).fit(X, y)
+    again = clone(model).fit(X.iloc[:, :5], y)
+    np.testing.assert_array_equal(model.fit(X.iloc[:, :5], y).predict_proba(X.iloc[:, :5]), again.predict_proba(X.iloc[:, :5]))
+    assert model.n_features_in_ == 5
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "arrow", "numpy"])
+def test_any_dataframe_gives_the_same_model(kind):
+    X, y = real_table("binary")
+    convert = {
+        "pandas": lambda X: X.sample(frac=1, random_state=0).sort_index().set_index(np.arange(len(X))[::-1]),
+        "polars": pl.from_pandas,
+        "arrow": pa.Table.from_pandas,
+        "numpy": lambda X: X.to_numpy(),
+    }[kind]
+    expected = treaty.GBDTClassifier(n_estimators=3).fit(X, y).predict_proba(X)
+    np.testing.assert_array_equal(
+        treaty.GBDTClassifier(n_estimators=3).fit(convert(X), y).predict_proba(convert(X)), expected
+    )
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], [7, -1], [True, False], [1.0, 2.0]], ids=str)
+def test_any_two_labels_come_back(labels):
+    X, y = real_table("binary")
+    named = np.array(labels)[y]
+    model = treaty.GBDTClassifier(n_estimators=5).fit(X, named)
+    assert model.classes_.tolist() == sorted(labels)
+    assert np.mean(model.predict(X) == named) > 0.9
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+@pytest.mark.parametrize("change", [lambda X: X, with_gaps, with_categories], ids=["plain", "missing", "categories"])
+@pytest.mark.parametrize("protocol", ["pooled", "secureboost"])
+def test_to_xgboost_predicts_the_same(task, change, protocol):
+    X, y = real_table(task)
+    X = change(X)
+    kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
+    if protocol == "pooled":
+        tables, options, joined = X, {}, X
+    else:
+        tables, options = cut(X, 3), FAST_KEY
+        joined = pd.concat({k: v for k, v in tables.items()}, axis=1)
+        joined.columns = [f"{party}.{name}" for party, name in joined.columns]
+    model = kind(**{"n_estimators": 4, "min_child_samples": 2, "base_score": 0.4, **options}).fit(tables, y)
+    booster = model.to_xgboost()
+    assert isinstance(booster, xgboost.Booster)
+    got = booster.predict(xgboost.DMatrix(joined, enable_categorical=True))
+    want = model.predict(tables) if task == "regression" else model.predict_proba(tables)
+    np.testing.assert_allclose(got, want[:, 1] if task == "binary" else want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("protocol", ["pooled", "secureboost"])
+@pytest.mark.parametrize("task", ["multiclass", "regression"])
+def test_saved_models_predict_the_same(tmp_path, protocol, task):
+    X, y = real_table(task)
+    tables = cut(with_categories(X), 2)
+    kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
+    model = kind(**{"n_estimators": 3, **(FAST_KEY if protocol != "pooled" else {})}).fit(tables, y)
+    model.save(tmp_path / "model")
+    for again in (treaty.load(tmp_path / "model"), pickle.loads(pickle.dumps(model))):
+        np.testing.assert_array_equal(again.predict(tables), model.predict(tables))
+        assert again.get_params() == model.get_params()
+        np.testing.assert_array_equal(again.feature_importances_, model.feature_importances_)
+
+
+def test_fitted_attributes_tell_what_happened():
+    X, y = real_table("binary", rows=300)
+    tables = cut(X, 3)
+    model = treaty.GBDTClassifier(n_estimators=4, **FAST_KEY).fit(tables, y, eval_set=(tables, y))
+    assert len(model.evals_result_["eval_0"]["logloss"]) == model.n_iter_ == 4
+    assert model.evals_result_["eval_0"]["logloss"][-1] < model.evals_result_["eval_0"]["logloss"][0]
+    assert model.feature_importances_.shape == (X.shape[1],)
+    assert model.feature_importances_.sum() == pytest.approx(1.0)
+    assert set(model.communication_) == {"p0 -> p1", "p0 -> p2", "p1 -> p0", "p2 -> p0"}
+    for pair in model.communication_.values():
+        assert pair["bytes"] == sum(pair["by_type"].values()) > 0
+    assert model.timings_["total"] >= model.timings_["boosting"] > 0
+    assert set(model.disclosures_) == {"p0", "p1", "p2"}
+
+
+def test_fewer_rows_per_leaf_in_safe_mode_are_disclosed():
+    X, y = real_table("binary")
+    said = treaty.GBDTClassifier(n_estimators=1, min_child_samples=1, **FAST_KEY).fit(cut(X, 2), y).disclosures_
+    unsaid = treaty.GBDTClassifier(n_estimators=1, **FAST_KEY).fit(cut(X, 2), y).disclosures_
+    assert any("min_child_samples" in fact for fact in said["p0"])
+    assert not any("min_child_samples" in fact for fact in unsaid["p0"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_depth": 0}, "max_depth=0"),
+        ({"max_bin": 256}, "max_bin=256"),
+        ({"subsample": 0.0}, "subsample"),
+        ({"learning_rate": "fast"}, "learning_rate='fast'"),
+        ({"protocol": "secure-boost"}, "protocol='secure-boost'"),
+        ({"encryption": "ou"}, "protocol 'pooled' has no option 'encryption'"),
+        ({"protocol": "secureboost", "encryption": "rot13"}, "encryption='rot13'"),
+        ({"protocol": "secureboost", "key_bits": 1024}, "key_bits=1024"),
+        ({"transport": "pigeon"}, "transport"),
+        ({"early_stopping_rounds": 3}, "eval_set"),
+        ({"base_score": 1.5}, "base_score"),
+        ({"fractional_bits": 40, "n_estimators": 1}, None),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_named(options, message):
+    X, y = real_table("binary")
+    data = cut(X, 2) if options.get("protocol") == "secureboost" else X
+    model = treaty.GBDTClassifier(**options)
+    if message is None:
+        model.fit(data, y)
+        return
+    with pytest.raises(treaty.ConfigError) as caught:
+        model.fit(data, y)
+    assert message in str(caught.value)
+
+
+def test_wrong_data_names_the_party_and_the_column():
+    X, y = real_table("binary")
+    tables = cut(X, 2)
+    model = treaty.GBDTClassifier(n_estimators=1, **FAST_KEY)
+    cases = [
+        ({**tables, "p1": tables["p1"].iloc[:-3]}, y, ["p0 240", "p1 237"]),
+        ({**tables, "p1": tables["p1"].assign(name="x")}, y, ["p1", "name"]),
+        ({**tables, "p1": pd.concat([tables["p1"]] * 2, axis=1)}, y, ["p1", tables["p1"].columns[0]]),
+        (tables, np.where(np.arange(len(y)) < 4, np.nan, y), ["p0", "4"]),
+        (tables, np.ones(len(y)), ["class", "p0"]),
+        (X, y, ["mapping"]),
+    ]
+    for data, labels, words in cases:
+        with pytest.raises(treaty.DataError) as caught:
+            model.fit(data, labels)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_prediction_refuses_other_parties_and_columns():
+    X, y = real_table("binary")
+    tables = cut(X, 2)
+    model = treaty.GBDTClassifier(n_estimators=1, **FAST_KEY).fit(tables, y)
+    with pytest.raises(treaty.DataError, match="p0, p1"):
+        model.predict({"p0": tables["p0"]})
+    with pytest.raises(treaty.DataError, match="p1"):
+        model.predict({**tables, "p1": tables["p1"].iloc[:, 1:]})
+
+
+def test_predictions_are_silent_and_training_draws_nothing_without_a_terminal(capfd):
+    X, y = real_table("binary")
+    treaty.GBDTClassifier(n_estimators=2, **FAST_KEY).fit(cut(X, 2), y).predict(cut(X, 2))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_oversized_fixed_point_is_refused_before_training():
+    X, y = real_table("binary")
+    with pytest.raises(treaty.ConfigError, match="fractional_bits"):
+        treaty.GBDTClassifier(fractional_bits=40).fit(X, y, sample_weight=np.full(len(y), 2.0**20))
