@@ -59,9 +59,15 @@ def assert_same_trees(left: Any, right: Any) -> None:
             ]
             trees.append(
                 (
-                    tree.left.tolist(), tree.value.tolist(), tree.gain.tolist(), tree.cover.tolist(),
-                    tree.count.tolist(), splits.feature[split].tolist(), splits.threshold[split].tolist().__repr__(),
-                    splits.missing_left[split].tolist(), going,
+                    tree.left.tolist(),
+                    tree.value.tolist(),
+                    tree.gain.tolist(),
+                    tree.cover.tolist(),
+                    tree.count.tolist(),
+                    splits.feature[split].tolist(),
+                    splits.threshold[split].tolist().__repr__(),
+                    splits.missing_left[split].tolist(),
+                    going,
                 )  # fmt: skip
             )
         described.append(trees)

@@ -88,17 +88,30 @@ def test_concurrently_returns_results_in_order(threads):
         time.sleep(0.01 * (3 - number))
         return number
 
-    assert concurrently([lambda n=n: slow(n) for n in range(4)], threads) == [0, 1, 2, 3]
+    assert concurrently(slow, range(4), threads) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("threads", [1, 2], ids=["one-thread", "two-threads"])
-def test_concurrently_raises_what_a_call_raises(threads):
+def test_concurrently_raises_what_an_item_raises(threads):
     with pytest.raises(ZeroDivisionError):
-        concurrently([lambda: 1, lambda: 1 // 0], threads)
+        concurrently(lambda number: 1 // number, [1, 0], threads)
+
+
+def test_concurrently_gives_the_next_item_to_a_thread_that_is_done():
+    released = threading.Event()
+
+    def work(number):
+        if number == 0:  # holds one of two threads until the other has done all the rest
+            return released.wait(10)
+        if number == 5:
+            released.set()
+        return True
+
+    assert concurrently(work, range(6), 2) == [True] * 6
 
 
 def test_concurrently_of_nothing_is_nothing():
-    assert concurrently([], 4) == []
+    assert concurrently(str, [], 4) == []
 
 
 def _add_up(values):

@@ -14,9 +14,9 @@ import xgboost
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 
 import treaty
+from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.options import TreeOptions
 
 # These two compare a fit on weighted rows with one on repeated or removed rows; quantile cuts are of rows, not weights.
@@ -52,7 +52,9 @@ def test_clone_copies_parameters_and_refitting_forgets():
     X, y = real_table("binary")
     model = treaty.GBDTClassifier(n_estimators=2, random_state=1).fit(X, y)
     again = clone(model).fit(X.iloc[:, :5], y)
-    np.testing.assert_array_equal(model.fit(X.iloc[:, :5], y).predict_proba(X.iloc[:, :5]), again.predict_proba(X.iloc[:, :5]))
+    np.testing.assert_array_equal(
+        model.fit(X.iloc[:, :5], y).predict_proba(X.iloc[:, :5]), again.predict_proba(X.iloc[:, :5])
+    )
     assert model.n_features_in_ == 5
 
 

@@ -41,7 +41,9 @@ def demo(
     label: Annotated[str | None, typer.Option(help="Label column of a file.")] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="How a file's columns are cut: 'age,income/visits,spend' gives the first two to the first party."),
+        typer.Option(
+            help="How a file's columns are cut: 'age,income/visits,spend' gives the first two to the first party."
+        ),
     ] = None,
     transport: Annotated[str, typer.Option(help="grpc: one process each, mutual TLS; memory: threads.")] = "grpc",
     trees: Annotated[int, typer.Option(min=1, help="Boosting rounds.")] = 20,

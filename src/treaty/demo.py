@@ -62,7 +62,9 @@ def run_demo(
     scores = Grid(title="On the held-back rows", title_justify="left")
     for heading in ("", "AUC", "log-loss"):
         scores.add_column(heading, justify="left" if not heading else "right")
-    _add_scores(scores, f"Treaty, {protocol}, nothing pooled" if protocol != "pooled" else "Treaty, pooled", y[test], ours)
+    _add_scores(
+        scores, f"Treaty, {protocol}, nothing pooled" if protocol != "pooled" else "Treaty, pooled", y[test], ours
+    )
     theirs = _xgboost(columns, y, train, test, trees)
     if theirs is not None:
         _add_scores(scores, "XGBoost on the pooled table", y[test], theirs)

@@ -211,7 +211,9 @@ class _GBDT(BaseEstimator):
     # ------------------------------------------------------------ checks
 
     def _options(self) -> TreeOptions:
-        ours = {name: value for name, value in self.get_params(deep=False).items() if name in TreeOptions.__struct_fields__}
+        ours = {
+            name: value for name, value in self.get_params(deep=False).items() if name in TreeOptions.__struct_fields__
+        }
         options = tree_options({name: _plain(value) for name, value in ours.items()})
         if self.transport not in ("memory", "grpc"):
             raise ConfigError(f"expected transport 'memory' or 'grpc', got {self.transport!r}")
@@ -223,7 +225,9 @@ class _GBDT(BaseEstimator):
         """Convert X to tables by party, in the parties' order."""
         if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
             if self.protocol in VERTICAL:
-                raise DataError(f"protocol {self.protocol!r} expects a mapping of party to table, got {type(X).__name__}")
+                raise DataError(
+                    f"protocol {self.protocol!r} expects a mapping of party to table, got {type(X).__name__}"
+                )
             if not reset and getattr(X, "ndim", 2) == 2:
                 validate_data(self, X, reset=False, skip_check_array=True)
             table = to_table(X, schema=None if reset else self.schemas_[ALONE])
@@ -234,15 +238,11 @@ class _GBDT(BaseEstimator):
             raise DataError("expected a mapping of party names (text) to tables")
         if reset:
             active = self._active(X)
-            tables = {
-                name: to_table(table, party=name, allow_no_features=name == active) for name, table in X.items()
-            }
+            tables = {name: to_table(table, party=name, allow_no_features=name == active) for name, table in X.items()}
             self.n_features_in_ = sum(len(table.schema.names) for table in tables.values())
             return tables
         if set(X) != set(self.schemas_):
-            raise DataError(
-                f"expected tables of the parties {', '.join(self.schemas_)}, got {', '.join(map(str, X))}"
-            )
+            raise DataError(f"expected tables of the parties {', '.join(self.schemas_)}, got {', '.join(map(str, X))}")
         return {
             name: to_table(X[name], party=name, schema=schema, allow_no_features=True)
             for name, schema in self.schemas_.items()
@@ -466,7 +466,9 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:
     except OSError as error:
         raise ConfigError(f"cannot read the model {folder / 'model.json'}: {error.strerror}") from None
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"expected a saved model, got something else - at {folder / 'model.json'} ({error})") from None
+        raise ConfigError(
+            f"expected a saved model, got something else - at {folder / 'model.json'} ({error})"
+        ) from None
     model = (GBDTClassifier if saved.kind == "GBDTClassifier" else GBDTRegressor)(**saved.params)
     model.parts_ = {name: load_part(folder / f"{name}.part") for name in saved.parties}
     model.schemas_ = saved.schemas

@@ -105,7 +105,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Return the checked options."""
         options = tree_options({"protocol": "secureboost", **self.options})
         if options.protocol not in VERTICAL:
-            raise ConfigError(f"a job runs between parties: expected one of {', '.join(VERTICAL)}, got {options.protocol!r}")
+            raise ConfigError(
+                f"a job runs between parties: expected one of {', '.join(VERTICAL)}, got {options.protocol!r}"
+            )
         return options
 
 
@@ -314,9 +316,7 @@ def _features(job: Job, name: str, path: str, schema: Schema | None) -> Table:
     member = job.parties[name]
     drop = [*member.drop, *([job.label, job.weight or job.label] if name == job.active else [])]
     columns = read_table(path, columns=member.columns, drop=drop, party=name)
-    return to_table(
-        columns, party=name, schema=schema, text_as_categories=True, allow_no_features=name == job.active
-    )
+    return to_table(columns, party=name, schema=schema, text_as_categories=True, allow_no_features=name == job.active)
 
 
 def _write_report(job: Job, name: str, seconds: dict[str, float], transcript: Transcript) -> None:
@@ -332,5 +332,3 @@ def load_reports(job: Job) -> dict[str, Report]:
         name: msgspec.json.decode((Path(job.output) / f"{name}.report.json").read_bytes(), type=Report)
         for name in job.parties
     }
-
-

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from treaty.data.sources import write_arrow
 from treaty.data.table import Schema, Table
-from treaty.errors import ConfigError, TreatyError
-from treaty.jobs import Job, Member, load_job, load_reports
+from treaty.errors import TreatyError
+from treaty.jobs import Job, Member, load_reports
 from treaty.messaging.certificates import write_identity
 from treaty.models import ModelPart, load_part
 from treaty.options import TreeOptions
@@ -84,7 +84,16 @@ def run_all(job: Job, verb: str, *, arguments: Sequence[str] = (), progress: boo
         path.write_bytes(msgspec.json.encode(_completed(job, Path(folder))))
         started = {
             name: subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
-                [sys.executable, "-m", "treaty", verb, str(path), "--as", name, *(arguments if name == job.active else ())],
+                [
+                    sys.executable,
+                    "-m",
+                    "treaty",
+                    verb,
+                    str(path),
+                    "--as",
+                    name,
+                    *(arguments if name == job.active else ()),
+                ],
                 stdout=subprocess.DEVNULL,
                 stderr=None if progress and name == job.active and sys.stderr.isatty() else subprocess.PIPE,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -97,7 +106,10 @@ def run_all(job: Job, verb: str, *, arguments: Sequence[str] = (), progress: boo
             for process in started.values():
                 if process.poll() is None:
                     process.kill()
-        said = {name: (process.communicate()[1] or b"").decode(errors="replace").strip() for name, process in started.items()}
+        said = {
+            name: (process.communicate()[1] or b"").decode(errors="replace").strip()
+            for name, process in started.items()
+        }
         if failed:
             raise PartyFailed("\n".join(f"{name}: {said[name] or 'ended with an error'}" for name in failed))
 
@@ -194,9 +206,7 @@ def predict_in_processes(
             _write(folder / f"{party}.arrow", tables[party], {})
             part.save(folder / f"{party}.part")
         members = {party: Member(predict_table=str(folder / f"{party}.arrow")) for party in parts}
-        job = Job(
-            name="predict", active=active, label=_LABEL, parties=members, output=str(folder), n_jobs=n_jobs
-        )
+        job = Job(name="predict", active=active, label=_LABEL, parties=members, output=str(folder), n_jobs=n_jobs)
         margins = folder / "margins.npy"
         run_all(job, "predict", arguments=["--margins", str(margins)])
         return np.asarray(np.load(margins, allow_pickle=False))

@@ -42,7 +42,7 @@ def test_public_key_does_not_show_a_factor():
     key = generate_key(insecure_test_key_bits=256)
     n, g, h = key.public.n, key.public.g, key.public.h
     assert math.gcd(g - 1, n) == math.gcd(h - 1, n) == 1
-    p, q, u, _ = factors(key)
+    p, _, u, _ = factors(key)
     w = pow(g, pow(u, -1, p) * u % (p * u), p * p)  # g without its part of order u is a power of 1 + p
     assert math.gcd(w - 1, n) == p
 

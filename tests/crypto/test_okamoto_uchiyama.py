@@ -106,7 +106,7 @@ def test_owner_ciphertexts_lie_where_public_ones_do(key, plain):
 
 @pytest.mark.parametrize("side", ["modulo p^2", "modulo q"])
 def test_owner_randomness_is_uniform_in_the_subgroups(side):
-    """Of one message, c mod p^2 takes u values and c mod q takes v values, equally often and independently."""
+    """Of one message, c mod p^2 takes u values and c mod q takes v values, equally often."""
     key = generate_key(insecure_test_key_bits=96)
     plain = PlainKey(key)
     ciphertexts = plain.from_packed(key.encrypt(to_words([5] * 40_000, 1), 1))

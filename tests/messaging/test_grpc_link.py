@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from treaty.errors import PeerLost, PeerProtocolError, PeerTimeout
@@ -76,8 +77,9 @@ def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
 
 
 def test_process_that_holds_pythons_lock_is_not_taken_for_dead(clinic, shop, clinic_party, process, together):
-    child = process("lab", clinic, "hold_lock")  # 7 s, of which any 3 s would do
+    child = process("lab", clinic, "hold_lock")  # for 7 s, of which any 3 s would do
     connect_clinic_and_shop(clinic, shop, together, child.address)
+    clinic_party.send("lab", Rows(Array.of(np.arange(3))))
     start = time.monotonic()
     clinic_party.receive("lab", Rows)
     assert time.monotonic() - start > 5

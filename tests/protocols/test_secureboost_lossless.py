@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
 
 import treaty
+from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
 
 ESTIMATORS = {"binary": treaty.GBDTClassifier, "multiclass": treaty.GBDTClassifier, "regression": treaty.GBDTRegressor}
 OPTIONS = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.joint_sums import Cells, Group, Index, Labels, sort_cells
+from treaty.crypto.joint_sums import LEAST_GAIN, Cells, Group, Index, Labels, sort_cells
 from treaty.crypto.montgomery import Modulus
 from treaty.crypto.workers import run_threads
 
@@ -86,7 +86,7 @@ def bin_products(
         items = items.entering(group)
         cells = sort_cells(items.keys, items.starts, group.cells)
         if group.parts:
-            joint = _gains(group, items, cells) > 0
+            joint = LEAST_GAIN * _gains(group, items, cells) > np.diff(items.starts)
             if not joint.all():  # in these nodes the parts are cheaper one by one
                 for part in group.parts:
                     visit(part, items.of_nodes(~joint))

@@ -3,7 +3,7 @@
 Multiplying ciphertexts costs far more than any bookkeeping, so columns share their work. The rows are first
 multiplied together per *joint* cell of two columns, then the cells are collapsed to the one column's bins and
 to the other's: m + 2 c products for m rows in c cells, not 2 m. Groups nest: two groups form a larger one
-while that saves products on the table. In each node a group is used only where it saves products there.
+while that saves a fair share of products on the table, and in each node a group is used only where it does there.
 Rows that lie in the left-out bin of every column of a group take no part.
 
 Everything here is the passive party's own plaintext; no ciphertext and no secret is involved.
@@ -24,6 +24,8 @@ Index = NDArray[np.int64]
 _MOST_CELLS = 1 << 22  # joint cells are numbered in a table of this size
 _PLANNING_STEPS = 1 << 28  # rows looked at while planning: about a second
 _LEAST_SAMPLE = 4096
+LEAST_GAIN = 4
+"""A group must save more than a fourth of its items' products; its cells take memory, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,9 @@ def sort_cells(labels: Labels, node_starts: Index, cells: int) -> Cells:
 def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: NDArray[np.int32]) -> int:
     if (a.cells + 1) * (b.cells + 1) > len(stamps):
         return 0
-    both, joint, joint_a, joint_b = _count_joint(sample_a, sample_b, b.cells, stamps)
-    return int(both + joint - joint_a - joint_b)
+    either, both, joint, joint_a, joint_b = _count_joint(sample_a, sample_b, b.cells, stamps)
+    gain = both + joint - joint_a - joint_b
+    return gain if LEAST_GAIN * gain > either else 0
 
 
 def _join(a: Group, b: Group) -> Group:
@@ -147,12 +150,13 @@ def _join(a: Group, b: Group) -> Group:
 
 
 @kernel
-def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[int, int, int, int]:
-    """Rows in both, joint cells, those within a, those within b. `stamps` is all zero before and after."""
-    both, joint, in_a, in_b = 0, 0, 0, 0
+def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[int, int, int, int, int]:
+    """Rows in either group, in both, joint cells, those within a, those within b. `stamps` is all zero before and after."""
+    either, both, joint, in_a, in_b = 0, 0, 0, 0, 0
     for i in range(a.size):
         if a[i] < 0 and b[i] < 0:
             continue
+        either += 1
         both += a[i] >= 0 and b[i] >= 0
         cell = (a[i] + 1) * (b_cells + 1) + b[i] + 1
         if stamps[cell] == 0:
@@ -162,7 +166,7 @@ def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) 
             in_b += b[i] >= 0
     for i in range(a.size):
         stamps[(a[i] + 1) * (b_cells + 1) + b[i] + 1] = 0
-    return both, joint, in_a, in_b
+    return either, both, joint, in_a, in_b
 
 
 @kernel

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import kernel
 
+
 @kernel
 def _cut_between(lower: np.float32, upper: np.float32) -> np.float32:
     # + 0 makes a negative zero positive: which of the two zeros came last in sorting must not show

@@ -118,7 +118,7 @@ class GrpcChannel:
         return self._server.address
 
     def connect(self, timeout: float, addresses: Mapping[str, str] | None = None) -> None:
-        """Dial all peers and wait until each has answered.
+        """Dial all peers and wait until each has answered and has dialled us.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class GrpcChannel:
         for link in self._links.values():
             link.start()
         deadline = time.monotonic() + timeout
-        while missing := [link for link in self._links.values() if not link.connected]:
+        while missing := self._missing():
             now = time.monotonic()
             for link in self._links.values():
                 if link.lost is not None:
@@ -154,9 +154,9 @@ class GrpcChannel:
                     raise PeerProtocolError(link.peer, link.trouble)
             if now > deadline:
                 raise PeerLost(
-                    missing[0].peer,
-                    f"expected all peers within {timeout:g} s, {self._name} could not connect to "
-                    f"{', '.join(link.peer for link in missing)}: {'; '.join(link.trouble for link in missing)}",
+                    next(iter(missing)),
+                    f"expected all peers within {timeout:g} s, {self._name} is not connected with "
+                    f"{', '.join(missing)}: {'; '.join(missing.values())}",
                 )
             time.sleep(0.02)
 
@@ -197,6 +197,13 @@ class GrpcChannel:
                 raise ConfigError(f"expected an address of {peer}, got none - at connect of {self._name}")
             resolved[peer] = address
         return resolved
+
+    def _missing(self) -> dict[str, str]:
+        """Say of each peer without a connection in both directions what is wrong."""
+        troubles = {peer: link.trouble for peer, link in self._links.items() if not link.connected}
+        for peer in self._links.keys() - self._server.callers - troubles.keys():
+            troubles[peer] = f"{peer} has not dialled us; it needs our address and certificate"
+        return troubles
 
     def _dial(self, peer: str, address: str) -> Link:
         return Link(

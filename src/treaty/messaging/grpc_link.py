@@ -229,6 +229,8 @@ class Link:
 
     def _explain(self, error: Any) -> None:
         """Put an attempt that failed into words, and note whether waiting may mend it."""
+        if error.code() is grpc.StatusCode.CANCELLED:
+            return  # by ourselves, for the trouble noted before
         details = clean(error.details() or "")
         lower = details.lower()
         where = f"{self.peer} at {self._address}"
@@ -249,7 +251,7 @@ class Link:
         elif error.code() in _REFUSALS:
             self.trouble = f"{where} refuses us: {details}"
         else:
-            self.trouble = f"{where} was not reachable: {details}"
+            self.trouble = f"{where} was not reachable: {details.removesuffix('.')}"
             refused = False
         if refused and self.refused_since is None:
             self.refused_since = time.monotonic()

@@ -16,6 +16,7 @@ from treaty.messaging.channel import Arrival, Inbox
 from treaty.messaging.grpc_wire import (
     SERVICE,
     VERSION,
+    WINDOW,
     Announcement,
     Introduction,
     Notice,
@@ -65,6 +66,8 @@ class Server:
         Where it listens, with the actual port.
     incarnation : bytes
         16 random bytes.
+    callers : set of str
+        The peers that have dialled us.
 
     Raises
     ------
@@ -83,6 +86,7 @@ class Server:
         keepalive_time: float,
     ) -> None:
         self.incarnation = secrets.token_bytes(16)
+        self.callers: set[str] = set()
         self._name = name
         self._inbox = inbox
         self._max = max_message_bytes
@@ -102,8 +106,13 @@ class Server:
                     },
                 )
             ],
-            # Without this a second process could listen at the same port unnoticed.
-            options=[*ping_options(keepalive_time), ("grpc.so_reuseport", 0)],
+            # Without so_reuseport=0 a second process could listen at the same port unnoticed.
+            options=[
+                *ping_options(keepalive_time),
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", WINDOW),
+            ],
             maximum_concurrent_rpcs=8 * len(pinned) + 8,
         )
         credentials = grpc.ssl_server_credentials(
@@ -135,10 +144,11 @@ class Server:
         self._server.stop(grace=1.0).wait()
 
     def _watch(self, request: bytes, context: Any) -> Iterator[bytes]:
-        self._authenticate(_decoded(request, Introduction, context), context)
+        peer = self._authenticate(_decoded(request, Introduction, context), context)
         woken = threading.Event()
         with self._lock:
             self._watchers.add(woken)
+            self.callers.add(peer)
             if self._closing:
                 woken.set()
         try:

@@ -26,6 +26,8 @@ WATCH = f"/{SERVICE}/Watch"
 DELIVER = f"/{SERVICE}/Deliver"
 VERSION = 1
 CHUNK = 1 << 20
+WINDOW = 4 * CHUNK
+"""Bytes of a frame under way at once. Left to itself the C library widens it, at the receiver's cost in memory."""
 BULK_PING_TIMEOUT = 60.0
 """Seconds a ping may take on a connection that carries frames: on a slow link it queues behind megabytes."""
 

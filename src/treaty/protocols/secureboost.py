@@ -284,9 +284,7 @@ class PassiveColumns:
     ) -> None:
         """See `SumsSource`."""
         sample = None if rows is None else Array.of(rows)
-        self._party.send(
-            self.peer, TreeStart(sample, Array.of(columns), self._gradients.start_tree(grad, hess, rows))
-        )
+        self._party.send(self.peer, TreeStart(sample, Array.of(columns), self._gradients.start_tree(grad, hess, rows)))
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """See `SumsSource`."""
@@ -374,9 +372,7 @@ def _add_decided(
         bits = [
             part.splits.decide(matrix[rows], records, threads)
             if name == party.name
-            else np.unpackbits(
-                packed[name][:, first // 8 : -(-rows.stop // 8)], axis=1, count=rows.stop - first
-            ).T
+            else np.unpackbits(packed[name][:, first // 8 : -(-rows.stop // 8)], axis=1, count=rows.stop - first).T
             for name, records in used.items()
             if name == party.name or name in packed
         ]
@@ -434,9 +430,7 @@ def passive(
         insecure_test_key_bits=options.insecure_test_key_bits,
     )
     party.send(lead, Hint(pack(server.hint())))
-    part = ModelPart(
-        model_id=setup.model_id, party=party.name, schema=table.schema, splits=SplitTable(), forest=None
-    )
+    part = ModelPart(model_id=setup.model_id, party=party.name, schema=table.schema, splits=SplitTable(), forest=None)
     matrices = [t.matrix() for t in eval_tables]
     trees = 0
     while True:
@@ -473,9 +467,7 @@ def _checked_sample(
     return rows, columns
 
 
-def _divide(
-    request: SplitRequest, lead: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable
-) -> SplitAnswer:
+def _divide(request: SplitRequest, lead: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable) -> SplitAnswer:
     """Look up each node's split, write its record, decide its rows (paper, Algorithm 2)."""
     n_rows = len(codes)
     features = view(request.features, np.int32, (None,), peer=lead, what="SplitRequest.features")
@@ -563,7 +555,9 @@ def unpack(payload: Sequence[Array], peer: str, what: str) -> list[NDArray]:  # 
     """View a cipher's arrays, whose shapes and values the cipher itself checks."""
     for k, array in enumerate(payload):
         if array.dtype not in DTYPES:
-            raise PeerProtocolError(peer, f"expected an element type of {sorted(DTYPES)} - at {what}.payload[{k}]")
+            raise PeerProtocolError(
+                peer, f"expected an element type of {sorted(DTYPES)} - at {what}.payload[{k}] from {peer}"
+            )
     return [
         view(array, np.dtype(array.dtype), (None,) * len(array.shape), peer=peer, what=f"{what}.payload[{k}]")
         for k, array in enumerate(payload)

@@ -131,6 +131,7 @@ def boost(
     if forest.best_round is not None:
         del forest.trees[forest.best_round * n_outputs :]
 
+
 def _draw(rng: np.random.Generator, total: int, share: float) -> NDArray[np.int32]:
     size = max(1, round(share * total)) if total else 0
     return np.sort(rng.choice(total, size, replace=False)).astype(np.int32)

@@ -100,7 +100,12 @@ class ColumnSource:
         """Compute the sums at once."""
         members, starts = rows.rows(level.asked, sampled=True)
         pairs = np.empty((len(members), 2), np.int64)
-        share(lambda a, b: gather_pairs(self._grad, self._hess, members, a, b, pairs), len(members), self._threads, 1 << 13)
+        share(
+            lambda a, b: gather_pairs(self._grad, self._hess, members, a, b, pairs),
+            len(members),
+            self._threads,
+            1 << 13,
+        )
         sums = np.zeros((len(level.asked), int(self.offsets[-1]), 3), np.int64)
         share(
             lambda a, b: add_histograms(
@@ -187,8 +192,14 @@ class SumsFinder:
             sums.append(complete_sums(level, source.sums(), parents))
             found.append(
                 scan(
-                    sums[-1], level.totals, features, source.offsets, source.categorical, self._rules,
-                    source=position, threads=self._threads,
+                    sums[-1],
+                    level.totals,
+                    features,
+                    source.offsets,
+                    source.categorical,
+                    self._rules,
+                    source=position,
+                    threads=self._threads,
                 )  # fmt: skip
             )
         self._parents = sums

@@ -215,6 +215,8 @@ def _stack(trees: Sequence[Tree], base: NDArray[np.int64]) -> _Nodes:
     return _Nodes(
         start=start[:-1],
         split=np.concatenate(joined) if trees else np.zeros(0, np.int32),
-        left=np.concatenate([tree.left + first for tree, first in zip(trees, start[:-1], strict=True)] or [start[:0]]).astype(np.int32),
+        left=np.concatenate(
+            [tree.left + first for tree, first in zip(trees, start[:-1], strict=True)] or [start[:0]]
+        ).astype(np.int32),
         value=np.concatenate([tree.value for tree in trees] or [np.zeros(0)]),
     )

@@ -84,7 +84,9 @@ def add_histograms(
 
 
 @kernel
-def look_up_left(columns: Any, rows: Any, starts: Any, features: Any, left_bins: Any, first: int, last: int, left: Any) -> None:
+def look_up_left(
+    columns: Any, rows: Any, starts: Any, features: Any, left_bins: Any, first: int, last: int, left: Any
+) -> None:
     """Write into ``left[first:last]`` whether each row of each node goes left.
 
     Node k holds ``rows[starts[k]:starts[k + 1]]`` and splits on ``features[k]``; ``left_bins[k]`` is bool (256,).

@@ -118,4 +118,6 @@ class RowPartition:
         """Add each leaf's value to the margins (n_rows,) of its rows."""
         starts = np.array([self._start[leaf] for leaf in leaves], np.int64)
         stops = np.array([self._stop[leaf] for leaf in leaves], np.int64)
-        share(lambda a, b: add_leaf_values(self._rows, starts, stops, values, a, b, margins), len(leaves), self._threads)
+        share(
+            lambda a, b: add_leaf_values(self._rows, starts, stops, values, a, b, margins), len(leaves), self._threads
+        )

@@ -111,9 +111,7 @@ class Splits:
         )
 
 
-def complete_sums(
-    level: Level, asked: NDArray[np.int64], parents: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
+def complete_sums(level: Level, asked: NDArray[np.int64], parents: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """Return the sums of all wanted nodes from those of the asked ones: siblings are parent minus sibling, exactly.
 
     Parameters

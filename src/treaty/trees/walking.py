@@ -61,9 +61,7 @@ def walk_values(
 
 
 @kernel
-def walk_bits(
-    bits: Any, start: Any, split: Any, left: Any, value: Any, first: int, last: int, margins: Any
-) -> None:
+def walk_bits(bits: Any, start: Any, split: Any, left: Any, value: Any, first: int, last: int, margins: Any) -> None:
     """Add the leaf values of rows ``first..last`` to their margins; splits are decided by `bits` (rows, records)."""
     outputs = margins.shape[1]
     for batch in range(first, last, BATCH):

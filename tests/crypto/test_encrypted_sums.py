@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from treaty.crypto.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.crypto.montgomery import from_words
+from treaty.errors import ConfigError, CryptoError
+
+BOUNDS = SumsBounds(4, 10, 10)
+CODES, OFFSETS = np.array([[0], [1], [1], [0]], np.uint8), np.array([0, 3], np.int32)
+
+
+def test_both_ends_of_a_cipher_work_through_the_seam():
+    client = make_client("ou", BOUNDS, threads=1, insecure_test_key_bits=200)
+    server = make_server("ou", client.setup(), CODES, OFFSETS, threads=1, insecure_test_key_bits=200)
+    client.accept_hint("shop", server.hint(), OFFSETS)
+    grad, hess = np.array([1, -2, 3, -4]), np.array([5, 6, 7, 8])
+    server.begin_tree(client.begin_tree(grad, hess), np.arange(4, dtype=np.int32))
+    query = client.query(np.arange(4, dtype=np.int32), np.array([0, 4], np.int32))
+    sums = client.open("shop", server.answer(query), np.array([[-2, 26, 4]]))
+    assert sums.tolist() == [[[-3, 13, 2], [1, 13, 2], [0, 0, 0]]]
+
+
+def test_unknown_cipher_is_a_configuration_error():
+    client = make_client("ou", BOUNDS, threads=1, insecure_test_key_bits=200)
+    with pytest.raises(ConfigError, match="expected encryption"):
+        make_client("rot13", BOUNDS, threads=1)
+    with pytest.raises(ConfigError, match="expected encryption"):
+        make_server("rot13", client.setup(), CODES, OFFSETS, threads=1)
+
+
+def test_key_bits_reach_the_cipher():
+    setup = make_client("ou", BOUNDS, threads=1, key_bits=2048).setup()
+    assert from_words(setup[0])[0].bit_length() == 2048
+    assert from_words(make_client("ou", BOUNDS, threads=1).setup()[0])[0].bit_length() == 3072
+    with pytest.raises(CryptoError, match="expected a key of"):
+        make_client("ou", BOUNDS, threads=1, key_bits=1024)
+
+
+def test_server_refuses_a_short_key_it_was_not_told_of():
+    client = make_client("ou", BOUNDS, threads=1, insecure_test_key_bits=200)
+    with pytest.raises(CryptoError, match="expected a key of"):
+        make_server("ou", client.setup(), CODES, OFFSETS, threads=1)

@@ -1,0 +1,221 @@
+"""Every fault ends the job quickly, with one clear error at every party, and finished trees stay."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from protocols.playing import play_training, tables_and_labels
+from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerError, PeerProtocolError, TreatyError
+from treaty.messaging.agreement import agree
+from treaty.messaging.messages import Array
+from treaty.options import TreeOptions
+from treaty.protocols import secureboost
+from treaty.protocols.secureboost import (
+    DecideRequest,
+    Hint,
+    Layout,
+    Setup,
+    SplitAnswer,
+    SplitRequest,
+    Sums,
+    SumsRequest,
+    TreeStart,
+    pack,
+    terms,
+)
+
+SEEN: dict[str, BaseException] = {}
+
+
+def watched(name, role):
+    """Note what a role raised, then let it go on."""
+
+    def run(party):
+        try:
+            return role(party)
+        except BaseException as error:
+            SEEN[name] = error
+            raise
+
+    return run
+
+
+def roles_of(tables, y, options):
+    from treaty.protocols.pooled import Labelled
+
+    chosen = TreeOptions(**options)
+    return {
+        "p0": watched(
+            "p0",
+            lambda party: secureboost.active(
+                party, Labelled(tables["p0"], y), chosen, parties=list(tables), classes=[0, 1]
+            ),
+        ),
+        **{
+            name: watched(name, lambda party, name=name: secureboost.passive(party, tables[name], chosen))
+            for name in tables
+            if name != "p0"
+        },
+    }
+
+
+def test_a_passive_party_dying_in_the_second_tree_leaves_the_first():
+    tables, y = tables_and_labels()
+    kept = {}
+    SEEN.clear()
+
+    def dying(party):
+        def stop(done, part):
+            kept["p1"] = part
+            if done == 1:
+                raise KeyboardInterrupt
+
+        from protocols.playing import OPTIONS
+
+        return secureboost.passive(party, tables["p1"], TreeOptions(**OPTIONS), progress=stop)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        play_training(tables, y, replace={"p1": dying}, progress=lambda done, part: kept.__setitem__("p0", part))
+    assert time.monotonic() - started < 10
+    assert len(kept["p0"].forest.trees) == 1
+    owned = sum(np.sum(tree.source == 1) for tree in kept["p0"].forest.trees)
+    assert len(kept["p1"].splits) >= owned
+
+
+def test_differing_options_are_named_at_every_party():
+    from protocols.playing import OPTIONS
+
+    tables, y = tables_and_labels()
+    SEEN.clear()
+    roles = roles_of(tables, y, OPTIONS)
+    other = TreeOptions(**{**OPTIONS, "max_bin": 16})
+    roles["p2"] = watched("p2", lambda party: secureboost.passive(party, tables["p2"], other))
+    with pytest.raises(ConfigError):
+        play_training(tables, y, replace=roles)
+    assert set(SEEN) == {"p0", "p1", "p2"}
+    for error in SEEN.values():
+        assert all(word in str(error) for word in ("max_bin", "16", "32", "p0", "p2")), error
+
+
+def test_differing_row_counts_are_named_at_every_party():
+    tables, y = tables_and_labels()
+    shorter, _ = tables_and_labels(rows=200)
+    SEEN.clear()
+    from protocols.playing import OPTIONS
+
+    roles = roles_of({**tables, "p1": shorter["p1"]}, y, OPTIONS)
+    with pytest.raises(ConfigError):
+        play_training(tables, y, replace=roles)
+    assert set(SEEN) == {"p0", "p1", "p2"}
+    assert all("training rows" in str(error) and "200" in str(error) for error in SEEN.values())
+
+
+def hostile_passive(tables, **bad):
+    """Follow the protocol as p1, but send `bad` in place of the message of that name."""
+    from protocols.playing import OPTIONS
+
+    options = TreeOptions(**OPTIONS)
+
+    def run(party):
+        honest_send = party.send
+        party.send = lambda to, message: honest_send(to, bad.get(type(message).__name__, lambda m: m)(message))
+        return secureboost.passive(party, tables["p1"], options)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("Layout", lambda m: Layout(Array.of(np.array([0, 5, 3], np.int32)), m.categorical)),
+        ("Layout", lambda m: Layout(m.offsets, Array.of(np.zeros(3)))),
+        ("Layout", lambda m: Layout(Array.of(np.arange(0, 10_000, 999, dtype=np.int32)), m.categorical)),
+        ("Hint", lambda m: Hint([])),
+        ("Hint", lambda m: Hint(pack([np.full(3, 10**6, np.int64)]))),
+        ("Sums", lambda m: Sums(m.payload[:-1])),
+        ("Sums", lambda m: Sums([Array(a.dtype, a.shape, memoryview(b"\xff" * a.data.nbytes)) for a in m.payload])),
+        ("Sums", lambda m: Sums([Array("object", a.shape, a.data) for a in m.payload])),
+        ("SplitAnswer", lambda m: SplitAnswer(Array.of(np.array([-1], np.int32)), m.left)),
+        ("SplitAnswer", lambda m: SplitAnswer(m.records, Array.of(np.zeros(1, np.uint8)))),
+        ("SplitAnswer", lambda m: Layout(m.records, m.left)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_malformed_answers_end_the_job_at_every_party(name, change):
+    tables, y = tables_and_labels()
+    from protocols.playing import OPTIONS
+
+    SEEN.clear()
+    roles = roles_of(tables, y, OPTIONS)
+    roles["p1"] = watched("p1", hostile_passive(tables, **{name: change}))
+    started = time.monotonic()
+    with pytest.raises((PeerProtocolError, CryptoError)) as caught:
+        play_training(tables, y, replace=roles)
+    assert time.monotonic() - started < 10
+    assert "p1" in str(caught.value)
+    assert set(SEEN) == {"p0", "p1", "p2"}
+    assert all(isinstance(SEEN[name], (PeerAborted, PeerError)) for name in ("p1", "p2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("Setup", lambda m: Setup(m.model_id, [])),
+        ("Setup", lambda m: Setup(m.model_id, pack([np.zeros(4, np.uint64)]))),
+        ("TreeStart", lambda m: TreeStart(Array.of(np.array([3, 2], np.int32)), m.columns, m.payload)),
+        ("TreeStart", lambda m: TreeStart(None, Array.of(np.array([99], np.int32)), m.payload)),
+        ("TreeStart", lambda m: TreeStart(None, m.columns, pack([np.zeros((3, 2), np.uint64)]))),
+        ("SumsRequest", lambda m: SumsRequest(pack([np.zeros(7, np.uint8)]))),
+        ("SplitRequest", lambda m: SplitRequest(Array.of(np.array([99], np.int32)), m.left_bins, m.rows)),
+        ("SplitRequest", lambda m: SplitRequest(m.features, m.left_bins, Array.of(np.zeros((1, 1), np.uint8)))),
+        ("Finish", lambda m: DecideRequest(5, Array.of(np.zeros(1, np.int32)))),
+        ("Finish", lambda m: DecideRequest(0, Array.of(np.array([10**6], np.int32)))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_malformed_requests_end_the_job_at_every_party(name, change):
+    tables, y = tables_and_labels(parties=2)
+    from protocols.playing import OPTIONS
+
+    SEEN.clear()
+    roles = roles_of(tables, y, OPTIONS)
+    honest = roles["p0"]
+
+    def hostile(party):
+        honest_send = party.send
+        party.send = lambda to, m: honest_send(to, change(m) if type(m).__name__ == name else m)
+        part = honest(party)
+        if name == "Finish":
+            party.receive("p1", Sums)  # what it gets is the abort
+        return part
+
+    roles["p0"] = watched("p0", hostile)
+    started = time.monotonic()
+    with pytest.raises(TreatyError) as caught:
+        play_training(tables, y, replace=roles)
+    assert time.monotonic() - started < 10
+    assert isinstance(SEEN["p1"], (PeerProtocolError, CryptoError)), SEEN["p1"]
+    assert isinstance(SEEN["p0"], PeerError), SEEN["p0"]
+    assert str(caught.value)
+
+
+def test_an_own_shorter_key_is_refused_by_the_others():
+    from protocols.playing import OPTIONS
+
+    tables, y = tables_and_labels(parties=2)
+    honest = TreeOptions(**{k: v for k, v in OPTIONS.items() if k != "insecure_test_key_bits"})
+
+    def trusting(party):  # agrees to anything, but accepts no weak key
+        agree(party, terms(TreeOptions(**OPTIONS), tables["p1"].n_rows, []))
+        secureboost.agree, kept = (lambda *_: None), secureboost.agree
+        try:
+            return secureboost.passive(party, tables["p1"], honest)
+        finally:
+            secureboost.agree = kept
+
+    with pytest.raises(CryptoError, match="512"):
+        play_training(tables, y, replace={"p1": trusting})
