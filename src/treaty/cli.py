@@ -81,7 +81,7 @@ def train(
     if party is None:
         run_all(described, "train", progress=True)
         for name in described.parties:
-            console.print(f"{name}: {Path(described.output) / (name + '.part')}")
+            console.print(f"{name}: {Path(described.output) / (name + '.part')}", soft_wrap=True)
         return
     _check_party(party, list(described.parties))
     with TrainingBar(party, rounds) if party == described.active else nullcontext() as bar:
@@ -89,7 +89,7 @@ def train(
     kept = f"{len(part.splits)} splits of its own"
     if part.forest is not None:
         kept = f"{len(part.forest.trees)} trees, {kept}"
-    console.print(f"{party}: {kept} in {Path(described.output) / (party + '.part')}")
+    console.print(f"{party}: {kept} in {Path(described.output) / (party + '.part')}", soft_wrap=True)
 
 
 @app.command()
@@ -106,7 +106,7 @@ def predict(
     path = output or Path(described.output) / "predictions.csv"
     if party is None:
         run_all(described, "predict", arguments=["--output", str(path.resolve())])
-        console.print(f"predictions: {path}")
+        console.print(f"predictions: {path}", soft_wrap=True)
         return
     _check_party(party, list(described.parties))
     found = predict_party(described, party)
@@ -139,9 +139,9 @@ def keys(
     """
     write_identity(folder, name)
     certificate = folder / f"{name}.cert.pem"
-    console.print(f"key          {folder / (name + '.key.pem')}  (private: never send it)")
-    console.print(f"certificate  {certificate}  (give it to your partners)")
-    console.print(f"fingerprint  {fingerprint(load_certificate(certificate))}")
+    console.print(f"key          {folder / (name + '.key.pem')}  (private: never send it)", soft_wrap=True)
+    console.print(f"certificate  {certificate}  (give it to your partners)", soft_wrap=True)
+    console.print(f"fingerprint  {fingerprint(load_certificate(certificate))}", soft_wrap=True)
 
 
 def _check_party(party: str, parties: list[str]) -> None:

@@ -254,9 +254,13 @@ def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Resul
         name, me.address, key=Path(me.key).read_bytes(), certificate=load_certificate(me.certificate), peers=pinned
     )
     try:
-        channel.connect(timeout=CONNECT_TIMEOUT)
         party = Party(name, job.name, protocol, channel, peers, timeout=job.timeout)
-        return run_role(party, lambda: role(party)), party.transcript
+
+        def connect_and_play() -> Result:  # a peer that cannot be reached is the others' business, too
+            channel.connect(timeout=CONNECT_TIMEOUT)
+            return role(party)
+
+        return run_role(party, connect_and_play), party.transcript
     finally:
         channel.close()
 
@@ -296,9 +300,9 @@ def _read(
     table = _features(job, name, path, schema)
     if name != job.active:
         return Labelled(table, np.zeros(0)), None
-    wanted = [job.label, *([job.weight] if job.weight else [])]
+    wanted = [job.label, *([job.weight] if job.weight and schema is None else [])]  # eval rows all weigh the same
     columns = read_table(path, columns=wanted, party=name)
-    weight = None if job.weight is None else check_weights(columns[job.weight], table.n_rows, name)
+    weight = None if job.weight is None or schema is not None else check_weights(columns[job.weight], table.n_rows, name)
     if job.task == "regression":
         return Labelled(table, check_targets(columns[job.label], name, table.n_rows), weight), None
     y = check_labels(columns[job.label].to_numpy(zero_copy_only=False), name, table.n_rows)

@@ -134,7 +134,7 @@ def _completed(job: Job, folder: Path) -> Job:
     for name, member in job.parties.items():
         changes: dict[str, Any] = {}
         if member.address is None:
-            changes["address"] = f"127.0.0.1:{_free_port()}"
+            changes["address"] = f"127.0.0.1:{free_port()}"
         if member.key is None or member.certificate is None:
             write_identity(folder, name)
             changes["key"], changes["certificate"] = str(folder / f"{name}.key.pem"), str(folder / f"{name}.cert.pem")
@@ -142,7 +142,8 @@ def _completed(job: Job, folder: Path) -> Job:
     return msgspec.structs.replace(job, parties=parties)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -220,7 +221,8 @@ def _write(path: Path, table: Table, extra: Mapping[str, NDArray[np.float64]]) -
             columns[name] = pa.array(column, from_pandas=True)
         else:
             codes = pa.array(np.nan_to_num(column).astype(np.int32), mask=np.isnan(column))
-            columns[name] = pa.DictionaryArray.from_arrays(codes, pa.array([*categories, _unseen(categories)]))
+            unseen = [_unseen(categories)] if np.nanmax(column, initial=0) >= len(categories) else []
+            columns[name] = pa.DictionaryArray.from_arrays(codes, pa.array([*categories, *unseen]))
     columns |= {name: pa.array(values) for name, values in extra.items()}
     if not columns:  # an active party without features still says how many rows it predicts
         columns[_LABEL] = pa.array(np.zeros(table.n_rows))

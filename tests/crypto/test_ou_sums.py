@@ -268,7 +268,7 @@ def test_server_keeps_received_ciphertexts_without_copying():
     client_peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert server_peak < 1.0 * view.nbytes
-    assert client_peak < 2.0 * view.nbytes  # what it returns is one
+    assert client_peak < 2.5 * view.nbytes  # what it returns is one; a chunk's arrays weigh most of another here
 
 
 @pytest.fixture

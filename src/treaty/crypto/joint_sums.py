@@ -151,7 +151,7 @@ def _join(a: Group, b: Group) -> Group:
 
 @kernel
 def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[int, int, int, int, int]:
-    """Rows in either group, in both, joint cells, those within a, those within b. `stamps` is all zero before and after."""
+    """Rows in either group, in both, joint cells, those within a, those within b; `stamps` stays zero."""
     either, both, joint, in_a, in_b = 0, 0, 0, 0, 0
     for i in range(a.size):
         if a[i] < 0 and b[i] < 0:

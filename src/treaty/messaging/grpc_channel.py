@@ -201,8 +201,9 @@ class GrpcChannel:
     def _missing(self) -> dict[str, str]:
         """Say of each peer without a connection in both directions what is wrong."""
         troubles = {peer: link.trouble for peer, link in self._links.items() if not link.connected}
-        for peer in self._links.keys() - self._server.callers - troubles.keys():
-            troubles[peer] = f"{peer} has not dialled us; it needs our address and certificate"
+        for peer in self._links:
+            if peer not in self._server.callers:
+                troubles.setdefault(peer, f"{peer} has not dialled us; it needs our address and certificate")
         return troubles
 
     def _dial(self, peer: str, address: str) -> Link:

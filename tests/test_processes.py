@@ -1,0 +1,262 @@
+"""Whole jobs between processes over gRPC with mutual TLS, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
+
+import treaty
+from treaty.jobs import load_job
+from treaty.messaging.certificates import write_identity
+from treaty.models import load_part
+from treaty.processes import compile_kernels, free_port
+
+TREATY = [sys.executable, "-m", "treaty"]
+EACH_WITHIN = 10.0  # seconds from the fault to the last party's end
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    compile_kernels()
+
+
+def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = False, **options: object) -> Path:
+    """Write tables and a job of a clinic and two others; with `alone`, keys and addresses as well."""
+    X, y = real_table("binary", rows=rows)
+    tables = {"clinic": X.iloc[:, :4].assign(y=y), "lab": X.iloc[:, 4:8], "imaging": X.iloc[:, 8:]}
+    lines = ['name = "test"', 'active = "clinic"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
+    for name, table in tables.items():
+        table.assign(id=np.arange(len(table))).to_csv(folder / f"{name}.csv", index=False)
+        lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"', 'drop = ["id"]']
+        if alone:
+            write_identity(folder, name)
+            lines += [
+                f'address = "127.0.0.1:{free_port()}"',
+                f'certificate = "{name}.cert.pem"',
+                f'key = "{name}.key.pem"',
+            ]
+    chosen = {"n_estimators": trees, "insecure_test_key_bits": 512, "min_child_samples": 5, **options}
+    lines += ["[options]", *(f"{name} = {json.dumps(value)}" for name, value in chosen.items())]
+    (folder / "job.toml").write_text("\n".join(lines))
+    return folder / "job.toml"
+
+
+def start(job: Path, name: str, verb: str = "train") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TREATY, verb, str(job), "--as", name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(processes: dict[str, subprocess.Popen[str]], seconds: float) -> dict[str, tuple[int, str]]:
+    """Wait for all; return exit codes and what was said on standard error."""
+    deadline = time.monotonic() + seconds
+    ended = {}
+    try:
+        for name, process in processes.items():
+            _, said = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            ended[name] = (process.returncode, said)
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+    return ended
+
+
+def one_line(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip()]
+    assert len(lines) == 1, said
+    assert lines[0].startswith("treaty: ")
+    return lines[0]
+
+
+def test_three_processes_train_and_predict_what_pooled_training_gives(tmp_path):
+    job = write_job(tmp_path)
+    done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["clinic", "lab", "imaging"]
+    subprocess.run(
+        [*TREATY, "predict", str(job), "--output", str(tmp_path / "out.parquet")], check=True, capture_output=True
+    )
+    X, y = real_table("binary", rows=300)
+    tables = {"clinic": X.iloc[:, :4], "lab": X.iloc[:, 4:8], "imaging": X.iloc[:, 8:]}
+    pooled = treaty.GBDTClassifier(n_estimators=3, min_child_samples=5).fit(tables, y)
+    predicted = pd.read_parquet(tmp_path / "out.parquet")
+    np.testing.assert_array_equal(predicted["probability_1"], pooled.predict_proba(tables)[:, 1])
+    np.testing.assert_array_equal(predicted["prediction"], pooled.predict(tables))
+    report = json.loads((tmp_path / "model" / "lab.report.json").read_text())
+    assert report["sent"]["clinic"]["bytes"] > 0
+    assert set(report["learned"]) == {"clinic", "lab", "imaging"}
+
+
+@pytest.mark.parametrize("task", ["multiclass", "regression"])
+def test_estimators_over_grpc_equal_the_pooled_ones(task):
+    X, y = real_table(task, rows=150)
+    X = with_gaps(with_categories(X))
+    tables = cut(X, 2)
+    kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
+    weight = np.random.default_rng(0).random(len(y)) + 0.5
+    options = {"n_estimators": 2, "min_child_samples": 3}
+    watched = [(tables, y)]
+    pooled = kind(**options).fit(tables, y, sample_weight=weight, eval_set=watched)
+    federated = kind(transport="grpc", **options, **FAST_KEY).fit(tables, y, sample_weight=weight, eval_set=watched)
+    assert_same_trees(federated, pooled)
+    assert federated.evals_result_ == pooled.evals_result_
+    unseen = {k: t.assign(**{t.columns[0]: pd.Categorical(["new"] * len(t))}) if k == "p0" else t for k, t in tables.items()}
+    for rows in (tables, unseen):
+        np.testing.assert_array_equal(federated.predict(rows), pooled.predict(rows))
+    assert federated.communication_["p0 -> p1"]["bytes"] > 0
+
+
+def test_parties_started_apart_with_their_own_files_train_together(tmp_path):
+    job = write_job(tmp_path, alone=True)
+    processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
+    for name, (code, said) in finish(processes, 60).items():
+        assert (code, said) == (0, ""), (name, said)
+    parts = {name: load_part(tmp_path / "model" / f"{name}.part") for name in processes}
+    assert len({part.model_id for part in parts.values()}) == 1
+    assert len(parts["clinic"].forest.trees) == 3
+
+
+def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tmp_path):
+    job = write_job(tmp_path, trees=2000, alone=True, rows=500)
+    processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
+    part = tmp_path / "model" / "clinic.part"
+    deadline = time.monotonic() + 60
+    while not (part.exists() and len(load_part(part).forest.trees) >= 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(processes["lab"].pid, signal.SIGKILL)
+    killed = time.monotonic()
+    ended = finish(processes, EACH_WITHIN)
+    assert time.monotonic() - killed < EACH_WITHIN
+    for name in ("clinic", "imaging"):
+        code, said = ended[name]
+        assert code == 1
+        assert "lab" in one_line(said)
+    kept = {name: load_part(tmp_path / "model" / f"{name}.part") for name in processes}
+    trees = kept["clinic"].forest.trees
+    assert 3 <= len(trees) < 2000
+    # the survivors' parts hold every record their finished trees name; the killed one's hold those it had saved
+    assert len(kept["imaging"].splits) >= sum(np.sum(tree.source == 2) for tree in trees)
+    assert len(kept["lab"].splits) > 0 or not any(np.any(tree.source == 1) for tree in trees[:3])
+
+
+def test_a_wrong_certificate_is_one_error_at_every_party(tmp_path):
+    job = write_job(tmp_path, alone=True)
+    (tmp_path / "stranger").mkdir()
+    write_identity(tmp_path / "stranger", "lab")
+    text = job.read_text().replace('"lab.cert.pem"', '"stranger/lab.cert.pem"').replace('"lab.key.pem"', '"stranger/lab.key.pem"')
+    (tmp_path / "lab.toml").write_text(text)  # lab presents another certificate than the others pinned
+    started = time.monotonic()
+    processes = {name: start(job, name) for name in ("clinic", "imaging")}
+    processes["lab"] = start(tmp_path / "lab.toml", "lab")
+    ended = finish(processes, EACH_WITHIN + 5)  # starting the processes takes some of it
+    assert time.monotonic() - started < EACH_WITHIN + 5
+    for name, (code, said) in ended.items():
+        assert code == 1, (name, said)
+        line = one_line(said)
+        assert ("clinic" if name == "lab" else "lab") in line
+    assert any("certificate" in said or "fingerprint" in said for _, said in ended.values())
+
+
+def test_one_class_of_labels_is_one_error_at_every_party(tmp_path):
+    job = write_job(tmp_path, alone=True)
+    clinic = pd.read_csv(tmp_path / "clinic.csv").assign(y=1)
+    clinic.to_csv(tmp_path / "clinic.csv", index=False)
+    ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, 30)
+    for name, (code, said) in ended.items():
+        assert code == (2 if name == "clinic" else 1)
+        assert "class" in one_line(said)
+
+
+def test_differing_job_files_are_one_error_at_every_party(tmp_path):
+    job = write_job(tmp_path, alone=True)
+    (tmp_path / "other.toml").write_text(job.read_text().replace("n_estimators = 3", "n_estimators = 4"))
+    processes = {name: start(job, name) for name in ("clinic", "imaging")}
+    processes["lab"] = start(tmp_path / "other.toml", "lab")
+    for code, said in finish(processes, 30).values():
+        assert code == 2
+        assert all(word in one_line(said) for word in ("n_estimators", "3", "4", "clinic", "lab"))
+
+
+def test_a_failing_party_fails_the_whole_command_with_its_words(tmp_path):
+    job = write_job(tmp_path)
+    (tmp_path / "lab.csv").unlink()
+    done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "lab.csv" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("active = ", "activ = "), ["activ"]),
+        (('active = "clinic"', 'active = "nobody"'), ["nobody", "clinic"]),
+        (("n_estimators = 3", 'n_estimators = "many"'), ["n_estimators", "many"]),
+        (("n_estimators = 3", "n_trees = 3"), ["n_trees"]),
+        (('name = "test"', "name = "), ["job.toml"]),
+    ],
+    ids=["unknown field", "unknown party", "wrong type", "unknown option", "no TOML"],
+)
+def test_a_wrong_job_file_says_what_is_wrong(tmp_path, change, words):
+    job = write_job(tmp_path)
+    job.write_text(job.read_text().replace(*change))
+    done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert all(word in one_line(done.stderr) for word in words), done.stderr
+    with pytest.raises(treaty.ConfigError):
+        load_job(job)
+
+
+def test_keys_are_made_once_and_shown_by_fingerprint(tmp_path):
+    command = [*TREATY, "keys", "bank", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.search(r"SHA256:", done.stdout)
+    assert (tmp_path / "bank.key.pem").stat().st_mode & 0o077 == 0
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "bank.key.pem" in one_line(again.stderr)
+
+
+def test_help_names_every_command():
+    done = subprocess.run([*TREATY, "--help"], capture_output=True, text=True, check=True)
+    assert all(command in done.stdout for command in ("demo", "train", "predict", "keys"))
+
+
+def test_the_demo_prints_scores_bytes_and_what_was_learned():
+    done = subprocess.run(
+        [*TREATY, "demo", "--trees", "2", "--transport", "memory"], capture_output=True, text=True, check=True
+    )
+    assert all(word in done.stdout for word in ("AUC", "XGBoost", "clinic -> laboratory", "learned", "imaging"))
+
+
+def test_the_demo_cuts_a_file_as_told(tmp_path):
+    X, y = real_table("binary")
+    with_categories(X).iloc[:, :4].assign(y=y).to_csv(tmp_path / "t.csv", index=False)
+    names = list(X.columns[:4])
+    command = [*TREATY, "demo", "--data", str(tmp_path / "t.csv"), "--label", "y", "--trees", "1", "--protocol", "pooled"]
+    done = subprocess.run(
+        [*command, "--split", f"{names[1]}/{names[0]},{names[2]}"], capture_output=True, text=True, check=True
+    )
+    assert "clinic" in done.stdout
+    wrong = subprocess.run([*command, "--split", "a/b"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "unknown a" in one_line(wrong.stderr)
+
+
+def test_job_files_hold_plain_data_only(tmp_path):
+    job = load_job(write_job(tmp_path))
+    assert msgspec.json.decode(msgspec.json.encode(job), type=type(job)) == job
