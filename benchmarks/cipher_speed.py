@@ -21,7 +21,7 @@ from treaty.crypto.key_generation import generate_key
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.montgomery import Modulus
 from treaty.crypto.okamoto_uchiyama import Randomiser
-from treaty.crypto.workers import pieces, run_threads
+from treaty.compute import concurrently, pieces
 
 ROWS, BINS, FRACTION = 20_000, 32, 1 << 16
 
@@ -51,9 +51,9 @@ def primitives(bits: int, threads: int) -> None:
         def share(part: slice) -> None:
             modulus.segment_products(ciphertexts, index, starts[part.start : part.stop + 1], out[part])
 
-        run_threads(threads, share, shares)
+        concurrently(share, shares, threads)
 
-    randomise = lambda: run_threads(threads, lambda p: randomiser.factors(exponents[p]), pieces(1024, 64))  # noqa: E731
+    randomise = lambda: concurrently(lambda p: randomiser.factors(exponents[p]), pieces(1024, 64), threads)  # noqa: E731
     rates = [
         8192 / seconds(lambda: key.encrypt(messages, threads)),
         (len(index) - 512) / seconds(products),

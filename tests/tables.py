@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def with_categories(X: pd.DataFrame, seed: int = 2) -> pd.DataFrame:
 def cut(X: pd.DataFrame, parties: int) -> dict[str, pd.DataFrame]:
     """Cut the columns among so many parties, unevenly."""
     edges = np.unique(np.concatenate([[0], np.sort(np.linspace(1, X.shape[1], parties).astype(int))]))
-    return {f"p{k}": X.iloc[:, a:b] for k, (a, b) in enumerate(zip(edges[:-1], edges[1:], strict=True))}
+    return {f"p{k}": X.iloc[:, a:b] for k, (a, b) in enumerate(pairwise(edges))}
 
 
 def assert_same_trees(left: Any, right: Any) -> None:
@@ -68,7 +69,7 @@ def assert_same_trees(left: Any, right: Any) -> None:
                     splits.threshold[split].tolist().__repr__(),
                     splits.missing_left[split].tolist(),
                     going,
-                )  # fmt: skip
+                )
             )
         described.append(trees)
     assert len(described[0]) == len(described[1])

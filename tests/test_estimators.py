@@ -26,7 +26,7 @@ EXPECTED = {
 
 
 @parametrize_with_checks(
-    [treaty.GBDTClassifier(min_child_samples=1), treaty.GBDTRegressor(min_child_samples=1)],
+    [treaty.GBDTClassifier(), treaty.GBDTRegressor(), treaty.GBDTClassifier(min_child_samples=1)],
     expected_failed_checks=lambda estimator: EXPECTED,
 )
 def test_scikit_learn_contract_holds(estimator, check):
@@ -208,3 +208,22 @@ def test_an_oversized_fixed_point_is_refused_before_training():
     X, y = real_table("binary")
     with pytest.raises(treaty.ConfigError, match="fractional_bits"):
         treaty.GBDTClassifier(fractional_bits=40).fit(X, y, sample_weight=np.full(len(y), 2.0**20))
+
+
+def test_early_stopping_may_be_given_to_fit():
+    X, y = real_table("binary", rows=400)
+    train, valid = (X.iloc[:200], y[:200]), (X.iloc[200:], y[200:])
+    stopped = treaty.GBDTClassifier(n_estimators=60, learning_rate=1.0).fit(
+        *train, eval_set=valid, early_stopping_rounds=2
+    )
+    again = treaty.GBDTClassifier(n_estimators=60, learning_rate=1.0, early_stopping_rounds=2).fit(
+        *train, eval_set=[valid]
+    )
+    assert stopped.n_iter_ == stopped.best_iteration_ + 1 == again.n_iter_ < 60
+
+
+def test_column_names_xgboost_forbids_are_named():
+    X, y = real_table("binary")
+    model = treaty.GBDTClassifier(n_estimators=1).fit(X.rename(columns={"mean radius": "radius [mm]"}), y)
+    with pytest.raises(treaty.ConfigError, match="radius"):
+        model.to_xgboost()

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
 
 import treaty
+from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.jobs import load_job
 from treaty.messaging.certificates import write_identity
 from treaty.models import load_part
@@ -113,7 +113,9 @@ def test_estimators_over_grpc_equal_the_pooled_ones(task):
     federated = kind(transport="grpc", **options, **FAST_KEY).fit(tables, y, sample_weight=weight, eval_set=watched)
     assert_same_trees(federated, pooled)
     assert federated.evals_result_ == pooled.evals_result_
-    unseen = {k: t.assign(**{t.columns[0]: pd.Categorical(["new"] * len(t))}) if k == "p0" else t for k, t in tables.items()}
+    unseen = {
+        k: t.assign(**{t.columns[0]: pd.Categorical(["new"] * len(t))}) if k == "p0" else t for k, t in tables.items()
+    }
     for rows in (tables, unseen):
         np.testing.assert_array_equal(federated.predict(rows), pooled.predict(rows))
     assert federated.communication_["p0 -> p1"]["bytes"] > 0
@@ -157,7 +159,11 @@ def test_a_wrong_certificate_is_one_error_at_every_party(tmp_path):
     job = write_job(tmp_path, alone=True)
     (tmp_path / "stranger").mkdir()
     write_identity(tmp_path / "stranger", "lab")
-    text = job.read_text().replace('"lab.cert.pem"', '"stranger/lab.cert.pem"').replace('"lab.key.pem"', '"stranger/lab.key.pem"')
+    text = (
+        job.read_text()
+        .replace('"lab.cert.pem"', '"stranger/lab.cert.pem"')
+        .replace('"lab.key.pem"', '"stranger/lab.key.pem"')
+    )
     (tmp_path / "lab.toml").write_text(text)  # lab presents another certificate than the others pinned
     started = time.monotonic()
     processes = {name: start(job, name) for name in ("clinic", "imaging")}
@@ -247,7 +253,18 @@ def test_the_demo_cuts_a_file_as_told(tmp_path):
     X, y = real_table("binary")
     with_categories(X).iloc[:, :4].assign(y=y).to_csv(tmp_path / "t.csv", index=False)
     names = list(X.columns[:4])
-    command = [*TREATY, "demo", "--data", str(tmp_path / "t.csv"), "--label", "y", "--trees", "1", "--protocol", "pooled"]
+    command = [
+        *TREATY,
+        "demo",
+        "--data",
+        str(tmp_path / "t.csv"),
+        "--label",
+        "y",
+        "--trees",
+        "1",
+        "--protocol",
+        "pooled",
+    ]
     done = subprocess.run(
         [*command, "--split", f"{names[1]}/{names[0]},{names[2]}"], capture_output=True, text=True, check=True
     )

@@ -46,6 +46,8 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def share(work: Callable[[int, int], None], total: int, threads: int, least: int = 1) -> None:
     """Run ``work(start, stop)`` over ``range(total)`` cut into at most `threads` even parts, and wait for all.
 
+    Not to be called from within `work`: the parts share one pool and would wait for each other.
+
     Parameters
     ----------
     work : callable
@@ -73,3 +75,8 @@ def concurrently(work: Callable[[Item], Result], items: Iterable[Item], threads:
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="treaty") as pool:
         return list(pool.map(work, items))
+
+
+def pieces(count: int, length: int) -> list[slice]:
+    """Cut ``range(count)`` into slices of at most `length`."""
+    return [slice(start, min(start + length, count)) for start in range(0, count, length)]

@@ -98,6 +98,7 @@ class _GBDT(BaseEstimator):
         y: ArrayLike,
         sample_weight: ArrayLike | None = None,
         eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
+        early_stopping_rounds: int | None = None,
     ) -> Self:
         """Train, playing every party on this machine.
 
@@ -113,6 +114,8 @@ class _GBDT(BaseEstimator):
             Not negative, held by the active party.
         eval_set : (X, y) or list of them
             Watched after every round, see `evals_result_`; the last one decides early stopping.
+        early_stopping_rounds : int or None
+            For this fit, in place of the parameter of the same name.
 
         Returns
         -------
@@ -126,7 +129,7 @@ class _GBDT(BaseEstimator):
             For a table or label that cannot be used, or row counts that differ.
         """
         started = time.perf_counter()
-        options = self._options()
+        options = self._options(early_stopping_rounds)
         tables = self._tables(X, reset=True)
         active = self._active(tables)
         n_rows = next(iter(tables.values())).n_rows
@@ -143,7 +146,7 @@ class _GBDT(BaseEstimator):
             )
             match_rows(eval_tables, eval_target)
             evals.append((f"eval_{number}", eval_tables, eval_target))
-        if self.early_stopping_rounds is not None and not evals:
+        if options.early_stopping_rounds is not None and not evals:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
 
         marks: list[float] = []
@@ -210,10 +213,12 @@ class _GBDT(BaseEstimator):
 
     # ------------------------------------------------------------ checks
 
-    def _options(self) -> TreeOptions:
+    def _options(self, early_stopping_rounds: int | None) -> TreeOptions:
         ours = {
             name: value for name, value in self.get_params(deep=False).items() if name in TreeOptions.__struct_fields__
         }
+        if early_stopping_rounds is not None:
+            ours["early_stopping_rounds"] = early_stopping_rounds
         options = tree_options({name: _plain(value) for name, value in ours.items()})
         if self.transport not in ("memory", "grpc"):
             raise ConfigError(f"expected transport 'memory' or 'grpc', got {self.transport!r}")

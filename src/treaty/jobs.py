@@ -302,7 +302,9 @@ def _read(
         return Labelled(table, np.zeros(0)), None
     wanted = [job.label, *([job.weight] if job.weight and schema is None else [])]  # eval rows all weigh the same
     columns = read_table(path, columns=wanted, party=name)
-    weight = None if job.weight is None or schema is not None else check_weights(columns[job.weight], table.n_rows, name)
+    weight = (
+        None if job.weight is None or schema is not None else check_weights(columns[job.weight], table.n_rows, name)
+    )
     if job.task == "regression":
         return Labelled(table, check_targets(columns[job.label], name, table.n_rows), weight), None
     y = check_labels(columns[job.label].to_numpy(zero_copy_only=False), name, table.n_rows)

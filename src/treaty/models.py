@@ -146,7 +146,7 @@ def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: NDArra
 
 
 def predict_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads: int = 1) -> NDArray[np.float64]:
-    """Return margins (n_rows, n_outputs) where all parts and tables are at hand, in the order of the forest's sources."""
+    """Return margins (n_rows, n_outputs) with all parts and tables at hand, in the order of the forest's sources."""
     forest = forest_of(parts)
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
     matrix = tables[0].matrix() if len(tables) == 1 else np.concatenate([t.matrix() for t in tables], axis=1)

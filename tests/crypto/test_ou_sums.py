@@ -433,3 +433,21 @@ def test_more_rows_than_declared_are_refused():
 def test_sums_that_cannot_fit_are_refused_before_a_key_is_made():
     with pytest.raises(CryptoError, match="lower fractional_bits"):
         OUSumsClient(SumsBounds(1 << 20, 1 << 40, 1 << 40), insecure_test_key_bits=KEY_BITS)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2**32))
+def test_sums_of_sampled_columns_are_right_whatever_columns_are_left_out(seed):
+    rng = np.random.default_rng(seed)
+    base = rng.integers(0, 5, (60, 1))
+    codes = np.hstack([base, base // 2, rng.integers(0, 3, (60, 1)), (base + 1) % 5]).astype(np.uint8)
+    offsets = np.array([0, 5, 8, 11, 16], np.int32)
+    chosen = np.flatnonzero(rng.random(4) < 0.5).astype(np.int32)
+    pair = Pair(codes, offsets)
+    pair.begin(*gradients(rng, 60), np.arange(60))
+    pair.server.begin_tree(pair.ciphertexts, np.arange(60, dtype=np.int32), chosen)
+    positions, starts = level_of(rng.integers(0, 3, 60), 2)
+    got, expected = pair.opened(positions, starts), pair.plain(positions, starts)
+    for feature in chosen:
+        slots = slice(offsets[feature], offsets[feature + 1])
+        assert np.array_equal(got[:, slots], expected[:, slots])

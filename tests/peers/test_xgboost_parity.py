@@ -268,9 +268,7 @@ def test_ties_with_xgboost_are_rare():
     }),
     seed=st.integers(0, 2**32),
 )  # fmt: skip
-def test_trees_of_any_small_table_equal_those_of_xgboost(
-    n_rows, n_bins, missing, weighted, objective, options, seed
-):
+def test_trees_of_any_small_table_equal_those_of_xgboost(n_rows, n_bins, missing, weighted, objective, options, seed):
     rng = np.random.default_rng(seed)
     table = random_codes(rng, n_rows, n_bins, missing=missing)
     y = random_labels(rng, table, objective, 3 if objective == "softmax" else 2)

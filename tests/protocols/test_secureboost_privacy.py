@@ -155,7 +155,7 @@ def test_the_search_finds_a_planted_threshold_and_name(monkeypatch):
     monkeypatch.setattr(
         secureboost, "pack",
         lambda payload: [
-            *map(Array.of, payload), Array.of(tables["p1"].columns[0]), Array.of(np.frombuffer(b"mean radius", np.uint8)),
+            *map(Array.of, payload), Array.of(tables["p1"].columns[0]), Array.of(np.frombuffer(b"name", np.uint8)),
         ],
     )  # fmt: skip
     monkeypatch.setattr(

@@ -27,9 +27,7 @@ def add(slots: Sequence[Slot]) -> Slot:
     return tuple(sum(slot[part] for slot in slots) for part in range(3))
 
 
-def node_slots(
-    codes: NDArray, n_bins: NDArray, grad: NDArray, hess: NDArray, rows: Sequence[int]
-) -> list[list[Slot]]:
+def node_slots(codes: NDArray, n_bins: NDArray, grad: NDArray, hess: NDArray, rows: Sequence[int]) -> list[list[Slot]]:
     """Sums of `rows` for every bin of every feature, the missing bin last."""
     slots = [[(0, 0, 0)] * (int(bins) + 1) for bins in n_bins]
     for row in rows:

@@ -22,6 +22,7 @@ def _problem(objective="logistic", n_classes=2, n_rows=300, seed=0):
 
 def _watch(table, matrix, y, weight=None, name="valid"):
     """An eval set walked by the splits of one table."""
+
     def add_trees(trees, margins):
         margins_from_values(trees, join_splits([table.splits], [len(table.n_bins)]), matrix, margins)
 
@@ -57,9 +58,7 @@ def test_boost_stops_early_and_keeps_the_best_rounds():
     noise = np.random.default_rng(3).integers(0, 2, len(y)).astype(float)
     other, _ = _problem(n_rows=200, seed=9)
     watched = _watch(table, other.matrix, np.random.default_rng(4).integers(0, 2, 200).astype(float))
-    trained = train(
-        table, noise, n_estimators=60, max_depth=4, eval_sets=[watched], early_stopping_rounds=3
-    )
+    trained = train(table, noise, n_estimators=60, max_depth=4, eval_sets=[watched], early_stopping_rounds=3)
     losses = trained.forest.history["valid"]
     assert trained.forest.best_round == int(np.argmin(losses)) + 1
     assert len(losses) == trained.forest.best_round + 3
@@ -114,9 +113,7 @@ def _draws(n_rounds=6, fail_at=None, **options):
             raise KeyboardInterrupt
 
     try:
-        boost(
-            finder, y, None, forest, rules, n_columns=4, n_estimators=n_rounds, on_round=on_round, **options
-        )
+        boost(finder, y, None, forest, rules, n_columns=4, n_estimators=n_rounds, on_round=on_round, **options)
     except KeyboardInterrupt:
         assert fail_at is not None
     return finder.draws, forest

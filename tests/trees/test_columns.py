@@ -205,9 +205,7 @@ def test_single_row_leaves_are_reached():
 @pytest.mark.parametrize("least", [2, 5, 20], ids=lambda n: f"{n}-rows")
 def test_no_child_has_fewer_sampled_rows_than_allowed(least):
     table, y, _ = _table({"missing": 0.3})
-    trained = train(
-        table, y, max_depth=6, min_child_samples=least, min_child_weight=0.0, subsample=0.6, random_state=2
-    )
+    trained = train(table, y, max_depth=6, min_child_samples=least, min_child_weight=0.0, subsample=0.6, random_state=2)
     counts = np.concatenate([tree.count[1:] for tree in trained.trees])
     assert counts.min() >= least
 

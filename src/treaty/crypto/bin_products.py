@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import concurrently
 from treaty.crypto.joint_sums import LEAST_GAIN, Cells, Group, Index, Labels, sort_cells
 from treaty.crypto.montgomery import Modulus
-from treaty.crypto.workers import run_threads
 
 Words = NDArray[np.uint64]
 
@@ -100,7 +100,7 @@ def bin_products(
         for part in group.parts:
             visit(part, Items(products, own, cells.labels, cells.node_starts, items.nodes))
 
-    run_threads(threads, lambda group: visit(group, rows), groups)
+    concurrently(lambda group: visit(group, rows), groups, threads)
     places = np.concatenate([place for place, _ in found])
     order = np.argsort(places)
     return places[order], np.concatenate([products for _, products in found])[order]
@@ -132,5 +132,5 @@ def _products(modulus: Modulus, items: Items, cells: Cells, threads: int) -> Wor
     def some(share: slice) -> None:
         modulus.segment_products(items.source, index, cells.starts[share.start : share.stop + 1], out[share])
 
-    run_threads(threads, some, shares)
+    concurrently(some, shares, threads)
     return out

@@ -103,8 +103,18 @@ class SumsServer(Protocol):
         """Return the answer to the set-up, once per job."""
         ...
 
-    def begin_tree(self, payload: Payload, rows: NDArray[np.int32]) -> None:
-        """Take the payload of a tree; `rows`, int32 (m,), are the table rows it speaks of, in its order."""
+    def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
+        """Take the payload of a tree.
+
+        Parameters
+        ----------
+        payload : Payload
+            What the client's `begin_tree` returned.
+        rows : ndarray of int32, shape (m,)
+            The table rows it speaks of, in its order.
+        features : ndarray of int32, optional
+            The tree's sample of columns; the sums of others are not computed and mean nothing. Default all.
+        """
         ...
 
     def answer(self, query: Payload) -> Payload:

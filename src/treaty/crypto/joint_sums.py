@@ -11,12 +11,13 @@ Everything here is the passive party's own plaintext; no ciphertext and no secre
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.workers import kernel
+from treaty.compute import kernel
 
 Labels = NDArray[np.int32]
 Index = NDArray[np.int64]
@@ -112,6 +113,16 @@ def plan_groups(codes: NDArray[np.uint8], left_out: NDArray[np.int64], bins: NDA
         del groups[j], sample[j]
         gains = np.delete(np.delete(gains, j, 0), j, 1)
         pairs = [(min(i, k), max(i, k)) for k in range(len(groups)) if k != i]
+
+
+def keep_features(groups: Iterable[Group], features: set[int]) -> list[Group]:
+    """Return the groups without the columns that are not in `features`."""
+    kept = []
+    for group in groups:
+        parts = tuple(keep_features(group.parts, features))
+        if parts or group.feature in features:
+            kept.append(Group(group.cells, group.labels, group.feature, parts))
+    return kept
 
 
 def sort_cells(labels: Labels, node_starts: Index, cells: int) -> Cells:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 
-import gmpy2  # type: ignore[import-untyped]
+import gmpy2
 
 from treaty.crypto import parameters
 from treaty.crypto.okamoto_uchiyama import PrivateKey, PublicKey, check_key_size

@@ -17,8 +17,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import kernel
 from treaty.crypto.multiplier import DIGIT_BITS, HEADER, ifma_multiply_pair, load_word, multiply_add, unpack_digits
-from treaty.crypto.workers import kernel
 
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]

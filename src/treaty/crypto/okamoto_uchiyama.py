@@ -29,14 +29,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import gmpy2  # type: ignore[import-untyped]
+import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import concurrently, pieces
 from treaty.crypto import parameters
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.montgomery import FixedBase, Modulus, from_words, to_words
-from treaty.crypto.workers import pieces, run_threads
 from treaty.errors import CryptoError
 
 Words = NDArray[np.uint64]
@@ -223,7 +223,7 @@ class PrivateKey:
             joined_q = n.multiply(n.adopt(half_q, mod_q), self._join_q)
             out[rows] = n.pack(n.add(joined_p, joined_q))
 
-        run_threads(threads, chunk, pieces(len(messages), _CHUNK))
+        concurrently(chunk, pieces(len(messages), _CHUNK), threads)
         return out
 
     def decrypt(self, ciphertexts: Words, threads: int) -> Words:
@@ -246,7 +246,7 @@ class PrivateKey:
         CryptoError
             When something is not a ciphertext of this key.
         """
-        results = run_threads(threads, lambda rows: self._decrypt(ciphertexts[rows]), pieces(len(ciphertexts), 32))
+        results = concurrently(lambda rows: self._decrypt(ciphertexts[rows]), pieces(len(ciphertexts), 32), threads)
         return to_words([m for part in results for m in part], -(-self._p.bit_length() // 64))
 
     def decrypt_signed(self, ciphertexts: Words, threads: int = 1) -> list[int]:

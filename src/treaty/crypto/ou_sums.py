@@ -6,7 +6,7 @@ A server multiplies ciphertexts per bin, packs k sums into each answer ciphertex
 * *Server learns*: which sampled rows are in which node; nothing about gradients beyond their public bounds.
 * *Client learns*: sums and count of every bin in every node it asked about, the fullest bin of each column over
   the whole table, and no more: its answers are multiplied by h^r with full-length r, so the randomness of its own
-  ciphertexts does not show which of them went into a bin (PROTOCOLS 2.3). Crafted gradients can still make
+  ciphertexts does not show which of them went into a bin (docs/secureboost.md). Crafted gradients can still make
   sums speak of single rows; no additive cipher prevents that.
 * *Both* see how many sums an answer holds and how long it took.
 
@@ -31,15 +31,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import concurrently, pieces
 from treaty.crypto import parameters
 from treaty.crypto.bin_products import Items, bin_products
-from treaty.crypto.joint_sums import plan_groups
+from treaty.crypto.joint_sums import keep_features, plan_groups
 from treaty.crypto.key_generation import generate_key
 from treaty.crypto.montgomery import from_words, to_words
 from treaty.crypto.okamoto_uchiyama import PublicKey, Randomiser
 from treaty.crypto.packing import Packing, SumsBounds
 from treaty.crypto.payload import Payload, check_payload
-from treaty.crypto.workers import pieces, run_threads
 from treaty.errors import CryptoError
 
 Words = NDArray[np.uint64]
@@ -197,7 +197,7 @@ class OUSumsServer:
             raise CryptoError("a bin code lies beyond its feature's slots")
         counts = [np.bincount(codes[:, f], minlength=bins[f]) for f in range(len(bins))]
         self._left_out = np.array([int(np.argmax(count)) for count in counts], np.int64)
-        self._groups = plan_groups(codes, self._left_out, bins)
+        self._all_groups = self._groups = plan_groups(codes, self._left_out, bins)
         self._table_rows = len(codes)
         self._ciphertexts: Words | None = None
         self._rows = np.empty(0, np.int32)
@@ -206,7 +206,7 @@ class OUSumsServer:
         """Return the slot each feature leaves out: its fullest over the table; see `SumsServer.hint`."""
         return [(self._offsets[:-1] + self._left_out).astype(np.int32)]
 
-    def begin_tree(self, payload: Payload, rows: NDArray[np.int32]) -> None:
+    def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
         """Keep a tree's ciphertexts (not copied) and their rows; see `SumsServer.begin_tree`."""
         check_payload(payload, "the ciphertexts of a tree", (np.uint64, (len(rows), self._modulus.words)))
         if len(rows) > self._packing.bounds.n_rows:
@@ -216,6 +216,7 @@ class OUSumsServer:
         if not self._modulus.in_range(payload[0]):
             raise CryptoError("a ciphertext is not in [1, n) - at the start of a tree")
         self._ciphertexts, self._rows = payload[0], rows.copy()
+        self._groups = self._all_groups if features is None else keep_features(self._all_groups, set(features.tolist()))
 
     def answer(self, query: Payload) -> Payload:
         """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""
@@ -241,7 +242,7 @@ class OUSumsServer:
         return positions, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def _compress(self, products: Words) -> Words:
-        """Put k sums in each ciphertext (PROTOCOLS 2.2), then h^r with full-length r (PROTOCOLS 2.3)."""
+        """Put k sums in each ciphertext (SecureBoost+, section 4), then h^r with full-length r."""
         starts = self._packing.group_starts(len(products))
         exponents = self._randomiser.exponents(len(starts) - 1)
 
@@ -250,5 +251,5 @@ class OUSumsServer:
             limits = starts[part.start : part.stop + 1]
             return self._modulus.horner(products, limits, self._packing.sum_bits, factors)
 
-        made = run_threads(self._threads, some, pieces(len(exponents), _ANSWERS_AT_A_TIME))
+        made = concurrently(some, pieces(len(exponents), _ANSWERS_AT_A_TIME), self._threads)
         return np.concatenate([np.empty((0, self._modulus.words), np.uint64), *made])

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -325,7 +326,7 @@ class PassiveColumns:
         packed = view(answer.left, np.uint8, (-(-len(rows) // 8),), peer=self.peer, what="SplitAnswer.left")
         bits = np.unpackbits(packed, count=len(rows)).astype(np.bool_)
         left = np.empty(len(rows), np.bool_)  # the answer is in ascending order of rows, the partition need not be
-        for first, last in zip(starts[:-1], starts[1:], strict=True):
+        for first, last in pairwise(starts):
             left[first + np.argsort(rows[first:last], kind="stable")] = bits[first:last]
         return records, left
 
@@ -380,7 +381,7 @@ def _add_decided(
 
 
 def _renumber(tree: Tree, used: Sequence[NDArray[np.int32]]) -> Tree:
-    """Number a tree's records by their place among those asked for."""
+    """Renumber a tree's records by their place among those asked for."""
     record = tree.record.copy()
     for source, records in enumerate(used):
         mine = tree.source == source
@@ -440,7 +441,7 @@ def passive(
                     progress(trees, part)
                 trees += 1
                 sample, columns = _checked_sample(start, lead, table.n_rows, len(categorical))
-                server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample)
+                server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample, columns)
             case SumsRequest() as request:
                 party.send(lead, Sums(pack(server.answer(unpack(request.payload, lead, "SumsRequest")))))
             case SplitRequest() as request:

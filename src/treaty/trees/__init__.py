@@ -1,1 +1,1 @@
-
+"""Boosting itself: it knows nothing of parties, messages or secrecy."""

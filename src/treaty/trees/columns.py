@@ -200,7 +200,7 @@ class SumsFinder:
                     self._rules,
                     source=position,
                     threads=self._threads,
-                )  # fmt: skip
+                )
             )
         self._parents = sums
         return best_of(found)

@@ -26,7 +26,7 @@ class SplitFinder(Protocol):
         rows: NDArray[np.int32] | None,
         columns: NDArray[np.int32],
     ) -> NDArray[np.int64]:
-        """Take a tree's gradients (n_rows,), its sampled rows (None: all) and columns; return the root's totals (3,)."""
+        """Take a tree's gradients (n_rows,), sampled rows (None: all) and columns; return the root's totals (3,)."""
 
     def best_splits(self, level: Level) -> Splits:
         """Return the best admissible split of every node of `level`."""

@@ -1,4 +1,4 @@
-"""Losses, their derivatives with respect to the margin, and the fixed point they are rounded to (PROTOCOLS 0.2, 0.4)."""
+"""Losses, their derivatives with respect to the margin, and the fixed point they are rounded to."""
 
 from __future__ import annotations
 

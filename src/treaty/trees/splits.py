@@ -21,7 +21,7 @@ class SplitRules:
     Parameters
     ----------
     grad_unit, hess_unit : float
-        What one integer step of a grad or hess sum is worth (fixed point, `PROTOCOLS` 0.4).
+        What one integer step of a grad or hess sum is worth (fixed point).
     reg_lambda, reg_alpha, min_split_loss, min_child_weight : float
         As in XGBoost; a split needs a gain (without the factor 1/2) above 1e-6 and at least `min_split_loss`.
     min_child_samples : int

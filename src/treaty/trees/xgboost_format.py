@@ -43,7 +43,7 @@ def to_booster(
     Raises
     ------
     ConfigError
-        If XGBoost is not installed.
+        If XGBoost is not installed, or a column name has a character that XGBoost forbids.
 
     Notes
     -----
@@ -54,6 +54,9 @@ def to_booster(
         import xgboost
     except ImportError as error:
         raise ConfigError("to_xgboost() needs XGBoost: pip install 'treaty[xgboost]'") from error
+    unusable = [name for name in feature_names if any(mark in name for mark in "[]<")]
+    if unusable:
+        raise ConfigError(f"XGBoost allows no '[', ']' or '<' in column names; rename {', '.join(unusable)}")
     n_features = len(feature_names)
     softmax = objective.name == "softmax"
     model = {

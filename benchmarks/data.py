@@ -1,0 +1,148 @@
+"""What the benchmarks share: finding the data, describing the machine, timing side by side, writing results.
+
+The data sets are looked for in $TREATY_DATA, then in ../shared/data beside the repository; a benchmark whose data is
+missing says so and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pyarrow.parquet as parquet
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+
+FLIGHTS = (
+    "month day weekday sched_dep_min dep_delay flight distance temp dewp humid wind_dir wind_speed wind_gust precip "
+    "pressure visib plane_year plane_seats"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """One data set.
+
+    Attributes
+    ----------
+    title : str
+    x : float64 (n_rows, n_features)
+        NaN where missing.
+    y : int64 (n_rows,)
+        0 or 1.
+    names : list of str
+    """
+
+    title: str
+    x: NDArray[np.float64]
+    y: NDArray[np.int64]
+    names: list[str]
+
+
+def find(file: str) -> Path | None:
+    """Return where a data file lies, or None."""
+    for folder in (os.environ.get("TREATY_DATA"), ROOT.parent / "shared" / "data"):
+        if folder and (path := Path(folder) / file).exists():
+            return path
+    return None
+
+
+def _load(title: str, file: str, label: str, names: Sequence[str] | None = None, drop: Sequence[str] = ()) -> Data:
+    path = find(file)
+    if path is None:
+        sys.exit(f"skipped: no {file} in $TREATY_DATA or ../shared/data")
+    table = parquet.read_table(path)
+    names = list(names or [name for name in table.column_names if name not in (label, *drop)])
+    x = np.column_stack([table[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in names])
+    return Data(title, x, table[label].to_numpy().astype(np.int64), names)
+
+
+def give_me_some_credit() -> Data:
+    """150 000 rows, 10 features, some missing (Kaggle 2011)."""
+    return _load("Give Me Some Credit", "credit1.parquet", "SeriousDlqin2yrs", drop=["id"])
+
+
+def default_of_credit_card_clients() -> Data:
+    """30 000 rows, 23 features of whole numbers (UCI 350)."""
+    return _load("Default of Credit Card Clients", "credit2.parquet", "default.payment.next.month", drop=["ID"])
+
+
+def flights() -> Data:
+    """327 346 rows, 18 numeric features, some missing: late arrivals (nycflights13 with weather and planes)."""
+    return _load("flights", "flights.parquet", "arr_late15", names=FLIGHTS)
+
+
+def machine() -> str:
+    """Describe the processor in words that name no host."""
+    model, flags = platform.processor() or platform.machine(), ""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
+        fields = {name.strip(): value.strip() for name, value in lines.items()}
+        model = fields.get("model name", model)
+        has = fields.get("flags", "").split()
+        flags = ", AVX-512 with IFMA" if "avx512ifma" in has else ", AVX2" if "avx2" in has else ""
+    return f"{os.cpu_count()} cores {model}{flags}"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return the wall-clock time of one run."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def side_by_side(ours: Callable[[], object], theirs: Callable[[], object], pairs: int) -> tuple[float, float, float]:
+    """Time two things in turn, A B B A A B and so on; both must have been run once before.
+
+    Returns
+    -------
+    tuple of float
+        Median time of each, and the median of the ratios ours / theirs of the pairs.
+    """
+    first, second = [], []
+    for k in range(pairs):
+        for which, times in ((ours, first), (theirs, second)) if k % 2 == 0 else ((theirs, second), (ours, first)):
+            times.append(seconds(which))
+    return median(first), median(second), median(a / b for a, b in zip(first, second, strict=True))
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with what every benchmark takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a short run: fewer repetitions, rows or trees")
+    return parser
+
+
+def report(name: str, rows: Sequence[dict[str, object]], *, quick: bool) -> None:
+    """Print the rows as a table and, unless the run was a quick one, write them to results/<name>.csv."""
+    rows = [{key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows]
+    heads = list(rows[0])
+    widths = {head: max(len(head), *(len(str(row[head])) for row in rows)) for head in heads}
+    for row in [dict(zip(heads, heads, strict=True)), *rows]:
+        print("  ".join(str(row[head]).ljust(widths[head]) for head in heads).rstrip())
+    print(f"machine: {machine()}")
+    if quick:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*heads, "machine"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**row, "machine": machine()} for row in rows)
+    print(f"written to benchmarks/results/{name}.csv")
+
+
+def verdict(value: float, bar: float) -> str:
+    """Say whether a number keeps its bar (smaller is better)."""
+    return "kept" if value <= bar else "missed"
