@@ -23,7 +23,7 @@ from treaty.models import ModelPart, forest_of, load_part, predict_pooled
 from treaty.options import VERTICAL, TreeOptions, tree_options
 from treaty.processes import predict_in_processes, train_in_processes
 from treaty.progress import TrainingBar
-from treaty.protocols import pooled, secureboost
+from treaty.protocols import decisions, pooled, secureboost
 from treaty.protocols.pooled import Labelled
 from treaty.simulation import Traffic, play, traffic_of
 from treaty.trees.boosting import Forest
@@ -172,7 +172,9 @@ class _GBDT(BaseEstimator):
                 self.parts_, traffic = self._simulate(data, tables, evals, active, classes, options, progress)
         ended = time.perf_counter()
         begun = marks[0] if marks else started
-        self.timings_ = {"setup": begun - started, "boosting": ended - begun, "total": ended - started}
+        self.timings_ = {
+            **(traffic.seconds or {"setup": begun - started, "boosting": ended - begun}), "total": ended - started
+        }  # fmt: skip
         self.communication_ = traffic.totals
         self.disclosures_ = self._disclosures(options, active)
         self._keep(forest_of(list(self.parts_.values())))
@@ -284,10 +286,10 @@ class _GBDT(BaseEstimator):
         if self.transport == "grpc":
             return predict_in_processes(self.parts_, tables, active, self.n_jobs)
         roles: dict[str, Any] = {
-            name: lambda party, name=name: secureboost.predict_passive(party, self.parts_[name], tables[name], threads)
+            name: lambda party, name=name: decisions.predict_passive(party, self.parts_[name], tables[name], threads)
             for name in tables
         }
-        roles[active] = lambda party: secureboost.predict_active(party, self.parts_[active], tables[active], threads)
+        roles[active] = lambda party: decisions.predict_active(party, self.parts_[active], tables[active], threads)
         played = play(roles, _star(active, tables), job="predict", protocol=self.protocol)
         return np.asarray(played.results[active])
 
@@ -396,7 +398,7 @@ class GBDTClassifier(ClassifierMixin, _GBDT):
     communication_ : dict
         Of each ordered pair of parties: messages, bytes, and bytes by message type.
     timings_ : dict
-        Seconds.
+        Seconds of set-up (binning, keys), of boosting, and in total (processes have to start, too).
     disclosures_ : dict
         What each party learned beyond its own data, in words.
     """

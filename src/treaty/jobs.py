@@ -26,7 +26,7 @@ from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
 from treaty.models import ModelPart, load_part
 from treaty.options import VERTICAL, TreeOptions, tree_options
-from treaty.protocols import secureboost
+from treaty.protocols import decisions, secureboost
 from treaty.protocols.pooled import Labelled, Progress
 from treaty.simulation import traffic_of
 
@@ -226,8 +226,8 @@ def predict_party(job: Job, name: str) -> NDArray[np.float64] | None:
     def role(party: Party) -> NDArray[np.float64] | None:
         table = _features(job, name, to_predict, part.schema)
         if part.forest is not None:
-            return secureboost.predict_active(party, part, table, threads)
-        secureboost.predict_passive(party, part, table, threads)
+            return decisions.predict_active(party, part, table, threads)
+        decisions.predict_passive(party, part, table, threads)
         return None
 
     margins, _ = _connected(job, name, job.tree_options().protocol, role)

@@ -27,6 +27,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     Attributes
     ----------
     protocol : {"pooled", "secureboost"}
+        Where training happens: on one table, or between parties holding different columns of the same rows.
     mode : {"safe", "paper"}
         "paper" is the protocol as published, for comparison.
     allow_insecure : bool
@@ -34,7 +35,9 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     n_estimators : int
         Boosting rounds; one tree each, one per class for more than two classes.
     max_depth : int
+        Levels of splits, 1 to 24.
     learning_rate : float
+        Factor on every leaf weight.
     reg_lambda, reg_alpha, min_split_loss, min_child_weight : float
         As in XGBoost.
     min_child_samples : int or None

@@ -189,12 +189,11 @@ def train_in_processes(
         forest = parts[active].forest
         assert forest is not None
         forest.classes = classes
+        reports = load_reports(job)
         sent = {
-            f"{party} -> {peer}": totals
-            for party, report in load_reports(job).items()
-            for peer, totals in report.sent.items()
+            f"{party} -> {peer}": totals for party, report in reports.items() for peer, totals in report.sent.items()
         }
-        return parts, Traffic(sent)
+        return parts, Traffic(sent, reports[active].seconds)
 
 
 def predict_in_processes(

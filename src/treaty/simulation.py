@@ -96,9 +96,18 @@ def root_cause(failures: Sequence[BaseException]) -> BaseException:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Of each ordered pair of parties ("clinic -> lab"): messages, bytes, and bytes by message type."""
+    """What a run took.
+
+    Attributes
+    ----------
+    totals : dict
+        Of each ordered pair of parties ("clinic -> lab"): messages, bytes, and bytes by message type.
+    seconds : dict
+        The active party's phases, where it noted them itself.
+    """
 
     totals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:

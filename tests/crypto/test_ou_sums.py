@@ -149,7 +149,7 @@ def test_several_peers_are_opened_from_one_query():
 
 
 class Attack:
-    """PROTOCOLS 10.4 for Okamoto-Uchiyama: the client seeks the rows of a bin by its own ciphertexts.
+    """The known-randomness attack: the client seeks the rows of a bin by its own ciphertexts.
 
     One column, three bins; the fullest is left out, and a plaintext of 256 bits holds one sum. So an answer
     that was only added up *is* the product of the bin's ciphertexts, randomness and all.

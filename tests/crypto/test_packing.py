@@ -9,7 +9,7 @@ from treaty.errors import CryptoError
 
 
 def packed_by_hand(packing, g, h, count):
-    """Formula of PROTOCOLS 2.2 in Python integers."""
+    """Formula of SecureBoost+ in Python integers."""
     shifted = g + packing.bounds.grad_bound * count
     return ((shifted << packing.hess_bits) + h << packing.count_bits) + count
 

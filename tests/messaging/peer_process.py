@@ -56,7 +56,7 @@ def peak_array():
 
 def hold_lock(party, channel):
     party.receive("clinic", Rows)
-    ctypes.PyDLL(None).sleep(7)  # PyDLL keeps Python's lock during the call
+    ctypes.PyDLL(None).sleep(5)  # PyDLL keeps Python's lock during the call
     run_role(party, lambda: party.send("clinic", Rows(Array.of(peak_array()))))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from treaty.errors import PeerLost, PeerProtocolError, PeerTimeout
+from treaty.messaging import grpc_channel
 from treaty.messaging.certificates import fingerprint, make_identity
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
@@ -77,12 +78,12 @@ def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
 
 
 def test_process_that_holds_pythons_lock_is_not_taken_for_dead(clinic, shop, clinic_party, process, together):
-    child = process("lab", clinic, "hold_lock")  # for 7 s, of which any 3 s would do
+    child = process("lab", clinic, "hold_lock")  # for 5 s, of which any 3 s would do
     connect_clinic_and_shop(clinic, shop, together, child.address)
     clinic_party.send("lab", Rows(Array.of(np.arange(3))))
     start = time.monotonic()
     clinic_party.receive("lab", Rows)
-    assert time.monotonic() - start > 5
+    assert time.monotonic() - start > 4
     with pytest.raises(PeerTimeout):
         clinic_party.receive("shop", Rows, timeout=0.2)
 
@@ -191,9 +192,9 @@ def test_slow_link_is_not_taken_for_a_dead_one(proxied):
     clinic, lab, proxy = proxied
     proxy.bytes_per_second = 1_000_000
     start = time.monotonic()
-    clinic.send("lab", bytes(5_000_000), 30)
+    clinic.send("lab", bytes(4_000_000), 30)
     assert time.monotonic() - start > 3  # keepalive: 1 s + 1 s
-    assert len(lab.receive(0).frame) == 5_000_000
+    assert len(lab.receive(0).frame) == 4_000_000
     assert proxy.carried < 7_000_000  # sent once
     assert clinic.receive(0) is None
 
@@ -236,7 +237,8 @@ def test_certificate_other_than_the_pinned_one_is_an_error_at_both_sides(grpc_en
     assert f"lab has {fingerprint(impostor.certificate)}" in at_lab
 
 
-def test_peer_that_does_not_speak_tls_is_named(grpc_end):
+def test_peer_that_does_not_speak_tls_is_named(grpc_end, monkeypatch):
+    monkeypatch.setattr(grpc_channel, "REFUSAL_PATIENCE", 1.0)
     listener = socket.create_server(("127.0.0.1", 0))
 
     def answer():

@@ -13,7 +13,7 @@ from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.models import forest_of
 from treaty.options import TreeOptions
-from treaty.protocols import secureboost
+from treaty.protocols import decisions, secureboost
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -25,8 +25,8 @@ TO_PASSIVE = {
     "TreeStart": secureboost.TreeStart,
     "SumsRequest": secureboost.SumsRequest,
     "SplitRequest": secureboost.SplitRequest,
-    "DecideRequest": secureboost.DecideRequest,
-    "Finish": secureboost.Finish,
+    "DecideRequest": decisions.DecideRequest,
+    "Finish": decisions.Finish,
 }
 TO_ACTIVE = {
     "Terms": Terms,
@@ -35,7 +35,7 @@ TO_ACTIVE = {
     "Hint": secureboost.Hint,
     "Sums": secureboost.Sums,
     "SplitAnswer": secureboost.SplitAnswer,
-    "Decisions": secureboost.Decisions,
+    "Decisions": decisions.Decisions,
 }
 
 

@@ -1,4 +1,4 @@
-"""PROTOCOLS 0.2 and 0.3 word for word, slowly: the best split of one node, and one whole tree."""
+"""The rules of growth (docs/growth.md) word for word, slowly: the best split of one node, and one whole tree."""
 
 from __future__ import annotations
 

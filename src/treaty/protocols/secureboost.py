@@ -29,14 +29,13 @@ All nodes of a level travel in one message each way, of each pair of siblings on
 
 Adversary: honest but curious, no party colluding with the active one. What each learns is in `disclosures`.
 Deviations from the paper: candidates are not shuffled (nested sums sort themselves); the active party computes leaf
-weights from its own gradients; a batch prediction asks each passive party for all its records instead of following
-paths, in one round.
+weights from its own gradients. Prediction, and the eval sets watched in training, are in `decisions`.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -52,14 +51,13 @@ from treaty.messaging.messages import DTYPES, Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models import ModelPart, record_split
 from treaty.options import TreeOptions
+from treaty.protocols.decisions import DecideRequest, Finish, decide, decided_by_all
 from treaty.protocols.pooled import Labelled, Progress, objective_for, own_columns
 from treaty.trees.boosting import EvalSet, Forest, boost
 from treaty.trees.columns import SumsFinder
-from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits
+from treaty.trees.ensemble import SplitTable
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
-
-BATCH = 1 << 14  # rows whose decisions are unpacked at one time
 
 
 class Layout(Message):
@@ -115,23 +113,6 @@ class SplitAnswer(Message):
 
     records: Array
     left: Array
-
-
-class DecideRequest(Message):
-    """Records int32 to decide for the rows of eval set `rows`. Tells a passive party how many trees use it."""
-
-    rows: int
-    records: Array
-
-
-class Decisions(Message):
-    """Packed bits (n_records, n_rows/8). Tell the active party each row's side of each of the splits."""
-
-    left: Array
-
-
-class Finish(Message):
-    """Training is over; nothing more will be asked."""
 
 
 # ---------------------------------------------------------------- active party
@@ -213,7 +194,7 @@ def active(
         rules,
         n_columns=sum(len(source.categorical) for source in sources),
         eval_sets=[
-            EvalSet(rows.name, rows.y, rows.weight, _decided_by_all(party, part, rows.table, number, threads))
+            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, threads))
             for number, rows in enumerate(eval_sets)
         ],
         on_round=None if progress is None else lambda done: progress(done, part),
@@ -331,64 +312,6 @@ class PassiveColumns:
         return records, left
 
 
-def _decided_by_all(
-    party: Party, part: ModelPart, table: Table, number: int, threads: int
-) -> Callable[[Sequence[Tree], NDArray[np.float64]], None]:
-    """Return a function that walks eval rows down new trees, asking every owner for its decisions."""
-    matrix = table.matrix()
-
-    def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:
-        _add_decided(party, part, trees, matrix, number, margins, threads)
-
-    return add_trees
-
-
-def _add_decided(
-    party: Party,
-    part: ModelPart,
-    trees: Sequence[Tree],
-    matrix: NDArray[np.float32],
-    number: int,
-    margins: NDArray[np.float64],
-    threads: int,
-) -> None:
-    """Add the leaf values of `trees` to margins, from own decisions and, in one round, everyone else's."""
-    n_rows = len(matrix)
-    assert part.forest is not None
-    used = {  # of each owner, the records these trees use
-        name: np.unique(np.concatenate([tree.record[tree.source == source] for tree in trees])).astype(np.int32)
-        for source, name in enumerate(part.forest.sources)
-    }
-    asked = [peer for peer in party.peers if len(used[peer])]
-    for peer in asked:
-        party.send(peer, DecideRequest(number, Array.of(used[peer])))
-    packed = {}
-    for peer in asked:
-        answer = party.receive(peer, Decisions).left
-        packed[peer] = view(answer, np.uint8, (len(used[peer]), -(-n_rows // 8)), peer=peer, what="Decisions.left")
-    base = np.cumsum([0, *(len(records) for records in used.values())])
-    renumbered = [_renumber(tree, list(used.values())) for tree in trees]
-    for first in range(0, n_rows, BATCH):  # a multiple of 8
-        rows = slice(first, min(first + BATCH, n_rows))
-        bits = [
-            part.splits.decide(matrix[rows], records, threads)
-            if name == party.name
-            else np.unpackbits(packed[name][:, first // 8 : -(-rows.stop // 8)], axis=1, count=rows.stop - first).T
-            for name, records in used.items()
-            if name == party.name or name in packed
-        ]
-        margins_from_bits(renumbered, base, np.concatenate(bits, axis=1), margins[rows], threads)
-
-
-def _renumber(tree: Tree, used: Sequence[NDArray[np.int32]]) -> Tree:
-    """Renumber a tree's records by their place among those asked for."""
-    record = tree.record.copy()
-    for source, records in enumerate(used):
-        mine = tree.source == source
-        record[mine] = np.searchsorted(records, record[mine])
-    return Tree(tree.source, record, tree.left, tree.value, tree.gain, tree.cover, tree.count)
-
-
 # ---------------------------------------------------------------- passive party
 
 
@@ -447,7 +370,7 @@ def passive(
             case SplitRequest() as request:
                 party.send(lead, _divide(request, lead, codes, bins, part.splits))
             case DecideRequest() as request:
-                party.send(lead, _decide(request, lead, matrices, part.splits, threads))
+                party.send(lead, decide(request, lead, matrices, part.splits, threads))
             case Finish():
                 if progress is not None:
                     progress(trees, part)
@@ -484,58 +407,6 @@ def _divide(request: SplitRequest, lead: str, codes: NDArray[np.uint8], bins: Bi
         left.append(left_bins[node][codes[rows, feature]])
     records = [record_split(splits, bins, int(f), going) for f, going in zip(features, left_bins, strict=True)]
     return SplitAnswer(Array.of(np.array(records, np.int32)), Array.of(np.packbits(np.concatenate(left))))
-
-
-def _decide(
-    request: DecideRequest, lead: str, matrices: Sequence[NDArray[np.float32]], splits: SplitTable, threads: int
-) -> Decisions:
-    records = view(request.records, np.int32, (None,), peer=lead, what="DecideRequest.records")
-    if not 0 <= request.rows < len(matrices):
-        raise PeerProtocolError(lead, f"expected one of {len(matrices)} row sets - at DecideRequest from {lead}")
-    if np.any(records < 0) or np.any(records >= len(splits)):
-        raise PeerProtocolError(lead, f"expected records below {len(splits)} - at DecideRequest from {lead}")
-    bits = splits.decide(matrices[request.rows], records, threads)
-    return Decisions(Array.of(np.packbits(bits.T, axis=1)))
-
-
-# ---------------------------------------------------------------- prediction
-
-
-def predict_active(party: Party, part: ModelPart, table: Table, threads: int = 1) -> NDArray[np.float64]:
-    """Predict as the active party, in one round with every passive party that owns a split.
-
-    Returns
-    -------
-    float64 (n_rows, n_outputs)
-        Margins.
-
-    Notes
-    -----
-    The active party learns each row's side of every split of every owner; passive parties learn how many rows are
-    predicted, and which of their records are still in use.
-    """
-    forest = part.forest
-    assert forest is not None, "the active party's part holds the trees"
-    agree(party, {"model": part.model_id, "rows to predict": table.n_rows})
-    margins = np.full((table.n_rows, forest.objective.n_outputs), forest.objective.base_margin)
-    if forest.trees:
-        _add_decided(party, part, forest.trees, table.matrix(), 0, margins, threads)
-    for peer in party.peers:
-        party.send(peer, Finish())
-    return margins
-
-
-def predict_passive(party: Party, part: ModelPart, table: Table, threads: int = 1) -> None:
-    """Decide rows at own splits for the active party, `party.peers[0]`."""
-    (lead,) = party.peers
-    agree(party, {"model": part.model_id, "rows to predict": table.n_rows})
-    matrix = table.matrix()
-    while True:
-        match party.receive(lead, DecideRequest, Finish):
-            case DecideRequest() as request:
-                party.send(lead, _decide(request, lead, [matrix], part.splits, threads))
-            case Finish():
-                return
 
 
 # ---------------------------------------------------------------- both
