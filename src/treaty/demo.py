@@ -67,11 +67,11 @@ def run_demo(
     )
     if protocol != "pooled":
         pooled = GBDTClassifier(n_estimators=trees, max_bin=32).fit(rows(train), y[train]).predict_proba(rows(test))
-        same = "the same to the last bit" if np.array_equal(pooled, ours) else "DIFFERENT"
-        _add_scores(scores, f"Treaty's own grower, pooled table ({same})", y[test], pooled)
+        same = "bit for bit the same" if np.array_equal(pooled, ours) else "DIFFERENT"
+        _add_scores(scores, f"Treaty, pooled table ({same})", y[test], pooled)
     theirs = _xgboost(columns, y, train, test, trees)
     if theirs is not None:
-        _add_scores(scores, "XGBoost, pooled table (no least number of rows in a leaf)", y[test], theirs)
+        _add_scores(scores, "XGBoost, pooled table (no least leaf size)", y[test], theirs)
     console.print(scores)
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in model.timings_.items() if name != "total")
     console.print(f"training {fitted - started:.1f} s ({phases}), prediction {predicted - fitted:.1f} s")

@@ -8,6 +8,7 @@ import pytest
 from treaty.errors import ConfigError, LocalProtocolError, PeerLost
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
+from treaty.messaging.grpc_server import Server
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
 
@@ -134,3 +135,26 @@ def test_many_small_messages_from_several_threads_all_arrive(grpc_end, connect):
     for thread in threads:
         thread.join()
     assert clinic.receive(0) is None
+
+
+def test_a_message_taken_in_just_before_the_peer_leaves_counts_as_sent(grpc_end, connect, together, monkeypatch):
+    leaving = threading.Event()
+    real = Server._deliver
+
+    def slow_to_acknowledge(self, requests, context):
+        answer = real(self, requests, context)
+        leaving.wait(5)
+        time.sleep(0.3)  # by now the sender has heard that the peer closes
+        return answer
+
+    monkeypatch.setattr(Server, "_deliver", slow_to_acknowledge)
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    connect([clinic, lab])
+
+    def read_and_leave():
+        assert bytes(lab.receive(5).frame) == b"last words"
+        leaving.set()
+        lab.close()
+
+    outcome = together(clinic=lambda: clinic.send("lab", b"last words", 10), lab=read_and_leave)
+    assert outcome == {"clinic": None, "lab": None}

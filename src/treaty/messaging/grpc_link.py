@@ -195,8 +195,8 @@ class Link:
                     patience.cancel()
                     self._hear(decode(data, Notice))
                     broken_since = None
-            except PeerLost as lost:
-                self._lose(lost)
+            except PeerLost as lost:  # it is leaving: what it has taken in already, it still acknowledges
+                self._lose(lost, cancel=False)
             except ValueError:
                 self._lose(PeerProtocolError(self.peer, f"expected a Notice, got other bytes - from {self.peer}"))
             except grpc.RpcError as error:
@@ -219,11 +219,11 @@ class Link:
         self.refused_since = None
         self.connected = True
 
-    def _lose(self, error: PeerError) -> None:
+    def _lose(self, error: PeerError, *, cancel: bool = True) -> None:
         if not self._ended.is_set():
             self.lost = error
             self._ended.set()
-            for call in list(self._calls):
+            for call in list(self._calls) if cancel else ():
                 call.cancel()
             self._on_lost(error)
 
