@@ -246,7 +246,10 @@ def test_the_demo_prints_scores_bytes_and_what_was_learned():
     done = subprocess.run(
         [*TREATY, "demo", "--trees", "2", "--transport", "memory"], capture_output=True, text=True, check=True
     )
-    assert all(word in done.stdout for word in ("AUC", "XGBoost", "bit for bit the same", "clinic -> laboratory", "learned", "imaging"))
+    assert all(
+        word in done.stdout
+        for word in ("AUC", "XGBoost", "bit for bit the same", "clinic -> laboratory", "learned", "imaging")
+    )
 
 
 def test_the_demo_cuts_a_file_as_told(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 from protocols.playing import play_training, tables_and_labels
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.agreement import agree
+from treaty.messaging.certificates import make_identity
+from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.messages import Array
+from treaty.messaging.party import Party, run_role
 from treaty.options import TreeOptions
 from treaty.protocols import secureboost
 from treaty.protocols.decisions import DecideRequest
@@ -170,8 +174,10 @@ def test_malformed_answers_end_the_job_at_every_party(name, change):
         ("TreeStart", lambda m: TreeStart(None, Array.of(np.array([99], np.int32)), m.payload)),
         ("TreeStart", lambda m: TreeStart(None, m.columns, pack([np.zeros((3, 2), np.uint64)]))),
         ("SumsRequest", lambda m: SumsRequest(pack([np.zeros(7, np.uint8)]))),
-        ("SplitRequest", lambda m: SplitRequest(Array.of(np.array([99], np.int32)), m.left_bins, m.rows)),
-        ("SplitRequest", lambda m: SplitRequest(m.features, m.left_bins, Array.of(np.zeros((1, 1), np.uint8)))),
+        ("SplitRequest", lambda m: SplitRequest(Array.of(np.array([99], np.int32)), m.left_bins, m.node_of_row)),
+        ("SplitRequest", lambda m: SplitRequest(m.features, m.left_bins, Array.of(np.full(240, 9, np.int32)))),
+        ("SplitRequest", lambda m: SplitRequest(m.features, Array.of(np.zeros((1, 32), np.uint8)), m.node_of_row)),
+        ("SplitRequest", lambda m: SplitRequest(m.features, Array.of(np.full((1, 32), 0x55, np.uint8)), m.node_of_row)),
         ("Finish", lambda m: DecideRequest(5, Array.of(np.zeros(1, np.int32)))),
         ("Finish", lambda m: DecideRequest(0, Array.of(np.array([10**6], np.int32)))),
     ],
@@ -219,3 +225,48 @@ def test_an_own_shorter_key_is_refused_by_the_others():
 
     with pytest.raises(CryptoError, match="512"):
         play_training(tables, y, replace={"p1": trusting})
+
+
+def test_an_oversized_message_is_one_error_at_every_party():
+    from protocols.playing import OPTIONS
+
+    tables, y = tables_and_labels()
+    names = list(tables)
+    identities = {name: make_identity(name) for name in names}
+    links = {"p0": ["p1", "p2"], "p1": ["p0"], "p2": ["p0"]}
+    channels = {
+        name: GrpcChannel(
+            name, "127.0.0.1:0", key=identities[name].key, certificate=identities[name].certificate,
+            peers={peer: Peer(None, identities[peer].certificate) for peer in links[name]},
+            max_message_bytes=4000 if name == "p2" else 1 << 30,
+        )
+        for name in names
+    }  # fmt: skip
+    addresses = {name: channel.address for name, channel in channels.items()}
+    SEEN.clear()
+    roles = roles_of(tables, y, OPTIONS)
+    ended = {}
+
+    def run(name):
+        party = Party(name, "test", "secureboost", channels[name], links[name], timeout=30)
+
+        def connected():
+            channels[name].connect(10, addresses)
+            ended["begun"] = time.monotonic()
+            return roles[name](party)
+
+        try:
+            run_role(party, connected)
+        except TreatyError as error:
+            SEEN[name] = error
+        finally:
+            channels[name].close()
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert time.monotonic() - ended["begun"] < 10
+    assert set(SEEN) == set(names), SEEN
+    assert all("4000" in str(error) for error in SEEN.values()), SEEN

@@ -101,15 +101,15 @@ class Sums(Message):
 
 
 class SplitRequest(Message):
-    """Nodes the owner won: int32 features, packed bits of bins going left (k, 32), packed bits of rows (k, n/8)."""
+    """Nodes the owner won: int32 features (k,), packed bits of bins left (k, 32), int32 node (or -1) per row."""
 
     features: Array
     left_bins: Array
-    rows: Array
+    node_of_row: Array
 
 
 class SplitAnswer(Message):
-    """Record numbers int32 (k,) and packed bits, row after row and node after node. Tells which rows go left."""
+    """Record numbers int32 (k,) and packed bits, node after node and its rows ascending. Tells which rows go left."""
 
     records: Array
     left: Array
@@ -286,16 +286,11 @@ class PassiveColumns:
         starts: NDArray[np.int64],
     ) -> None:
         """See `SumsSource`."""
-        member = np.zeros((len(features), self._n_rows), np.bool_)
-        for k in range(len(features)):
-            member[k, rows[starts[k] : starts[k + 1]]] = True
+        node_of_row = np.full(self._n_rows, -1, np.int32)
+        node_of_row[rows] = np.repeat(np.arange(len(features), dtype=np.int32), np.diff(starts))
         self._asked = rows, starts
-        self._party.send(
-            self.peer,
-            SplitRequest(
-                Array.of(features), Array.of(np.packbits(left_bins, axis=1)), Array.of(np.packbits(member, axis=1))
-            ),
-        )
+        packed = np.packbits(left_bins, axis=1)
+        self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(packed), Array.of(node_of_row)))
 
     def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """See `SumsSource`."""
@@ -393,20 +388,27 @@ def _checked_sample(
 
 def _divide(request: SplitRequest, lead: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable) -> SplitAnswer:
     """Look up each node's split, write its record, decide its rows (paper, Algorithm 2)."""
-    n_rows = len(codes)
     features = view(request.features, np.int32, (None,), peer=lead, what="SplitRequest.features")
     k = len(features)
     packed = view(request.left_bins, np.uint8, (k, 32), peer=lead, what="SplitRequest.left_bins")
-    members = view(request.rows, np.uint8, (k, -(-n_rows // 8)), peer=lead, what="SplitRequest.rows")
+    node_of_row = view(request.node_of_row, np.int32, (len(codes),), peer=lead, what="SplitRequest.node_of_row")
     if np.any(features < 0) or np.any(features >= codes.shape[1]):
         raise PeerProtocolError(lead, f"expected features below {codes.shape[1]} - at SplitRequest from {lead}")
+    if np.any(node_of_row < -1) or np.any(node_of_row >= k):
+        raise PeerProtocolError(lead, f"expected nodes below {k} - at SplitRequest.node_of_row from {lead}")
     left_bins = np.unpackbits(packed, axis=1).astype(np.bool_)
-    left = []
-    for node, feature in enumerate(features):
-        rows = np.flatnonzero(np.unpackbits(members[node], count=n_rows))
-        left.append(left_bins[node][codes[rows, feature]])
+    for feature, going in zip(features, left_bins, strict=True):
+        present = going[: bins.n_bins[feature]]
+        threshold = bins.cuts[feature] is not None
+        if not present.any() or (threshold and not present[: np.count_nonzero(present)].all()):
+            raise PeerProtocolError(
+                lead, f"expected the lowest bins to go left - at SplitRequest.left_bins from {lead}"
+            )
+    rows = np.argsort(node_of_row, kind="stable")[np.count_nonzero(node_of_row < 0) :]
+    node = node_of_row[rows]
+    left = left_bins[node, codes[rows, features[node]]]
     records = [record_split(splits, bins, int(f), going) for f, going in zip(features, left_bins, strict=True)]
-    return SplitAnswer(Array.of(np.array(records, np.int32)), Array.of(np.packbits(np.concatenate(left))))
+    return SplitAnswer(Array.of(np.array(records, np.int32)), Array.of(np.packbits(left)))
 
 
 # ---------------------------------------------------------------- both

@@ -163,11 +163,20 @@ def margins_from_values(
         Changed in place; tree i adds to output ``i % n_outputs``.
     """
     nodes = _stack(trees, splits.base)
+    feature, threshold = np.zeros(len(nodes.left), np.uint32), np.zeros(len(nodes.left), np.float32)
+    missing_left = np.zeros(len(nodes.left), np.bool_)
+    category_start, category_stop = np.zeros((2, len(nodes.left)), np.int64)
+    matrix = np.ascontiguousarray(matrix)
+    inner = ~nodes.leaf
+    split = nodes.split[inner]
+    feature[inner], threshold[inner] = splits.feature[split], splits.threshold[split]
+    missing_left[inner] = splits.missing_left[split]
+    category_start[inner], category_stop[inner] = splits.category_start[split], splits.category_start[split + 1]
 
     def work(first: int, last: int) -> None:
         walk_values(
-            matrix, nodes.start, nodes.split, nodes.left, nodes.value, splits.feature, splits.threshold,
-            splits.missing_left, splits.category_start, splits.category_left, first, last, margins,
+            matrix, nodes.start, nodes.depth, nodes.left, nodes.leaf, nodes.value, feature, threshold, missing_left,
+            category_start, category_stop, splits.category_left, first, last, margins,
         )  # fmt: skip
 
     share(work, len(matrix), threads, least=256)
@@ -194,7 +203,9 @@ def margins_from_bits(
     nodes = _stack(trees, base)
 
     def work(first: int, last: int) -> None:
-        walk_bits(bits, nodes.start, nodes.split, nodes.left, nodes.value, first, last, margins)
+        walk_bits(
+            bits, nodes.start, nodes.depth, nodes.left, nodes.leaf, nodes.value, nodes.split, first, last, margins
+        )
 
     share(work, len(bits), threads, least=256)
 
@@ -202,21 +213,32 @@ def margins_from_bits(
 @dataclass(frozen=True, slots=True)
 class _Nodes:
     start: NDArray[np.int64]  # first node of each tree
-    split: NDArray[np.int32]  # joined record number; -1 in a leaf
-    left: NDArray[np.int32]  # counted over all trees
+    depth: NDArray[np.int64]  # of each tree
+    split: NDArray[np.uint32]  # joined record number; 0 in a leaf
+    left: NDArray[np.uint32]  # counted over all trees; a leaf's own number
+    leaf: NDArray[np.bool_]
     value: NDArray[np.float64]
 
 
 def _stack(trees: Sequence[Tree], base: NDArray[np.int64]) -> _Nodes:
-    start = np.cumsum([0, *(len(tree.left) for tree in trees)])
-    joined = [
-        np.where(tree.source < 0, -1, base[np.maximum(tree.source, 0)] + tree.record).astype(np.int32) for tree in trees
-    ]
+    sizes = [len(tree.left) for tree in trees]
+    start = np.cumsum([0, *sizes])[:-1]
+    first = np.repeat(start, sizes)
+    of_tree = np.concatenate([tree.left for tree in trees] or [np.zeros(0, np.int32)])
+    leaf = of_tree < 0
+    left = np.where(leaf, np.arange(len(of_tree)), of_tree + first)
+    split = [np.where(tree.source < 0, 0, base[np.maximum(tree.source, 0)] + tree.record) for tree in trees]
+    depth = np.zeros(len(trees), np.int64)
+    numbers, nodes = np.arange(len(trees)), start  # the nodes of one depth, and their trees
+    while len(numbers := numbers[inner := ~leaf[nodes]]):
+        nodes = left[nodes[inner]]
+        depth[numbers] += 1
+        numbers, nodes = np.concatenate([numbers, numbers]), np.concatenate([nodes, nodes + 1])
     return _Nodes(
-        start=start[:-1],
-        split=np.concatenate(joined) if trees else np.zeros(0, np.int32),
-        left=np.concatenate(
-            [tree.left + first for tree, first in zip(trees, start[:-1], strict=True)] or [start[:0]]
-        ).astype(np.int32),
+        start=start,
+        depth=depth,
+        split=np.concatenate(split or [start]).astype(np.uint32),
+        left=left.astype(np.uint32),
+        leaf=leaf,
         value=np.concatenate([tree.value for tree in trees] or [np.zeros(0)]),
     )

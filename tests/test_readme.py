@@ -1,0 +1,20 @@
+"""The README's example runs and prints what the README says."""
+
+import re
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_the_readmes_example_prints_what_it_says(capsys):
+    text = README.read_text()
+    code = re.search(r"```python\n(.*?)```", text, flags=re.S).group(1)
+    said = re.search(r"prints\n\n```\n(.*?)```", text, flags=re.S).group(1)
+    assert len(code.strip().splitlines()) <= 16
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out == said
+
+
+def test_every_page_the_readme_links_exists():
+    for page in re.findall(r"\]\(([\w./]+\.md)\)", README.read_text()):
+        assert (README.parent / page).is_file(), page
