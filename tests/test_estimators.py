@@ -227,3 +227,12 @@ def test_column_names_xgboost_forbids_are_named():
     model = treaty.GBDTClassifier(n_estimators=1).fit(X.rename(columns={"mean radius": "radius [mm]"}), y)
     with pytest.raises(treaty.ConfigError, match="radius"):
         model.to_xgboost()
+
+
+def test_party_names_may_hold_what_file_names_may_not(tmp_path):
+    X, y = real_table("binary")
+    tables = {"Bank / north: 1": X.iloc[:, :5], "../shop": X.iloc[:, 5:]}
+    model = treaty.GBDTClassifier(n_estimators=2, **FAST_KEY).fit(tables, y)
+    model.save(tmp_path / "model")
+    assert len(list((tmp_path / "model").iterdir())) == 3
+    np.testing.assert_array_equal(treaty.load(tmp_path / "model").predict(tables), model.predict(tables))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -222,6 +223,8 @@ class _GBDT(BaseEstimator):
         if early_stopping_rounds is not None:
             ours["early_stopping_rounds"] = early_stopping_rounds
         options = tree_options({name: _plain(value) for name, value in ours.items()})
+        if self.n_jobs is not None and not isinstance(self.n_jobs, (int, np.integer)):
+            raise ConfigError(f"expected n_jobs to be a number of threads or None, got {self.n_jobs!r}")
         if self.transport not in ("memory", "grpc"):
             raise ConfigError(f"expected transport 'memory' or 'grpc', got {self.transport!r}")
         if self.transport == "grpc" and options.protocol == "pooled":
@@ -343,7 +346,7 @@ class _GBDT(BaseEstimator):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, part in self.parts_.items():
-                part.save(folder / f"{name}.part")
+                part.save(_part_file(folder, name))
             saved = _Saved(type(self).__name__, self.get_params(deep=False), list(self.parts_), self.schemas_)
             (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
         except OSError as error:
@@ -477,7 +480,7 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:
             f"expected a saved model, got something else - at {folder / 'model.json'} ({error})"
         ) from None
     model = (GBDTClassifier if saved.kind == "GBDTClassifier" else GBDTRegressor)(**saved.params)
-    model.parts_ = {name: load_part(folder / f"{name}.part") for name in saved.parties}
+    model.parts_ = {name: load_part(_part_file(folder, name)) for name in saved.parties}
     model.schemas_ = saved.schemas
     forest = forest_of(list(model.parts_.values()))
     if forest.classes is not None:
@@ -504,6 +507,10 @@ def _star(active: str, parties: Mapping[str, Any]) -> dict[str, list[str]]:
     """Link the active party with every other; passive parties never talk to each other."""
     others = [name for name in parties if name != active]
     return {active: others, **{name: [active] for name in others}}
+
+
+def _part_file(folder: Path, party: str) -> Path:
+    return folder / f"{quote(party, safe=' ')}.part"  # a party's name may hold what a file's may not
 
 
 def _plain(value: Any) -> Any:

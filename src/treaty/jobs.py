@@ -32,7 +32,8 @@ from treaty.simulation import traffic_of
 
 Result = TypeVar("Result")
 CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
-Port = Annotated[str, msgspec.Meta(pattern=r"^.+:\d{1,5}$")]
+Address = Annotated[str, msgspec.Meta(pattern=r"^.+:\d{1,5}$")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]  # stands in a certificate
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,7 +57,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Columns to leave out, an id say.
     """
 
-    address: Port | None = None
+    address: Address | None = None
     certificate: str | None = None
     key: str | None = None
     table: str | None = None
@@ -93,7 +94,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     active: str
     label: str
-    parties: dict[str, Member]
+    parties: dict[Name, Member]
     options: dict[str, Any] = {}
     task: Literal["classification", "regression"] = "classification"
     weight: str | None = None

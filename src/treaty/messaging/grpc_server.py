@@ -246,8 +246,14 @@ def _decoded(data: bytes, kind: type[Any], context: Any) -> Any:
 
 
 def _gather(requests: Iterator[bytes], size: int, context: Any) -> Frame | None:
-    """Join the chunks in one buffer allocated at once; None when the caller has gone."""
-    buffer = np.empty(size, np.uint8)  # not zeroed: pages are taken up only as chunks come in
+    """Join the chunks in one buffer allocated at once; None when the caller has gone.
+
+    The frame ends at a multiple of 8 bytes: the array with which a message ends, its largest, is then aligned, and
+    `view` need not copy it.
+    """
+    whole = np.empty(size + 7, np.uint8)  # not zeroed: pages are taken up only as chunks come in
+    skipped = -(whole.ctypes.data + size) % 8
+    buffer = whole[skipped : skipped + size]
     filled = 0
     try:
         for chunk in requests:

@@ -221,6 +221,7 @@ class EncryptedGradients:
         """Return the encrypted gradients of the sampled rows."""
         if self._tree is not grad:
             self._tree, self._level = grad, None
+            self._ciphertexts: list[Array] = []  # the last tree's are given back before this one's are made
             self._position = None
             if rows is not None:
                 self._position = np.full(self._n_rows, -1, np.int32)
