@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import treaty
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.options import TreeOptions
+from treaty.protocols import secureboost
 
 # These two compare a fit on weighted rows with one on repeated or removed rows; quantile cuts are of rows, not weights.
 EXPECTED = {
@@ -236,3 +237,26 @@ def test_party_names_may_hold_what_file_names_may_not(tmp_path):
     model.save(tmp_path / "model")
     assert len(list((tmp_path / "model").iterdir())) == 3
     np.testing.assert_array_equal(treaty.load(tmp_path / "model").predict(tables), model.predict(tables))
+
+
+def test_finished_trees_survive_a_party_that_fails_later(monkeypatch):
+    X, y = real_table("binary")
+    tables = cut(X, 2)
+    calls = []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) > 6:  # in the third tree
+            raise RuntimeError("out of paper")
+        return divide(*arguments)
+
+    divide = secureboost._divide
+    monkeypatch.setattr(secureboost, "_divide", failing)
+    model = treaty.GBDTClassifier(n_estimators=30, min_child_samples=1, **FAST_KEY)
+    with pytest.raises(RuntimeError, match="out of paper"):
+        model.fit(tables, y)
+    trees = len(model.parts_["p0"].forest.trees)
+    assert 1 <= trees < 30
+    monkeypatch.undo()
+    finished = treaty.GBDTClassifier(n_estimators=trees, min_child_samples=1).fit(tables, y)
+    np.testing.assert_array_equal(model.predict_proba(tables), finished.predict_proba(tables))

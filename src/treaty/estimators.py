@@ -24,9 +24,9 @@ from treaty.models import ModelPart, forest_of, load_part, predict_pooled
 from treaty.options import VERTICAL, TreeOptions, tree_options
 from treaty.processes import predict_in_processes, train_in_processes
 from treaty.progress import TrainingBar
-from treaty.protocols import decisions, pooled, secureboost
+from treaty.protocols import pooled, secureboost
 from treaty.protocols.pooled import Labelled
-from treaty.simulation import Traffic, play, traffic_of
+from treaty.simulation import Traffic, predict_in_threads, train_in_threads
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import join_splits
 from treaty.trees.xgboost_format import to_booster
@@ -150,12 +150,16 @@ class _GBDT(BaseEstimator):
         if options.early_stopping_rounds is not None and not evals:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
 
-        marks: list[float] = []
+        begun: list[float] = []
+        kept: dict[str, ModelPart] = {}
 
         def progress(done: int, part: ModelPart) -> None:
-            marks.append(time.perf_counter())
-            self.parts_ = {active: part}  # what is finished survives an error
-            bar(done, part)
+            kept[part.party] = part
+            if part.forest is not None:
+                begun.append(time.perf_counter())
+                bar(done, part)
+            if done and len(kept) == len(tables):  # what is finished survives an error, and predicts
+                self.parts_ = {name: kept[name] for name in (tables if len(tables) > 1 else kept)}
 
         data = Labelled(tables[active], target, weight)
         threads = cores(self.n_jobs)
@@ -170,41 +174,16 @@ class _GBDT(BaseEstimator):
             elif self.transport == "grpc":
                 self.parts_, traffic = train_in_processes(data, tables, evals, active, classes, options, self.n_jobs)
             else:
-                self.parts_, traffic = self._simulate(data, tables, evals, active, classes, options, progress)
+                self.parts_, traffic = train_in_threads(
+                    data, tables, evals, active, classes, options, self.n_jobs, progress
+                )
         ended = time.perf_counter()
-        begun = marks[0] if marks else started
-        self.timings_ = {
-            **(traffic.seconds or {"setup": begun - started, "boosting": ended - begun}), "total": ended - started
-        }  # fmt: skip
+        seconds = traffic.seconds or {"setup": begun[0] - started, "boosting": ended - begun[0]}
+        self.timings_ = {**seconds, "total": ended - started}
         self.communication_ = traffic.totals
         self.disclosures_ = self._disclosures(options, active)
         self._keep(forest_of(list(self.parts_.values())))
         return self
-
-    def _simulate(
-        self,
-        data: Labelled,
-        tables: dict[str, Table],
-        evals: Sequence[tuple[str, dict[str, Table], NDArray[np.float64]]],
-        active: str,
-        classes: list[Any] | None,
-        options: TreeOptions,
-        progress: pooled.Progress,
-    ) -> tuple[dict[str, ModelPart], Traffic]:
-        threads = cores(self.n_jobs)
-        watched = [Labelled(t[active], labels, None, name) for name, t, labels in evals]
-        roles: dict[str, Any] = {
-            name: lambda party, name=name: secureboost.passive(
-                party, tables[name], options, eval_tables=[t[name] for _, t, _ in evals], threads=threads
-            )
-            for name in tables
-        }
-        roles[active] = lambda party: secureboost.active(
-            party, data, options, parties=list(tables), classes=classes, eval_sets=watched,
-            threads=threads, progress=progress,
-        )  # fmt: skip
-        played = play(roles, _star(active, tables), job="fit", protocol=options.protocol)
-        return {name: played.results[name] for name in tables}, traffic_of(played.transcripts.values())
 
     def _keep(self, forest: Forest) -> None:
         """Set the fitted attributes that follow from the forest."""
@@ -288,13 +267,7 @@ class _GBDT(BaseEstimator):
         active = next(name for name, part in self.parts_.items() if part.forest is not None)
         if self.transport == "grpc":
             return predict_in_processes(self.parts_, tables, active, self.n_jobs)
-        roles: dict[str, Any] = {
-            name: lambda party, name=name: decisions.predict_passive(party, self.parts_[name], tables[name], threads)
-            for name in tables
-        }
-        roles[active] = lambda party: decisions.predict_active(party, self.parts_[active], tables[active], threads)
-        played = play(roles, _star(active, tables), job="predict", protocol=self.protocol)
-        return np.asarray(played.results[active])
+        return predict_in_threads(self.parts_, tables, active, self.n_jobs)
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:
@@ -501,12 +474,6 @@ def _join(tables: Mapping[str, Table]) -> Table:
         columns=[column for table in tables.values() for column in table.columns],
         n_rows=next(iter(tables.values())).n_rows,
     )
-
-
-def _star(active: str, parties: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Link the active party with every other; passive parties never talk to each other."""
-    others = [name for name in parties if name != active]
-    return {active: others, **{name: [active] for name in others}}
 
 
 def _part_file(folder: Path, party: str) -> Path:

@@ -7,10 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import cores
+from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
 from treaty.messaging.memory import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
+from treaty.models import ModelPart
+from treaty.options import TreeOptions
+from treaty.protocols import decisions, secureboost
+from treaty.protocols.pooled import Labelled, Progress
 
 Role = Callable[[Party], Any]
 
@@ -94,6 +103,12 @@ def root_cause(failures: Sequence[BaseException]) -> BaseException:
     return failures[0]
 
 
+def star(active: str, parties: Iterable[str]) -> dict[str, list[str]]:
+    """Link the active party with every other; passive parties never talk to each other."""
+    others = [name for name in parties if name != active]
+    return {active: others, **{name: [active] for name in others}}
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """What a run took.
@@ -123,3 +138,54 @@ def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
                 pair["bytes"] += entry.nbytes
                 pair["by_type"][entry.step] = pair["by_type"].get(entry.step, 0) + entry.nbytes
     return Traffic(totals)
+
+
+# ---------------------------------------------------------------- for the estimators' transport="memory"
+
+
+def train_in_threads(
+    data: Labelled,
+    tables: Mapping[str, Table],
+    evals: Sequence[tuple[str, Mapping[str, Table], NDArray[np.float64]]],
+    active: str,
+    classes: list[Any] | None,
+    options: TreeOptions,
+    n_jobs: int | None,
+    progress: Progress,
+) -> tuple[dict[str, ModelPart], Traffic]:
+    """Train with every party in a thread of its own; return their parts and the traffic."""
+    threads = cores(n_jobs)
+    watched = [Labelled(rows[active], labels, None, name) for name, rows, labels in evals]
+    roles: dict[str, Role] = {
+        name: lambda party, name=name: secureboost.passive(  # type: ignore[misc]
+            party,
+            tables[name],
+            options,
+            eval_tables=[rows[name] for _, rows, _ in evals],
+            threads=threads,
+            progress=progress,
+        )
+        for name in tables
+    }
+    roles[active] = lambda party: secureboost.active(
+        party, data, options, parties=list(tables), classes=classes, eval_sets=watched,
+        threads=threads, progress=progress,
+    )  # fmt: skip
+    played = play(roles, star(active, tables), job="fit", protocol=options.protocol)
+    return {name: played.results[name] for name in tables}, traffic_of(played.transcripts.values())
+
+
+def predict_in_threads(
+    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], active: str, n_jobs: int | None
+) -> NDArray[np.float64]:
+    """Predict with every party in a thread of its own; return the margins (n_rows, n_outputs)."""
+    threads = cores(n_jobs)
+    roles: dict[str, Role] = {
+        name: lambda party, name=name: decisions.predict_passive(  # type: ignore[misc]
+            party, parts[name], tables[name], threads
+        )
+        for name in tables
+    }
+    roles[active] = lambda party: decisions.predict_active(party, parts[active], tables[active], threads)
+    played = play(roles, star(active, tables), job="predict", protocol="secureboost")
+    return np.asarray(played.results[active])

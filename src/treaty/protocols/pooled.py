@@ -109,6 +109,8 @@ def train(
 
         return EvalSet(rows.name, rows.y, rows.weight, add_trees)
 
+    if progress is not None:
+        progress(0, part)
     rules = options.rules(objective)
     boost(
         SumsFinder([source], data.table.n_rows, rules, threads),
