@@ -66,10 +66,10 @@ def test_share_serves_many_parties_at_once():
     assert np.all(totals == 50 * 64)
 
 
-@pytest.mark.parametrize("n_jobs", [None, -1, 0], ids=["none", "minus-one", "zero"])
-def test_cores_defaults_to_every_usable_core(n_jobs, monkeypatch):
+@pytest.mark.parametrize(("n_jobs", "threads"), [(None, 3), (-1, 3), (-2, 2), (-9, 1), (7, 7)], ids=str)
+def test_cores_counts_from_every_usable_core(n_jobs, threads, monkeypatch):
     monkeypatch.setattr(compute.os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
-    assert cores(n_jobs) == 3
+    assert cores(n_jobs) == threads
 
 
 def test_cores_falls_back_to_the_core_count(monkeypatch):

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import xgboost
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -154,6 +155,9 @@ def test_fewer_rows_per_leaf_in_safe_mode_are_disclosed():
         ({"protocol": "secureboost", "key_bits": 1024}, "key_bits=1024"),
         ({"transport": "pigeon"}, "transport"),
         ({"early_stopping_rounds": 3}, "eval_set"),
+        ({"learning_rate": float("inf")}, "learning_rate"),
+        ({"random_state": -1}, "random_state"),
+        ({"n_jobs": 0}, "n_jobs"),
         ({"base_score": 1.5}, "base_score"),
         ({"fractional_bits": 40, "n_estimators": 1}, None),
     ],
@@ -260,3 +264,57 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch):
     monkeypatch.undo()
     finished = treaty.GBDTClassifier(n_estimators=trees, min_child_samples=1).fit(tables, y)
     np.testing.assert_array_equal(model.predict_proba(tables), finished.predict_proba(tables))
+
+
+def test_small_weights_weigh_as_much_as_large_ones():
+    X, y = real_table("binary", rows=400)
+    options = {"min_child_weight": 0.0, "reg_lambda": 0.0, "n_estimators": 5}
+    weight = np.random.default_rng(0).random(len(y)) + 0.5
+    large = treaty.GBDTClassifier(min_split_loss=0.125, **options).fit(X, y, sample_weight=weight / 2)
+    small = treaty.GBDTClassifier(min_split_loss=0.125 / 2**10, **options).fit(X, y, sample_weight=weight / 2**11)
+    np.testing.assert_array_equal(small.predict_proba(X), large.predict_proba(X))
+
+
+def test_numpy_parameters_can_be_saved(tmp_path):
+    X, y = real_table("binary")
+    model = treaty.GBDTClassifier(max_depth=np.int64(2), learning_rate=np.float64(0.5), n_estimators=2).fit(X, y)
+    model.save(tmp_path / "model")
+    assert treaty.load(tmp_path / "model").max_depth == 2
+
+
+def test_a_refit_leaves_nothing_of_the_earlier_fit():
+    X, y = real_table("binary", rows=300)
+    model = treaty.GBDTClassifier(n_estimators=40, learning_rate=1.0)
+    model.fit(X, y, eval_set=(X, 1 - y), early_stopping_rounds=1)
+    assert hasattr(model, "best_iteration_")
+    model.fit(X.to_numpy(), y)
+    assert not hasattr(model, "best_iteration_")
+    assert not hasattr(model, "feature_names_in_")
+    with pytest.raises(treaty.DataError):
+        model.fit(X, np.zeros(len(y)))
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+
+
+@pytest.mark.parametrize(
+    "empty", [None, pd.DataFrame(), pl.DataFrame(), pa.table({})], ids=["none", "pandas", "polars", "arrow"]
+)
+def test_an_active_party_may_bring_labels_alone(empty):
+    X, y = real_table("binary")
+    full, bare = {"bank": X.iloc[:, :0], "shop": X}, {"bank": empty, "shop": X}
+    expected = treaty.GBDTClassifier(n_estimators=2, **FAST_KEY).fit(full, y).predict_proba(full)
+    model = treaty.GBDTClassifier(n_estimators=2, **FAST_KEY).fit(bare, y)
+    np.testing.assert_array_equal(model.predict_proba(bare), expected)
+
+
+@pytest.mark.parametrize("eval_set", [[1, 2], (1,), (), "xy"], ids=repr)
+def test_a_malformed_eval_set_is_refused(eval_set):
+    X, y = real_table("binary")
+    with pytest.raises(treaty.ConfigError, match="eval_set"):
+        treaty.GBDTClassifier().fit(X, y, eval_set=eval_set)
+
+
+def test_predicting_a_plain_table_with_a_model_of_parties_is_refused():
+    X, y = real_table("binary")
+    with pytest.raises(treaty.DataError, match="p0, p1"):
+        treaty.GBDTClassifier(n_estimators=1).fit(cut(X, 2), y).predict(X)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import pytest
 
 import treaty
 from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
-from treaty.jobs import load_job
+from treaty.jobs import find_part, load_job
 from treaty.messaging.certificates import write_identity
 from treaty.models import load_part
 from treaty.processes import compile_kernels, free_port
@@ -134,7 +136,7 @@ def test_parties_started_apart_with_their_own_files_train_together(tmp_path):
 def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tmp_path):
     job = write_job(tmp_path, trees=2000, alone=True, rows=500)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
-    part = tmp_path / "model" / "clinic.part"
+    part = tmp_path / "model" / "clinic.part.partial"
     deadline = time.monotonic() + 60
     while not (part.exists() and len(load_part(part).forest.trees) >= 3):
         assert time.monotonic() < deadline
@@ -147,12 +149,13 @@ def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tm
         code, said = ended[name]
         assert code == 1
         assert "lab" in one_line(said)
-    kept = {name: load_part(tmp_path / "model" / f"{name}.part") for name in processes}
-    trees = kept["clinic"].forest.trees
+    trees = find_part(tmp_path / "model", "clinic").forest.trees
     assert 3 <= len(trees) < 2000
-    # the survivors' parts hold every record their finished trees name; the killed one's hold those it had saved
-    assert len(kept["imaging"].splits) >= sum(np.sum(tree.source == 2) for tree in trees)
-    assert len(kept["lab"].splits) > 0 or not any(np.any(tree.source == 1) for tree in trees[:3])
+    done = subprocess.run([*TREATY, "predict", str(job)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # rounds whose splits the killed party had not saved are left out
+    predicted = pd.read_csv(tmp_path / "model" / "predictions.csv")
+    _, y = real_table("binary", rows=500)
+    assert np.mean(predicted["prediction"] == y) > 0.9
 
 
 def test_a_wrong_certificate_is_one_error_at_every_party(tmp_path):
@@ -185,6 +188,7 @@ def test_one_class_of_labels_is_one_error_at_every_party(tmp_path):
     for name, (code, said) in ended.items():
         assert code == (2 if name == "clinic" else 1)
         assert "class" in one_line(said)
+        assert name == "clinic" or "clinic" in said
 
 
 def test_differing_job_files_are_one_error_at_every_party(tmp_path):
@@ -280,3 +284,74 @@ def test_the_demo_cuts_a_file_as_told(tmp_path):
 def test_job_files_hold_plain_data_only(tmp_path):
     job = load_job(write_job(tmp_path))
     assert msgspec.json.decode(msgspec.json.encode(job), type=type(job)) == job
+
+
+def test_a_failing_rerun_leaves_the_finished_model(tmp_path):
+    job = write_job(tmp_path)
+    subprocess.run([*TREATY, "train", str(job)], check=True, capture_output=True)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").glob("*.part")}
+    assert len(before) == 3
+    (tmp_path / "lab.csv").write_text("a,b\n1,2\n")  # another number of rows
+    done = subprocess.run([*TREATY, "train", str(job)], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "training rows" in done.stderr
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").glob("*.part*")} == before
+
+
+def test_other_parties_are_not_told_a_bad_tables_columns_or_files(tmp_path):
+    job = write_job(tmp_path, alone=True)
+    lab = pd.read_csv(tmp_path / "lab.csv").assign(SECRET_COLUMN=pd.Timestamp("2026-01-01"))
+    lab.to_parquet(tmp_path / "lab.parquet")
+    job.write_text(job.read_text().replace('"lab.csv"', '"lab.parquet"'))
+    ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, 30)
+    assert "SECRET_COLUMN" in one_line(ended["lab"][1])
+    for name in ("clinic", "imaging"):
+        assert "lab" in one_line(ended[name][1])
+        assert "SECRET_COLUMN" not in ended[name][1]
+        assert "parquet" not in ended[name][1]
+
+
+def test_finished_trees_survive_a_killed_process_of_fit():
+    X, y = real_table("binary")
+    tables = cut(X, 2)
+
+    def kill_soon():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(0.2)
+            for entry in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    words = entry.read_bytes().split(b"\0")
+                    if b"--as" in words and b"p1" in words:
+                        folder = Path(words[words.index(b"train") + 1].decode()).parent
+                        work = json.loads((folder / "job.json").read_bytes())["output"]
+                        if (Path(work) / "p0.part.partial").exists():
+                            time.sleep(0.5)
+                            os.kill(int(entry.parent.name), signal.SIGKILL)
+                            return
+
+    killer = threading.Thread(target=kill_soon)
+    killer.start()
+    model = treaty.GBDTClassifier(transport="grpc", n_estimators=5000, **FAST_KEY)
+    with pytest.raises(treaty.TreatyError, match=r"p1: killed by signal 9|p1 is lost"):
+        model.fit(tables, y)
+    killer.join()
+    assert 1 <= len(model.parts_["p0"].forest.trees) < 5000
+    assert np.mean(model.predict(tables) == y) > 0.9
+
+
+def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
+    script = tmp_path / "fit.py"
+    script.write_text(
+        "import numpy as np, treaty\n"
+        "rng = np.random.default_rng(0); X = rng.normal(size=(2000, 4)); y = (X[:, 0] > 0).astype(int)\n"
+        "print('begun', flush=True)\n"
+        "treaty.GBDTClassifier('secureboost', n_estimators=100000, insecure_test_key_bits=512).fit("
+        "{'a': X[:, :2], 'b': X[:, 2:]}, y)\n"
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=EACH_WITHIN)
+    assert "KeyboardInterrupt" in said

@@ -15,11 +15,11 @@ import numpy as np
 import typer
 from rich.console import Console
 
+import treaty
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
-from treaty.jobs import load_job, predict_party, train_party
+from treaty.jobs import find_part, load_job, part_file, predict_party, train_party
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
-from treaty.models import load_part
 from treaty.processes import run_all
 from treaty.progress import TrainingBar
 
@@ -33,6 +33,21 @@ app = typer.Typer(
 console = Console()
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"treaty {treaty.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Train one model across organisations that may not pool their data."""
+
+
 @app.command()
 def demo(
     protocol: Annotated[str, typer.Option(help="secureboost, or pooled for the plain grower.")] = "secureboost",
@@ -42,7 +57,7 @@ def demo(
     split: Annotated[
         str | None,
         typer.Option(
-            help="How a file's columns are cut: 'age,income/visits,spend' gives the first two to the first party."
+            help="How columns are cut: 'age,income/visits,spend' gives the first party two; in place of --parties."
         ),
     ] = None,
     transport: Annotated[str, typer.Option(help="grpc: one process each, mutual TLS; memory: threads.")] = "grpc",
@@ -81,7 +96,7 @@ def train(
     if party is None:
         run_all(described, "train", progress=True)
         for name in described.parties:
-            console.print(f"{name}: {Path(described.output) / (name + '.part')}", soft_wrap=True)
+            console.print(f"{name}: {part_file(described.output, name)}", soft_wrap=True)
         return
     _check_party(party, list(described.parties))
     with TrainingBar(party, rounds) if party == described.active else nullcontext() as bar:
@@ -89,7 +104,7 @@ def train(
     kept = f"{len(part.splits)} splits of its own"
     if part.forest is not None:
         kept = f"{len(part.forest.trees)} trees, {kept}"
-    console.print(f"{party}: {kept} in {Path(described.output) / (party + '.part')}", soft_wrap=True)
+    console.print(f"{party}: {kept} in {part_file(described.output, party)}", soft_wrap=True)
 
 
 @app.command()
@@ -115,7 +130,7 @@ def predict(
     if margins is not None:
         np.save(margins, found)
         return
-    forest = load_part(Path(described.output) / f"{party}.part").forest
+    forest = find_part(described.output, party).forest
     assert forest is not None
     predicted = forest.objective.predictions(found)
     if forest.classes is None:

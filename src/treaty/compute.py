@@ -32,10 +32,11 @@ def kernel(function: F) -> F:
 
 
 def cores(n_jobs: int | None = None) -> int:
-    """Return the number of threads to use: `n_jobs`, or every core this process may run on for None or -1."""
-    if n_jobs is None or n_jobs < 1:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return n_jobs
+    """Return the number of threads to use: `n_jobs`, every core this process may run on for None; -2 is all but one."""
+    if n_jobs is not None and n_jobs > 0:
+        return n_jobs
+    every = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return every if n_jobs is None else max(1, every + 1 + n_jobs)
 
 
 @cache

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table as Grid
@@ -14,10 +15,12 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
 
+from treaty.data.labels import check_labels
 from treaty.data.sources import read_table
 from treaty.errors import ConfigError
 from treaty.estimators import GBDTClassifier
 
+MOST_CLASSES = 50
 _NAMES = ("clinic", "laboratory", "imaging", *(f"partner{i}" for i in range(4, 11)))
 
 
@@ -42,7 +45,10 @@ def run_demo(
     """
     columns, y = _load(data, label)
     cut = _cut(columns.column_names, parties, split)
-    own: dict[str, Any] = {"encryption": encryption, "transport": transport} if protocol != "pooled" else {}
+    columns = columns.select([name for names in cut.values() for name in names])
+    own: dict[str, Any] = {"transport": transport} if protocol != "pooled" else {}
+    if encryption != "auto":
+        own["encryption"] = encryption
     train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
 
     def rows(index: NDArray[np.intp]) -> dict[str, Any]:
@@ -85,8 +91,8 @@ def run_demo(
 def _load(data: str, label: str | None) -> tuple[Any, NDArray[Any]]:
     """Return the columns as an arrow table, and the labels."""
     if data == "breast":
-        import pyarrow as pa
-
+        if label is not None:
+            raise ConfigError("the built-in data has its own label; leave out --label, or name a file with --data")
         bunch = load_breast_cancer()
         names = [str(name) for name in bunch.feature_names]
         return pa.table({name: bunch.data[:, k] for k, name in enumerate(names)}), bunch.target
@@ -99,22 +105,36 @@ def _load(data: str, label: str | None) -> tuple[Any, NDArray[Any]]:
     for k, field in enumerate(columns.schema):  # a file's text columns become categories
         if str(field.type) in ("string", "large_string"):
             columns = columns.set_column(k, field.name, columns.column(k).combine_chunks().dictionary_encode())
-    return columns, table[label].to_numpy()
+    y = check_labels(table[label].to_numpy(), data)
+    classes, counts = np.unique(y, return_counts=True)
+    if len(classes) < 2 or len(classes) > MOST_CLASSES or counts.min() < 3:
+        raise ConfigError(
+            f"expected a label of 2 to {MOST_CLASSES} classes of at least 3 rows, got {len(classes)} classes, the "
+            f"smallest of {counts.min()} rows - in column {label!r} of {data}"
+        )
+    return columns, y
+
+
+def _check_cut(groups: list[list[str]], names: list[str]) -> None:
+    used = [name for group in groups for name in group]
+    unknown = [name for name in used if name not in names]
+    if unknown:
+        raise ConfigError(f"expected --split 'a,b/c,d' over columns of the file, got unknown {', '.join(unknown)}")
+    if len(set(used)) < len(used):
+        raise ConfigError("expected --split to name every column once")
+    if not 2 <= len(groups) <= len(_NAMES) or not all(groups[1:]):
+        raise ConfigError(f"expected --split to name the columns of 2 to {len(_NAMES)} parties, got {len(groups)}")
 
 
 def _cut(names: list[str], parties: int, split: str | None) -> dict[str, list[str]]:
     """Say which party holds which columns."""
     if split is None:
+        if len(names) < parties:
+            raise ConfigError(f"expected at least a column for each of {parties} parties, got {len(names)} columns")
         edges = [len(names) * k // parties for k in range(parties + 1)]
         return {_NAMES[k]: names[edges[k] : edges[k + 1]] for k in range(parties)}
     groups = [[name.strip() for name in group.split(",") if name.strip()] for group in split.split("/")]
-    unknown = [name for group in groups for name in group if name not in names]
-    if unknown or not 2 <= len(groups) <= len(_NAMES):
-        raise ConfigError(
-            f"expected --split 'a,b/c,d' over columns of the file, got unknown {', '.join(unknown)}"
-            if unknown
-            else f"expected --split to name 2 to {len(_NAMES)} parties' columns, got {len(groups)}"
-        )
+    _check_cut(groups, names)
     return dict(zip(_NAMES, groups, strict=False))
 
 
@@ -132,7 +152,7 @@ def _xgboost(columns: Any, y: NDArray[Any], train: Any, test: Any, trees: int) -
         from xgboost import XGBClassifier
     except ImportError:
         return None
-    frame = columns.to_pandas()
+    frame = columns.rename_columns([f"f{k}" for k in range(columns.num_columns)]).to_pandas()
     classes, codes = np.unique(y, return_inverse=True)
     booster = XGBClassifier(
         n_estimators=trees, max_depth=3, learning_rate=0.3, max_bin=32, tree_method="hist", enable_categorical=True,

@@ -13,20 +13,37 @@
         ├── PeerTimeout        it is connected but silent for too long
         └── PeerAborted        it stopped the job itself and said why
 
-Messages read "expected X, got Y - at Z" and name the party; they never hold labels, keys, ids or values.
+Messages read "expected X, got Y - at Z" and name the party; they never hold labels, keys, ids or values. Other parties
+are told an error's `public` text: names of columns and files stay at home.
 """
 
 
 class TreatyError(Exception):
-    """Root of all errors Treaty raises on purpose."""
+    """Root of all errors Treaty raises on purpose.
+
+    Attributes
+    ----------
+    public : str or None
+        What other parties may be told of it; None: the message itself.
+    """
+
+    public: str | None = None
 
 
 class ConfigError(TreatyError, ValueError):
     """A parameter, option or job file is wrong; nothing has started."""
 
+    public = "its job file, options or model cannot be used; it has the details"
+
 
 class DataError(TreatyError, ValueError):
     """A table, label or weight cannot be used; names the party, column and number of rows."""
+
+    public = "its table, labels or weights cannot be used; it has the details"
+
+    def __init__(self, message: str, *, public: str | None = None) -> None:
+        super().__init__(message)
+        self.public = public or self.public
 
 
 class CryptoError(TreatyError):

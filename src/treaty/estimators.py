@@ -130,6 +130,8 @@ class _GBDT(BaseEstimator):
             For a table or label that cannot be used, or row counts that differ.
         """
         started = time.perf_counter()
+        for name in [name for name in vars(self) if name.endswith("_")]:
+            delattr(self, name)  # nothing of an earlier fit remains
         options = self._options(early_stopping_rounds)
         tables = self._tables(X, reset=True)
         active = self._active(tables)
@@ -137,16 +139,8 @@ class _GBDT(BaseEstimator):
         classes, target = self._target(column_or_1d(y, warn=True), active, n_rows)
         match_rows(tables, target)
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
-        pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
-        evals = []
         self.schemas_ = {name: table.schema for name, table in tables.items()}
-        for number, (rows, labels) in enumerate(pairs):
-            eval_tables = self._tables(rows, reset=False)
-            _, eval_target = self._target(
-                column_or_1d(labels), active, next(iter(eval_tables.values())).n_rows, classes
-            )
-            match_rows(eval_tables, eval_target)
-            evals.append((f"eval_{number}", eval_tables, eval_target))
+        evals = self._eval_sets(eval_set, active, classes)
         if options.early_stopping_rounds is not None and not evals:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
 
@@ -163,7 +157,8 @@ class _GBDT(BaseEstimator):
 
         data = Labelled(tables[active], target, weight)
         threads = cores(self.n_jobs)
-        with TrainingBar(options.protocol, options.n_estimators) as bar:
+        shown = self.transport == "memory"  # the active party's own process draws the bar otherwise
+        with TrainingBar(options.protocol, options.n_estimators, shown=shown) as bar:
             if options.protocol == "pooled":
                 joined = Labelled(_join(tables), target, weight)
                 watched = [Labelled(_join(t), labels, None, name) for name, t, labels in evals]
@@ -172,7 +167,9 @@ class _GBDT(BaseEstimator):
                 )
                 self.parts_, traffic = {ALONE: part}, Traffic()
             elif self.transport == "grpc":
-                self.parts_, traffic = train_in_processes(data, tables, evals, active, classes, options, self.n_jobs)
+                self.parts_, traffic = train_in_processes(
+                    data, tables, evals, active, classes, options, self.n_jobs, progress
+                )
             else:
                 self.parts_, traffic = train_in_threads(
                     data, tables, evals, active, classes, options, self.n_jobs, progress
@@ -184,6 +181,21 @@ class _GBDT(BaseEstimator):
         self.disclosures_ = self._disclosures(options, active)
         self._keep(forest_of(list(self.parts_.values())))
         return self
+
+    def _eval_sets(
+        self, eval_set: Any, active: str, classes: list[Any] | None
+    ) -> list[tuple[str, dict[str, Table], NDArray[np.float64]]]:
+        """Check eval sets against the training tables; return name, tables and labels of each."""
+        pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else eval_set
+        if not isinstance(pairs, list) or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+            raise ConfigError("expected eval_set=(X, y), or a list of such pairs")
+        evals = []
+        for number, (X, y) in enumerate(pairs):
+            tables = self._tables(X, reset=False)
+            _, target = self._target(column_or_1d(y), active, next(iter(tables.values())).n_rows, classes)
+            match_rows(tables, target)
+            evals.append((f"eval_{number}", tables, target))
+        return evals
 
     def _keep(self, forest: Forest) -> None:
         """Set the fitted attributes that follow from the forest."""
@@ -202,8 +214,8 @@ class _GBDT(BaseEstimator):
         if early_stopping_rounds is not None:
             ours["early_stopping_rounds"] = early_stopping_rounds
         options = tree_options({name: _plain(value) for name, value in ours.items()})
-        if self.n_jobs is not None and not isinstance(self.n_jobs, (int, np.integer)):
-            raise ConfigError(f"expected n_jobs to be a number of threads or None, got {self.n_jobs!r}")
+        if self.n_jobs is not None and (not isinstance(self.n_jobs, (int, np.integer)) or self.n_jobs == 0):
+            raise ConfigError(f"expected n_jobs to be a number of threads, -1 or None for all, got {self.n_jobs!r}")
         if self.transport not in ("memory", "grpc"):
             raise ConfigError(f"expected transport 'memory' or 'grpc', got {self.transport!r}")
         if self.transport == "grpc" and options.protocol == "pooled":
@@ -213,6 +225,8 @@ class _GBDT(BaseEstimator):
     def _tables(self, X: Tables, *, reset: bool) -> dict[str, Table]:
         """Convert X to tables by party, in the parties' order."""
         if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
+            if not reset and ALONE not in self.schemas_:
+                raise DataError(f"expected a mapping of the parties {', '.join(self.schemas_)} to their tables")
             if self.protocol in VERTICAL:
                 raise DataError(
                     f"protocol {self.protocol!r} expects a mapping of party to table, got {type(X).__name__}"
@@ -227,15 +241,22 @@ class _GBDT(BaseEstimator):
             raise DataError("expected a mapping of party names (text) to tables")
         if reset:
             active = self._active(X)
-            tables = {name: to_table(table, party=name, allow_no_features=name == active) for name, table in X.items()}
+            tables = {
+                name: to_table(table, party=name) for name, table in X.items() if not (name == active and _empty(table))
+            }
+            if not tables:
+                raise DataError(f"expected a party with columns, got none among {', '.join(X)}")
+            if active not in tables:  # labels, but no features of its own
+                tables[active] = Table(Schema((), ()), [], next(iter(tables.values())).n_rows)
             self.n_features_in_ = sum(len(table.schema.names) for table in tables.values())
-            return tables
+            return {name: tables[name] for name in X}
         if set(X) != set(self.schemas_):
             raise DataError(f"expected tables of the parties {', '.join(self.schemas_)}, got {', '.join(map(str, X))}")
-        return {
-            name: to_table(X[name], party=name, schema=schema, allow_no_features=True)
-            for name, schema in self.schemas_.items()
+        tables = {
+            name: to_table(X[name], party=name, schema=schema) for name, schema in self.schemas_.items() if schema.names
         }
+        n_rows = next(iter(tables.values())).n_rows
+        return {name: tables.get(name, Table(schema, [], n_rows)) for name, schema in self.schemas_.items()}
 
     def _active(self, tables: Mapping[str, Any]) -> str:
         if self.active is None:
@@ -320,7 +341,8 @@ class _GBDT(BaseEstimator):
             folder.mkdir(parents=True, exist_ok=True)
             for name, part in self.parts_.items():
                 part.save(_part_file(folder, name))
-            saved = _Saved(type(self).__name__, self.get_params(deep=False), list(self.parts_), self.schemas_)
+            params = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
+            saved = _Saved(type(self).__name__, params, list(self.parts_), self.schemas_)
             (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
         except OSError as error:
             raise ConfigError(f"cannot write the model to {folder}: {error.strerror}") from None
@@ -466,14 +488,23 @@ def _join(tables: Mapping[str, Table]) -> Table:
     """Put tables side by side, the party's name in front of each column's where there are several."""
     if len(tables) == 1:
         return next(iter(tables.values()))
+    names = tuple(f"{party}.{name}" for party, table in tables.items() for name in table.schema.names)
+    if len(set(names)) < len(names):
+        raise DataError("two columns are called the same once the party is put in front; rename a party")
     return Table(
         schema=Schema(
-            tuple(f"{party}.{name}" for party, table in tables.items() for name in table.schema.names),
+            names,
             tuple(kind for table in tables.values() for kind in table.schema.categories),
         ),
         columns=[column for table in tables.values() for column in table.columns],
         n_rows=next(iter(tables.values())).n_rows,
     )
+
+
+def _empty(table: Any) -> bool:
+    """Whether an active party brings no features: None, or a table without columns."""
+    shape = getattr(table, "shape", None)
+    return table is None or (isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 0)
 
 
 def _part_file(folder: Path, party: str) -> Path:

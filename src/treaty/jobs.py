@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import cores
 from treaty.data.labels import check_labels, check_targets, check_weights
-from treaty.data.sources import read_table
+from treaty.data.sources import checked_columns, read_table
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import load_certificate
@@ -128,7 +128,7 @@ def load_job(path: str | Path) -> Job:
         job = decode(data, type=Job)
     except OSError as error:
         raise ConfigError(f"cannot read the job {path}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{error} - in the job {path}") from None
     if job.active not in job.parties:
         raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {path}")
@@ -180,7 +180,8 @@ def train_party(job: Job, name: str, progress: Progress | None = None) -> ModelP
     Raises
     ------
     TreatyError
-        Whatever ends the job. What was finished by then is saved.
+        Whatever ends the job. What was finished by then is in ``NAME.part.partial``; a finished model of an earlier run
+        stays until this one is finished.
     """
     started = time.perf_counter()
     member, options, threads = job.parties[name], job.tree_options(), cores(job.n_jobs)
@@ -188,7 +189,7 @@ def train_party(job: Job, name: str, progress: Progress | None = None) -> ModelP
         raise ConfigError(f"the job names no table of {name}: add parties.{name}.table")
     output = Path(job.output)
     output.mkdir(parents=True, exist_ok=True)
-    keeper = _Keeper(output / f"{name}.part", progress)
+    keeper = _Keeper(part_file(output, name), progress)
     training = member.table
 
     def role(party: Party) -> ModelPart:  # tables are read once connected, so that the others learn of a bad one
@@ -210,6 +211,7 @@ def train_party(job: Job, name: str, progress: Progress | None = None) -> ModelP
         part, transcript = _connected(job, name, options.protocol, role)
     finally:
         keeper.save()
+    keeper.finish()
     ended = time.perf_counter()
     begun = keeper.begun or ended
     _write_report(job, name, {"setup": begun - started, "boosting": ended - begun}, transcript)
@@ -221,7 +223,7 @@ def predict_party(job: Job, name: str) -> NDArray[np.float64] | None:
     member, threads = job.parties[name], cores(job.n_jobs)
     if member.predict_table is None:
         raise ConfigError(f"the job names no rows of {name} to predict: add parties.{name}.predict_table")
-    part = load_part(Path(job.output) / f"{name}.part")
+    part = find_part(job.output, name)
     to_predict = member.predict_table
 
     def role(party: Party) -> NDArray[np.float64] | None:
@@ -266,6 +268,21 @@ def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Resul
         channel.close()
 
 
+def part_file(folder: str | Path, name: str) -> Path:
+    """Return where a party's part is kept."""
+    return Path(folder) / f"{name}.part"
+
+
+def find_part(folder: str | Path, name: str) -> ModelPart:
+    """Read a party's part: that of the last finished training, else what an unfinished one left."""
+    finished = part_file(folder, name)
+    return load_part(finished if finished.exists() or not _partial(finished).exists() else _partial(finished))
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
 class _Keeper:
     """Saves the part while training goes on, so that a dead process loses no finished tree, or few."""
 
@@ -279,19 +296,24 @@ class _Keeper:
         self.begun: float | None = None
 
     def __call__(self, done: int, part: ModelPart) -> None:
-        self._part = part
         self.begun = self.begun or time.perf_counter()
         if self._progress is not None:
             self._progress(done, part)
-        if time.perf_counter() > self._next:
-            self.save()
+        if done:  # before the first tree there is nothing to lose
+            self._part = part
+            if time.perf_counter() > self._next:
+                self.save()
 
     def save(self) -> None:
         if self._part is not None:
             started = time.perf_counter()
-            self._part.save(self._path)
+            self._part.save(_partial(self._path))
             ended = time.perf_counter()
             self._next = ended + (ended - started) / self.SHARE
+
+    def finish(self) -> None:
+        """Put the finished part in its place."""
+        _partial(self._path).replace(self._path)
 
 
 def _read(
@@ -312,7 +334,10 @@ def _read(
     if classes is None:
         classes = np.unique(y).tolist()
         if len(classes) < 2:
-            raise DataError(f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows")
+            raise DataError(
+                f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows",
+                public="its labels are all of one class",
+            )
     unseen = set(np.unique(y).tolist()) - set(classes)
     if unseen:
         raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
@@ -323,6 +348,9 @@ def _features(job: Job, name: str, path: str, schema: Schema | None) -> Table:
     member = job.parties[name]
     drop = [*member.drop, *([job.label, job.weight or job.label] if name == job.active else [])]
     columns = read_table(path, columns=member.columns, drop=drop, party=name)
+    checked = checked_columns(columns)
+    if checked is not None:
+        return checked
     return to_table(columns, party=name, schema=schema, text_as_categories=True, allow_no_features=name == job.active)
 
 

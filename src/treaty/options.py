@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -29,9 +30,9 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     protocol : {"pooled", "secureboost"}
         Where training happens: on one table, or between parties holding different columns of the same rows.
     mode : {"safe", "paper"}
-        "paper" is the protocol as published, for comparison.
+        "paper" is the protocol as published, for comparison; for SecureBoost, leaves of single rows.
     allow_insecure : bool
-        Consent to a paper mode that is known to be broken.
+        Consent to a paper mode that is known to be broken; no protocol of this version has one.
     n_estimators : int
         Boosting rounds; one tree each, one per class for more than two classes.
     max_depth : int
@@ -79,7 +80,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     fractional_bits: Annotated[int, msgspec.Meta(ge=4, le=40)] = 16
     max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] = 32
     early_stopping_rounds: AtLeastOne | None = None
-    random_state: int | None = None
+    random_state: Annotated[int, msgspec.Meta(ge=0)] | None = None
     encryption: Literal["auto", "ou"] | None = None
     key_bits: Literal[2048, 3072] | None = None
     insecure_test_key_bits: Annotated[int, msgspec.Meta(ge=128)] | None = None
@@ -126,6 +127,10 @@ def tree_options(values: dict[str, Any]) -> TreeOptions:
         options = msgspec.convert(values, TreeOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), values)) from None
+    for name in options.__struct_fields__:
+        value = getattr(options, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"option {name}={value}: expected a finite number")
     own = PROTOCOLS[options.protocol]
     for name in {name for names in PROTOCOLS.values() for name in names}:
         if name not in own and getattr(options, name) is not None:

@@ -18,18 +18,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from treaty.data.sources import write_arrow
+from treaty.data.sources import write_columns
 from treaty.data.table import Schema, Table
 from treaty.errors import TreatyError
-from treaty.jobs import Job, Member, load_reports
+from treaty.jobs import Job, Member, find_part, load_reports, part_file
 from treaty.messaging.certificates import write_identity
-from treaty.models import ModelPart, load_part
+from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.protocols import secureboost
-from treaty.protocols.pooled import Labelled
+from treaty.protocols.pooled import Labelled, Progress
 from treaty.simulation import Traffic, play
 
 GRACE = 8.0  # seconds the others get to end by themselves after one party failed
@@ -111,7 +110,12 @@ def run_all(job: Job, verb: str, *, arguments: Sequence[str] = (), progress: boo
             for name, process in started.items()
         }
         if failed:
-            raise PartyFailed("\n".join(f"{name}: {said[name] or 'ended with an error'}" for name in failed))
+            raise PartyFailed("\n".join(f"{name}: {said[name] or _how_it_ended(started[name])}" for name in failed))
+
+
+def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def _wait(started: Mapping[str, subprocess.Popen[bytes]]) -> list[str]:
@@ -162,6 +166,7 @@ def train_in_processes(
     classes: list[Any] | None,
     options: TreeOptions,
     n_jobs: int | None,
+    progress: Progress,
 ) -> tuple[dict[str, ModelPart], Traffic]:
     """Train with every party in a process of its own; return their parts and the traffic."""
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
@@ -169,9 +174,9 @@ def train_in_processes(
         parties = {}
         for party, table in tables.items():
             labels = {_LABEL: data.y, **({} if data.weight is None else {_WEIGHT: data.weight})}
-            _write(folder / f"{party}.arrow", table, labels if party == active else {})
+            write_columns(folder / f"{party}.arrow", table, labels if party == active else {})
             for set_name, rows, y in evals:
-                _write(folder / f"{party}.{set_name}.arrow", rows[party], {_LABEL: y} if party == active else {})
+                write_columns(folder / f"{party}.{set_name}.arrow", rows[party], {_LABEL: y} if party == active else {})
             parties[party] = Member(
                 table=str(folder / f"{party}.arrow"),
                 eval_tables=[str(folder / f"{party}.{set_name}.arrow") for set_name, _, _ in evals],
@@ -182,18 +187,26 @@ def train_in_processes(
             parties=parties, options=given, task="regression" if classes is None else "classification",
             output=str(folder / "model"), n_jobs=n_jobs,
         )  # fmt: skip
-        run_all(job, "train", progress=True)
-        parts = {party: load_part(folder / "model" / f"{party}.part") for party in tables}
-        for party, part in parts.items():
-            part.schema = tables[party].schema
-        forest = parts[active].forest
-        assert forest is not None
-        forest.classes = classes
+        try:
+            run_all(job, "train", progress=True)
+        except PartyFailed:
+            for party in tables:  # what was finished survives
+                if (folder / "model" / f"{party}.part.partial").exists():
+                    progress(1, with_classes(find_part(folder / "model", party), classes))
+            raise
+        parts = {party: with_classes(find_part(folder / "model", party), classes) for party in tables}
         reports = load_reports(job)
         sent = {
             f"{party} -> {peer}": totals for party, report in reports.items() for peer, totals in report.sent.items()
         }
         return parts, Traffic(sent, reports[active].seconds)
+
+
+def with_classes(part: ModelPart, classes: list[Any] | None) -> ModelPart:
+    """Put the labels back that the parties' processes saw as numbers."""
+    if part.forest is not None:
+        part.forest.classes = classes
+    return part
 
 
 def predict_in_processes(
@@ -203,33 +216,10 @@ def predict_in_processes(
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
         for party, part in parts.items():
-            _write(folder / f"{party}.arrow", tables[party], {})
-            part.save(folder / f"{party}.part")
+            write_columns(folder / f"{party}.arrow", tables[party], {})
+            part.save(part_file(folder, party))
         members = {party: Member(predict_table=str(folder / f"{party}.arrow")) for party in parts}
         job = Job(name="predict", active=active, label=_LABEL, parties=members, output=str(folder), n_jobs=n_jobs)
         margins = folder / "margins.npy"
         run_all(job, "predict", arguments=["--margins", str(margins)])
         return np.asarray(np.load(margins, allow_pickle=False))
-
-
-def _write(path: Path, table: Table, extra: Mapping[str, NDArray[np.float64]]) -> None:
-    """Write a table for another process of ours; an arrow file keeps categories and their order."""
-    columns: dict[str, Any] = {}
-    for name, column, categories in zip(table.schema.names, table.columns, table.schema.categories, strict=True):
-        if categories is None:
-            columns[name] = pa.array(column, from_pandas=True)
-        else:
-            codes = pa.array(np.nan_to_num(column).astype(np.int32), mask=np.isnan(column))
-            unseen = [_unseen(categories)] if np.nanmax(column, initial=0) >= len(categories) else []
-            columns[name] = pa.DictionaryArray.from_arrays(codes, pa.array([*categories, *unseen]))
-    columns |= {name: pa.array(values) for name, values in extra.items()}
-    if not columns:  # an active party without features still says how many rows it predicts
-        columns[_LABEL] = pa.array(np.zeros(table.n_rows))
-    write_arrow(path, pa.table(columns))
-
-
-def _unseen(categories: Sequence[Any]) -> Any:
-    """Return a value that is none of the categories, for rows whose category was not known in training."""
-    if isinstance(categories[0], str):
-        return max(categories) + "?"
-    return max(categories) + 1

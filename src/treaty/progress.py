@@ -16,11 +16,11 @@ class TrainingBar:
     Call it with the number of finished rounds and the part so far, as roles do with their `progress` argument.
     """
 
-    def __init__(self, title: str, rounds: int) -> None:
+    def __init__(self, title: str, rounds: int, *, shown: bool = True) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"),
             TimeElapsedColumn(), TimeRemainingColumn(),
-            console=Console(stderr=True), disable=not Console(stderr=True).is_terminal, transient=True,
+            console=Console(stderr=True), disable=not (shown and Console(stderr=True).is_terminal), transient=True,
         )  # fmt: skip
         self._task = self._progress.add_task(title, total=rounds, loss="")
 

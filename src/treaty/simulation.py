@@ -87,8 +87,14 @@ def play(
     threads = [threading.Thread(target=run, args=(name,), name=f"treaty-{name}", daemon=True) for name in roles]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:  # not for ever: an interrupt is looked at between waits
+                thread.join(0.1)
+    except BaseException:
+        for party in parties.values():
+            party.abort("interrupted")
+        raise
     if failures:
         raise root_cause(failures)
     return Played(results, {name: party.transcript for name, party in parties.items()})

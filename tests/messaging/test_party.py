@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from treaty.errors import (
+    CryptoError,
     DataError,
     LocalProtocolError,
     PeerAborted,
@@ -271,11 +272,13 @@ def failing(error):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (DataError("column age of lab has no values"), "lab stopped the job: column age of lab has no values"),
+        (CryptoError("a ciphertext is out of range"), "lab stopped the job: a ciphertext is out of range"),
+        (DataError("column age of 17 rows"), "lab stopped the job: its table, labels or weights cannot be used"),
+        (DataError("column age of 17 rows", public="too few rows"), "lab stopped the job: too few rows"),
         (KeyError("patient 17"), r"lab stopped the job: internal error \(KeyError\)$"),
         (KeyboardInterrupt(), r"internal error \(KeyboardInterrupt\)"),
     ],
-    ids=["treaty error", "other error", "interrupt"],
+    ids=["treaty error", "private error", "error with a public text", "other error", "interrupt"],
 )
 def test_run_role_tells_peers_of_a_failure_and_raises_it(quick, error, told):
     with pytest.raises(type(error)) as caught:
@@ -288,12 +291,12 @@ def test_run_role_tells_peers_of_a_failure_and_raises_it(quick, error, told):
 
 def test_failure_of_one_party_ends_the_whole_star(parties, together):
     outcome = together(
-        lab=lambda: run_role(parties["lab"], failing(DataError("no rows"))),
+        lab=lambda: run_role(parties["lab"], failing(CryptoError("no key"))),
         clinic=lambda: run_role(parties["clinic"], lambda: parties["clinic"].receive("shop", Count)),
         shop=lambda: run_role(parties["shop"], lambda: parties["shop"].receive("clinic", Count)),
     )
-    assert str(outcome["clinic"]) == "lab stopped the job: no rows"
-    assert str(outcome["shop"]) == "clinic stopped the job: lab stopped the job: no rows"
+    assert str(outcome["clinic"]) == "lab stopped the job: no key"
+    assert str(outcome["shop"]) == "clinic stopped the job: lab stopped the job: no key"
 
 
 def test_transcripts_of_both_sides_agree_and_memory_counts_as_grpc_does(parties):

@@ -104,7 +104,7 @@ def test_walking_by_values_and_by_bits_equals_a_recursive_walk(
     by_values, by_bits = (np.full((n_rows, n_outputs), 0.25) for _ in range(2))
     margins_from_values(trees, splits, np.hstack(parts), by_values, threads)
     bits = [table.decide(part, threads=threads) for table, part in zip(tables, parts, strict=True)]
-    margins_from_bits(trees, splits.base, np.hstack(bits), by_bits, threads)
+    margins_from_bits(trees, splits.base, np.vstack(bits), by_bits, threads)
     np.testing.assert_array_equal(by_values, expected)
     np.testing.assert_array_equal(by_bits, expected)
 
@@ -117,7 +117,7 @@ def test_walking_many_rows_is_the_same_with_any_number_of_threads(n_rows):
     for threads in (1, 2, 3):
         by_values, by_bits = np.zeros((n_rows, 2)), np.zeros((n_rows, 2))
         margins_from_values(trees, splits, np.hstack(parts), by_values, threads)
-        bits = np.hstack([table.decide(part, threads=threads) for table, part in zip(tables, parts, strict=True)])
+        bits = np.vstack([table.decide(part, threads=threads) for table, part in zip(tables, parts, strict=True)])
         margins_from_bits(trees, splits.base, bits, by_bits, threads)
         results += [by_values, by_bits]
     for other in results[1:]:
@@ -151,8 +151,8 @@ def test_decide_sends_a_value(value, record, left):
     table.add(0, np.inf, False)
     table.add(0, np.nan, True, bytes([0, 1, 0]))
     table.add(0, np.nan, False, bytes([0, 0, 1]))
-    assert table.decide(np.array([[value]], np.float32), np.array([record], np.int32)).tolist() == [[left]]
-    assert table.decide(np.array([[value]], np.float32))[0, record] == left
+    assert table.decide(np.array([[value]], np.float32), np.array([record], np.int32)).tolist() == [[128 * left]]
+    assert table.decide(np.array([[value]], np.float32))[record, 0] == 128 * left
 
 
 def test_split_table_numbers_its_records():
@@ -198,6 +198,6 @@ def test_margins_after_training_equal_those_of_walking_the_training_rows(objecti
     assert sum(len(tree.left) for tree in trained.trees) > 50
     np.testing.assert_array_equal(trained.walk(trained.matrix), trained.margins)
     by_bits = trained.start(len(y))
-    bits = np.hstack([part.splits.decide(part.matrix) for part in trained.parts])
+    bits = np.vstack([part.splits.decide(part.matrix) for part in trained.parts])
     margins_from_bits(trained.trees, trained.joined().base, bits, by_bits)
     np.testing.assert_array_equal(by_bits, trained.margins)

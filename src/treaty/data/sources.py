@@ -14,16 +14,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from treaty.data.columns import quoted
+from treaty.data.table import Schema, Table
 from treaty.errors import DataError
 
+_CHECKED = b"treaty.schema"
 _ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow")
 _LARGEST_BLOCK = (1 << 31) - 1  # arrow counts the bytes of a block in int32
 _SMALLEST_BLOCK = 1 << 16
@@ -77,7 +80,9 @@ def read_table(
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)} - at {path}")
-    wanted = [name for name in names if not _PANDAS_INDEX.fullmatch(name)] if columns is None else list(columns)
+    of_pandas = b"pandas" in (table.schema.metadata or {})
+    usual = [name for name in names if not (of_pandas and _PANDAS_INDEX.fullmatch(name))]
+    wanted = usual if columns is None else list(columns)
     absent = [name for name in wanted if name not in names]
     if absent:
         raise DataError(f"{party}: expected columns {quoted(absent)}, got a file without them - at {path}")
@@ -113,7 +118,8 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
     if ending == ".parquet":
         pyarrow.parquet.write_table(table, path, compression="zstd")
     elif ending == ".arrow":
-        write_arrow(path, table)
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
     elif ending == ".csv":
         pyarrow.csv.write_csv(table, path)
     else:
@@ -121,10 +127,25 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
             pyarrow.csv.write_csv(table, file)
 
 
-def write_arrow(path: str | Path, table: pa.Table) -> None:
-    """Write a table to an arrow file (IPC)."""
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table)
+def write_columns(path: str | Path, table: Table, extra: Mapping[str, NDArray[np.float64]]) -> None:
+    """Write a checked table, and more columns, to an arrow file for another process of ours; see `checked_columns`."""
+    names = [f"c{k}" for k in range(len(table.columns))]
+    arrays = dict(zip(names, table.columns, strict=True)) | dict(extra)
+    if not arrays:  # a table without columns still has rows
+        arrays = {"rows": np.zeros(table.n_rows)}
+    arrow = pa.table(arrays).replace_schema_metadata({_CHECKED: msgspec.json.encode(table.schema)})
+    with pa.ipc.new_file(path, arrow.schema) as writer:
+        writer.write_table(arrow)
+
+
+def checked_columns(arrow: pa.Table) -> Table | None:
+    """Return the table that `write_columns` wrote, as it was; None for any other."""
+    metadata = arrow.schema.metadata or {}
+    if _CHECKED not in metadata:
+        return None
+    schema = msgspec.json.decode(metadata[_CHECKED], type=Schema)
+    columns = [arrow[f"c{k}"].to_numpy() for k in range(len(schema.names))]
+    return Table(schema, columns, arrow.num_rows)
 
 
 def _ending(path: Path, party: str) -> str:

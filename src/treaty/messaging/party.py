@@ -294,13 +294,16 @@ def run_role(party: Party, role: Callable[[], Result]) -> Result:
     Raises
     ------
     BaseException
-        Whatever `role` raises. Peers are told the message of a `TreatyError` (it never holds data), and
-        of any other exception the type alone.
+        Whatever `role` raises. Peers are told what a `TreatyError` says is public, of any other exception the type
+        alone.
     """
     try:
         result = role()
     except BaseException as error:
-        party.abort(str(error) if isinstance(error, TreatyError) else f"internal error ({type(error).__name__})")
+        if isinstance(error, TreatyError):
+            party.abort(error.public or str(error))
+        else:
+            party.abort(f"internal error ({type(error).__name__})")
         raise
     party.close()
     return result

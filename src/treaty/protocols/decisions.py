@@ -7,6 +7,7 @@ the trees alone (the batch form of SecureBoost's federated inference, Cheng et a
 ==================  ===========  ==============================================================================
 message             from -> to   what it tells
 ==================  ===========  ==============================================================================
+`Held`              owner ->     (prediction) how many records it has
 `DecideRequest`     active ->    which of the owner's records are in use
 `Decisions`         owner ->     each row's side at every one of them; bits of one feature are nested, so they
                                  order the rows by it
@@ -16,6 +17,7 @@ message             from -> to   what it tells
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -27,9 +29,16 @@ from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
+from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits
 
-BATCH = 1 << 14  # rows whose decisions are unpacked at one time; a multiple of 8
+logger = logging.getLogger(__name__)
+
+
+class Held(Message):
+    """How many records the owner has; an unfinished training may have left it fewer than the trees name."""
+
+    records: int
 
 
 class DecideRequest(Message):
@@ -80,22 +89,16 @@ def _add_decided(
     asked = [peer for peer in party.peers if len(used[peer])]
     for peer in asked:
         party.send(peer, DecideRequest(number, Array.of(used[peer])))
-    packed = {}
-    for peer in asked:
-        answer = party.receive(peer, Decisions).left
-        packed[peer] = view(answer, np.uint8, (len(used[peer]), -(-n_rows // 8)), peer=peer, what="Decisions.left")
+    packed = []
+    for name, records in used.items():
+        if name == party.name:
+            packed.append(part.splits.decide(matrix, records, threads))
+        elif name in asked:
+            answer = party.receive(name, Decisions).left
+            packed.append(view(answer, np.uint8, (len(records), -(-n_rows // 8)), peer=name, what="Decisions.left"))
     base = np.cumsum([0, *(len(records) for records in used.values())])
     renumbered = [_renumber(tree, list(used.values())) for tree in trees]
-    for first in range(0, n_rows, BATCH):
-        rows = slice(first, min(first + BATCH, n_rows))
-        bits = [
-            part.splits.decide(matrix[rows], records, threads)
-            if name == party.name
-            else np.unpackbits(packed[name][:, first // 8 : -(-rows.stop // 8)], axis=1, count=rows.stop - first).T
-            for name, records in used.items()
-            if name == party.name or name in packed
-        ]
-        margins_from_bits(renumbered, base, np.concatenate(bits, axis=1), margins[rows], threads)
+    margins_from_bits(renumbered, base, np.concatenate(packed), margins, threads)
 
 
 def _renumber(tree: Tree, used: Sequence[NDArray[np.int32]]) -> Tree:
@@ -116,8 +119,22 @@ def decide(
         raise PeerProtocolError(lead, f"expected one of {len(matrices)} row sets - at DecideRequest from {lead}")
     if np.any(records < 0) or np.any(records >= len(splits)):
         raise PeerProtocolError(lead, f"expected records below {len(splits)} - at DecideRequest from {lead}")
-    bits = splits.decide(matrices[request.rows], records, threads)
-    return Decisions(Array.of(np.packbits(bits.T, axis=1)))
+    return Decisions(Array.of(splits.decide(matrices[request.rows], records, threads)))
+
+
+def _decidable(forest: Forest, held: dict[str, int]) -> list[Tree]:
+    """Return the trees of the leading rounds whose records all owners still have."""
+    n_outputs = forest.objective.n_outputs
+    known = np.array([held[name] for name in forest.sources])
+    for number, tree in enumerate(forest.trees):
+        inner = tree.source >= 0
+        if np.any(tree.record[inner] >= known[tree.source[inner]]):
+            rounds = number // n_outputs
+            logger.warning(
+                "predicting with %d of %d rounds: a party lost later splits", rounds, len(forest.trees) // n_outputs
+            )
+            return forest.trees[: rounds * n_outputs]
+    return forest.trees
 
 
 def predict_active(party: Party, part: ModelPart, table: Table, threads: int = 1) -> NDArray[np.float64]:
@@ -137,8 +154,10 @@ def predict_active(party: Party, part: ModelPart, table: Table, threads: int = 1
     assert forest is not None, "the active party's part holds the trees"
     agree(party, {"model": part.model_id, "rows to predict": table.n_rows})
     margins = np.full((table.n_rows, forest.objective.n_outputs), forest.objective.base_margin)
-    if forest.trees:
-        _add_decided(party, part, forest.trees, table.matrix(), 0, margins, threads)
+    held = {peer: party.receive(peer, Held).records for peer in party.peers}
+    trees = _decidable(forest, {**held, party.name: len(part.splits)})
+    if trees:
+        _add_decided(party, part, trees, table.matrix(), 0, margins, threads)
     for peer in party.peers:
         party.send(peer, Finish())
     return margins
@@ -148,6 +167,7 @@ def predict_passive(party: Party, part: ModelPart, table: Table, threads: int = 
     """Decide rows at own splits for the active party, `party.peers[0]`."""
     (lead,) = party.peers
     agree(party, {"model": part.model_id, "rows to predict": table.n_rows})
+    party.send(lead, Held(len(part.splits)))
     matrix = table.matrix()
     while True:
         match party.receive(lead, DecideRequest, Finish):

@@ -174,7 +174,7 @@ def active(
         insecure_test_key_bits=options.insecure_test_key_bits,
         key_bits=options.key_bits or 3072,
     )
-    gradients = EncryptedGradients(client, data.table.n_rows)
+    gradients = EncryptedGradients(party, client, data.table.n_rows)
     setup = Setup(part.model_id, pack(client.setup()))
     for peer in party.peers:
         party.send(peer, setup)
@@ -209,8 +209,10 @@ def active(
 class EncryptedGradients:
     """What all passive parties are sent alike: encrypted once per tree, queried once per level."""
 
-    def __init__(self, client: SumsClient, n_rows: int) -> None:
+    def __init__(self, party: Party, client: SumsClient, n_rows: int) -> None:
         self.client = client
+        self._party = party
+        self._told = 0
         self._n_rows = n_rows
         self._tree: NDArray[np.int64] | None = None
         self._level: Level | None = None
@@ -229,6 +231,13 @@ class EncryptedGradients:
                 grad, hess = grad[rows], hess[rows]
             self._ciphertexts = pack(self.client.begin_tree(grad, hess))
         return self._ciphertexts
+
+    def told(self) -> None:
+        """Note that one more peer has the tree's gradients; with the last of them the tree's round begins."""
+        self._told += 1
+        if self._told == len(self._party.peers):
+            self._told = 0
+            self._party.round += 1
 
     def query(self, level: Level, partition: RowPartition) -> SumsRequest:
         """Return the level's query."""
@@ -268,6 +277,7 @@ class PassiveColumns:
         """See `SumsSource`."""
         sample = None if rows is None else Array.of(rows)
         self._party.send(self.peer, TreeStart(sample, Array.of(columns), self._gradients.start_tree(grad, hess, rows)))
+        self._gradients.told()
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """See `SumsSource`."""
@@ -359,6 +369,7 @@ def passive(
                 if progress is not None:
                     progress(trees, part)
                 trees += 1
+                party.round = trees
                 sample, columns = _checked_sample(start, lead, table.n_rows, len(categorical))
                 server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample, columns)
             case SumsRequest() as request:

@@ -104,7 +104,7 @@ class ColumnSource:
             lambda a, b: gather_pairs(self._grad, self._hess, members, a, b, pairs),
             len(members),
             self._threads,
-            1 << 13,
+            1 << 15,
         )
         sums = np.zeros((len(level.asked), int(self.offsets[-1]), 3), np.int64)
         share(
@@ -133,7 +133,7 @@ class ColumnSource:
             lambda a, b: look_up_left(self._columns, rows, starts, features, left_bins, a, b, left),
             len(rows),
             self._threads,
-            1 << 13,
+            1 << 17,
         )
         records = [self._record(int(feature), bins) for feature, bins in zip(features, left_bins, strict=True)]
         self._left = np.array(records, np.int32), left
@@ -220,6 +220,9 @@ class SumsFinder:
         for source, own in zip(self._sources, mine, strict=True):
             if len(own):
                 records[own], own_left = source.left()
+                if len(own) == len(nodes):
+                    left = own_left
+                    continue
                 at = 0
                 for k in own:
                     size = starts[k + 1] - starts[k]

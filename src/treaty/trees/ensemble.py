@@ -102,22 +102,22 @@ class SplitTable:
 
         Returns
         -------
-        uint8 (n_rows, k)
-            1 for left.
+        uint8 (k, ceil(n_rows / 8))
+            A bit per row, 1 for left, as `numpy.packbits` packs them.
         """
         if records is None:
             records = np.arange(len(self), dtype=np.int32)
         flat = join_splits([self], [matrix.shape[1]])
-        bits = np.empty((len(matrix), len(records)), np.uint8)
+        packed = np.empty((len(records), -(-len(matrix) // 8)), np.uint8)
 
         def work(first: int, last: int) -> None:
             record_bits(
                 matrix, records, flat.feature, flat.threshold, flat.missing_left,
-                flat.category_start, flat.category_left, first, last, bits,
+                flat.category_start, flat.category_left, first, last, packed,
             )  # fmt: skip
 
-        share(work, len(matrix), threads, least=1024)
-        return bits
+        share(work, packed.shape[1], threads, least=256)
+        return packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def margins_from_values(
 def margins_from_bits(
     trees: Sequence[Tree],
     base: NDArray[np.int64],
-    bits: NDArray[np.uint8],
+    packed: NDArray[np.uint8],
     margins: NDArray[np.float64],
     threads: int = 1,
 ) -> None:
@@ -194,9 +194,9 @@ def margins_from_bits(
     Parameters
     ----------
     base : int64 (n_owners + 1,)
-        Column of `bits` of each owner's record 0.
-    bits : uint8 (n_rows, n_records)
-        1 where the row goes left, as `SplitTable.decide` gives it, owners side by side.
+        Line of `packed` of each owner's record 0.
+    packed : uint8 (n_records, ceil(n_rows / 8))
+        A bit per row, 1 for left, as `SplitTable.decide` gives them, owners one after another.
     margins : float64 (n_rows, n_outputs)
         Changed in place; tree i adds to output ``i % n_outputs``.
     """
@@ -204,10 +204,10 @@ def margins_from_bits(
 
     def work(first: int, last: int) -> None:
         walk_bits(
-            bits, nodes.start, nodes.depth, nodes.left, nodes.leaf, nodes.value, nodes.split, first, last, margins
+            packed, nodes.start, nodes.depth, nodes.left, nodes.leaf, nodes.value, nodes.split, first, last, margins
         )
 
-    share(work, len(bits), threads, least=256)
+    share(work, len(margins), threads, least=256)
 
 
 @dataclass(frozen=True, slots=True)

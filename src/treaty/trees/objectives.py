@@ -30,7 +30,8 @@ class Objective:
     grad_clip : float
         Squared error: gradients are clipped to it and divided by it (a power of two); 1 for the others.
     weight_bound : float
-        Largest sample weight.
+        Largest sample weight, rounded up to a power of two. Weights below 1 are divided by it, so that they keep their
+        fractional bits.
     """
 
     name: str
@@ -48,25 +49,30 @@ class Objective:
         return self.base_score
 
     @property
+    def weight_unit(self) -> float:
+        """What a sample weight is divided by before rounding."""
+        return min(1.0, self.weight_bound)
+
+    @property
     def grad_unit(self) -> float:
         """What one integer step of a gradient is worth."""
-        return self.grad_clip * 2.0**-self.fractional_bits
+        return self.grad_clip * self.hess_unit
 
     @property
     def hess_unit(self) -> float:
         """What one integer step of a hessian is worth."""
-        return 2.0**-self.fractional_bits
+        return self.weight_unit * 2.0**-self.fractional_bits
 
     @property
     def grad_bound(self) -> int:
         """Largest absolute gradient, as an integer."""
-        return math.ceil(self.weight_bound * 2.0**self.fractional_bits)
+        return math.ceil(self.weight_bound / self.weight_unit * 2.0**self.fractional_bits)
 
     @property
     def hess_bound(self) -> int:
         """Largest hessian, as an integer."""
         largest = {"logistic": 0.25, "softmax": 0.5, "squared_error": 1.0}[self.name]
-        return math.ceil(largest * self.weight_bound * 2.0**self.fractional_bits)
+        return math.ceil(largest * self.weight_bound / self.weight_unit * 2.0**self.fractional_bits)
 
     def check_sums(self, n_rows: int) -> None:
         """Refuse a job whose sums could leave int64; overflow is found here, never at run time."""
@@ -102,7 +108,7 @@ class Objective:
         grad = np.empty((self.n_outputs, n_rows), np.int64)
         hess = np.empty((self.n_outputs, n_rows), np.int64)
         clipped: list[int] = []  # by block: threads may append at the same time, but not add to one number
-        scale = 2.0**self.fractional_bits
+        scale = 2.0**self.fractional_bits / self.weight_unit
 
         def work(first: int, last: int) -> None:
             for start in range(first, last, BLOCK):
@@ -177,6 +183,8 @@ def make_objective(
     if name == "logistic" and not 0.0 < base_score < 1.0:
         raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {base_score}")
     spread = 2.0 * float(np.max(np.abs(y - base_score))) if name == "squared_error" else 0.0
+    if not math.isfinite(spread):
+        raise ConfigError("labels and base_score are too far apart to subtract; scale the labels down")
     return Objective(
         name=name,
         n_outputs=n_classes if name == "softmax" else 1,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,13 +50,18 @@ class RowPartition:
         Returns
         -------
         rows : int32 (m,)
+            Perhaps a view, good until the division after next.
         starts : int64 (n_nodes + 1,)
             Node k holds ``rows[starts[k]:starts[k + 1]]``.
         """
         ends = self._middle if sampled else self._stop
-        pieces = [self._rows[self._start[node] : ends[node]] for node in nodes]
-        starts = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
-        return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [self._rows[:0]])), starts
+        ranges = [(self._start[node], ends[node]) for node in nodes.tolist()]
+        starts = np.array([0, *accumulate(last - first for first, last in ranges)], np.int64)
+        if not ranges:
+            return self._rows[:0], starts
+        if all(here[1] == following[0] for here, following in pairwise(ranges)):
+            return self._rows[ranges[0][0] : ranges[-1][1]], starts
+        return np.concatenate([self._rows[first:last] for first, last in ranges]), starts
 
     def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], left: NDArray[np.bool_]) -> None:
         """Move the rows of `nodes` to their children.
@@ -82,7 +89,7 @@ class RowPartition:
         masks = np.array([mask for _, mask, _ in segments], np.int64)[of_block] + within
         counts = np.empty(len(of_block), np.int64)
 
-        share(lambda a, b: count_left(left, masks, masks + block_sizes, a, b, counts), len(counts), self._threads)
+        share(lambda a, b: count_left(left, masks, masks + block_sizes, a, b, counts), len(counts), self._threads, 32)
 
         # A node's new order: left sampled, left others, right sampled, right others.
         per_segment = np.bincount(of_block, weights=counts, minlength=len(segments)).astype(np.int64)
@@ -112,7 +119,14 @@ class RowPartition:
             self._start[child], self._middle[child] = int(node_starts[k]), int(node_starts[k] + left_sampled[k])
             self._stop[child] = self._start[child + 1] = int(right_starts[k])
             self._middle[child + 1], self._stop[child + 1] = int(right_starts[k] + right_sampled[k]), int(stops[k])
-            self._rows[self._start[child] : self._stop[child + 1]] = out[self._start[child] : self._stop[child + 1]]
+
+        # What was not divided moves along, then the two arrays change places.
+        at = 0
+        for first, last in sorted(zip(node_starts.tolist(), stops.tolist(), strict=True)):
+            out[at:first] = self._rows[at:first]
+            at = last
+        out[at:] = self._rows[at:]
+        self._rows, self._spare = out, self._rows
 
     def add_to(self, margins: NDArray[np.float64], leaves: NDArray[np.int32], values: NDArray[np.float64]) -> None:
         """Add each leaf's value to the margins (n_rows,) of its rows."""

@@ -179,7 +179,7 @@ def scan(
             found.gain, found.feature, found.left_bins, found.left_totals,
         )  # fmt: skip
 
-    share(work, n_nodes, threads)
+    share(work, n_nodes, threads, least=max(1, (1 << 15) // max(1, sums.shape[1])))
     return found
 
 

@@ -9,34 +9,36 @@ import numpy as np
 from treaty.compute import kernel
 
 BATCH = 64  # rows that walk down a tree together, so that their cache misses overlap
-
-
-@kernel
-def _goes_left(
-    value: float, split: int, threshold: Any, missing_left: Any, category_start: Any, category_left: Any
-) -> bool:
-    if np.isnan(value):
-        return missing_left[split]  # type: ignore[no-any-return]
-    first = category_start[split]
-    last = category_start[split + 1]
-    if first == last:
-        return value < threshold[split]  # type: ignore[no-any-return]
-    unseen = last - first - 1
-    code = np.int64(value) if 0.0 <= value < unseen else unseen  # no other value may become an index
-    return category_left[first + code] != 0  # type: ignore[no-any-return]
+BYTES = 256  # of packed decisions, eight rows each, made together
 
 
 @kernel
 def record_bits(
     matrix: Any, records: Any, feature: Any, threshold: Any, missing_left: Any,
-    category_start: Any, category_left: Any, first: int, last: int, bits: Any,
+    category_start: Any, category_left: Any, first: int, last: int, packed: Any,
 ) -> None:  # fmt: skip
-    """Write into ``bits[first:last]`` (rows, records) whether each row goes left at each record."""
-    for row in range(first, last):
+    """Write into ``packed[:, first:last]`` (records, n_rows / 8) which rows go left, as `numpy.packbits` does.
+
+    ``matrix`` is float32 (n_rows, n_features); the rest is as in `walk_values`, by record instead of by node.
+    """
+    n_rows = matrix.shape[0]
+    for block in range(first, last, BYTES):  # so many rows stay in the cache while all records pass
+        stop = min(block + BYTES, last)
         for k in range(records.shape[0]):
             split = records[k]
-            value = matrix[row, feature[split]]
-            bits[row, k] = _goes_left(value, split, threshold, missing_left, category_start, category_left)
+            column = feature[split]
+            start = category_start[split]
+            unseen = category_start[split + 1] - start - 1  # -1 for a threshold split
+            for byte in range(block, stop):
+                bits = 0
+                for row in range(8 * byte, min(8 * byte + 8, n_rows)):
+                    x = matrix[row, column]
+                    goes = (x < threshold[split]) | ((x != x) & missing_left[split])
+                    if unseen >= 0 and x == x:
+                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # no other value may become an index
+                        goes = category_left[start + code] != 0
+                    bits |= int(goes) << (7 - row % 8)
+                packed[k, byte] = bits
 
 
 @kernel
@@ -94,11 +96,12 @@ def walk_values(
 
 @kernel
 def walk_bits(
-    bits: Any, start: Any, depth: Any, left: Any, leaf: Any, value: Any, split: Any, first: int, last: int, margins: Any
-) -> None:
-    """Add the leaf values of rows ``first..last`` to their margins; splits are decided by `bits` (rows, records).
+    packed: Any, start: Any, depth: Any, left: Any, leaf: Any, value: Any, split: Any, first: int, last: int,
+    margins: Any,
+) -> None:  # fmt: skip
+    """Add the leaf values of rows ``first..last`` to their margins; splits are decided by `packed`, see `record_bits`.
 
-    ``split`` is uint32 (n_nodes,), the node's column of `bits` (any in a leaf); the rest is as in `walk_values`.
+    ``split`` is uint32 (n_nodes,), the node's line of `packed` (any in a leaf); the rest is as in `walk_values`.
     """
     one = np.uint32(1)
     at = np.empty(BATCH, np.uint32)
@@ -107,10 +110,12 @@ def walk_bits(
         for tree in range(start.shape[0]):
             at[:] = start[tree]
             for _ in range(depth[tree]):
-                for row in range(size):
-                    node = np.uint64(at[row])
-                    goes = (bits[np.uint64(batch) + row, np.uint64(split[node])] != 0) | leaf[node]
-                    at[row] = left[node] + (one - np.uint32(goes))
+                for position in range(size):
+                    node = np.uint64(at[position])
+                    row = np.uint64(batch) + position
+                    byte = packed[np.uint64(split[node]), row >> np.uint64(3)]
+                    goes = ((byte >> (np.uint64(7) - (row & np.uint64(7)))) & np.uint64(1) != 0) | leaf[node]
+                    at[position] = left[node] + (one - np.uint32(goes))
             output = np.uint64(tree % margins.shape[1])
-            for row in range(size):
-                margins[np.uint64(batch) + row, output] += value[np.uint64(at[row])]
+            for position in range(size):
+                margins[np.uint64(batch) + position, output] += value[np.uint64(at[position])]
