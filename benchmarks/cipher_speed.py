@@ -6,14 +6,14 @@ columns active and the other passive; the data is looked for in $TREATY_DATA, th
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
+from data import find
+from treaty.compute import concurrently, pieces
 from treaty.crypto.bin_products import Items, bin_products
 from treaty.crypto.encrypted_sums import SumsBounds, make_client, make_server
 from treaty.crypto.joint_sums import plan_groups
@@ -21,7 +21,6 @@ from treaty.crypto.key_generation import generate_key
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.montgomery import Modulus
 from treaty.crypto.okamoto_uchiyama import Randomiser
-from treaty.compute import concurrently, pieces
 
 ROWS, BINS, FRACTION = 20_000, 32, 1 << 16
 
@@ -36,13 +35,9 @@ def seconds(work: Callable[[], object], repeats: int = 3) -> float:
     return min(times)
 
 
-def primitives(bits: int, threads: int) -> None:
-    key = generate_key(bits)
-    modulus, randomiser = key.public.modulus, Randomiser(key.public)
-    messages = Keystream().bits(79, 8192)
-    ciphertexts = key.encrypt(messages, threads)
-    exponents = randomiser.exponents(1024)
-    index = np.random.default_rng(0).integers(0, 8192, 1 << 16).astype(np.int32)
+def products_per_second(modulus: Modulus, ciphertexts: np.ndarray, threads: int) -> float:
+    """Modular products per second where ciphertexts are gathered at random, as a bin gathers its rows."""
+    index = np.random.default_rng(0).integers(0, len(ciphertexts), 1 << 16).astype(np.int32)
     shares = pieces(512, -(-512 // threads))
     starts = np.linspace(0, len(index), 513).astype(np.int64)
     out = np.empty((512, modulus.words), np.uint64)
@@ -53,10 +48,20 @@ def primitives(bits: int, threads: int) -> None:
 
         concurrently(share, shares, threads)
 
+    return (len(index) - 512) / seconds(products)
+
+
+def primitives(bits: int, threads: int) -> None:
+    key = generate_key(bits)
+    randomiser = Randomiser(key.public)
+    messages = Keystream().bits(79, 8192)
+    ciphertexts = key.encrypt(messages, threads)
+    exponents = randomiser.exponents(1024)
+
     randomise = lambda: concurrently(lambda p: randomiser.factors(exponents[p]), pieces(1024, 64), threads)  # noqa: E731
     rates = [
         8192 / seconds(lambda: key.encrypt(messages, threads)),
-        (len(index) - 512) / seconds(products),
+        products_per_second(key.public.modulus, ciphertexts, threads),
         1024 / seconds(lambda: key.decrypt(ciphertexts[:1024], threads)),
         1024 / seconds(randomise),
     ]
@@ -163,21 +168,12 @@ def _nodes(positions: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
     return [positions[a:b] for a, b in pairwise(starts)]
 
 
-def find_data() -> Path | None:
-    """credit2.parquet, or None."""
-    root = Path(__file__).resolve().parents[1]
-    for folder in (os.environ.get("TREATY_DATA"), root.parent / "shared" / "data"):
-        if folder and (path := Path(folder) / "credit2.parquet").exists():
-            return path
-    return None
-
-
 def main() -> None:
     print(" bits threads")
     for bits in (2048, 3072):
         for threads in (1, 2):
             primitives(bits, threads)
-    path = find_data()
+    path = find("credit2.parquet")
     if path is None:
         print("trees skipped: no credit2.parquet in $TREATY_DATA or ../shared/data")
         return

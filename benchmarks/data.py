@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
+QUIET = 0.1  # cores that others may use while something is timed
 
 FLIGHTS = (
     "month day weekday sched_dep_min dep_delay flight distance temp dewp humid wind_dir wind_speed wind_gust precip "
@@ -103,19 +104,60 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def side_by_side(ours: Callable[[], object], theirs: Callable[[], object], pairs: int) -> tuple[float, float, float]:
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Two things timed in turn, as medians over the pairs.
+
+    Attributes
+    ----------
+    ours, theirs : float
+        Seconds.
+    ratio : float
+        Of the pairs' ratios ours / theirs.
+    others : float
+        Cores that other processes of the machine kept busy meanwhile; above 0.1 the figures are worth little.
+    """
+
+    ours: float
+    theirs: float
+    ratio: float
+    others: float
+
+
+def side_by_side(ours: Callable[[], object], theirs: Callable[[], object], pairs: int, tries: int = 4) -> Timing:
     """Time two things in turn, A B B A A B and so on; both must have been run once before.
 
-    Returns
-    -------
-    tuple of float
-        Median time of each, and the median of the ratios ours / theirs of the pairs.
+    Of at most `tries` times `pairs` pairs the first `pairs` undisturbed ones count; if there are fewer, the least
+    disturbed ones do.
     """
-    first, second = [], []
-    for k in range(pairs):
-        for which, times in ((ours, first), (theirs, second)) if k % 2 == 0 else ((theirs, second), (ours, first)):
-            times.append(seconds(which))
-    return median(first), median(second), median(a / b for a, b in zip(first, second, strict=True))
+    timed: list[tuple[float, float, float]] = []  # cores others used, ours, theirs
+    for k in range(pairs * tries):
+        before, start = cpu_of_others(), time.perf_counter()
+        if k % 2 == 0:
+            a = seconds(ours)
+            b = seconds(theirs)
+        else:
+            b = seconds(theirs)
+            a = seconds(ours)
+        timed.append(((cpu_of_others() - before) / (time.perf_counter() - start), a, b))
+        if sum(others < QUIET for others, _, _ in timed) >= pairs:
+            break
+    best = sorted(timed)[:pairs]
+    return Timing(
+        median(a for _, a, _ in best),
+        median(b for _, _, b in best),
+        median(a / b for _, a, b in best),
+        max(0.0, median(others for others, _, _ in best)),
+    )
+
+
+def cpu_of_others() -> float:
+    """Return the processor seconds that processes other than this one and its (ended) children have used so far."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    user, nice, system, _, _, irq, soft, *_ = map(int, stat.read_text().splitlines()[0].split()[1:])
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:

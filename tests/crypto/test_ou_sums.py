@@ -175,7 +175,7 @@ class Attack:
 
     def matching(self, modulus):
         """Sets of four rows (the decrypted count) whose product explains the answer modulo n or a factor."""
-        answer, ciphertexts = self.plain(self.answered())[0], self.plain(self.pair.ciphertexts[0])
+        answer, ciphertexts = self.plain(self.answered())[0], self.plain(self.pair.ciphertexts[0].view(np.uint64))
         found = []
         for rows in itertools.combinations(range(10), 4):
             product = 1
@@ -209,7 +209,7 @@ def test_short_exponent_does_not_hide_from_the_key_owner(monkeypatch):
         "exponents",
         lambda self, rows: np.random.default_rng(7).integers(0, 256, (rows, 1)).astype(np.uint64),
     )
-    answer, ciphertexts = attack.plain(attack.answered())[0], attack.plain(attack.pair.ciphertexts[0])
+    answer, ciphertexts = attack.plain(attack.answered())[0], attack.plain(attack.pair.ciphertexts[0].view(np.uint64))
     h, n = attack.pair.client._key.public.h, attack.n.value
     product = ciphertexts[6] * ciphertexts[7] * ciphertexts[8] * ciphertexts[9]
     assert any((product * pow(h, r, n) - answer) % n == 0 for r in range(256))
@@ -251,7 +251,7 @@ def test_server_keeps_received_ciphertexts_without_copying():
     grad, hess = gradients(rng, 3000, (1 << 16, 1 << 14))
     payload = pair.client.begin_tree(grad, hess)
     message = b"header!" + payload[0].tobytes()  # a read-only, unaligned view of a received message
-    view = np.frombuffer(message, np.uint8)[7:].view(np.uint64).reshape(payload[0].shape)
+    view = np.frombuffer(message, np.uint8)[7:].reshape(payload[0].shape)
     positions, starts = level_of(np.zeros(3000, int), 1)
     query = pair.client.query(positions, starts)
     pair.server.begin_tree([view], np.arange(3000, dtype=np.int32))

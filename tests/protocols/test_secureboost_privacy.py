@@ -23,6 +23,7 @@ TO_PASSIVE = {
     "Verdict": Verdict,
     "Setup": secureboost.Setup,
     "TreeStart": secureboost.TreeStart,
+    "TreeEnd": secureboost.TreeEnd,
     "SumsRequest": secureboost.SumsRequest,
     "SplitRequest": secureboost.SplitRequest,
     "DecideRequest": decisions.DecideRequest,

@@ -117,6 +117,10 @@ class SumsServer(Protocol):
         """
         ...
 
+    def end_tree(self) -> None:
+        """Let go of the tree's payload, so that it and the next one need not be held at one time."""
+        ...
+
     def answer(self, query: Payload) -> Payload:
         """Answer a query: all nodes of a level at once."""
         ...

@@ -16,7 +16,7 @@ bit map says which are sent; the counts say the same). Payloads, by call:
 ============  ==========================================================================================
 setup         uint64 (3, words) n, g, h; int64 (4,) n_rows, grad_bound, hess_bound, subgroup_bits
 hint          int32 (features,) the left-out slot of each feature
-begin_tree    uint64 (m, words) packed Montgomery forms, one per sampled row
+begin_tree    uint8 (m, 8 words) packed Montgomery forms, one per sampled row; bytes, which need no copy to be aligned
 query         uint8 or uint16 (m,) node of each row, the largest value in no node; int32 (1,) nodes
 answer        uint8 (nodes, ceil(slots / 8)) bit map of slots sent; uint64 (ciphertexts, words)
 ============  ==========================================================================================
@@ -105,7 +105,7 @@ class OUSumsClient:
         if grad.ndim != 1 or grad.shape != hess.shape or grad.dtype != np.int64 or hess.dtype != np.int64:
             raise CryptoError("expected grad and hess as int64 of one length - at the start of a tree")
         self._rows, self._nodes = len(grad), -1
-        return [self._key.encrypt(self._packing.pack_rows(grad, hess), self._threads)]
+        return [self._key.encrypt(self._packing.pack_rows(grad, hess), self._threads).view(np.uint8)]
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
         """Name the node of each sampled row; see `SumsClient.query`."""
@@ -208,15 +208,20 @@ class OUSumsServer:
 
     def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
         """Keep a tree's ciphertexts (not copied) and their rows; see `SumsServer.begin_tree`."""
-        check_payload(payload, "the ciphertexts of a tree", (np.uint64, (len(rows), self._modulus.words)))
+        check_payload(payload, "the ciphertexts of a tree", (np.uint8, (len(rows), 8 * self._modulus.words)))
+        ciphertexts = payload[0].view(np.uint64)  # perhaps unaligned: the kernels read bytes
         if len(rows) > self._packing.bounds.n_rows:
             raise CryptoError(f"expected at most {self._packing.bounds.n_rows} rows, got {len(rows)}")
         if len(rows) and not 0 <= rows.min() <= rows.max() < self._table_rows:
             raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
-        if not self._modulus.in_range(payload[0]):
+        if not self._modulus.in_range(ciphertexts):
             raise CryptoError("a ciphertext is not in [1, n) - at the start of a tree")
-        self._ciphertexts, self._rows = payload[0], rows.copy()
+        self._ciphertexts, self._rows = ciphertexts, rows.copy()
         self._groups = self._all_groups if features is None else keep_features(self._all_groups, set(features.tolist()))
+
+    def end_tree(self) -> None:
+        """Drop the tree's ciphertexts; see `SumsServer.end_tree`."""
+        self._ciphertexts = None
 
     def answer(self, query: Payload) -> Payload:
         """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""

@@ -20,6 +20,7 @@ message               from -> to     content                                    
 `SplitRequest`        active ->      of each node the owner won: feature, bins going     TLS
                                      left, the node's rows
 `SplitAnswer`         passive ->     record numbers, which rows go left                  TLS
+`TreeEnd`             active ->      the tree is grown                                   TLS
 `DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
 `Decisions`           passive ->     which rows go left at each record                   TLS
 `Finish`              active ->      training is over                                    TLS
@@ -86,6 +87,10 @@ class TreeStart(Message):
     rows: Array | None
     columns: Array
     payload: list[Array]
+
+
+class TreeEnd(Message):
+    """The tree is grown. Tells nothing new; the passive party lets go of its gradients."""
 
 
 class SumsRequest(Message):
@@ -279,6 +284,10 @@ class PassiveColumns:
         self._party.send(self.peer, TreeStart(sample, Array.of(columns), self._gradients.start_tree(grad, hess, rows)))
         self._gradients.told()
 
+    def end_tree(self) -> None:
+        """See `SumsSource`."""
+        self._party.send(self.peer, TreeEnd())
+
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """See `SumsSource`."""
         self._totals = level.asked_totals
@@ -364,7 +373,7 @@ def passive(
     matrices = [t.matrix() for t in eval_tables]
     trees = 0
     while True:
-        match party.receive(lead, TreeStart, SumsRequest, SplitRequest, DecideRequest, Finish):
+        match party.receive(lead, TreeStart, TreeEnd, SumsRequest, SplitRequest, DecideRequest, Finish):
             case TreeStart() as start:
                 if progress is not None:
                     progress(trees, part)
@@ -372,6 +381,9 @@ def passive(
                 party.round = trees
                 sample, columns = _checked_sample(start, lead, table.n_rows, len(categorical))
                 server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample, columns)
+                del start  # or it would keep the ciphertexts until the next tree's are here
+            case TreeEnd():
+                server.end_tree()
             case SumsRequest() as request:
                 party.send(lead, Sums(pack(server.answer(unpack(request.payload, lead, "SumsRequest")))))
             case SplitRequest() as request:

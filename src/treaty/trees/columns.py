@@ -39,6 +39,9 @@ class SumsSource(Protocol):
     ) -> None:
         """Take the tree's gradients (n_rows,), sampled rows (None: all) and columns (of this source, ascending)."""
 
+    def end_tree(self) -> None:
+        """Let go of the tree's gradients."""
+
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """Ask for the sums of ``level.asked``."""
 
@@ -95,6 +98,10 @@ class ColumnSource:
     ) -> None:
         """See `SumsSource`."""
         self._grad, self._hess, self._features = grad, hess, columns
+
+    def end_tree(self) -> None:
+        """See `SumsSource`."""
+        del self._grad, self._hess
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """Compute the sums at once."""
@@ -233,5 +240,7 @@ class SumsFinder:
 
     def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
         """See `SplitFinder`."""
+        for source in self._sources:
+            source.end_tree()
         leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
         self._rows.add_to(margins, leaves, tree.value[leaves])
