@@ -33,6 +33,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/pooled_speed.py
 	$(BIN)/python benchmarks/secureboost_speed.py
 	$(BIN)/python benchmarks/secureboost_accuracy.py
+	$(BIN)/python benchmarks/secureboost_memory.py
+	$(BIN)/python benchmarks/cipher_speed.py
 
 clean:
 	rm -rf $(VENV)

@@ -78,7 +78,7 @@ def compare(data: Data, least: int, splits: int) -> dict[str, object]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--splits", type=int, default=12)
     options = parser.parse_args()
     sets = [default_of_credit_card_clients()] + ([] if options.quick else [give_me_some_credit()])
     rows = [compare(data, least, 1 if options.quick else options.splits) for data in sets for least in (20, 1)]
