@@ -238,7 +238,8 @@ def scan_splits(
                         prefix[k, 0] += missing_grad
                         prefix[k, 1] += missing_hess
                         prefix[k, 2] += missing_count
-                # without branches, so that the two divisions run in vector registers
+                # Without branches, so that the two divisions run in vector registers; in a function of its own, whose
+                # arrays might overlap, the compiler would not dare to (three times slower).
                 for k in range(used):
                     left_hess = prefix[k, 1] * hess_unit
                     right_hess = (total_hess - prefix[k, 1]) * hess_unit
