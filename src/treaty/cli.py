@@ -18,7 +18,7 @@ from rich.console import Console
 import treaty
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
-from treaty.jobs import find_part, load_job, part_file, predict_party, train_party
+from treaty.jobs import find_part, load_job, load_reports, part_file, predict_party, train_party
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.processes import run_all
 from treaty.progress import TrainingBar
@@ -95,8 +95,11 @@ def train(
     rounds = described.tree_options().n_estimators
     if party is None:
         run_all(described, "train", progress=True)
-        for name in described.parties:
-            console.print(f"{name}: {part_file(described.output, name)}", soft_wrap=True)
+        for name, report in load_reports(described).items():
+            sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
+            took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
+            console.print(f"{name}: {part_file(described.output, name)}  ({took})", soft_wrap=True)
+        console.print("What each party learned is in the .report.json files beside them.")
         return
     _check_party(party, list(described.parties))
     with TrainingBar(party, rounds) if party == described.active else nullcontext() as bar:

@@ -19,7 +19,7 @@ from treaty.compute import cores
 from treaty.data.labels import check_labels, check_targets, check_weights
 from treaty.data.sources import checked_columns, read_table
 from treaty.data.table import Schema, Table, to_table
-from treaty.errors import ConfigError, DataError
+from treaty.errors import ConfigError, DataError, PeerLost
 from treaty.messaging.certificates import load_certificate
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
@@ -260,7 +260,11 @@ def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Resul
         party = Party(name, job.name, protocol, channel, peers, timeout=job.timeout)
 
         def connect_and_play() -> Result:  # a peer that cannot be reached is the others' business, too
-            channel.connect(timeout=CONNECT_TIMEOUT)
+            try:
+                channel.connect(timeout=CONNECT_TIMEOUT)
+            except PeerLost:
+                party.heed()  # a peer that stopped the job said why before it went
+                raise
             return role(party)
 
         return run_role(party, connect_and_play), party.transcript

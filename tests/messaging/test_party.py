@@ -341,3 +341,18 @@ def test_several_threads_may_send(parties):
     for thread in threads:
         thread.join()
     assert got == sorted(list(range(25)) * 4)
+
+
+def test_a_stop_heard_while_still_connecting_explains_the_lost_peer(parties):
+    clinic, lab = parties["clinic"], parties["lab"]
+    lab.abort("no table")
+    lab.channel.close()
+
+    def wait():
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            clinic.heed()
+            time.sleep(0.01)
+
+    with pytest.raises(PeerAborted, match="lab stopped the job: no table"):
+        wait()

@@ -6,9 +6,9 @@ import copy
 
 import numpy as np
 import pytest
-from tables import FAST_KEY, cut, real_table
 
 import treaty
+from tables import FAST_KEY, cut, real_table
 from treaty.models import forest_of
 
 
@@ -28,7 +28,7 @@ def shorten(part, records: int) -> None:
 def test_rounds_whose_splits_a_party_lost_are_left_out(caplog):
     model, tables, y, options = fitted()
     trees = forest_of(list(model.parts_.values())).trees
-    used = [max((tree.record[tree.source == 1] + 1).tolist() + [0]) for tree in trees[:9]]  # of the first three rounds
+    used = [max([0, *(tree.record[tree.source == 1] + 1)]) for tree in trees[:9]]  # of the first three rounds
     shorten(model.parts_["p1"], max(used))
     shorter = treaty.GBDTClassifier(**{**options, "n_estimators": 3}).fit(tables, y)
     longer = treaty.GBDTClassifier(**{**options, "n_estimators": 4}).fit(tables, y)

@@ -184,6 +184,11 @@ class Party:
                 raise PeerTimeout(frm, f"{doing} for {patience:g} s and got nothing; {frm} is connected but silent")
             self._listen(remaining)
 
+    def heed(self) -> None:
+        """Raise PeerAborted if a peer has stopped the job; for a failure of the channel, which such a stop explains."""
+        self._listen()
+        self._raise_if_stopped([], "")
+
     def abort(self, reason: str) -> None:
         """Tell every peer, once and best effort, that this party stops the job.
 

@@ -468,7 +468,8 @@ def disclosures(lead: str, others: Sequence[str]) -> dict[str, list[str]]:
         lead: [
             "of every column of the others (by number, not name): how many bins it has, which of them is fullest, and "
             "at every node the sum of gradients, sum of hessians and number of rows in each bin",
-            "of every split another party won: which of the node's training rows go left",
+            "of every split another party won: which of the node's training rows go left; for eval sets and at "
+            "prediction, each row's side at every such split",
             "the shape of all trees and all leaf weights",
         ]
     }
@@ -477,6 +478,6 @@ def disclosures(lead: str, others: Sequence[str]) -> dict[str, list[str]]:
             f"which training rows are together in each node {lead} asked it about, and so in part which rows have "
             "similar labels (gradients and labels themselves stay encrypted)",
             "which of its own columns and bins were chosen, at how many nodes",
-            "the number of trees and levels",
+            "the number of trees and levels, and each tree's sample of rows and of its own columns",
         ]
     return learned
