@@ -318,3 +318,29 @@ def test_predicting_a_plain_table_with_a_model_of_parties_is_refused():
     X, y = real_table("binary")
     with pytest.raises(treaty.DataError, match="p0, p1"):
         treaty.GBDTClassifier(n_estimators=1).fit(cut(X, 2), y).predict(X)
+
+
+@pytest.mark.parametrize("convert", [lambda X: X, lambda X: X.to_numpy()], ids=["names", "no names"])
+def test_a_loaded_model_knows_its_columns(tmp_path, convert):
+    X, y = real_table("binary")
+    model = treaty.GBDTClassifier(n_estimators=2).fit(convert(X), y)
+    model.save(tmp_path / "model")
+    again = treaty.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict_proba(convert(X)), model.predict_proba(convert(X)))
+    assert again.n_features_in_ == X.shape[1]
+    with pytest.raises(ValueError, match="feature"):
+        again.predict(convert(X.iloc[:, :3]))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b"[1]"], ids=repr)
+def test_a_file_that_is_no_model_is_refused(tmp_path, content):
+    X, y = real_table("binary")
+    treaty.GBDTClassifier(n_estimators=1).fit(X, y).save(tmp_path / "model")
+    (tmp_path / "model" / "pooled.part").write_bytes(content)
+    with pytest.raises(treaty.ConfigError, match=r"pooled\.part"):
+        treaty.load(tmp_path / "model")
+    (tmp_path / "model" / "model.json").write_bytes(content)
+    with pytest.raises(treaty.ConfigError, match=r"model\.json"):
+        treaty.load(tmp_path / "model")
+    with pytest.raises(treaty.ConfigError, match="nowhere"):
+        treaty.load(tmp_path / "nowhere")

@@ -6,9 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import quote
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -20,12 +18,13 @@ from treaty.compute import cores
 from treaty.data.labels import check_labels, check_targets, check_weights
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.models import ModelPart, forest_of, load_part, predict_pooled
+from treaty.models import ModelPart, forest_of, predict_pooled
 from treaty.options import VERTICAL, TreeOptions, tree_options
 from treaty.processes import predict_in_processes, train_in_processes
 from treaty.progress import TrainingBar
 from treaty.protocols import pooled, secureboost
 from treaty.protocols.pooled import Labelled
+from treaty.saving import Saved, read_model, write_model
 from treaty.simulation import Traffic, predict_in_threads, train_in_threads
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import join_splits
@@ -336,16 +335,15 @@ class _GBDT(BaseEstimator):
             If the folder cannot be written.
         """
         check_is_fitted(self, "parts_")
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, part in self.parts_.items():
-                part.save(_part_file(folder, name))
-            params = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
-            saved = _Saved(type(self).__name__, params, list(self.parts_), self.schemas_)
-            (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
-        except OSError as error:
-            raise ConfigError(f"cannot write the model to {folder}: {error.strerror}") from None
+        names = getattr(self, "feature_names_in_", None)
+        saved = Saved(
+            kind=type(self).__name__,
+            params={name: _plain(value) for name, value in self.get_params(deep=False).items()},
+            parties=list(self.parts_),
+            schemas=self.schemas_,
+            feature_names=None if names is None else list(names),
+        )
+        write_model(folder, saved, self.parts_)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -448,15 +446,6 @@ def forest_margin_predictions(model: _GBDT, X: Tables) -> NDArray[np.float64]:
     return forest_of(list(model.parts_.values())).objective.predictions(margins)
 
 
-class _Saved(msgspec.Struct):
-    """What `save` writes beside the parts."""
-
-    kind: str
-    params: dict[str, Any]
-    parties: list[str]
-    schemas: dict[str, Schema]
-
-
 def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:
     """Read what `save` wrote.
 
@@ -465,18 +454,12 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:
     ConfigError
         If a file is missing or is not one of a Treaty model.
     """
-    folder = Path(folder)
-    try:
-        saved = msgspec.json.decode((folder / "model.json").read_bytes(), type=_Saved)
-    except OSError as error:
-        raise ConfigError(f"cannot read the model {folder / 'model.json'}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
-        raise ConfigError(
-            f"expected a saved model, got something else - at {folder / 'model.json'} ({error})"
-        ) from None
+    saved, parts = read_model(folder)
     model = (GBDTClassifier if saved.kind == "GBDTClassifier" else GBDTRegressor)(**saved.params)
-    model.parts_ = {name: load_part(_part_file(folder, name)) for name in saved.parties}
-    model.schemas_ = saved.schemas
+    model.parts_, model.schemas_ = parts, saved.schemas
+    model.n_features_in_ = sum(len(schema.names) for schema in saved.schemas.values())
+    if saved.feature_names is not None:
+        model.feature_names_in_ = np.array(saved.feature_names, dtype=object)
     forest = forest_of(list(model.parts_.values()))
     if forest.classes is not None:
         model.classes_ = np.array(forest.classes)
@@ -505,10 +488,6 @@ def _empty(table: Any) -> bool:
     """Whether an active party brings no features: None, or a table without columns."""
     shape = getattr(table, "shape", None)
     return table is None or (isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 0)
-
-
-def _part_file(folder: Path, party: str) -> Path:
-    return folder / f"{quote(party, safe=' ')}.part"  # a party's name may hold what a file's may not
 
 
 def _plain(value: Any) -> Any:
