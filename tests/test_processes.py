@@ -185,7 +185,7 @@ def test_one_class_of_labels_is_one_error_at_every_party(tmp_path):
     job = write_job(tmp_path, alone=True)
     clinic = pd.read_csv(tmp_path / "clinic.csv").assign(y=1)
     clinic.to_csv(tmp_path / "clinic.csv", index=False)
-    ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, 30)
+    ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, EACH_WITHIN + 5)
     for name, (code, said) in ended.items():
         assert code == (2 if name == "clinic" else 1)
         assert "class" in one_line(said)
@@ -197,7 +197,7 @@ def test_differing_job_files_are_one_error_at_every_party(tmp_path):
     (tmp_path / "other.toml").write_text(job.read_text().replace("n_estimators = 3", "n_estimators = 4"))
     processes = {name: start(job, name) for name in ("clinic", "imaging")}
     processes["lab"] = start(tmp_path / "other.toml", "lab")
-    for code, said in finish(processes, 30).values():
+    for code, said in finish(processes, EACH_WITHIN + 5).values():
         assert code == 2
         assert all(word in one_line(said) for word in ("n_estimators", "3", "4", "clinic", "lab"))
 

@@ -7,7 +7,7 @@ others' out. Paths are relative to the file.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -227,7 +227,8 @@ def predict_party(job: Job, name: str) -> NDArray[np.float64] | None:
     to_predict = member.predict_table
 
     def role(party: Party) -> NDArray[np.float64] | None:
-        table = _features(job, name, to_predict, part.schema)
+        labels = [job.label, *([job.weight] if job.weight else [])] if name == job.active else []
+        _, table = _open(job, name, to_predict, part.schema, labels)
         if part.forest is not None:
             return decisions.predict_active(party, part, table, threads)
         decisions.predict_passive(party, part, table, threads)
@@ -323,18 +324,19 @@ class _Keeper:
 def _read(
     job: Job, name: str, path: str, schema: Schema | None, classes: list[Any] | None
 ) -> tuple[Labelled, list[Any] | None]:
-    """Read a party's rows; at the active party, labels and weights too."""
-    table = _features(job, name, path, schema)
+    """Read a party's training or eval rows; at the active party, labels and (for training) weights too."""
+    extra = [job.label, *([job.weight] if job.weight else [])] if name == job.active else []
+    arrow, table = _open(job, name, path, schema, extra)
     if name != job.active:
         return Labelled(table, np.zeros(0)), None
-    wanted = [job.label, *([job.weight] if job.weight and schema is None else [])]  # eval rows all weigh the same
-    columns = read_table(path, columns=wanted, party=name)
-    weight = (
-        None if job.weight is None or schema is not None else check_weights(columns[job.weight], table.n_rows, name)
-    )
+    weighted = job.weight is not None and schema is None  # eval rows all weigh the same
+    for column in [job.label, *([job.weight] if weighted else [])]:
+        if column not in arrow.column_names:
+            raise DataError(f"{name}: expected a column {column!r}, got a file without it - at {path}")
+    weight = check_weights(arrow[job.weight], table.n_rows, name) if weighted else None
     if job.task == "regression":
-        return Labelled(table, check_targets(columns[job.label], name, table.n_rows), weight), None
-    y = check_labels(columns[job.label].to_numpy(zero_copy_only=False), name, table.n_rows)
+        return Labelled(table, check_targets(arrow[job.label], name, table.n_rows), weight), None
+    y = check_labels(arrow[job.label].to_numpy(zero_copy_only=False), name, table.n_rows)
     if classes is None:
         classes = np.unique(y).tolist()
         if len(classes) < 2:
@@ -348,14 +350,23 @@ def _read(
     return Labelled(table, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
 
 
-def _features(job: Job, name: str, path: str, schema: Schema | None) -> Table:
+def _open(job: Job, name: str, path: str, schema: Schema | None, extra: Sequence[str]) -> tuple[Any, Table]:
+    """Read a file once; return all of it, and its columns other than `extra` as features."""
     member = job.parties[name]
-    drop = [*member.drop, *([job.label, job.weight or job.label] if name == job.active else [])]
-    columns = read_table(path, columns=member.columns, drop=drop, party=name)
-    checked = checked_columns(columns)
+    known = {} if schema is None else dict(zip(schema.names, schema.kinds, strict=True))
+    text = [column for column, kind in known.items() if kind == "categorical"]
+    arrow = read_table(path, drop=member.drop, text=text, party=name)
+    checked = checked_columns(arrow)
     if checked is not None:
-        return checked
-    return to_table(columns, party=name, schema=schema, text_as_categories=True, allow_no_features=name == job.active)
+        return arrow, checked
+    wanted = [column for column in member.columns or arrow.column_names if column not in extra]
+    absent = [column for column in wanted if column not in arrow.column_names]
+    if absent:
+        raise DataError(f"{name}: expected columns {', '.join(absent)}, got a file without them - at {path}")
+    features = arrow.select(wanted)
+    return arrow, to_table(
+        features, party=name, schema=schema, text_as_categories=True, allow_no_features=name == job.active
+    )
 
 
 def _write_report(job: Job, name: str, seconds: dict[str, float], transcript: Transcript) -> None:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from treaty.data.sources import write_columns
 from treaty.data.table import Schema, Table
-from treaty.errors import TreatyError
+from treaty.errors import ConfigError, TreatyError
 from treaty.jobs import Job, Member, find_part, load_reports, part_file
 from treaty.messaging.certificates import write_identity
 from treaty.models import ModelPart
@@ -191,7 +192,7 @@ def train_in_processes(
             run_all(job, "train", progress=True)
         except PartyFailed:
             for party in tables:  # what was finished survives
-                if (folder / "model" / f"{party}.part.partial").exists():
+                with suppress(ConfigError):  # raised where nothing was
                     progress(1, with_classes(find_part(folder / "model", party), classes))
             raise
         parts = {party: with_classes(find_part(folder / "model", party), classes) for party in tables}

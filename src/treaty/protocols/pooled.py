@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.data.binning import Bins, fit_bins
+from treaty.data.binning import fit_bins
 from treaty.data.columns import Category
 from treaty.data.table import Table
 from treaty.models import ModelPart, record_split
@@ -58,18 +58,17 @@ def objective_for(data: Labelled, classes: list[Category] | None, options: TreeO
     )
 
 
-def own_columns(table: Table, options: TreeOptions, splits: SplitTable, threads: int) -> tuple[ColumnSource, Bins]:
+def own_columns(table: Table, options: TreeOptions, splits: SplitTable, threads: int) -> ColumnSource:
     """Bin a table and make it a source of sums that records its splits in `splits`."""
     bins = fit_bins(table, options.max_bin, threads)
     categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
-    source = ColumnSource(
+    return ColumnSource(
         bins.transform(table, threads),
         bins.offsets,
         categorical,
         lambda feature, left_bins: record_split(splits, bins, feature, left_bins),
         threads,
     )
-    return source, bins
 
 
 def train(
@@ -99,7 +98,7 @@ def train(
     part = ModelPart(
         model_id=secrets.token_hex(16), party="pooled", schema=data.table.schema, splits=splits, forest=forest
     )
-    source, _ = own_columns(data.table, options, splits, threads)
+    source = own_columns(data.table, options, splits, threads)
 
     def watch(rows: Labelled) -> EvalSet:
         matrix = rows.table.matrix()

@@ -163,7 +163,7 @@ def active(
     objective = objective_for(data, classes, options)
     objective.check_sums(data.table.n_rows)
     splits = SplitTable()
-    own, _ = own_columns(data.table, options, splits, threads)
+    own = own_columns(data.table, options, splits, threads)
     part = ModelPart(
         model_id=secrets.token_hex(16),
         party=party.name,

@@ -15,6 +15,8 @@ import numpy as np
 
 from treaty.compute import kernel
 
+MIN_GAIN = 1e-6  # XGBoost's kRtEps: a split must gain more than this
+
 
 @kernel
 def gather_pairs(grad: Any, hess: Any, rows: Any, first: int, last: int, pairs: Any) -> None:
@@ -255,7 +257,7 @@ def scan_splits(
                         & (right_hess >= min_child_weight)
                         & (prefix[k, 2] >= min_child_samples)
                         & (total_count - prefix[k, 2] >= min_child_samples)
-                        & (gain > 1e-6)
+                        & (gain > MIN_GAIN)
                         & (gain >= min_split_loss)
                     )
                     candidate[k] = gain if allowed else 0.0

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from treaty.compute import share
 from treaty.trees.kernels import scan_splits
 
-MIN_GAIN = 1e-6  # XGBoost's kRtEps: a split must gain more than this
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRules:
