@@ -5,7 +5,6 @@ training and in prediction alike. Cuts are quantiles that never part equal value
 a category that occurs has a bin of its own while there are enough of them. Code `n_bins[f]` means missing.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import concurrently, cores
-from treaty.data.columns import Category
 from treaty.data.kernels import pad_cuts, tie_aware_cuts, write_codes
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
@@ -102,82 +100,6 @@ class Bins:
             return pad_cuts(cuts)
         assert of_category is not None
         return np.append(of_category, self.n_bins[feature]).astype(np.uint8)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Write as lists, strings and numbers alone, to be stored as JSON or MessagePack.
-
-        Returns
-        -------
-        dict
-            Keys names, categories, cuts, category_bins, has_other, n_bins; see `from_dict`.
-        """
-        return {
-            "names": list(self.schema.names),
-            "categories": [None if values is None else list(values) for values in self.schema.categories],
-            "cuts": [None if cuts is None else cuts.tolist() for cuts in self.cuts],
-            "category_bins": [None if bins is None else bins.tolist() for bins in self.category_bins],
-            "has_other": list(self.has_other),
-            "n_bins": self.n_bins.tolist(),
-        }
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "Bins":
-        """Read back what `to_dict` wrote.
-
-        Parameters
-        ----------
-        stored : mapping
-            From a file, so not trusted.
-
-        Returns
-        -------
-        Bins
-            Equal to the bins that were written.
-
-        Raises
-        ------
-        DataError
-            Something is missing, of the wrong type, or contradicts the rest.
-        """
-        try:
-            categories: list[tuple[Category, ...] | None] = [
-                None if values is None else tuple(values) for values in stored["categories"]
-            ]
-            bins = cls(
-                Schema(tuple(map(str, stored["names"])), tuple(categories)),
-                tuple(None if c is None else np.array(c, dtype=np.float32) for c in stored["cuts"]),
-                tuple(None if b is None else np.array(b, dtype=np.int16) for b in stored["category_bins"]),
-                tuple(map(bool, stored["has_other"])),
-                np.array(stored["n_bins"], dtype=np.int32),
-            )
-            sound = bins._is_sound()
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"expected stored bins, got something malformed ({type(error).__name__})") from None
-        if not sound:
-            raise DataError("expected stored bins, got parts that contradict each other")
-        return bins
-
-    def _is_sound(self) -> bool:
-        n_features = len(self.schema.names)
-        if self.n_bins.shape != (n_features,) or not ((self.n_bins >= 0) & (self.n_bins <= MOST_BINS)).all():
-            return False
-        parts = zip(self.schema.categories, self.cuts, self.category_bins, self.has_other, self.n_bins, strict=True)
-        for categories, cuts, of_category, other, n_bins in parts:
-            if (categories is None) != (cuts is not None) or (categories is None) != (of_category is None):
-                return False
-            if cuts is not None:
-                if other or cuts.ndim != 1 or len(cuts) != max(n_bins - 1, 0):
-                    return False
-                if not np.isfinite(cuts).all() or not (cuts[:-1] < cuts[1:]).all():
-                    return False
-            if of_category is not None and categories is not None:
-                if not all(isinstance(value, (str, int, float)) for value in categories):
-                    return False
-                if of_category.shape != (len(categories) + 1,) or (other and n_bins == 0):
-                    return False
-                if not ((of_category >= 0) & (of_category <= n_bins)).all():
-                    return False
-        return True
 
 
 def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bins:
