@@ -254,8 +254,8 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch):
             raise RuntimeError("out of paper")
         return divide(*arguments)
 
-    divide = secureboost._divide
-    monkeypatch.setattr(secureboost, "_divide", failing)
+    divide = secureboost.divide
+    monkeypatch.setattr(secureboost, "divide", failing)
     model = treaty.GBDTClassifier(n_estimators=30, min_child_samples=1, **FAST_KEY)
     with pytest.raises(RuntimeError, match="out of paper"):
         model.fit(tables, y)

@@ -35,6 +35,10 @@ class ConfigError(TreatyError, ValueError):
 
     public = "its job file, options or model cannot be used; it has the details"
 
+    def __init__(self, message: str, *, public: str | None = None) -> None:
+        super().__init__(message)
+        self.public = public or self.public
+
 
 class DataError(TreatyError, ValueError):
     """A table, label or weight cannot be used; names the party, column and number of rows."""

@@ -51,6 +51,9 @@ class _GBDT(BaseEstimator):
         min_child_samples: int | None = None,
         subsample: float = 1.0,
         colsample_bytree: float = 1.0,
+        goss: bool = False,
+        top_rate: float = 0.2,
+        other_rate: float = 0.1,
         max_bin: int = 32,
         base_score: float = 0.5,
         fractional_bits: int = 16,
@@ -64,6 +67,12 @@ class _GBDT(BaseEstimator):
         encryption: str | None = None,
         key_bits: int | None = None,
         insecure_test_key_bits: int | None = None,
+        rerandomise: bool | None = None,
+        rl_trees: int | None = None,
+        purity_guard: float | None = None,
+        mechanism: str | None = None,
+        epsilon: float | None = None,
+        he_inference: bool | None = None,
     ) -> None:
         self.protocol = protocol
         self.n_estimators = n_estimators
@@ -76,6 +85,9 @@ class _GBDT(BaseEstimator):
         self.min_child_samples = min_child_samples
         self.subsample = subsample
         self.colsample_bytree = colsample_bytree
+        self.goss = goss
+        self.top_rate = top_rate
+        self.other_rate = other_rate
         self.max_bin = max_bin
         self.base_score = base_score
         self.fractional_bits = fractional_bits
@@ -89,6 +101,12 @@ class _GBDT(BaseEstimator):
         self.encryption = encryption
         self.key_bits = key_bits
         self.insecure_test_key_bits = insecure_test_key_bits
+        self.rerandomise = rerandomise
+        self.rl_trees = rl_trees
+        self.purity_guard = purity_guard
+        self.mechanism = mechanism
+        self.epsilon = epsilon
+        self.he_inference = he_inference
 
     # ------------------------------------------------------------ fit
 

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 
 FORMAT = "treaty-model-part 1"
+Content = TypeVar("Content", bound=msgspec.Struct)
 
 
 class ModelPart(msgspec.Struct, kw_only=True):
@@ -50,12 +51,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""
-        path = Path(path)
-        data = msgspec.msgpack.encode({"format": FORMAT, "part": self}, enc_hook=_encode)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).replace(path)
+        write_file(path, self, FORMAT)
 
 
 def load_part(path: str | os.PathLike[str]) -> ModelPart:
@@ -66,26 +62,47 @@ def load_part(path: str | os.PathLike[str]) -> ModelPart:
     ConfigError
         If there is no such file, or it is no part of a Treaty model.
     """
+    part = read_file(path, ModelPart, FORMAT)
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read the model {path}: {error.strerror}") from None
-    try:
-        whole = msgspec.msgpack.decode(data, type=_File, dec_hook=_decode)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(f"expected a Treaty model, got something else - at {path} ({error})") from None
-    if whole.format != FORMAT:
-        raise ConfigError(f"expected a file of format {FORMAT!r}, got {whole.format[:40]!r} - at {path}")
-    try:
-        _check(whole.part)
+        check_part(part)
     except ValueError as error:
         raise ConfigError(f"expected a Treaty model, got {error} - at {path}") from None
-    return whole.part
+    return part
 
 
 class _File(msgspec.Struct):
     format: str
-    part: ModelPart
+    content: msgspec.Raw
+
+
+def write_file(path: str | os.PathLike[str], content: msgspec.Struct, kind: str) -> None:
+    """Write a struct to a file of a kind, readable by its owner alone; an old file stays until the new one is whole."""
+    path = Path(path)
+    encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
+    data = encoder.encode(_File(kind, msgspec.Raw(encoder.encode(content))))
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    Path(temporary).replace(path)
+
+
+def read_file(path: str | os.PathLike[str], content: type[Content], kind: str) -> Content:
+    """Read what `write_file` wrote, of the same kind.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file, or it is something else.
+    """
+    try:
+        whole = msgspec.msgpack.decode(Path(path).read_bytes(), type=_File)
+        if whole.format != kind:
+            raise ConfigError(f"expected a file of format {kind!r}, got {whole.format[:40]!r} - at {path}")
+        return msgspec.msgpack.decode(whole.content, type=content, dec_hook=_decode)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"expected a file of format {kind!r}, got something else - at {path} ({error})") from None
 
 
 def _encode(value: Any) -> bytes:
@@ -101,8 +118,8 @@ def _decode(kind: Any, value: Any) -> NDArray[Any]:
     raise ValueError(f"expected the bytes of an array, got {type(value).__name__}")
 
 
-def _check(part: ModelPart) -> None:
-    """Refuse a part whose numbers point outside it: kernels walk it without looking."""
+def check_part(part: ModelPart) -> None:
+    """Raise ValueError for a part whose numbers point outside it: kernels walk it without looking."""
     n_features, splits = len(part.schema.names), part.splits
     columns = (splits.feature, splits.threshold, splits.missing_left, splits.category_left)
     if len({len(column) for column in columns}) > 1 or any(not 0 <= f < n_features for f in splits.feature):
@@ -143,6 +160,21 @@ def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: NDArra
     below = int(left_bins[:n_bins].sum())
     threshold = float(cuts[below - 1]) if cuts is not None and below < n_bins else float("inf")
     return splits.add(feature, threshold, missing_left)
+
+
+def records_used(trees: Sequence[Tree], n_sources: int) -> list[int]:
+    """Return how many records of each source the trees name: they are numbered in the order of the trees."""
+    used = [0] * n_sources
+    for tree in trees:
+        for source in range(n_sources):
+            used[source] = max(used[source], int(tree.record[tree.source == source].max(initial=-1)) + 1)
+    return used
+
+
+def keep_records(splits: SplitTable, n_records: int) -> None:
+    """Drop all records but the first `n_records`."""
+    for column in (splits.feature, splits.threshold, splits.missing_left, splits.category_left):
+        del column[n_records:]
 
 
 def predict_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads: int = 1) -> NDArray[np.float64]:

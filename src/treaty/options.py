@@ -8,12 +8,23 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from treaty.errors import ConfigError
+from treaty.trees.boosting import OneSide
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
 PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyond the common ones
     "pooled": (),
-    "secureboost": ("encryption", "key_bits", "insecure_test_key_bits"),
+    "secureboost": (
+        "encryption",
+        "key_bits",
+        "insecure_test_key_bits",
+        "rerandomise",
+        "rl_trees",
+        "purity_guard",
+        "mechanism",
+        "epsilon",
+        "he_inference",
+    ),
 }
 VERTICAL = ("secureboost",)
 
@@ -45,6 +56,12 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Fewest training rows in a leaf, a privacy rule: None is 20 in safe mode, 1 in paper mode.
     subsample, colsample_bytree : float
         Share of rows and of columns drawn for each tree.
+    goss : bool
+        Gradient-based one-side sampling (Ke et al., LightGBM, 2017) in place of `subsample`: of each tree, the
+        `top_rate` share of rows with the largest gradients and `other_rate` of all rows drawn from the rest, whose
+        gradients count (1 - top_rate) / other_rate times.
+    top_rate, other_rate : float
+        See `goss`.
     base_score : float
         Probability (classifiers of two classes) or margin that training starts from.
     fractional_bits : int
@@ -55,12 +72,26 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Stop when the last eval set's loss has not fallen for so many rounds.
     random_state : int or None
         Seed of row and column sampling.
-    encryption : {"auto", "ou"} or None
-        Cipher of encrypted sums; "ou" is Okamoto-Uchiyama, which "auto" and None choose too.
+    encryption : {"auto", "ou", "paillier"} or None
+        Cipher of encrypted sums; "ou" is Okamoto-Uchiyama, which "auto" and None choose too; "paillier" is the
+        papers' cipher, many times slower.
     key_bits : int or None
         Size of the modulus: 3072 (None) or 2048.
     insecure_test_key_bits : int or None
         A smaller key, for tests alone; every party must name the same.
+    rerandomise : bool or None
+        Whether passive parties re-randomise their answers; False needs paper mode and `allow_insecure`.
+    rl_trees : int or None
+        Reduced leakage: the active party grows the trees of so many first rounds alone, on its own columns. None is 0.
+    purity_guard : float or None
+        Passive parties are not shown the children of a node when the share of a class in one of them differs from
+        that in the whole table by more; the active party grows on alone there. 0.4 is a start; None is off.
+    mechanism : {"label_rr"} or None
+        Label protection: "label_rr" trains on labels randomised once, which all trees together cost `epsilon`.
+    epsilon : float or None
+        Of `mechanism`, per label.
+    he_inference : bool or None
+        Predict on encrypted leaf weights, so that the active party does not see the others' decisions (Fed-EINI).
     """
 
     protocol: Literal["pooled", "secureboost"] = "pooled"
@@ -76,14 +107,23 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     min_child_samples: AtLeastOne | None = None
     subsample: Share = 1.0
     colsample_bytree: Share = 1.0
+    goss: bool = False
+    top_rate: Share = 0.2
+    other_rate: Share = 0.1
     base_score: float = 0.5
     fractional_bits: Annotated[int, msgspec.Meta(ge=4, le=40)] = 16
     max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] = 32
     early_stopping_rounds: AtLeastOne | None = None
     random_state: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    encryption: Literal["auto", "ou"] | None = None
+    encryption: Literal["auto", "ou", "paillier"] | None = None
     key_bits: Literal[2048, 3072] | None = None
     insecure_test_key_bits: Annotated[int, msgspec.Meta(ge=128)] | None = None
+    rerandomise: bool | None = None
+    rl_trees: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    purity_guard: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    mechanism: Literal["label_rr"] | None = None
+    epsilon: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    he_inference: bool | None = None
 
     @property
     def fewest_rows(self) -> int:
@@ -95,9 +135,14 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """`encryption`, resolved."""
         return "ou" if self.encryption in (None, "auto") else self.encryption
 
+    @property
+    def one_side(self) -> OneSide | None:
+        """`goss` with its rates."""
+        return OneSide(self.top_rate, self.other_rate) if self.goss else None
+
     def sampling(self) -> dict[str, Any]:
         """Return what the boosting loop takes: rounds, shares, seed, early stopping."""
-        names = ("n_estimators", "subsample", "colsample_bytree", "early_stopping_rounds", "random_state")
+        names = ("n_estimators", "subsample", "colsample_bytree", "one_side", "early_stopping_rounds", "random_state")
         return {name: getattr(self, name) for name in names}
 
     def rules(self, objective: Objective) -> SplitRules:
@@ -135,7 +180,23 @@ def tree_options(values: dict[str, Any]) -> TreeOptions:
     for name in {name for names in PROTOCOLS.values() for name in names}:
         if name not in own and getattr(options, name) is not None:
             raise ConfigError(f"protocol {options.protocol!r} has no option {name!r}; leave it out (None)")
+    _check_together(options)
     return options
+
+
+def _check_together(options: TreeOptions) -> None:
+    """Refuse options that do not go together."""
+    if options.goss and options.subsample < 1.0:
+        raise ConfigError("goss draws the rows of each tree itself; leave subsample at 1")
+    if options.goss and options.top_rate + options.other_rate > 1.0:
+        raise ConfigError(f"expected top_rate + other_rate of at most 1, got {options.top_rate} + {options.other_rate}")
+    if (options.mechanism is None) != (options.epsilon is None):
+        raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
+    if options.rerandomise is False and not (options.mode == "paper" and options.allow_insecure):
+        raise ConfigError(
+            "rerandomise=False lets the active party tell which rows are in a bin; it needs mode='paper' and "
+            "allow_insecure=True"
+        )
 
 
 def _explain(message: str, values: dict[str, Any]) -> str:

@@ -18,18 +18,17 @@ from treaty.messaging.party import Party, run_role
 from treaty.options import TreeOptions
 from treaty.protocols import secureboost
 from treaty.protocols.decisions import DecideRequest
-from treaty.protocols.secureboost import (
+from treaty.protocols.encrypted_columns import (
     Hint,
     Layout,
-    Setup,
     SplitAnswer,
     SplitRequest,
     Sums,
     SumsRequest,
     TreeStart,
     pack,
-    terms,
 )
+from treaty.protocols.secureboost import Setup, terms
 
 SEEN: dict[str, BaseException] = {}
 
@@ -168,8 +167,8 @@ def test_malformed_answers_end_the_job_at_every_party(name, change):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("Setup", lambda m: Setup(m.model_id, [])),
-        ("Setup", lambda m: Setup(m.model_id, pack([np.zeros(4, np.uint64)]))),
+        ("Setup", lambda m: Setup(m.model_id, m.resumed, m.records, [])),
+        ("Setup", lambda m: Setup(m.model_id, m.resumed, m.records, pack([np.zeros(4, np.uint64)]))),
         ("TreeStart", lambda m: TreeStart(Array.of(np.array([3, 2], np.int32)), m.columns, m.payload)),
         ("TreeStart", lambda m: TreeStart(None, Array.of(np.array([99], np.int32)), m.payload)),
         ("TreeStart", lambda m: TreeStart(None, m.columns, pack([np.zeros((3, 2), np.uint64)]))),

@@ -13,7 +13,7 @@ from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.models import forest_of
 from treaty.options import TreeOptions
-from treaty.protocols import decisions, secureboost
+from treaty.protocols import decisions, encrypted_columns, secureboost
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -22,20 +22,20 @@ TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
     "Setup": secureboost.Setup,
-    "TreeStart": secureboost.TreeStart,
-    "TreeEnd": secureboost.TreeEnd,
-    "SumsRequest": secureboost.SumsRequest,
-    "SplitRequest": secureboost.SplitRequest,
+    "TreeStart": encrypted_columns.TreeStart,
+    "TreeEnd": encrypted_columns.TreeEnd,
+    "SumsRequest": encrypted_columns.SumsRequest,
+    "SplitRequest": encrypted_columns.SplitRequest,
     "DecideRequest": decisions.DecideRequest,
     "Finish": decisions.Finish,
 }
 TO_ACTIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
-    "Layout": secureboost.Layout,
-    "Hint": secureboost.Hint,
-    "Sums": secureboost.Sums,
-    "SplitAnswer": secureboost.SplitAnswer,
+    "Layout": encrypted_columns.Layout,
+    "Hint": encrypted_columns.Hint,
+    "Sums": encrypted_columns.Sums,
+    "SplitAnswer": encrypted_columns.SplitAnswer,
     "Decisions": decisions.Decisions,
 }
 
@@ -141,11 +141,10 @@ def test_the_search_finds_a_planted_leak(monkeypatch, what):
         "labels": y.astype(np.int8),
         "packed labels": np.packbits(y.astype(bool)),
     }[what]
-    pack = secureboost.pack
-    monkeypatch.setattr(secureboost, "pack", lambda payload: pack([*payload, planted]))
-    monkeypatch.setattr(
-        secureboost, "unpack", lambda payload, peer, of, real=secureboost.unpack: real(payload[:-1], peer, of)
-    )
+    pack, unpack = encrypted_columns.pack, encrypted_columns.unpack
+    for module in (secureboost, encrypted_columns):
+        monkeypatch.setattr(module, "pack", lambda payload: pack([*payload, planted]))
+        monkeypatch.setattr(module, "unpack", lambda payload, peer, of: unpack(payload[:-1], peer, of))
     played = play_training(tables, y)
     contents = [content for _, _, content in received(played.transcripts["p1"], TO_PASSIVE)]
     assert what in leaks(contents, secrets_of_active(tables, y))
@@ -153,15 +152,11 @@ def test_the_search_finds_a_planted_leak(monkeypatch, what):
 
 def test_the_search_finds_a_planted_threshold_and_name(monkeypatch):
     tables, y = tables_and_labels()
-    monkeypatch.setattr(
-        secureboost, "pack",
-        lambda payload: [
-            *map(Array.of, payload), Array.of(tables["p1"].columns[0]), Array.of(np.frombuffer(b"name", np.uint8)),
-        ],
-    )  # fmt: skip
-    monkeypatch.setattr(
-        secureboost, "unpack", lambda payload, peer, of, real=secureboost.unpack: real(payload[:-2], peer, of)
-    )
+    planted = [Array.of(tables["p1"].columns[0]), Array.of(np.frombuffer(b"name", np.uint8))]
+    unpack = encrypted_columns.unpack
+    for module in (secureboost, encrypted_columns):
+        monkeypatch.setattr(module, "pack", lambda payload: [*map(Array.of, payload), *planted])
+        monkeypatch.setattr(module, "unpack", lambda payload, peer, of: unpack(payload[:-2], peer, of))
     played = play_training(tables, y)
     contents = [content for _, _, content in received(played.transcripts["p0"], TO_ACTIVE)]
     found = leaks(contents, secrets_of_party(tables, "p1", played.results["p1"]))

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import copy
 import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
-from treaty.trees.boosting import EvalSet, Forest, _draw, boost
+from treaty.trees.boosting import EvalSet, Forest, OneSide, _draw, boost
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import Objective, make_objective
@@ -107,9 +110,9 @@ def _draws(n_rounds=6, fail_at=None, **options):
     finder = _Drawn([table.source()], len(y), rules)
     forest = Forest(objective, ("one",))
 
-    def on_round(done):
-        assert len(forest.trees) == 3 * done
-        if done == fail_at:
+    def on_round(progressed):
+        assert len(forest.trees) == 3 * progressed.rounds
+        if progressed.rounds == fail_at:
             raise KeyboardInterrupt
 
     try:
@@ -175,3 +178,85 @@ def test_boost_without_columns_gives_leaves():
     trained = train(table.columns(0, 0), y, n_estimators=2)
     assert [tree.left.tolist() for tree in trained.trees] == [[-1], [-1]]
     assert len(np.unique(trained.margins)) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"subsample": 0.6, "colsample_bytree": 0.5},
+        {"one_side": OneSide(0.2, 0.3)},
+        {"early_stopping_rounds": 2, "learning_rate": 1.0},
+    ],
+    ids=["plain", "sampled", "one-side", "early-stopping"],
+)
+@pytest.mark.parametrize("objective", ["logistic", "softmax"])
+def test_boosting_resumed_after_any_round_gives_the_same_forest(objective, options):
+    table, y = _problem(objective, 3 if objective == "softmax" else 2, n_rows=120)
+    loss = make_objective(objective, y, None, n_classes=3)
+    rules = SplitRules(
+        grad_unit=loss.grad_unit, hess_unit=loss.hess_unit, learning_rate=options.get("learning_rate", 0.3)
+    )
+    options = {name: value for name, value in options.items() if name != "learning_rate"}
+
+    def go(stopped=None):
+        """Train, from the start or from where `stopped` was; return the forest and the states after each round."""
+        own = table.take(np.arange(len(y)))  # a lookup table of its own
+        forest, resume, states = Forest(loss, ("one",)), None, []
+        if stopped is not None:
+            resume, forest.trees, forest.history, own.splits = copy.deepcopy(stopped)
+        watched = _watch(own, own.matrix[::-1], y)
+
+        def on_round(progressed):
+            states.append(copy.deepcopy((progressed, forest.trees, forest.history, own.splits)))
+
+        boost(
+            SumsFinder([own.source()], len(y), rules), y, None, forest, rules, n_columns=4, n_estimators=5,
+            eval_sets=[watched], random_state=3, resume=resume, on_round=on_round, **options,
+        )  # fmt: skip
+        return forest, states
+
+    whole, states = go()
+    assert len(states) >= 3
+    for k, state in enumerate(states):
+        resumed, later = go(state)
+        assert resumed.trees == whole.trees
+        assert resumed.history == whole.history
+        assert resumed.best_round == whole.best_round
+        for ours, theirs in zip(later, states[k + 1 :], strict=True):
+            assert ours[0].random_state == theirs[0].random_state
+            np.testing.assert_array_equal(ours[0].margins, theirs[0].margins)
+
+
+@given(
+    n_rows=st.integers(1, 60),
+    top_rate=st.floats(0.0, 0.7),
+    other_rate=st.floats(0.01, 0.3),
+    seed=st.integers(0, 2**32),
+)
+def test_one_side_sampling_keeps_the_largest_and_weighs_the_drawn(n_rows, top_rate, other_rate, seed):
+    rng = np.random.default_rng(seed)
+    grad, hess = rng.integers(-50, 51, n_rows), rng.integers(0, 30, n_rows)
+    one_side = OneSide(top_rate, other_rate)
+    rows, g, h = one_side.draw(np.random.default_rng(1), grad, hess)
+    n_top = round(top_rate * n_rows)
+    assert len(rows) == n_top + min(max(1, round(other_rate * n_rows)), n_rows - n_top)
+    assert np.all(np.diff(rows) > 0)
+    smallest_kept = np.sort(np.abs(grad))[::-1][:n_top].min(initial=101)
+    assert set(np.flatnonzero(np.abs(grad) > smallest_kept)) <= set(rows)
+    weighed = [row for row in rows if g[row] != grad[row] or h[row] != hess[row]]
+    assert len(weighed) <= len(rows) - n_top
+    assert all(abs(grad[row]) <= smallest_kept for row in weighed)
+    assert all(g[row] == np.rint(grad[row] * one_side.factor) for row in weighed)
+    assert all(h[row] == np.rint(hess[row] * one_side.factor) for row in weighed)
+
+
+def test_one_side_sampling_is_right_on_average():
+    rng = np.random.default_rng(0)
+    grad, hess = rng.integers(-1000, 1001, 500), rng.integers(0, 300, 500)
+    one_side = OneSide(0.2, 0.1)
+    sums = []
+    for _ in range(2000):
+        rows, g, _ = one_side.draw(rng, grad, hess)
+        sums.append(g[rows].sum())
+    assert abs(np.mean(sums) - grad.sum()) < 4 * np.std(sums) / np.sqrt(len(sums))  # wrong once in 16,000 seeds

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
 from treaty.data.binning import fit_bins
 from treaty.data.columns import Category
 from treaty.data.table import Table
-from treaty.models import ModelPart, record_split
+from treaty.models import ModelPart, keep_records, record_split, records_used
 from treaty.options import TreeOptions
-from treaty.trees.boosting import EvalSet, Forest, boost
+from treaty.trees.boosting import EvalSet, Forest, Progressed, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 from treaty.trees.objectives import Objective, make_objective
@@ -55,6 +56,7 @@ def objective_for(data: Labelled, classes: list[Category] | None, options: TreeO
         n_classes=len(classes or ()),
         base_score=options.base_score,
         fractional_bits=options.fractional_bits,
+        epsilon=options.epsilon,
     )
 
 
@@ -79,6 +81,7 @@ def train(
     eval_sets: Sequence[Labelled] = (),
     threads: int = 1,
     progress: Progress | None = None,
+    keeper: Keeper | None = None,
 ) -> ModelPart:
     """Train on one table.
 
@@ -86,6 +89,8 @@ def train(
     ----------
     classes : list or None
         Labels by class number; None for regression.
+    keeper : Keeper or None
+        Where checkpoints go, and come from.
 
     Returns
     -------
@@ -93,11 +98,24 @@ def train(
         The whole model.
     """
     objective = objective_for(data, classes, options)
-    splits = SplitTable()
-    forest = Forest(objective, ("pooled",), classes)
-    part = ModelPart(
-        model_id=secrets.token_hex(16), party="pooled", schema=data.table.schema, splits=splits, forest=forest
-    )
+    resume: Progressed | None = None
+    table = b"" if keeper is None else fingerprint(data.table, data.y, data.weight)
+    found = None if keeper is None else keeper.found()
+    if found is not None:
+        found.check(options, ("pooled",), table)
+        part, resume = found.part, found.progressed(objective.n_outputs)
+    else:
+        part = ModelPart(
+            model_id=secrets.token_hex(16),
+            party="pooled",
+            schema=data.table.schema,
+            splits=SplitTable(),
+            forest=Forest(objective, ("pooled",), classes),
+        )
+    forest, splits = part.forest, part.splits
+    assert forest is not None
+    forest.cut(0 if resume is None else resume.rounds)
+    keep_records(splits, records_used(forest.trees, 1)[0])
     source = own_columns(data.table, options, splits, threads)
 
     def watch(rows: Labelled) -> EvalSet:
@@ -108,8 +126,15 @@ def train(
 
         return EvalSet(rows.name, rows.y, rows.weight, add_trees)
 
+    def on_round(progressed: Progressed) -> None:
+        if keeper is not None and keeper.due:
+            kept = replace(progressed, margins=progressed.margins.copy())
+            keeper.keep(lambda: checkpoint_of(part, options, table, kept))
+        if progress is not None:
+            progress(progressed.rounds, part)
+
     if progress is not None:
-        progress(0, part)
+        progress(forest.rounds, part)
     rules = options.rules(objective)
     boost(
         SumsFinder([source], data.table.n_rows, rules, threads),
@@ -119,7 +144,8 @@ def train(
         rules,
         n_columns=len(source.categorical),
         eval_sets=[watch(rows) for rows in eval_sets],
-        on_round=None if progress is None else lambda done: progress(done, part),
+        on_round=on_round,
+        resume=resume,
         threads=threads,
         **options.sampling(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +63,70 @@ class Forest:
     best_round: int | None = None
     clipped_rows: int = 0
 
+    @property
+    def rounds(self) -> int:
+        """Finished rounds."""
+        return len(self.trees) // self.objective.n_outputs
+
+    def cut(self, rounds: int) -> None:
+        """Forget the rounds after the first `rounds`."""
+        del self.trees[rounds * self.objective.n_outputs :]
+        self.history = {name: losses[:rounds] for name, losses in self.history.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """What boosting needs besides the trees to go on after a round as if it had never stopped.
+
+    Attributes
+    ----------
+    rounds : int
+        Finished rounds.
+    margins : float64 (n_outputs, n_rows)
+        Of the training rows. Boosting goes on changing it: copy what is to be kept.
+    random_state : str
+        State of the sampling generator (JSON).
+    """
+
+    rounds: int
+    margins: NDArray[np.float64]
+    random_state: str
+
+
+@dataclass(frozen=True, slots=True)
+class OneSide:
+    """Gradient-based one-side sampling (Ke et al., LightGBM, NeurIPS 2017, Algorithm 2).
+
+    Attributes
+    ----------
+    top_rate : float
+        Share of rows kept for their large gradients.
+    other_rate : float
+        Share of all rows drawn from the others; their gradients count ``(1 - top_rate) / other_rate`` times.
+    """
+
+    top_rate: float
+    other_rate: float
+
+    @property
+    def factor(self) -> float:
+        """What the gradients of drawn rows are multiplied by."""
+        return (1.0 - self.top_rate) / self.other_rate
+
+    def draw(
+        self, rng: np.random.Generator, grad: NDArray[np.int64], hess: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+        """Return ascending rows, and all rows' gradients with those of the drawn ones multiplied (rounded)."""
+        n_rows = len(grad)
+        order = np.argsort(-np.abs(grad), kind="stable")
+        n_top = round(self.top_rate * n_rows)
+        n_others = min(max(1, round(self.other_rate * n_rows)), n_rows - n_top)
+        others = rng.choice(order[n_top:], n_others, replace=False)
+        grad, hess = grad.copy(), hess.copy()
+        grad[others] = np.rint(grad[others] * self.factor)
+        hess[others] = np.rint(hess[others] * self.factor)
+        return np.sort(np.concatenate([order[:n_top], others])).astype(np.int32), grad, hess
+
 
 def boost(
     finder: SplitFinder,
@@ -74,13 +139,15 @@ def boost(
     n_estimators: int = 20,
     subsample: float = 1.0,
     colsample_bytree: float = 1.0,
+    one_side: OneSide | None = None,
     random_state: int | None = None,
     eval_sets: Sequence[EvalSet] = (),
     early_stopping_rounds: int | None = None,
-    on_round: Callable[[int], None] | None = None,
+    on_round: Callable[[Progressed], None] | None = None,
+    resume: Progressed | None = None,
     threads: int = 1,
 ) -> None:
-    """Train `n_estimators` rounds into `forest`; what is finished survives an error.
+    """Train up to `n_estimators` rounds into `forest`; what is finished survives an error.
 
     Parameters
     ----------
@@ -88,47 +155,56 @@ def boost(
     y, weight : float64 (n_rows,)
         `weight` may be None.
     forest : Forest
-        Without trees.
+        Without trees, or with those of the rounds that `resume` speaks of.
     rules : SplitRules
     n_columns : int
         Columns of all parties together; column sampling draws among them, the same in every transport.
+    subsample, one_side
+        How rows are drawn for each tree, if they are; one or the other.
     eval_sets, early_stopping_rounds
         Training stops when the last set's loss has not fallen for so many rounds; trees after the best are dropped.
     on_round : callable or None
-        ``on_round(rounds_done)`` after each round.
+        Called after each round.
+    resume : Progressed or None
+        Where to go on.
     """
     objective, n_rows, n_outputs = forest.objective, len(y), forest.objective.n_outputs
     objective.check_sums(n_rows)
     rng = np.random.default_rng(random_state)
     margins = np.full((n_outputs, n_rows), objective.base_margin)
     eval_margins = [np.full((len(e.y), n_outputs), objective.base_margin) for e in eval_sets]
-    forest.history = {e.name: [] for e in eval_sets}
-    for done in range(1, n_estimators + 1):
+    if resume is None:
+        forest.history = {e.name: [] for e in eval_sets}
+    else:
+        margins[:] = resume.margins
+        rng.bit_generator.state = json.loads(resume.random_state)
+        for e, e_margins in zip(eval_sets, eval_margins, strict=True):
+            e.add_trees(forest.trees, e_margins)
+    all_columns = np.arange(n_columns, dtype=np.int32)
+    for done in range(forest.rounds + 1, n_estimators + 1):
+        if early_stopping_rounds is not None and eval_sets and done > 1:
+            forest.best_round = int(np.argmin(forest.history[eval_sets[-1].name])) + 1
+            if done - 1 - forest.best_round >= early_stopping_rounds:
+                break
         grad, hess, clipped = objective.gradients(margins.T, y, weight, threads)
         forest.clipped_rows = max(forest.clipped_rows, clipped)
         new: list[Tree] = []
         for output in range(n_outputs):
-            rows = None if subsample >= 1.0 else _draw(rng, n_rows, subsample)
-            columns = (
-                np.arange(n_columns, dtype=np.int32)
-                if colsample_bytree >= 1.0
-                else _draw(rng, n_columns, colsample_bytree)
-            )
-            new.append(
-                grow_tree(finder, grad[output], hess[output], margins[output], rules, rows=rows, columns=columns)
-            )
+            g, h, rows = grad[output], hess[output], None
+            if one_side is not None:
+                rows, g, h = one_side.draw(rng, g, h)
+            elif subsample < 1.0:
+                rows = _draw(rng, n_rows, subsample)
+            columns = all_columns if colsample_bytree >= 1.0 else _draw(rng, n_columns, colsample_bytree)
+            new.append(grow_tree(finder, g, h, margins[output], rules, rows=rows, columns=columns))
         forest.trees.extend(new)
         for e, e_margins in zip(eval_sets, eval_margins, strict=True):
             e.add_trees(new, e_margins)
             forest.history[e.name].append(objective.loss(e_margins, e.y, e.weight))
         if on_round is not None:
-            on_round(done)
-        if early_stopping_rounds is not None and eval_sets:
-            losses = forest.history[eval_sets[-1].name]
-            forest.best_round = int(np.argmin(losses)) + 1
-            if done - forest.best_round >= early_stopping_rounds:
-                break
-    if forest.best_round is not None:
+            on_round(Progressed(done, margins, json.dumps(rng.bit_generator.state)))
+    if early_stopping_rounds is not None and eval_sets:
+        forest.best_round = int(np.argmin(forest.history[eval_sets[-1].name])) + 1
         del forest.trees[forest.best_round * n_outputs :]
 
 

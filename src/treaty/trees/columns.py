@@ -150,6 +150,10 @@ class ColumnSource:
         return self._left
 
 
+MayShow = Callable[[NDArray[np.int32], NDArray[np.int64]], NDArray[np.bool_]]
+"""``may_show(rows, starts)`` says of each node, ``rows[starts[k]:starts[k + 1]]``, whether others may see it."""
+
+
 class SumsFinder:
     """The split finder over sources of bin sums, holding the row partition.
 
@@ -160,13 +164,37 @@ class SumsFinder:
     n_rows : int
     rules : SplitRules
     threads : int
+    own : int or None
+        Position of the source that sees everything; the next two parameters are about the others.
+    alone_trees : int
+        Trees, the first ones, grown on the own source alone (reduced leakage, Cheng et al. 2019, section 6).
+    may_show : callable or None
+        Whether others may be asked about a node. A pair of siblings is shown when both may be, for one and the parent
+        give the other; what lies below a hidden node is hidden.
+    first_tree : int
+        Trees grown before this finder was made (a resumed fit).
     """
 
-    def __init__(self, sources: Sequence[SumsSource], n_rows: int, rules: SplitRules, threads: int = 1) -> None:
-        self._sources = sources
+    def __init__(
+        self,
+        sources: Sequence[SumsSource],
+        n_rows: int,
+        rules: SplitRules,
+        threads: int = 1,
+        *,
+        own: int | None = None,
+        alone_trees: int = 0,
+        may_show: MayShow | None = None,
+        first_tree: int = 0,
+    ) -> None:
+        self._all_sources = sources
         self._n_rows = n_rows
         self._rules = rules
         self._threads = threads
+        self._own = own
+        self._alone_trees = alone_trees
+        self._may_show = may_show
+        self._next_tree = first_tree
         self._first_column = np.cumsum([0, *(len(source.categorical) for source in sources)])
 
     def start_tree(
@@ -178,69 +206,88 @@ class SumsFinder:
     ) -> NDArray[np.int64]:
         """See `SplitFinder`."""
         self._rows = RowPartition(self._n_rows, rows, self._threads)
-        self._parents: list[NDArray[np.int64]] | None = None
+        self._parents: dict[int, NDArray[np.int64]] = {}
+        self._hidden: set[int] = set()
+        self._shown_before = np.zeros(0, np.bool_)
+        alone = self._next_tree < self._alone_trees
+        self._sources = {k: s for k, s in enumerate(self._all_sources) if not alone or k == self._own}
+        self._next_tree += 1
         self._features = [
             (columns[(columns >= first) & (columns < last)] - first).astype(np.int32)
             for first, last in zip(self._first_column[:-1], self._first_column[1:], strict=True)
         ]
-        for source, features in zip(self._sources, self._features, strict=True):
-            source.start_tree(grad, hess, rows, features)
+        for k, source in self._sources.items():
+            source.start_tree(grad, hess, rows, self._features[k])
         if rows is None:
             return np.array([grad.sum(), hess.sum(), len(grad)])
         return np.array([grad[rows].sum(), hess[rows].sum(), len(rows)])
 
     def best_splits(self, level: Level) -> Splits:
         """See `SplitFinder`: ask every source, complete the siblings, scan all with the same kernel."""
-        for source in sorted(self._sources, key=lambda s: isinstance(s, ColumnSource)):
-            source.ask_sums(level, self._rows)  # columns at hand last: they are summed while the others work
-        sums, found = [], []
-        for position, (source, features) in enumerate(zip(self._sources, self._features, strict=True)):
-            parents = None if self._parents is None else self._parents[position]
-            sums.append(complete_sums(level, source.sums(), parents))
-            found.append(
-                scan(
-                    sums[-1],
-                    level.totals,
-                    features,
-                    source.offsets,
-                    source.categorical,
-                    self._rules,
-                    source=position,
-                    threads=self._threads,
-                )
+        shown = np.array([node not in self._hidden for node in level.nodes.tolist()], np.bool_)
+        for_others = level if shown.all() else level.only(shown, self._shown_before)
+        self._shown_before = shown
+        asked = {k: level if k == self._own else for_others for k in self._sources}
+        asked = {k: part for k, part in asked.items() if len(part.nodes)}
+        for k in sorted(asked, key=lambda k: isinstance(self._sources[k], ColumnSource)):
+            self._sources[k].ask_sums(asked[k], self._rows)  # columns at hand last: summed while the others work
+        found = []
+        for k, part in asked.items():
+            source = self._sources[k]
+            sums = complete_sums(part, source.sums(), self._parents.get(k))
+            self._parents[k] = sums
+            splits = scan(
+                sums,
+                part.totals,
+                self._features[k],
+                source.offsets,
+                source.categorical,
+                self._rules,
+                source=k,
+                threads=self._threads,
             )
-        self._parents = sums
-        return best_of(found)
+            found.append(splits if part is level else splits.spread(shown))
+        return best_of(found) if found else Splits.none(len(level.nodes))
 
     def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:
         """See `SplitFinder`: every owner decides its own nodes' rows."""
         rows, starts = self._rows.rows(nodes, sampled=False)
         left = np.empty(len(rows), np.bool_)
         records = np.empty(len(nodes), np.int32)
-        mine = [np.flatnonzero(chosen.source == position) for position in range(len(self._sources))]
-        for source, own in zip(self._sources, mine, strict=True):
+        mine = {k: np.flatnonzero(chosen.source == k) for k in self._sources}
+        for k, own in mine.items():
             if len(own):
-                pieces = [rows[starts[k] : starts[k + 1]] for k in own]
+                pieces = [rows[starts[node] : starts[node + 1]] for node in own]
                 own_starts = np.cumsum([0, *(len(piece) for piece in pieces)])
                 own_rows = rows if len(own) == len(nodes) else np.concatenate(pieces)
-                source.ask_left(chosen.feature[own], chosen.left_bins[own], own_rows, own_starts)
-        for source, own in zip(self._sources, mine, strict=True):
+                self._sources[k].ask_left(chosen.feature[own], chosen.left_bins[own], own_rows, own_starts)
+        for k, own in mine.items():
             if len(own):
-                records[own], own_left = source.left()
+                records[own], own_left = self._sources[k].left()
                 if len(own) == len(nodes):
                     left = own_left
                     continue
                 at = 0
-                for k in own:
-                    size = starts[k + 1] - starts[k]
-                    left[starts[k] : starts[k + 1]] = own_left[at : at + size]
+                for node in own:
+                    size = starts[node + 1] - starts[node]
+                    left[starts[node] : starts[node + 1]] = own_left[at : at + size]
                     at += size
         self._rows.divide(nodes, children, left)
+        if self._may_show is not None:
+            self._hide(nodes, children, self._may_show)
         return records
+
+    def _hide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], may_show: MayShow) -> None:
+        """Note which of the new nodes others are not shown."""
+        pairs = np.stack([children, children + 1], axis=1)
+        shown = may_show(*self._rows.rows(pairs.ravel(), sampled=False)).reshape(-1, 2)
+        for node, pair, fit in zip(nodes.tolist(), pairs.tolist(), shown, strict=True):
+            if not fit.all() or node in self._hidden:
+                self._hidden.update(pair)
 
     def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
         """See `SplitFinder`."""
-        for source in self._sources:
+        for source in self._sources.values():
             source.end_tree()
         leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
         self._rows.add_to(margins, leaves, tree.value[leaves])

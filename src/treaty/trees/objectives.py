@@ -12,6 +12,7 @@ from treaty.compute import share
 from treaty.errors import ConfigError
 
 BLOCK = 1 << 13  # rows whose intermediate values stay in the cache
+LEAST_EPSILON = 2.0**-20  # below it labels are coin tosses, and debiasing them only costs bits of the fixed point
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,14 @@ class Objective:
     weight_bound : float
         Largest sample weight, rounded up to a power of two. Weights below 1 are divided by it, so that they keep their
         fractional bits.
+    epsilon : float or None
+        Classifiers: labels went through randomised response with this epsilon and are debiased; None: labels as they
+        are.
+
+    References
+    ----------
+    Ghazi, Golowich, Kumar, Manurangsi, Zhang, "Deep Learning with Label Differential Privacy", NeurIPS 2021
+    (arXiv 2102.06062), on randomised response.
     """
 
     name: str
@@ -40,6 +49,7 @@ class Objective:
     fractional_bits: int = 16
     grad_clip: float = 1.0
     weight_bound: float = 1.0
+    epsilon: float | None = None
 
     @property
     def base_margin(self) -> float:
@@ -64,9 +74,27 @@ class Objective:
         return self.weight_unit * 2.0**-self.fractional_bits
 
     @property
+    def debiasing(self) -> tuple[float, float]:
+        """s and t for which s 1[noisy label = k] - t is 1[label = k] on average; 1 and 0 without noise.
+
+        A label of K classes is kept with probability p = e^epsilon / (e^epsilon + K - 1) and becomes each other one
+        with r = 1 / (e^epsilon + K - 1): s = 1 / (p - r) and t = r / (p - r).
+        """
+        if self.epsilon is None:
+            return 1.0, 0.0
+        others = max(self.n_outputs, 2) - 1
+        fade = math.exp(-self.epsilon)
+        rest = -math.expm1(-self.epsilon)
+        return (1.0 + others * fade) / rest, fade / rest
+
+    @property
     def grad_bound(self) -> int:
-        """Largest absolute gradient, as an integer."""
-        return math.ceil(self.weight_bound / self.weight_unit * 2.0**self.fractional_bits)
+        """Largest absolute gradient, as an integer.
+
+        Debiased labels lie in [-t, s - t], so that |g| <= max(1 + t, s - t) = (e^epsilon + K - 2) / (e^epsilon - 1).
+        """
+        s, t = self.debiasing  # the very additions of `_derivatives`: what they round to is bounded, too
+        return math.ceil(max(1.0 + t, s - t) * self.weight_bound / self.weight_unit * 2.0**self.fractional_bits)
 
     @property
     def hess_bound(self) -> int:
@@ -77,9 +105,10 @@ class Objective:
     def check_sums(self, n_rows: int) -> None:
         """Refuse a job whose sums could leave int64; overflow is found here, never at run time."""
         if n_rows * max(self.grad_bound, self.hess_bound) >= 2**62:
+            noise = "" if self.epsilon is None else f" and labels debiased at epsilon={self.epsilon:g}"
             raise ConfigError(
                 f"sums of {n_rows} gradients at fractional_bits={self.fractional_bits} with weights up to "
-                f"{self.weight_bound:g} do not fit 62 bits; lower fractional_bits or scale the weights down"
+                f"{self.weight_bound:g}{noise} do not fit 62 bits; lower fractional_bits or scale the weights down"
             )
 
     def gradients(
@@ -95,7 +124,7 @@ class Objective:
         ----------
         margins : float64 (n_rows, n_outputs)
         y : float64 (n_rows,)
-            0 or 1 for logistic, the class number for softmax.
+            0 or 1 for logistic, the class number for softmax; with `epsilon`, the noisy ones.
         weight : float64 (n_rows,) or None
 
         Returns
@@ -131,10 +160,11 @@ class Objective:
         if self.name == "squared_error":
             return margins - y[:, None], np.ones_like(margins)
         p = self.predictions(margins)
+        s, t = self.debiasing
         if self.name == "logistic":
-            return p - y[:, None], p * (1.0 - p)
-        g = p.copy()
-        g[np.arange(len(y)), y.astype(np.intp)] -= 1.0
+            return p - (s * y - t)[:, None], p * (1.0 - p)
+        g = p + t
+        g[np.arange(len(y)), y.astype(np.intp)] -= s
         return g, 2.0 * p * (1.0 - p)
 
     def predictions(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -172,14 +202,26 @@ def make_objective(
     n_classes: int = 2,
     base_score: float = 0.5,
     fractional_bits: int = 16,
+    epsilon: float | None = None,
 ) -> Objective:
     """Build the objective for these labels, with its public bounds.
+
+    Parameters
+    ----------
+    epsilon : float or None
+        Of randomised response, if that is what `y` went through (`treaty.privacy.label_rr`).
 
     Raises
     ------
     ConfigError
-        If `base_score` is not a probability where one is needed.
+        If `base_score` is not a probability where one is needed, or `epsilon` is given for a regression or is not a
+        finite number of at least 2^-20.
     """
+    if epsilon is not None:
+        if name == "squared_error":
+            raise ConfigError("expected classes for mechanism='label_rr', got a regression target")
+        if not LEAST_EPSILON <= epsilon < math.inf:
+            raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {epsilon}")
     if name == "logistic" and not 0.0 < base_score < 1.0:
         raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {base_score}")
     spread = 2.0 * float(np.max(np.abs(y - base_score))) if name == "squared_error" else 0.0
@@ -193,4 +235,5 @@ def make_objective(
         grad_clip=2.0 ** math.ceil(math.log2(spread)) if spread > 0.0 else 1.0,
         # the bound is public: a power of two tells less than the largest weight itself
         weight_bound=1.0 if weight is None else 2.0 ** math.ceil(math.log2(float(weight.max()))),
+        epsilon=epsilon,
     )

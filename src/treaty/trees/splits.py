@@ -78,6 +78,28 @@ class Level:
     asked_index: NDArray[np.int32]
     parent_index: NDArray[np.int32]
 
+    def only(self, kept: NDArray[np.bool_], kept_before: NDArray[np.bool_]) -> Level:
+        """Return the level without some nodes; siblings are kept or left out together.
+
+        Parameters
+        ----------
+        kept : bool (n_nodes,)
+        kept_before : bool
+            The same of the last level, whose kept nodes `parent_index` then counts.
+        """
+        asked, asked_index = np.unique(self.asked_index[kept], return_inverse=True)
+        parent = self.parent_index[kept]
+        position = (np.cumsum(kept_before) - 1).astype(np.int32)
+        return Level(
+            self.depth,
+            self.nodes[kept],
+            self.totals[kept],
+            self.asked[asked],
+            self.asked_totals[asked],
+            asked_index.astype(np.int32),
+            np.where(parent < 0, np.int32(-1), position[parent]) if len(position) else parent,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Splits:
@@ -102,11 +124,27 @@ class Splits:
     left_bins: NDArray[np.bool_]
     left_totals: NDArray[np.int64]
 
+    @classmethod
+    def none(cls, n_nodes: int, source: int = 0) -> Splits:
+        """Return `n_nodes` times no split."""
+        return cls(
+            gain=np.zeros(n_nodes),
+            source=np.full(n_nodes, source, np.int32),
+            feature=np.full(n_nodes, -1, np.int32),
+            left_bins=np.zeros((n_nodes, 256), np.bool_),
+            left_totals=np.zeros((n_nodes, 3), np.int64),
+        )
+
     def take(self, index: NDArray[np.intp]) -> Splits:
         """Return the splits at `index`."""
-        return Splits(
-            self.gain[index], self.source[index], self.feature[index], self.left_bins[index], self.left_totals[index]
-        )
+        return Splits(*(getattr(self, name)[index] for name in Splits.__slots__))
+
+    def spread(self, kept: NDArray[np.bool_]) -> Splits:
+        """Return splits of the nodes of a level of which `kept` (n_nodes,) were looked at; the others have none."""
+        whole = Splits.none(len(kept))
+        for name in Splits.__slots__:
+            getattr(whole, name)[kept] = getattr(self, name)
+        return whole
 
 
 def complete_sums(level: Level, asked: NDArray[np.int64], parents: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -159,13 +197,7 @@ def scan(
     Splits
     """
     n_nodes = len(totals)
-    found = Splits(
-        gain=np.zeros(n_nodes),
-        source=np.full(n_nodes, source, np.int32),
-        feature=np.full(n_nodes, -1, np.int32),
-        left_bins=np.zeros((n_nodes, 256), np.bool_),
-        left_totals=np.zeros((n_nodes, 3), np.int64),
-    )
+    found = Splits.none(n_nodes, source)
     units = np.array([rules.grad_unit, rules.hess_unit])
     limits = np.array(
         [rules.reg_lambda, rules.reg_alpha, rules.min_split_loss, rules.min_child_weight, rules.min_child_samples]

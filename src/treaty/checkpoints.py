@@ -1,0 +1,185 @@
+"""Checkpoints: what an interrupted training goes on from, one file per party, written while it runs.
+
+All parties keep the same rounds: the active one says when, and writes its own file only once every other has written
+its. So the others' files are never behind; what they have of later trees is dropped when training goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.table import Table
+from treaty.errors import ConfigError
+from treaty.models import ModelPart, check_part, read_file, write_file
+from treaty.options import TreeOptions
+from treaty.trees.boosting import Progressed
+
+FORMAT = "treaty-checkpoint 1"
+MAY_CHANGE = (
+    "n_estimators",
+    "key_bits",
+    "insecure_test_key_bits",
+)  # options a fit may go on with that it began without
+
+
+class Checkpoint(msgspec.Struct, kw_only=True):
+    """One party's file.
+
+    Attributes
+    ----------
+    part : ModelPart
+        At the active party all finished trees, at the others all their splits so far.
+    options : dict
+        Those of the fit.
+    table : bytes
+        `fingerprint` of the training rows.
+    rounds : int
+        Rounds that every party has kept; training goes on after them.
+    margins : float64 (n_outputs * n_rows,) or None
+        At the active party, after those rounds.
+    random_state : str or None
+        At the active party: the sampling generator after those rounds.
+    """
+
+    part: ModelPart
+    options: dict[str, Any]
+    table: bytes
+    rounds: int = 0
+    margins: NDArray[np.float64] | None = None
+    random_state: str | None = None
+
+    def progressed(self, n_outputs: int) -> Progressed:
+        """Return what boosting goes on from."""
+        assert self.margins is not None
+        assert self.random_state is not None
+        return Progressed(self.rounds, self.margins.reshape(n_outputs, -1), self.random_state)
+
+    def check(self, options: TreeOptions, parties: Sequence[str], table: bytes) -> None:
+        """Refuse to go on with other options, parties or rows.
+
+        Parameters
+        ----------
+        parties : sequence of str
+            All parties in the job's order; looked at by the active one, whose trees name them by number.
+        table : bytes
+            `fingerprint` of the rows at hand.
+
+        Raises
+        ------
+        ConfigError
+        """
+        given = msgspec.to_builtins(options)
+        changed = [
+            f"{name}={given.get(name)!r} (was {self.options.get(name)!r})"
+            for name in sorted({*given, *self.options} - set(MAY_CHANGE))
+            if given.get(name) != self.options.get(name)
+        ]
+        if changed:
+            raise ConfigError(f"cannot resume with other options: {', '.join(changed)}; set them back or begin anew")
+        if self.part.forest is not None and self.part.forest.sources != tuple(parties):
+            raise ConfigError(f"cannot resume with other parties than {', '.join(self.part.forest.sources)}")
+        if table != self.table:
+            raise ConfigError(
+                f"{self.part.party}: cannot resume: the training rows are not those the checkpoint was made on; bring "
+                "them back or begin anew",
+                public="it cannot resume: its training rows have changed",
+            )
+
+
+def fingerprint(table: Table, *labels: NDArray[np.float64] | None) -> bytes:
+    """Return SHA-256 over a party's training columns, labels and weights."""
+    digest = hashlib.sha256(msgspec.msgpack.encode([table.schema, table.n_rows]))
+    for values in (*table.columns, *labels):
+        digest.update(b"-" if values is None else np.ascontiguousarray(values).tobytes())
+    return digest.digest()
+
+
+def checkpoint_of(part: ModelPart, options: TreeOptions, table: bytes, kept: Progressed | None = None) -> Checkpoint:
+    """Return a party's checkpoint; `kept` is the active party's, after the last round that everybody has kept."""
+    checkpoint = Checkpoint(part=part, options=msgspec.to_builtins(options), table=table)
+    if kept is not None:
+        checkpoint.rounds, checkpoint.random_state = kept.rounds, kept.random_state
+        checkpoint.margins = kept.margins.ravel()
+    return checkpoint
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file, or it is no checkpoint of Treaty.
+    """
+    checkpoint = read_file(path, Checkpoint, FORMAT)
+    forest = checkpoint.part.forest
+    try:
+        check_part(checkpoint.part)
+        if forest is not None:
+            n_outputs = forest.objective.n_outputs
+            if checkpoint.margins is None or checkpoint.random_state is None or len(checkpoint.margins) % n_outputs:
+                raise ValueError("an active party's checkpoint without its margins")
+            if not 0 <= checkpoint.rounds <= forest.rounds:
+                raise ValueError("fewer trees than rounds")
+    except ValueError as error:
+        raise ConfigError(f"expected a Treaty checkpoint, got {error} - at {path}") from None
+    return checkpoint
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Writes a party's checkpoint while training goes on.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    resume : bool
+        Whether to go on from the file, if there is one, or to begin anew and replace it.
+    share : float
+        Of the time, at most, goes into writing.
+    """
+
+    path: Path
+    resume: bool = False
+    share: float = 0.05
+    _next: float = 0.0
+    _current: Callable[[], Checkpoint] | None = None
+
+    def found(self) -> Checkpoint | None:
+        """Return the checkpoint to go on from."""
+        return load_checkpoint(self.path) if self.resume and self.path.exists() else None
+
+    @property
+    def due(self) -> bool:
+        """Whether enough time has passed since the last writing."""
+        return time.perf_counter() >= self._next
+
+    def keep(self, current: Callable[[], Checkpoint]) -> None:
+        """Write the file; `current` is called again for what to write if training ends early."""
+        self._current = current
+        self.write()
+
+    def write(self) -> None:
+        """Write what there is, if there is anything; the old file is replaced only by a whole new one."""
+        if self._current is None:
+            return
+        started = time.perf_counter()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(self.path, self._current(), FORMAT)
+        ended = time.perf_counter()
+        self._next = ended + (ended - started) / self.share
+
+    def done(self) -> None:
+        """Remove the file; training is finished and its result is somewhere safe."""
+        self.path.unlink(missing_ok=True)

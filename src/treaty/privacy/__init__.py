@@ -1,0 +1,1 @@
+"""Label protection, and measuring what parties could infer."""
