@@ -20,6 +20,7 @@ import pytest
 
 import treaty
 from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
+from treaty.checkpoints import load_checkpoint
 from treaty.jobs import find_part, load_job
 from treaty.messaging.certificates import write_identity
 from treaty.models import load_part
@@ -55,9 +56,12 @@ def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = Fa
     return folder / "job.toml"
 
 
-def start(job: Path, name: str, verb: str = "train") -> subprocess.Popen[str]:
+def start(job: Path, name: str, verb: str = "train", *, resume: bool = False) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*TREATY, verb, str(job), "--as", name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*TREATY, verb, str(job), "--as", name, *(["--resume"] if resume else [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -137,9 +141,9 @@ def test_parties_started_apart_with_their_own_files_train_together(tmp_path):
 def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tmp_path):
     job = write_job(tmp_path, trees=2000, alone=True, rows=500)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
-    part = tmp_path / "model" / "clinic.part.partial"
+    kept = tmp_path / "model" / "clinic.checkpoint"
     deadline = time.monotonic() + 60
-    while not (part.exists() and len(load_part(part).forest.trees) >= 3):
+    while not (kept.exists() and load_checkpoint(kept).rounds >= 3):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.kill(processes["lab"].pid, signal.SIGKILL)
@@ -150,7 +154,7 @@ def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tm
         code, said = ended[name]
         assert code == 1
         assert "lab" in one_line(said)
-    trees = find_part(tmp_path / "model", "clinic").forest.trees
+    trees = find_part(load_job(job), "clinic").forest.trees
     assert 3 <= len(trees) < 2000
     done = subprocess.run([*TREATY, "predict", str(job)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr  # rounds whose splits the killed party had not saved are left out
@@ -326,7 +330,7 @@ def test_finished_trees_survive_a_killed_process_of_fit():
                     if b"--as" in words and b"p1" in words:
                         folder = Path(words[words.index(b"train") + 1].decode()).parent
                         work = json.loads((folder / "job.json").read_bytes())["output"]
-                        if (Path(work) / "p0.part.partial").exists():
+                        if (Path(work) / "p0.checkpoint").exists():
                             time.sleep(0.5)
                             os.kill(int(entry.parent.name), signal.SIGKILL)
                             return
@@ -356,3 +360,34 @@ def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=EACH_WITHIN)
     assert "KeyboardInterrupt" in said
+
+
+@pytest.mark.parametrize(("victim", "rounds"), [("clinic", 2), ("lab", 4)])
+def test_a_killed_training_resumes_to_the_identical_model(tmp_path, victim, rounds):
+    options = {"trees": 40, "rows": 500, "subsample": 0.8, "random_state": 3, "insecure_test_key_bits": 1536}
+    job = write_job(tmp_path, alone=True, **options)
+    processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
+    kept = tmp_path / "model" / "clinic.checkpoint"
+    deadline = time.monotonic() + 60
+    while not (kept.exists() and load_checkpoint(kept).rounds >= rounds):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(processes[victim].pid, signal.SIGKILL)
+    codes = {name: code for name, (code, _) in finish(processes, EACH_WITHIN).items()}
+    assert codes[victim] == -signal.SIGKILL
+    assert load_checkpoint(kept).rounds < 40
+    begun = load_checkpoint(kept).part.model_id
+    processes = {name: start(job, name) for name in ("imaging", "lab")}
+    processes["clinic"] = start(job, "clinic", resume=True)
+    for name, (code, said) in finish(processes, 60).items():
+        assert (code, said) == (0, ""), (name, said)
+    parts = {name: load_part(tmp_path / "model" / f"{name}.part") for name in processes}
+    assert {part.model_id for part in parts.values()} == {begun}
+    assert not kept.exists()
+    (tmp_path / "whole").mkdir()
+    whole = write_job(tmp_path / "whole", **options)
+    subprocess.run([*TREATY, "train", str(whole)], check=True, capture_output=True)
+    for name, part in parts.items():
+        expected = load_part(tmp_path / "whole" / "model" / f"{name}.part")
+        assert repr(part.splits) == repr(expected.splits)
+        assert part.forest is None or part.forest.trees == expected.forest.trees

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -134,6 +135,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     except ValueError as error:
         raise ConfigError(f"expected a Treaty checkpoint, got {error} - at {path}") from None
     return checkpoint
+
+
+def checkpoint_file(folder: str | os.PathLike[str], party: str) -> Path:
+    """Return where a party's checkpoint is kept."""
+    return Path(folder) / f"{quote(party, safe=' ')}.checkpoint"  # a party's name may hold what a file's may not
 
 
 @dataclass(slots=True)

@@ -84,17 +84,21 @@ def train(
         str | None,
         typer.Option("--as", help="Run only this party, against the others' addresses in the job file."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from where an interrupted training of this job was.")
+    ] = False,
 ) -> None:
     """Train the model a job file describes.
 
     Without --as every party runs on this machine, each its own process; keys, certificates and ports are made up where
     the job names none. With --as only that party runs: start the others on their own machines with the same file.
-    Each party's part of the model is written to the job's output folder, also when the job ends early.
+    Each party's part of the model is written to the job's output folder. While it trains each keeps a checkpoint there:
+    after a crash, start all again and give the active party --resume. The model is the same as without the crash.
     """
     described = load_job(job)
     rounds = described.tree_options().n_estimators
     if party is None:
-        run_all(described, "train", progress=True)
+        run_all(described, "train", progress=True, arguments=["--resume"] if resume else [])
         for name, report in load_reports(described).items():
             sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
             took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
@@ -103,7 +107,7 @@ def train(
         return
     _check_party(party, list(described.parties))
     with TrainingBar(party, rounds) if party == described.active else nullcontext() as bar:
-        part = train_party(described, party, bar)
+        part = train_party(described, party, bar, resume=resume)
     kept = f"{len(part.splits)} splits of its own"
     if part.forest is not None:
         kept = f"{len(part.forest.trees)} trees, {kept}"
@@ -133,7 +137,7 @@ def predict(
     if margins is not None:
         np.save(margins, found)
         return
-    forest = find_part(described.output, party).forest
+    forest = find_part(described, party).forest
     assert forest is not None
     predicted = forest.objective.predictions(found)
     if forest.classes is None:

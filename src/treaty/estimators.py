@@ -20,18 +20,17 @@ from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
 from treaty.models import ModelPart, forest_of, predict_pooled
 from treaty.options import VERTICAL, TreeOptions, tree_options
-from treaty.processes import predict_in_processes, train_in_processes
-from treaty.progress import TrainingBar
-from treaty.protocols import pooled, secureboost
+from treaty.processes import predict_in_processes
+from treaty.protocols import secureboost
 from treaty.protocols.pooled import Labelled
+from treaty.runs import ALONE, join, train
 from treaty.saving import Saved, read_model, write_model
-from treaty.simulation import Traffic, predict_in_threads, train_in_threads
+from treaty.simulation import predict_in_threads
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import join_splits
 from treaty.trees.xgboost_format import to_booster
 
 Tables = Any  # one table (any dataframe or array), or {party: table}
-ALONE = "pooled"  # the party of a plain table
 
 
 class _GBDT(BaseEstimator):
@@ -117,6 +116,7 @@ class _GBDT(BaseEstimator):
         sample_weight: ArrayLike | None = None,
         eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
         early_stopping_rounds: int | None = None,
+        checkpoint: str | Path | None = None,
     ) -> Self:
         """Train, playing every party on this machine.
 
@@ -134,6 +134,10 @@ class _GBDT(BaseEstimator):
             Watched after every round, see `evals_result_`; the last one decides early stopping.
         early_stopping_rounds : int or None
             For this fit, in place of the parameter of the same name.
+        checkpoint : path or None
+            Folder where every party keeps what is finished while training goes on. A fit that finds there what an
+            interrupted one left, of the same rows and options (`n_estimators` may differ), goes on from it and gives
+            the model the other would have given. Removed when training is finished.
 
         Returns
         -------
@@ -161,40 +165,23 @@ class _GBDT(BaseEstimator):
         if options.early_stopping_rounds is not None and not evals:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
 
-        begun: list[float] = []
-        kept: dict[str, ModelPart] = {}
+        def finished(parts: dict[str, ModelPart]) -> None:  # by an error later on: what there is predicts
+            self.parts_ = parts
 
-        def progress(done: int, part: ModelPart) -> None:
-            kept[part.party] = part
-            if part.forest is not None:
-                begun.append(time.perf_counter())
-                bar(done, part)
-            if done and len(kept) == len(tables):  # what is finished survives an error, and predicts
-                self.parts_ = {name: kept[name] for name in (tables if len(tables) > 1 else kept)}
-
-        data = Labelled(tables[active], target, weight)
-        threads = cores(self.n_jobs)
-        shown = self.transport == "memory"  # the active party's own process draws the bar otherwise
-        with TrainingBar(options.protocol, options.n_estimators, shown=shown) as bar:
-            if options.protocol == "pooled":
-                joined = Labelled(_join(tables), target, weight)
-                watched = [Labelled(_join(t), labels, None, name) for name, t, labels in evals]
-                part = pooled.train(
-                    joined, options, classes=classes, eval_sets=watched, threads=threads, progress=progress
-                )
-                self.parts_, traffic = {ALONE: part}, Traffic()
-            elif self.transport == "grpc":
-                self.parts_, traffic = train_in_processes(
-                    data, tables, evals, active, classes, options, self.n_jobs, progress
-                )
-            else:
-                self.parts_, traffic = train_in_threads(
-                    data, tables, evals, active, classes, options, self.n_jobs, progress
-                )
-        ended = time.perf_counter()
-        seconds = traffic.seconds or {"setup": begun[0] - started, "boosting": ended - begun[0]}
-        self.timings_ = {**seconds, "total": ended - started}
-        self.communication_ = traffic.totals
+        trained = train(
+            tables,
+            Labelled(tables[active], target, weight),
+            evals,
+            active,
+            classes,
+            options,
+            transport=self.transport,
+            n_jobs=self.n_jobs,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            finished=finished,
+        )
+        self.parts_, self.communication_ = trained.parts, trained.traffic.totals
+        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
         self.disclosures_ = self._disclosures(options, active)
         self._keep(forest_of(list(self.parts_.values())))
         return self
@@ -300,7 +287,7 @@ class _GBDT(BaseEstimator):
         tables = self._tables(X, reset=False)
         threads = cores(self.n_jobs)
         if len(self.parts_) == 1:
-            return predict_pooled(list(self.parts_.values()), [_join(tables)], threads)
+            return predict_pooled(list(self.parts_.values()), [join(tables)], threads)
         match_rows(tables)
         active = next(name for name, part in self.parts_.items() if part.forest is not None)
         if self.transport == "grpc":
@@ -483,23 +470,6 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:
         model.classes_ = np.array(forest.classes)
     model._keep(forest)
     return model
-
-
-def _join(tables: Mapping[str, Table]) -> Table:
-    """Put tables side by side, the party's name in front of each column's where there are several."""
-    if len(tables) == 1:
-        return next(iter(tables.values()))
-    names = tuple(f"{party}.{name}" for party, table in tables.items() for name in table.schema.names)
-    if len(set(names)) < len(names):
-        raise DataError("two columns are called the same once the party is put in front; rename a party")
-    return Table(
-        schema=Schema(
-            names,
-            tuple(kind for table in tables.values() for kind in table.schema.categories),
-        ),
-        columns=[column for table in tables.values() for column in table.columns],
-        n_rows=next(iter(tables.values())).n_rows,
-    )
 
 
 def _empty(table: Any) -> bool:

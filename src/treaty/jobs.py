@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.compute import cores
 from treaty.data.labels import check_labels, check_targets, check_weights
 from treaty.data.sources import checked_columns, read_table
@@ -27,7 +29,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.models import ModelPart, load_part
 from treaty.options import VERTICAL, TreeOptions, tree_options
 from treaty.protocols import decisions, secureboost
-from treaty.protocols.pooled import Labelled, Progress
+from treaty.protocols.pooled import Labelled, Progress, noisy_labels
 from treaty.simulation import traffic_of
 
 Result = TypeVar("Result")
@@ -55,6 +57,9 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         The columns to use; None for all but `drop`, label and weight.
     drop : list of str
         Columns to leave out, an id say.
+    noisy_labels : str or None
+        At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that no later
+        job on the same table draws them again. None: beside the table.
     """
 
     address: Address | None = None
@@ -65,6 +70,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     predict_table: str | None = None
     columns: list[str] | None = None
     drop: list[str] = []
+    noisy_labels: str | None = None
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -85,6 +91,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     task : {"classification", "regression"}
     output : str
         Folder for the models and predictions.
+    checkpoints : str or None
+        Folder for the checkpoints of a running training; None for `output`.
     timeout : float
         Seconds a party waits for a message.
     n_jobs : int or None
@@ -99,6 +107,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     task: Literal["classification", "regression"] = "classification"
     weight: str | None = None
     output: str = "model"
+    checkpoints: str | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     n_jobs: int | None = None
 
@@ -148,10 +157,13 @@ def load_job(path: str | Path) -> Job:
             table=absolute(member.table),
             eval_tables=[str(here / table) for table in member.eval_tables],
             predict_table=absolute(member.predict_table),
+            noisy_labels=absolute(member.noisy_labels),
         )
         for name, member in job.parties.items()
     }
-    return msgspec.structs.replace(job, parties=parties, output=str(here / job.output))
+    return msgspec.structs.replace(
+        job, parties=parties, output=str(here / job.output), checkpoints=absolute(job.checkpoints)
+    )
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -174,26 +186,40 @@ class Report(msgspec.Struct, kw_only=True):
     learned: dict[str, list[str]]
 
 
-def train_party(job: Job, name: str, progress: Progress | None = None) -> ModelPart:
+def train_party(job: Job, name: str, progress: Progress | None = None, *, resume: bool = False) -> ModelPart:
     """Run one party's role of a training job against the others' addresses, and save its part and report.
+
+    Parameters
+    ----------
+    resume : bool
+        Go on from the checkpoint of an interrupted run, if there is one. The active party decides for all.
 
     Raises
     ------
     TreatyError
-        Whatever ends the job. What was finished by then is in ``NAME.part.partial``; a finished model of an earlier run
-        stays until this one is finished.
+        Whatever ends the job. What was finished by then is in the checkpoint; a finished model of an earlier run stays
+        until this one is finished.
     """
     started = time.perf_counter()
     member, options, threads = job.parties[name], job.tree_options(), cores(job.n_jobs)
     if member.table is None:
         raise ConfigError(f"the job names no table of {name}: add parties.{name}.table")
-    output = Path(job.output)
-    output.mkdir(parents=True, exist_ok=True)
-    keeper = _Keeper(part_file(output, name), progress)
+    Path(job.output).mkdir(parents=True, exist_ok=True)
+    keeper = Keeper(checkpoint_file(job.checkpoints or job.output, name), resume=resume or name != job.active)
+    begun: list[float] = []
+
+    def watch(done: int, part: ModelPart) -> None:
+        begun.append(time.perf_counter())
+        if progress is not None:
+            progress(done, part)
+
     training = member.table
 
     def role(party: Party) -> ModelPart:  # tables are read once connected, so that the others learn of a bad one
         data, classes = _read(job, name, training, None, None)
+        if name == job.active and options.mechanism == "label_rr":
+            kept = member.noisy_labels or f"{training}.noisy_labels"
+            data = replace(data, y=noisy_labels(kept, data.y, classes, options))
         evals = []
         for number, path in enumerate(member.eval_tables):
             rows, _ = _read(job, name, path, data.table.schema, classes)
@@ -201,20 +227,23 @@ def train_party(job: Job, name: str, progress: Progress | None = None) -> ModelP
         if name == job.active:
             return secureboost.active(
                 party, data, options, parties=list(job.parties), classes=classes, eval_sets=evals,
-                threads=threads, progress=keeper,
+                threads=threads, progress=watch, keeper=keeper,
             )  # fmt: skip
         return secureboost.passive(
-            party, data.table, options, eval_tables=[e.table for e in evals], threads=threads, progress=keeper
-        )
+            party, data.table, options, eval_tables=[e.table for e in evals],
+            threads=threads, progress=watch, keeper=keeper,
+        )  # fmt: skip
 
     try:
         part, transcript = _connected(job, name, options.protocol, role)
-    finally:
-        keeper.save()
-    keeper.finish()
+    except BaseException:
+        keeper.write()
+        raise
+    part.save(part_file(job.output, name))
+    keeper.done()
     ended = time.perf_counter()
-    begun = keeper.begun or ended
-    _write_report(job, name, {"setup": begun - started, "boosting": ended - begun}, transcript)
+    first = begun[0] if begun else ended
+    _write_report(job, name, {"setup": first - started, "boosting": ended - first}, transcript)
     return part
 
 
@@ -223,7 +252,7 @@ def predict_party(job: Job, name: str) -> NDArray[np.float64] | None:
     member, threads = job.parties[name], cores(job.n_jobs)
     if member.predict_table is None:
         raise ConfigError(f"the job names no rows of {name} to predict: add parties.{name}.predict_table")
-    part = find_part(job.output, name)
+    part = find_part(job, name)
     to_predict = member.predict_table
 
     def role(party: Party) -> NDArray[np.float64] | None:
@@ -278,47 +307,12 @@ def part_file(folder: str | Path, name: str) -> Path:
     return Path(folder) / f"{name}.part"
 
 
-def find_part(folder: str | Path, name: str) -> ModelPart:
+def find_part(job: Job, name: str) -> ModelPart:
     """Read a party's part: that of the last finished training, else what an unfinished one left."""
-    finished = part_file(folder, name)
-    return load_part(finished if finished.exists() or not _partial(finished).exists() else _partial(finished))
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")
-
-
-class _Keeper:
-    """Saves the part while training goes on, so that a dead process loses no finished tree, or few."""
-
-    SHARE = 0.05  # of the time, at most, goes into saving
-
-    def __init__(self, path: Path, progress: Progress | None) -> None:
-        self._path = path
-        self._progress = progress
-        self._part: ModelPart | None = None
-        self._next = 0.0
-        self.begun: float | None = None
-
-    def __call__(self, done: int, part: ModelPart) -> None:
-        self.begun = self.begun or time.perf_counter()
-        if self._progress is not None:
-            self._progress(done, part)
-        if done:  # before the first tree there is nothing to lose
-            self._part = part
-            if time.perf_counter() > self._next:
-                self.save()
-
-    def save(self) -> None:
-        if self._part is not None:
-            started = time.perf_counter()
-            self._part.save(_partial(self._path))
-            ended = time.perf_counter()
-            self._next = ended + (ended - started) / self.SHARE
-
-    def finish(self) -> None:
-        """Put the finished part in its place."""
-        _partial(self._path).replace(self._path)
+    finished, unfinished = part_file(job.output, name), checkpoint_file(job.checkpoints or job.output, name)
+    if unfinished.exists() and not finished.exists():
+        return load_checkpoint(unfinished).part
+    return load_part(finished)
 
 
 def _read(

@@ -168,6 +168,8 @@ def train_in_processes(
     options: TreeOptions,
     n_jobs: int | None,
     progress: Progress,
+    checkpoints: Path | None = None,
+    noisy_labels: Path | None = None,
 ) -> tuple[dict[str, ModelPart], Traffic]:
     """Train with every party in a process of its own; return their parts and the traffic."""
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
@@ -181,21 +183,23 @@ def train_in_processes(
             parties[party] = Member(
                 table=str(folder / f"{party}.arrow"),
                 eval_tables=[str(folder / f"{party}.{set_name}.arrow") for set_name, _, _ in evals],
+                noisy_labels=None if noisy_labels is None else str(noisy_labels.resolve()),
             )
         given = {field: getattr(options, field) for field in options.__struct_fields__}
         job = Job(
             name="fit", active=active, label=_LABEL, weight=None if data.weight is None else _WEIGHT,
             parties=parties, options=given, task="regression" if classes is None else "classification",
-            output=str(folder / "model"), n_jobs=n_jobs,
+            output=str(folder / "model"), checkpoints=None if checkpoints is None else str(checkpoints.resolve()),
+            n_jobs=n_jobs,
         )  # fmt: skip
         try:
-            run_all(job, "train", progress=True)
+            run_all(job, "train", progress=True, arguments=[] if checkpoints is None else ["--resume"])
         except PartyFailed:
             for party in tables:  # what was finished survives
                 with suppress(ConfigError):  # raised where nothing was
-                    progress(1, with_classes(find_part(folder / "model", party), classes))
+                    progress(1, with_classes(find_part(job, party), classes))
             raise
-        parts = {party: with_classes(find_part(folder / "model", party), classes) for party in tables}
+        parts = {party: with_classes(find_part(job, party), classes) for party in tables}
         reports = load_reports(job)
         sent = {
             f"{party} -> {peer}": totals for party, report in reports.items() for peer, totals in report.sent.items()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.checkpoints import Keeper
 from treaty.compute import cores
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
@@ -158,6 +159,7 @@ def train_in_threads(
     options: TreeOptions,
     n_jobs: int | None,
     progress: Progress,
+    keepers: Mapping[str, Keeper],
 ) -> tuple[dict[str, ModelPart], Traffic]:
     """Train with every party in a thread of its own; return their parts and the traffic."""
     threads = cores(n_jobs)
@@ -170,12 +172,13 @@ def train_in_threads(
             eval_tables=[rows[name] for _, rows, _ in evals],
             threads=threads,
             progress=progress,
+            keeper=keepers.get(name),
         )
         for name in tables
     }
     roles[active] = lambda party: secureboost.active(
         party, data, options, parties=list(tables), classes=classes, eval_sets=watched,
-        threads=threads, progress=progress,
+        threads=threads, progress=progress, keeper=keepers.get(active),
     )  # fmt: skip
     played = play(roles, star(active, tables), job="fit", protocol=options.protocol)
     return {name: played.results[name] for name in tables}, traffic_of(played.transcripts.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,10 @@ from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
 from treaty.data.binning import fit_bins
 from treaty.data.columns import Category
 from treaty.data.table import Table
+from treaty.errors import ConfigError
 from treaty.models import ModelPart, keep_records, record_split, records_used
 from treaty.options import TreeOptions
+from treaty.privacy.label_rr import stored_noisy_labels
 from treaty.trees.boosting import EvalSet, Forest, Progressed, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
@@ -58,6 +61,21 @@ def objective_for(data: Labelled, classes: list[Category] | None, options: TreeO
         fractional_bits=options.fractional_bits,
         epsilon=options.epsilon,
     )
+
+
+def noisy_labels(
+    path: str | os.PathLike[str], y: NDArray[np.float64], classes: list[Category] | None, options: TreeOptions
+) -> NDArray[np.float64]:
+    """Return what `label_rr` trains on: labels randomised once, drawn when `path` does not keep them yet.
+
+    Raises
+    ------
+    ConfigError
+        For a regression, or when the file keeps those of other labels.
+    """
+    if classes is None or options.epsilon is None:
+        raise ConfigError("mechanism='label_rr' randomises classes; a regression has none: leave it out (None)")
+    return stored_noisy_labels(path, y, len(classes), options.epsilon).astype(np.float64)
 
 
 def own_columns(table: Table, options: TreeOptions, splits: SplitTable, threads: int) -> ColumnSource:

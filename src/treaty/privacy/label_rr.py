@@ -1,0 +1,198 @@
+"""Randomised response on labels: every label is randomised once, and whatever is computed from them costs no more.
+
+A label of K classes is kept with probability p = e^epsilon / (e^epsilon + K - 1) and becomes each other class with
+r = 1 / (e^epsilon + K - 1). All trees of all jobs together cost `epsilon`, as long as the labels are never drawn again:
+`stored_noisy_labels` sees to that. The objective debiases them (`treaty.trees.objectives.Objective.debiasing`).
+
+References
+----------
+Warner, "Randomized Response", JASA 1965; Kairouz, Oh, Viswanath, "Extremal Mechanisms for Local Differential Privacy",
+NeurIPS 2014, on the K-ary form; Ghazi et al., "Deep Learning with Label Differential Privacy", NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import ConfigError, DataError
+
+FORMAT = "treaty-noisy-labels 1"
+Randomness = Callable[[int], bytes]
+"""Gives so many uniform random bytes: `os.urandom`, or a numpy Generator's `bytes` in tests."""
+
+
+def randomise_labels(
+    y: NDArray[np.integer] | NDArray[np.floating],
+    n_classes: int,
+    epsilon: float,
+    randomness: Randomness | None = None,
+) -> NDArray[np.int64]:
+    """Send labels through K-ary randomised response.
+
+    Parameters
+    ----------
+    y : integers, or whole numbers as floats (n_rows,)
+        Class numbers below `n_classes`.
+    n_classes : int
+        K, at least 2.
+    epsilon : float
+        Per label, above 0.
+    randomness : callable, optional
+        Default: the operating system's generator.
+
+    Returns
+    -------
+    int64 (n_rows,)
+        Noisy class numbers.
+
+    Raises
+    ------
+    ConfigError
+        When `epsilon` is not a finite number above 0, or there are fewer than two classes.
+    DataError
+        When a label is not a class number.
+
+    Notes
+    -----
+    64-bit random integers are compared with the probability of a change, rounded up to a multiple of 2^-64: no label
+    costs more than `epsilon` (Mironov's attack on floating-point noise finds nothing here). From epsilon 44 on the
+    rounding shows: a label changes with 2^-64 at least.
+    """
+    labels = _class_numbers(y, n_classes, epsilon)
+    draw = os.urandom if randomness is None else randomness
+    others = n_classes - 1
+    change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))  # (K - 1) r
+    limit = math.ceil(change * (1.0 + 2.0**-50) * 2.0**64)  # the factor is above what the floats are off by
+    changed = np.flatnonzero(_uniform64(draw, len(labels)) < np.uint64(limit))
+    noisy = labels.copy()
+    drawn = _uniform_below(draw, others, len(changed))
+    noisy[changed] = drawn + (drawn >= labels[changed])  # skip the label itself
+    return noisy
+
+
+def stored_noisy_labels(
+    path: str | os.PathLike[str],
+    y: NDArray[np.integer] | NDArray[np.floating],
+    n_classes: int,
+    epsilon: float,
+) -> NDArray[np.int64]:
+    """Return the noisy labels kept in a file, drawing them when there is no such file yet.
+
+    Parameters
+    ----------
+    path : path
+        Keep it as long as the labels are in use: labels drawn twice cost `epsilon` twice. Readable by its owner alone.
+    y, n_classes, epsilon
+        As in `randomise_labels`.
+
+    Returns
+    -------
+    int64 (n_rows,)
+        The same in every call with this file.
+
+    Raises
+    ------
+    ConfigError
+        When the file belongs to other labels, another order of rows, another epsilon or number of classes, is damaged,
+        or cannot be read or written. It is never replaced.
+    DataError
+        When a label is not a class number.
+    """
+    labels, path = _class_numbers(y, n_classes, epsilon), Path(path)
+    digest = _digest(labels, n_classes, epsilon)
+    try:
+        if not path.exists():
+            noisy = randomise_labels(labels, n_classes, epsilon)
+            _write_new(path, _File(FORMAT, n_classes, epsilon, digest, noisy.astype("<i8").tobytes()))
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot keep noisy labels in {path}: {error.strerror}") from None
+    return _read(data, path, labels, n_classes, epsilon)
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written; `digest` binds the noisy labels to the true ones."""
+
+    format: str
+    n_classes: int
+    epsilon: float
+    digest: bytes
+    labels: bytes
+
+
+def _read(
+    data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, epsilon: float
+) -> NDArray[np.int64]:
+    try:
+        kept = msgspec.msgpack.decode(data, type=_File)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"expected noisy labels, got something else - at {path} ({error})") from None
+    if kept.format != FORMAT:
+        raise ConfigError(f"expected a file of format {FORMAT!r}, got {kept.format[:40]!r} - at {path}")
+    remedy = "labels drawn again would cost their epsilon again: go on with what they were drawn for, or name another file"
+    for name, wanted, got in (("epsilon", epsilon, kept.epsilon), ("classes", n_classes, kept.n_classes)):
+        if wanted != got:
+            raise ConfigError(f"expected noisy labels of {name} {wanted}, got {name} {got} - at {path}; {remedy}")
+    if kept.digest != _digest(labels, n_classes, epsilon):
+        raise ConfigError(f"expected noisy labels of this table, got those of other rows or labels - at {path}; {remedy}")
+    if len(kept.labels) != 8 * len(labels):
+        raise ConfigError(f"expected {len(labels)} noisy labels, got {len(kept.labels) / 8:g} - at {path}")
+    noisy = np.frombuffer(kept.labels, "<i8").astype(np.int64)
+    if len(noisy) and not 0 <= noisy.min() <= noisy.max() < n_classes:
+        raise ConfigError(f"expected noisy labels below {n_classes} - at {path}")
+    return noisy
+
+
+def _write_new(path: Path, content: _File) -> None:
+    """Write a file that is whole from its first moment; one written there meanwhile stays."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # readable by its owner alone
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.msgpack.encode(content))
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike a rename, does not replace: two jobs starting at once share one draw
+    except FileExistsError:
+        pass
+    finally:
+        Path(temporary).unlink()
+
+
+def _digest(labels: NDArray[np.int64], n_classes: int, epsilon: float) -> bytes:
+    """SHA-256 of epsilon, K and the labels in their order."""
+    return hashlib.sha256(struct.pack("<dq", epsilon, n_classes) + labels.astype("<i8").tobytes()).digest()
+
+
+def _class_numbers(
+    y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float
+) -> NDArray[np.int64]:
+    if not 0.0 < epsilon < math.inf:
+        raise ConfigError(f"expected a finite epsilon above 0, got {epsilon}")
+    if n_classes < 2:
+        raise ConfigError(f"expected at least 2 classes, got {n_classes}")
+    if y.ndim != 1 or not np.all((y >= 0) & (y < n_classes) & (y == np.floor(y))):
+        raise DataError(f"expected labels as class numbers from 0 to {n_classes - 1} in one dimension")
+    return y.astype(np.int64)
+
+
+def _uniform64(draw: Randomness, count: int) -> NDArray[np.uint64]:
+    return np.frombuffer(draw(8 * count), np.uint64)
+
+
+def _uniform_below(draw: Randomness, bound: int, count: int) -> NDArray[np.int64]:
+    """Uniform integers in [0, bound): 64-bit ones above the last whole multiple of bound are drawn again."""
+    last = np.uint64(2**64 - 1 - 2**64 % bound)
+    values = _uniform64(draw, count).copy()
+    while len(again := np.flatnonzero(values > last)):
+        values[again] = _uniform64(draw, len(again))
+    return (values % np.uint64(bound)).astype(np.int64)

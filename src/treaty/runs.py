@@ -1,0 +1,143 @@
+"""What an estimator has done for it: training and prediction on one table, in threads, or in processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.checkpoints import Keeper, checkpoint_file
+from treaty.compute import cores
+from treaty.data.table import Schema, Table
+from treaty.errors import DataError
+from treaty.models import ModelPart
+from treaty.options import TreeOptions
+from treaty.processes import train_in_processes
+from treaty.progress import TrainingBar
+from treaty.protocols import pooled
+from treaty.protocols.pooled import Labelled, noisy_labels
+from treaty.simulation import Traffic, train_in_threads
+
+ALONE = "pooled"  # the party of a plain table
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a training left.
+
+    Attributes
+    ----------
+    parts : dict
+        Of each party.
+    traffic : Traffic
+    seconds : dict
+        Per phase, and in total.
+    """
+
+    parts: dict[str, ModelPart]
+    traffic: Traffic
+    seconds: dict[str, float]
+
+
+def train(
+    tables: Mapping[str, Table],
+    data: Labelled,
+    evals: Sequence[tuple[str, Mapping[str, Table], NDArray[np.float64]]],
+    active: str,
+    classes: list[Any] | None,
+    options: TreeOptions,
+    *,
+    transport: str,
+    n_jobs: int | None,
+    checkpoint: Path | None,
+    finished: Callable[[dict[str, ModelPart]], None],
+) -> Trained:
+    """Train as the options say, playing every party on this machine.
+
+    Parameters
+    ----------
+    data : Labelled
+        The active party's table, with labels and weights.
+    evals : sequence of (name, tables, labels)
+    transport : {"memory", "grpc"}
+    checkpoint : Path or None
+        Folder for checkpoints, and for noisy labels.
+    finished : callable
+        Given all parties' parts after every round, so that what is finished survives an error.
+    """
+    started = time.perf_counter()
+    begun: list[float] = []
+    parties = [ALONE] if options.protocol == "pooled" else list(tables)
+    kept: dict[str, ModelPart] = {}
+
+    def progress(done: int, part: ModelPart) -> None:
+        kept[part.party] = part
+        if part.forest is not None:
+            begun.append(time.perf_counter())
+            bar(done, part)
+        if done and len(kept) == len(parties):
+            finished({name: kept[name] for name in parties})
+
+    keepers = {}
+    if checkpoint is not None:
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        keepers = {name: Keeper(checkpoint_file(checkpoint, name), resume=True) for name in parties}
+    with ExitStack() as held:
+        bar = held.enter_context(TrainingBar(options.protocol, options.n_estimators, shown=transport == "memory"))
+        noisy: Path | None = (
+            None  # where randomised labels are kept: for this fit, or as long as the checkpoints' folder
+        )
+        if options.mechanism == "label_rr":
+            noisy = (checkpoint or Path(held.enter_context(TemporaryDirectory()))) / "noisy_labels"
+            if transport == "memory":
+                data = replace(data, y=noisy_labels(noisy, data.y, classes, options))
+        try:
+            if options.protocol == "pooled":
+                joined = replace(data, table=join(tables))
+                watched = [Labelled(join(rows), y, None, name) for name, rows, y in evals]
+                part = pooled.train(
+                    joined, options, classes=classes, eval_sets=watched, threads=cores(n_jobs), progress=progress,
+                    keeper=keepers.get(ALONE),
+                )  # fmt: skip
+                parts, traffic = {ALONE: part}, Traffic()
+            elif transport == "grpc":
+                parts, traffic = train_in_processes(
+                    data, tables, evals, active, classes, options, n_jobs, progress, checkpoint, noisy
+                )
+            else:
+                parts, traffic = train_in_threads(
+                    data, tables, evals, active, classes, options, n_jobs, progress, keepers
+                )
+        except BaseException:
+            for keeper in keepers.values():
+                keeper.write()
+            raise
+    for keeper in keepers.values():
+        keeper.done()
+    ended = time.perf_counter()
+    seconds = traffic.seconds or {"setup": begun[0] - started, "boosting": ended - begun[0]}
+    return Trained(parts, traffic, {**seconds, "total": ended - started})
+
+
+def join(tables: Mapping[str, Table]) -> Table:
+    """Put tables side by side, the party's name in front of each column's where there are several."""
+    if len(tables) == 1:
+        return next(iter(tables.values()))
+    names = tuple(f"{party}.{name}" for party, table in tables.items() for name in table.schema.names)
+    if len(set(names)) < len(names):
+        raise DataError("two columns are called the same once the party is put in front; rename a party")
+    return Table(
+        schema=Schema(
+            names,
+            tuple(kind for table in tables.values() for kind in table.schema.categories),
+        ),
+        columns=[column for table in tables.values() for column in table.columns],
+        n_rows=next(iter(tables.values())).n_rows,
+    )
