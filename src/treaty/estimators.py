@@ -272,13 +272,7 @@ class _GBDT(BaseEstimator):
     def _disclosures(self, options: TreeOptions, active: str) -> dict[str, list[str]]:
         if options.protocol == "pooled":
             return {ALONE: ["everything: all columns and labels are in one place"]}
-        learned = secureboost.disclosures(active, [name for name in self.parts_ if name != active])
-        if options.mode == "safe" and options.fewest_rows < 20:
-            learned[active].append(
-                f"leaves of as few as {options.fewest_rows} training rows (min_child_samples was lowered from 20), "
-                "so that sums and splits may describe single rows"
-            )
-        return learned
+        return secureboost.disclosures(active, [name for name in self.parts_ if name != active], options)
 
     # ------------------------------------------------------------ use
 

@@ -365,7 +365,8 @@ def _open(job: Job, name: str, path: str, schema: Schema | None, extra: Sequence
 
 def _write_report(job: Job, name: str, seconds: dict[str, float], transcript: Transcript) -> None:
     sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
-    learned = secureboost.disclosures(job.active, [other for other in job.parties if other != job.active])
+    others = [other for other in job.parties if other != job.active]
+    learned = secureboost.disclosures(job.active, others, job.tree_options())
     report = Report(party=name, seconds=seconds, sent=sent, learned=learned)
     (Path(job.output) / f"{name}.report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 

@@ -39,6 +39,20 @@ def test_trees_and_predictions_equal_the_pooled_growers(parties, task, change):
     assert_lossless(federated, pooled, tables)
 
 
+def test_ten_parties_give_the_pooled_trees():
+    X, y = real_table("binary")
+    tables = {f"p{k}": X.iloc[:, k : k + (3 if k == 9 else 1)] for k in range(10)}
+    assert_lossless(*fit_both("binary", tables, y), tables)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+def test_one_side_sampling_with_weights_gives_the_pooled_trees(task):
+    X, y = real_table(task)
+    weight = np.random.default_rng(6).exponential(size=len(y))
+    tables = cut(with_gaps(X), 2)
+    assert_lossless(*fit_both(task, tables, y, weight, goss=True, random_state=1), tables)
+
+
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_sample_weights_give_the_pooled_trees(task):
     X, y = real_table(task)
@@ -54,6 +68,8 @@ def test_sample_weights_give_the_pooled_trees(task):
         {"subsample": 0.6, "random_state": 1},
         {"colsample_bytree": 0.5, "random_state": 2},
         {"subsample": 0.7, "colsample_bytree": 0.4, "random_state": 3},
+        {"goss": True, "random_state": 4},
+        {"goss": True, "top_rate": 0.3, "other_rate": 0.5, "colsample_bytree": 0.6, "random_state": 5},
         {"max_depth": 6},
         {"min_split_loss": 0.5, "reg_lambda": 0.1, "reg_alpha": 0.2},
         {"min_child_samples": 20},
@@ -146,3 +162,30 @@ def test_random_small_tables_give_the_pooled_trees(data):
     for ours, theirs in zip(federated.parts_["a"].forest.trees, pooled.parts_["pooled"].forest.trees, strict=True):
         np.testing.assert_array_equal(ours.left, theirs.left)
         np.testing.assert_array_equal(ours.value, theirs.value)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_reduced_leakage_gives_the_active_partys_own_trees_first(task):
+    X, y = real_table(task)
+    tables = cut(X, 2)
+    options = {**OPTIONS, "n_estimators": 4}
+    reduced = treaty.GBDTClassifier(**FAST_KEY, **options, rl_trees=2).fit(tables, y)
+    alone = treaty.GBDTClassifier("pooled", **options).fit(tables["p0"], y)
+    forest = reduced.parts_["p0"].forest
+    first = 2 * forest.objective.n_outputs
+    assert all(set(tree.source[tree.left >= 0]) == {0} for tree in forest.trees[:first])
+    for ours, theirs in zip(forest.trees[:first], alone.parts_["pooled"].forest.trees[:first], strict=True):
+        np.testing.assert_array_equal(ours.value, theirs.value)
+    assert any(set(tree.source[tree.left >= 0]) > {0} for tree in forest.trees[first:])
+
+
+def test_reduced_leakage_without_own_columns_is_refused():
+    X, y = real_table("binary")
+    with pytest.raises(treaty.ConfigError, match="rl_trees needs columns at the active party"):
+        treaty.GBDTClassifier(**FAST_KEY, rl_trees=1).fit({"bank": None, "shop": X}, y)
+
+
+def test_a_purity_guard_on_a_regression_is_refused():
+    X, y = real_table("regression")
+    with pytest.raises(treaty.ConfigError, match="purity_guard is about classes"):
+        treaty.GBDTRegressor(**FAST_KEY, purity_guard=0.4).fit(cut(X, 2), y)

@@ -202,3 +202,39 @@ def test_options_hold_no_seed_in_what_is_agreed():
     terms = secureboost.terms(TreeOptions(**OPTIONS, random_state=7), 10, [])
     assert "random_state" not in terms
     assert terms["n_estimators"] == 2
+
+
+def shown_rows(transcript: Any, n_rows: int) -> list[set[int]]:
+    """Return the rows of every node a passive party of SecureBoost was asked about."""
+    shown = []
+    for step, message, _ in received(transcript, TO_PASSIVE):
+        if step == "SumsRequest":
+            nodes = np.frombuffer(message.payload[0].data, message.payload[0].dtype)
+            count = int(np.frombuffer(message.payload[1].data, np.int32)[0])
+            assert len(nodes) == n_rows
+            shown += [set(np.flatnonzero(nodes == node)) for node in range(count)]
+    return shown
+
+
+def test_reduced_leakage_sends_passive_parties_nothing_of_the_first_trees():
+    tables, y = tables_and_labels()
+    plain, reduced = play_training(tables, y, n_estimators=3), play_training(tables, y, n_estimators=3, rl_trees=2)
+    for name in ("p1", "p2"):
+        starts = [
+            sum(step == "TreeStart" for step, *_ in received(played.transcripts[name], TO_PASSIVE))
+            for played in (plain, reduced)
+        ]
+        assert starts == [3, 1]
+
+
+@pytest.mark.parametrize("guard", [0.1, 0.3])
+def test_no_node_shown_under_the_purity_guard_is_purer(guard):
+    tables, y = tables_and_labels()
+    plain = play_training(tables, y, max_depth=5)
+    guarded = play_training(tables, y, max_depth=5, purity_guard=guard)
+    prior = y.mean()
+    for name in ("p1", "p2"):
+        assert any(abs(y[list(node)].mean() - prior) > guard for node in shown_rows(plain.transcripts[name], len(y)))
+        shown = shown_rows(guarded.transcripts[name], len(y))
+        assert len(shown) > 2
+        assert all(abs(y[list(node)].mean() - prior) <= guard for node in shown)

@@ -344,7 +344,7 @@ def terms(options: TreeOptions, n_rows: int, eval_rows: Sequence[int]) -> Mappin
     return {**public, "training rows": n_rows, "eval rows": ", ".join(map(str, eval_rows))}
 
 
-def disclosures(lead: str, others: Sequence[str]) -> dict[str, list[str]]:
+def disclosures(lead: str, others: Sequence[str], options: TreeOptions) -> dict[str, list[str]]:
     """Say in words what each party of a training learned beyond its own data and its own splits."""
     learned = {
         lead: [
@@ -355,11 +355,40 @@ def disclosures(lead: str, others: Sequence[str]) -> dict[str, list[str]]:
             "the shape of all trees and all leaf weights",
         ]
     }
+    if options.he_inference:
+        learned[lead][1] = (
+            "of every split another party won: which of the node's training rows go left, and of eval sets each row's "
+            "side; at prediction one sum of leaf weights per row"
+        )
+    if options.rerandomise is False:
+        learned[lead].append("which rows are in a bin, if it looks: answers were not re-randomised")
+    if options.mode == "safe" and options.fewest_rows < 20:
+        learned[lead].append(
+            f"leaves of as few as {options.fewest_rows} training rows (min_child_samples was lowered from 20), so that "
+            "sums and splits may describe single rows"
+        )
+    rows = f"which training rows are together in each node {lead} asked it about, and so in part which have similar "
+    kept_from = (
+        f"labels, as randomised with epsilon {options.epsilon:g} (gradients stay encrypted; all trees together tell no "
+        "more of a label than that)"
+        if options.epsilon is not None
+        else "labels (gradients and labels themselves stay encrypted)"
+    )
     for name in others:
         learned[name] = [
-            f"which training rows are together in each node {lead} asked it about, and so in part which rows have "
-            "similar labels (gradients and labels themselves stay encrypted)",
+            rows + kept_from,
             "which of its own columns and bins were chosen, at how many nodes",
             "the number of trees and levels, and each tree's sample of rows and of its own columns",
         ]
+        if options.rl_trees:
+            learned[name].append(f"nothing of the trees of the first {options.rl_trees} rounds")
+        if options.purity_guard is not None:
+            learned[name].append(
+                f"nothing of nodes below a split with a child whose class shares differ from the table's by more than "
+                f"{options.purity_guard:g}, but that there is such a child; at a split of its own, which rows are in it"
+            )
+        if options.goss:
+            learned[name].append(
+                "that rows in many trees' samples have large gradients: they are predicted worst (goss)"
+            )
     return learned
