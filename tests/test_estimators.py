@@ -344,3 +344,87 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, content):
         treaty.load(tmp_path / "model")
     with pytest.raises(treaty.ConfigError, match="nowhere"):
         treaty.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+def test_leaves_and_stages_of_a_federated_model_are_the_pooled_ones(task):
+    X, y = real_table(task)
+    tables = cut(with_gaps(with_categories(X)), 3)
+    estimator = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
+    federated = estimator(**FAST_KEY, n_estimators=4).fit(tables, y)
+    pooled = estimator(n_estimators=4).fit(tables, y)
+    leaves = federated.predict_leaf(tables)
+    assert leaves.dtype == np.int32
+    assert leaves.shape == (len(y), len(federated.parts_["p0"].forest.trees))
+    np.testing.assert_array_equal(leaves, pooled.predict_leaf(tables))
+    values = [tree.value[leaf] for tree, leaf in zip(federated.parts_["p0"].forest.trees, leaves.T, strict=True)]
+    assert np.count_nonzero(values) > 0
+    stages = [list(model.staged_predict(tables)) for model in (federated, pooled)]
+    np.testing.assert_array_equal(*stages)
+    assert len(stages[0]) == 4
+    np.testing.assert_array_equal(stages[0][-1], federated.predict(tables))
+    if task != "regression":
+        shorter = estimator(n_estimators=2).fit(tables, y)
+        np.testing.assert_array_equal(list(federated.staged_predict_proba(tables))[1], shorter.predict_proba(tables))
+
+
+def test_margins_are_the_log_odds_of_the_probabilities():
+    X, y = real_table("binary")
+    model = treaty.GBDTClassifier(n_estimators=4).fit(X, y)
+    p = model.predict_proba(X)[:, 1]
+    np.testing.assert_allclose(model.decision_function(X), np.log(p / (1 - p)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("transport", ["memory", "grpc"])
+def test_hidden_inference_predicts_the_same(transport):
+    X, y = real_table("binary")
+    tables = cut(with_gaps(X), 3)
+    plain = treaty.GBDTClassifier(**FAST_KEY, n_estimators=3).fit(tables, y)
+    hidden = treaty.GBDTClassifier(**FAST_KEY, n_estimators=3, he_inference=True, transport=transport).fit(tables, y)
+    rows = {name: table.iloc[:40] for name, table in tables.items()}
+    np.testing.assert_allclose(hidden.predict_proba(rows), plain.predict_proba(rows), rtol=1e-6)
+    with pytest.raises(treaty.ConfigError, match="he_inference hides which leaf"):
+        hidden.predict_leaf(rows)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+def test_contributions_of_a_federated_model_are_xgboosts_of_the_joined_one(task):
+    X, y = real_table(task)
+    tables = cut(with_gaps(X), 3)
+    estimator = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
+    federated = estimator(**FAST_KEY, n_estimators=4).fit(tables, y)
+    found = federated.predict_contributions(tables)
+    assert list(found.values) == list(tables)
+    joined = found.joined()
+    booster = federated.to_xgboost()
+    rows = xgboost.DMatrix(pd.concat(list(tables.values()), axis=1).to_numpy(), feature_names=booster.feature_names)
+    np.testing.assert_allclose(joined, booster.predict(rows, pred_contribs=True), atol=1e-4)
+    pooled = estimator(n_estimators=4).fit(tables, y)
+    np.testing.assert_allclose(joined, pooled.predict_contributions(tables), atol=1e-12)
+    if task == "binary":
+        np.testing.assert_allclose(joined.sum(axis=1), federated.decision_function(tables), atol=1e-9)
+
+
+def test_importances_name_foreign_columns_only_with_their_owners_consent():
+    X, y = real_table("binary")
+    tables = cut(X, 3)
+    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=4).fit(tables, y)
+    for kind in ("gain", "cover", "count"):
+        unnamed, named = model.importances(kind), model.importances(kind, consent=None)
+        assert list(named["p0"]) == list(unnamed["p0"]) == list(tables["p0"].columns)
+        for party in ("p1", "p2"):
+            assert list(named[party]) == list(tables[party].columns)
+            assert not set(unnamed[party]) & set(X.columns)
+            assert sorted(unnamed[party].values()) == sorted(value for value in named[party].values() if value)
+    assert sum(model.importances("count", consent=None, normalised=True)["p1"].values()) <= 1.0
+    splits = sum(np.count_nonzero(tree.left >= 0) for tree in model.parts_["p0"].forest.trees)
+    assert sum(sum(of.values()) for of in model.importances("count").values()) == splits
+
+
+def test_an_unwilling_party_is_not_exported():
+    X, y = real_table("binary")
+    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=4).fit(cut(X, 3), y)
+    with pytest.raises(treaty.ConfigError, match="p2"):
+        model.to_xgboost(consent=["p1"])
+    booster = model.to_xgboost(consent=["p1", "p2"])
+    assert len(booster.get_dump()) == 4

@@ -102,6 +102,12 @@ def test_three_processes_train_and_predict_what_pooled_training_gives(tmp_path):
     predicted = pd.read_parquet(tmp_path / "out.parquet")
     np.testing.assert_array_equal(predicted["probability_1"], pooled.predict_proba(tables)[:, 1])
     np.testing.assert_array_equal(predicted["prediction"], pooled.predict(tables))
+    subprocess.run([*TREATY, "explain", str(job), "--ending", "parquet"], check=True, capture_output=True)
+    found = {name: pd.read_parquet(tmp_path / "model" / f"{name}.contributions.parquet") for name in tables}
+    for name in ("lab", "imaging"):
+        assert list(found[name].columns) == list(tables[name].columns)
+        np.testing.assert_allclose(found["clinic"][f"all of {name}"], found[name].sum(axis=1), atol=1e-9)
+    np.testing.assert_allclose(found["clinic"].sum(axis=1), pooled.decision_function(tables), atol=1e-9)
     report = json.loads((tmp_path / "model" / "lab.report.json").read_text())
     assert report["sent"]["clinic"]["bytes"] > 0
     assert set(report["learned"]) == {"clinic", "lab", "imaging"}

@@ -18,7 +18,7 @@ from rich.console import Console
 import treaty
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
-from treaty.jobs import find_part, load_job, load_reports, part_file, predict_party, train_party
+from treaty.jobs import explain_party, find_part, load_job, load_reports, part_file, predict_party, train_party
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.processes import run_all
 from treaty.progress import TrainingBar
@@ -147,6 +147,29 @@ def predict(
         columns = {"prediction": np.array(forest.classes)[np.argmax(p, axis=1)]}
         columns |= {f"probability_{name}": p[:, k] for k, name in enumerate(forest.classes)}
     write_predictions(path, columns)
+
+
+@app.command()
+def explain(
+    job: Annotated[Path, typer.Argument(help="The training job's file, with predict_table for each party.")],
+    party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
+    ending: Annotated[str, typer.Option(help="csv, csv.gz, parquet or arrow.")] = "csv",
+) -> None:
+    """Say what each column adds to each row's prediction (exact TreeSHAP, on the margin).
+
+    Every party gets its own columns' values, in NAME.contributions.csv in the job's output folder; the active party the
+    bias and each other party's total besides. docs/interpretation.md says what this tells beyond a prediction.
+    """
+    described = load_job(job)
+    if party is None:
+        run_all(described, "explain", arguments=["--ending", ending], to_all=True)
+        for name in described.parties:
+            console.print(f"{name}: {Path(described.output) / f'{name}.contributions.{ending}'}", soft_wrap=True)
+        return
+    _check_party(party, list(described.parties))
+    found = explain_party(described, party)
+    if found:
+        write_predictions(Path(described.output) / f"{party}.contributions.{ending}", found)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -18,17 +18,16 @@ from treaty.compute import cores
 from treaty.data.labels import check_labels, check_targets, check_weights
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.models import ModelPart, forest_of, predict_pooled
+from treaty.interpretation import Contributions, Kind, importances, joined_booster
+from treaty.models import ModelPart, forest_of
 from treaty.options import VERTICAL, TreeOptions, tree_options
-from treaty.processes import predict_in_processes
-from treaty.protocols import secureboost
+from treaty.protocols import decisions, secureboost
+from treaty.protocols.decisions import Decided
 from treaty.protocols.pooled import Labelled
-from treaty.runs import ALONE, join, train
+from treaty.runs import ALONE, decided, explained, predict, train
 from treaty.saving import Saved, read_model, write_model
-from treaty.simulation import predict_in_threads
+from treaty.simulation import active_of
 from treaty.trees.boosting import Forest
-from treaty.trees.ensemble import join_splits
-from treaty.trees.xgboost_format import to_booster
 
 Tables = Any  # one table (any dataframe or array), or {party: table}
 
@@ -278,31 +277,96 @@ class _GBDT(BaseEstimator):
 
     def _margins(self, X: Tables) -> NDArray[np.float64]:
         check_is_fitted(self, "parts_")
+        tables = self._matched(X)
+        return predict(self.parts_, tables, self._options(None), transport=self.transport, n_jobs=self.n_jobs)
+
+    def _matched(self, X: Tables) -> dict[str, Table]:
         tables = self._tables(X, reset=False)
-        threads = cores(self.n_jobs)
-        if len(self.parts_) == 1:
-            return predict_pooled(list(self.parts_.values()), [join(tables)], threads)
         match_rows(tables)
-        active = next(name for name, part in self.parts_.items() if part.forest is not None)
-        if self.transport == "grpc":
-            return predict_in_processes(self.parts_, tables, active, self.n_jobs)
-        return predict_in_threads(self.parts_, tables, active, self.n_jobs)
+        return tables
+
+    def _decided(self, X: Tables) -> Decided:
+        check_is_fitted(self, "parts_")
+        if self.he_inference:
+            raise ConfigError("he_inference hides which leaf a row is in; set it to None for leaves, stages or shares")
+        return decided(self.parts_, self._matched(X), self.n_jobs)
+
+    def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
+        """Return the leaf each row ends in (n_rows, n_trees): its number among its tree's nodes, the root being 0.
+
+        With more than two classes a round has a tree per class. Parties are played in threads.
+        """
+        return decisions.leaves(self._decided(X), cores(self.n_jobs))
+
+    def _stages(self, X: Tables) -> Iterator[NDArray[np.float64]]:
+        """Yield probabilities or means (n_rows, n_outputs) after each round, from one batch of decisions."""
+        found = self._decided(X)
+        objective = forest_of(list(self.parts_.values())).objective
+        for margins in decisions.staged_margins(found, objective, cores(self.n_jobs)):
+            yield objective.predictions(margins)
+
+    def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
+        """Return what each column adds to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
+
+        Returns
+        -------
+        float64 (n_rows, n_features + 1) or (n_rows, n_classes, n_features + 1)
+            Of a pooled model; the second form with more than two classes. The last column is the bias; a row adds up
+            to its margin.
+        treaty.interpretation.Contributions
+            Of a vertical model: each party's own columns, and the bias; its ``joined()`` is the array above. Parties
+            are played in threads. See docs/interpretation.md for what explaining tells a party beyond predicting.
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that contributions are made of.
+        """
+        check_is_fitted(self, "parts_")
+        if self.he_inference:
+            raise ConfigError("he_inference hides which leaf a row is in; set it to None for contributions")
+        return explained(self.parts_, self._matched(X), self.n_jobs)
+
+    def importances(
+        self, kind: Kind = "gain", consent: Iterable[str] | None = (), *, normalised: bool = False
+    ) -> dict[str, dict[str, float]]:
+        """Return how much the trees rest on each column, by party, as the active party may see it.
+
+        Parameters
+        ----------
+        kind : {"gain", "cover", "count"}
+            Total gain of the column's splits, total cover of their nodes, or their number.
+        consent : iterable of str or None, default ()
+            Parties that let their columns be named; None for all. The columns of others that are in use are called
+            "shop #1" and so on.
+        normalised : bool, default False
+            Divide by the sum over all parties.
+
+        Returns
+        -------
+        dict of str to (dict of str to float)
+
+        Raises
+        ------
+        ConfigError
+            For another kind, or a name that is no party.
+        """
+        check_is_fitted(self, "parts_")
+        return importances(list(self.parts_.values()), active_of(self.parts_), kind, consent, normalised=normalised)
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:
         """Total gain of each column's splits, scaled to sum 1, columns of all parties side by side (n_features,)."""
-        check_is_fitted(self, "parts_")
-        parts = list(self.parts_.values())
-        sizes = [len(part.schema.names) for part in parts]
-        splits = join_splits([part.splits for part in parts], sizes)
-        gains = np.zeros(sum(sizes))
-        for tree in forest_of(parts).trees:
-            inner = tree.left >= 0
-            np.add.at(gains, splits.feature[splits.base[tree.source[inner]] + tree.record[inner]], tree.gain[inner])
-        return gains / gains.sum() if gains.sum() > 0 else gains
+        gains = self.importances(consent=None, normalised=True)
+        return np.array([gain for name in self.parts_ for gain in gains[name].values()])
 
-    def to_xgboost(self) -> Any:
-        """Return an `xgboost.Booster` that predicts the same, over the columns of all parties side by side.
+    def to_xgboost(self, consent: Iterable[str] | None = None) -> Any:
+        """Return an `xgboost.Booster` that predicts the same, over the columns of willing parties side by side.
+
+        Parameters
+        ----------
+        consent : iterable of str or None, default None
+            Parties that agree to be joined, the active one being always among them; None for all.
 
         Returns
         -------
@@ -313,17 +377,10 @@ class _GBDT(BaseEstimator):
         Raises
         ------
         ConfigError
-            If XGBoost is not installed.
+            If a party owns splits in use but does not consent, or XGBoost is not installed.
         """
         check_is_fitted(self, "parts_")
-        parts = list(self.parts_.values())
-        names = [name for part in parts for name in part.schema.names]
-        if len(parts) > 1:
-            names = [f"{part.party}.{name}" for part in parts for name in part.schema.names]
-        splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
-        categorical = [c is not None for part in parts for c in part.schema.categories]
-        forest = forest_of(parts)
-        return to_booster(forest.trees, splits, forest.objective, names, categorical)
+        return joined_booster(list(self.parts_.values()), consent)
 
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder: one file per party, and one that names them.
@@ -398,15 +455,27 @@ class GBDTClassifier(ClassifierMixin, _GBDT):
         What each party learned beyond its own data, in words.
     """
 
+    def decision_function(self, X: Tables) -> NDArray[np.float64]:
+        """Return margins: log-odds of the second class (n_rows,), for more classes (n_rows, n_classes)."""
+        margins = self._margins(X)
+        return margins[:, 0] if margins.shape[1] == 1 else margins
+
     def predict_proba(self, X: Tables) -> NDArray[np.float64]:
         """Return class probabilities (n_rows, n_classes); X as in `fit`, without labels."""
-        p = forest_margin_predictions(self, X)
-        return np.hstack([1.0 - p, p]) if p.shape[1] == 1 else p
+        return _of_classes(forest_margin_predictions(self, X))
 
     def predict(self, X: Tables) -> NDArray[Any]:
         """Return the most probable class of each row (n_rows,)."""
         best = np.argmax(self.predict_proba(X), axis=1)
         return np.asarray(self.classes_[best])
+
+    def staged_predict_proba(self, X: Tables) -> Iterator[NDArray[np.float64]]:
+        """Yield class probabilities (n_rows, n_classes) after each round; the parties are asked once for all."""
+        return map(_of_classes, self._stages(X))
+
+    def staged_predict(self, X: Tables) -> Iterator[NDArray[Any]]:
+        """Yield the most probable class of each row (n_rows,) after each round."""
+        return (np.asarray(self.classes_[np.argmax(p, axis=1)]) for p in self.staged_predict_proba(X))
 
     def _target(
         self, y: NDArray[Any], party: str, n_rows: int, classes: list[Any] | None = None
@@ -433,6 +502,10 @@ class GBDTRegressor(RegressorMixin, _GBDT):
         """Return the predicted means (n_rows,); X as in `fit`, without labels."""
         return forest_margin_predictions(self, X)[:, 0]
 
+    def staged_predict(self, X: Tables) -> Iterator[NDArray[np.float64]]:
+        """Yield the predicted means (n_rows,) after each round; the parties are asked once for all."""
+        return (means[:, 0] for means in self._stages(X))
+
     def _target(
         self, y: NDArray[Any], party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[None, NDArray[np.float64]]:
@@ -443,6 +516,11 @@ def forest_margin_predictions(model: _GBDT, X: Tables) -> NDArray[np.float64]:
     """Return probabilities or means (n_rows, n_outputs)."""
     margins = model._margins(X)
     return forest_of(list(model.parts_.values())).objective.predictions(margins)
+
+
+def _of_classes(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return probabilities (n_rows, n_classes) from those of the second class, or of all."""
+    return np.hstack([1.0 - p, p]) if p.shape[1] == 1 else p
 
 
 def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:

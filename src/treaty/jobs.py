@@ -29,6 +29,8 @@ from treaty.messaging.transcript import Transcript
 from treaty.models import ModelPart, load_part
 from treaty.options import VERTICAL, TreeOptions, tree_options
 from treaty.protocols import decisions, secureboost
+from treaty.protocols.contributions import explain_active, explain_passive
+from treaty.protocols.hidden_inference import hidden_active, hidden_passive
 from treaty.protocols.pooled import Labelled, Progress, noisy_labels
 from treaty.simulation import traffic_of
 
@@ -249,22 +251,72 @@ def train_party(job: Job, name: str, progress: Progress | None = None, *, resume
 
 def predict_party(job: Job, name: str) -> NDArray[np.float64] | None:
     """Run one party's role of a prediction with its saved part; the active party gets the margins."""
-    member, threads = job.parties[name], cores(job.n_jobs)
-    if member.predict_table is None:
-        raise ConfigError(f"the job names no rows of {name} to predict: add parties.{name}.predict_table")
-    part = find_part(job, name)
-    to_predict = member.predict_table
+    options, threads = job.tree_options(), cores(job.n_jobs)
+    bits = options.insecure_test_key_bits
 
-    def role(party: Party) -> NDArray[np.float64] | None:
-        labels = [job.label, *([job.weight] if job.weight else [])] if name == job.active else []
-        _, table = _open(job, name, to_predict, part.schema, labels)
-        if part.forest is not None:
+    def role(party: Party, part: ModelPart, table: Table) -> NDArray[np.float64] | None:
+        if options.he_inference and part.forest is not None:
+            return hidden_active(
+                party, part, table, key_bits=options.key_bits, insecure_test_key_bits=bits, threads=threads
+            )
+        if options.he_inference:
+            hidden_passive(party, part, table, insecure_test_key_bits=bits, threads=threads)
+        elif part.forest is not None:
             return decisions.predict_active(party, part, table, threads)
-        decisions.predict_passive(party, part, table, threads)
+        else:
+            decisions.predict_passive(party, part, table, threads)
         return None
 
-    margins, _ = _connected(job, name, job.tree_options().protocol, role)
-    return margins
+    return _with_rows(job, name, role)
+
+
+def explain_party(job: Job, name: str) -> dict[str, NDArray[np.float64]]:
+    """Run one party's role of an explanation with its saved part.
+
+    Returns
+    -------
+    dict of str to float64 (n_rows,)
+        What each of its own columns adds to each row's margin (TreeSHAP), at the active party the bias and the others'
+        totals as well; with more than two classes, by column and class.
+    """
+    threads = cores(job.n_jobs)
+    if job.tree_options().he_inference:
+        raise ConfigError("he_inference hides the decisions that contributions are made of; take it out of the job")
+
+    def role(party: Party, part: ModelPart, table: Table) -> dict[str, NDArray[np.float64]]:
+        names = part.schema.names
+        if part.forest is None:
+            own = explain_passive(party, part, table, threads=threads)
+            columns = dict(zip(names, own.transpose(2, 0, 1), strict=True))
+        else:
+            found = explain_active(party, part, table, threads=threads)
+            columns = dict(zip(names, found.own.transpose(2, 0, 1), strict=True))
+            columns |= {f"all of {peer}": found.totals[peer] for peer in found.others}
+            columns["bias"] = np.repeat(found.bias[:, None], table.n_rows, axis=1)
+        several = len(next(iter(columns.values()), ())) > 1
+        return {
+            f"{column}, class {k}" if several else column: values
+            for column, of_outputs in columns.items()
+            for k, values in enumerate(of_outputs)
+        }
+
+    return _with_rows(job, name, role)
+
+
+def _with_rows(job: Job, name: str, role: Callable[[Party, ModelPart, Table], Result]) -> Result:
+    """Run a role with the party's saved part and its rows to predict."""
+    to_predict = job.parties[name].predict_table
+    if to_predict is None:
+        raise ConfigError(f"the job names no rows of {name} to predict: add parties.{name}.predict_table")
+    part = find_part(job, name)
+
+    def with_table(party: Party) -> Result:
+        labels = [job.label, *([job.weight] if job.weight else [])] if name == job.active else []
+        _, table = _open(job, name, to_predict, part.schema, labels)
+        return role(party, part, table)
+
+    found, _ = _connected(job, name, job.tree_options().protocol, with_table)
+    return found
 
 
 def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Result]) -> tuple[Result, Transcript]:

@@ -136,6 +136,8 @@ def check_part(part: ModelPart) -> None:
         below = np.flatnonzero(inner)
         if np.any(tree.left[inner] <= below) or np.any(tree.left[inner] + 1 >= n_nodes):
             raise ValueError("a tree whose children do not follow their parents")
+        if not np.array_equal(np.sort(np.concatenate([tree.left[inner], tree.left[inner] + 1])), np.arange(1, n_nodes)):
+            raise ValueError("a tree with nodes of several parents or none")
         if np.any((tree.source >= 0) != inner) or np.any(tree.source >= n_sources) or np.any(tree.record[inner] < 0):
             raise ValueError("a tree with a split of nobody's")
         own = tree.source == part.forest.sources.index(part.party)

@@ -30,7 +30,7 @@ from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.protocols import secureboost
 from treaty.protocols.pooled import Labelled, Progress
-from treaty.simulation import Traffic, play
+from treaty.simulation import Traffic, active_of, play
 
 GRACE = 8.0  # seconds the others get to end by themselves after one party failed
 
@@ -59,16 +59,20 @@ def compile_kernels() -> None:
     )
 
 
-def run_all(job: Job, verb: str, *, arguments: Sequence[str] = (), progress: bool = False) -> None:
+def run_all(
+    job: Job, verb: str, *, arguments: Sequence[str] = (), to_all: bool = False, progress: bool = False
+) -> None:
     """Run ``treaty <verb> JOB --as PARTY`` for every party of the job on this machine.
 
     Parameters
     ----------
     job : Job
         Every party must name its table; addresses, keys and certificates are made up where they are missing.
-    verb : {"train", "predict"}
+    verb : {"train", "predict", "explain"}
     arguments : sequence of str
         Passed on to the active party's command.
+    to_all : bool
+        Pass them on to every party's.
     progress : bool
         Let the active party draw its progress bar.
 
@@ -92,7 +96,7 @@ def run_all(job: Job, verb: str, *, arguments: Sequence[str] = (), progress: boo
                     str(path),
                     "--as",
                     name,
-                    *(arguments if name == job.active else ()),
+                    *(arguments if to_all or name == job.active else ()),
                 ],
                 stdout=subprocess.DEVNULL,
                 stderr=None if progress and name == job.active and sys.stderr.isatty() else subprocess.PIPE,
@@ -185,10 +189,9 @@ def train_in_processes(
                 eval_tables=[str(folder / f"{party}.{set_name}.arrow") for set_name, _, _ in evals],
                 noisy_labels=None if noisy_labels is None else str(noisy_labels.resolve()),
             )
-        given = {field: getattr(options, field) for field in options.__struct_fields__}
         job = Job(
             name="fit", active=active, label=_LABEL, weight=None if data.weight is None else _WEIGHT,
-            parties=parties, options=given, task="regression" if classes is None else "classification",
+            parties=parties, options=_given(options), task="regression" if classes is None else "classification",
             output=str(folder / "model"), checkpoints=None if checkpoints is None else str(checkpoints.resolve()),
             n_jobs=n_jobs,
         )  # fmt: skip
@@ -207,6 +210,10 @@ def train_in_processes(
         return parts, Traffic(sent, reports[active].seconds)
 
 
+def _given(options: TreeOptions) -> dict[str, Any]:
+    return {field: getattr(options, field) for field in options.__struct_fields__}
+
+
 def with_classes(part: ModelPart, classes: list[Any] | None) -> ModelPart:
     """Put the labels back that the parties' processes saw as numbers."""
     if part.forest is not None:
@@ -215,7 +222,7 @@ def with_classes(part: ModelPart, classes: list[Any] | None) -> ModelPart:
 
 
 def predict_in_processes(
-    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], active: str, n_jobs: int | None
+    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], options: TreeOptions, n_jobs: int | None
 ) -> NDArray[np.float64]:
     """Predict with every party in a process of its own; return the margins (n_rows, n_outputs)."""
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
@@ -224,7 +231,10 @@ def predict_in_processes(
             write_columns(folder / f"{party}.arrow", tables[party], {})
             part.save(part_file(folder, party))
         members = {party: Member(predict_table=str(folder / f"{party}.arrow")) for party in parts}
-        job = Job(name="predict", active=active, label=_LABEL, parties=members, output=str(folder), n_jobs=n_jobs)
+        job = Job(
+            name="predict", active=active_of(parts), label=_LABEL, parties=members, output=str(folder), n_jobs=n_jobs,
+            options=_given(options),
+        )  # fmt: skip
         margins = folder / "margins.npy"
         run_all(job, "predict", arguments=["--margins", str(margins)])
         return np.asarray(np.load(margins, allow_pickle=False))

@@ -1,4 +1,4 @@
-"""What an estimator has done for it: training and prediction on one table, in threads, or in processes."""
+"""What estimators have done for them: training and prediction on one table, in threads, or in processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from treaty.checkpoints import Keeper, checkpoint_file
 from treaty.compute import cores
 from treaty.data.table import Schema, Table
 from treaty.errors import DataError
-from treaty.models import ModelPart
+from treaty.interpretation import Contributions, explain_pooled, rows_first
+from treaty.models import ModelPart, predict_pooled
 from treaty.options import TreeOptions
-from treaty.processes import train_in_processes
+from treaty.processes import predict_in_processes, train_in_processes
 from treaty.progress import TrainingBar
 from treaty.protocols import pooled
+from treaty.protocols.decisions import Decided
 from treaty.protocols.pooled import Labelled, noisy_labels
-from treaty.simulation import Traffic, train_in_threads
+from treaty.simulation import Traffic, decide_in_threads, explain_in_threads, predict_in_threads, train_in_threads
 
 ALONE = "pooled"  # the party of a plain table
 
@@ -124,6 +126,40 @@ def train(
     ended = time.perf_counter()
     seconds = traffic.seconds or {"setup": begun[0] - started, "boosting": ended - begun[0]}
     return Trained(parts, traffic, {**seconds, "total": ended - started})
+
+
+def predict(
+    parts: Mapping[str, ModelPart],
+    tables: Mapping[str, Table],
+    options: TreeOptions,
+    *,
+    transport: str,
+    n_jobs: int | None,
+) -> NDArray[np.float64]:
+    """Return margins (n_rows, n_outputs)."""
+    threads = cores(n_jobs)
+    if len(parts) == 1:
+        return predict_pooled(list(parts.values()), [join(tables)], threads)
+    if transport == "grpc":
+        return predict_in_processes(parts, tables, options, n_jobs)
+    return predict_in_threads(parts, tables, options, n_jobs)
+
+
+def decided(parts: Mapping[str, ModelPart], tables: Mapping[str, Table], n_jobs: int | None) -> Decided:
+    """Return all owners' decisions, from which the active party has leaves and margins of every stage."""
+    if len(parts) == 1:
+        (part,) = parts.values()
+        return pooled.decided(part, join(tables), cores(n_jobs))
+    return decide_in_threads(parts, tables, n_jobs)
+
+
+def explained(
+    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], n_jobs: int | None
+) -> NDArray[np.float64] | Contributions:
+    """Return contributions: of a pooled model one array with the bias last, of a vertical one apart by party."""
+    if len(parts) == 1:
+        return rows_first(explain_pooled(list(parts.values()), [join(tables)], cores(n_jobs)))
+    return explain_in_threads(parts, tables, n_jobs)
 
 
 def join(tables: Mapping[str, Table]) -> Table:

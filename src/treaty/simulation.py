@@ -14,12 +14,15 @@ from treaty.checkpoints import Keeper
 from treaty.compute import cores
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
+from treaty.interpretation import Contributions, rows_first
 from treaty.messaging.memory import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.protocols import decisions, secureboost
+from treaty.protocols.contributions import explain_active, explain_passive
+from treaty.protocols.hidden_inference import hidden_active, hidden_passive
 from treaty.protocols.pooled import Labelled, Progress
 
 Role = Callable[[Party], Any]
@@ -185,16 +188,71 @@ def train_in_threads(
 
 
 def predict_in_threads(
-    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], active: str, n_jobs: int | None
+    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], options: TreeOptions, n_jobs: int | None
 ) -> NDArray[np.float64]:
     """Predict with every party in a thread of its own; return the margins (n_rows, n_outputs)."""
     threads = cores(n_jobs)
+    if options.he_inference:
+        bits = options.insecure_test_key_bits
+        return np.asarray(
+            _with_model(
+                parts,
+                lambda party, part: hidden_active(
+                    party, part, tables[party.name],
+                    key_bits=options.key_bits, insecure_test_key_bits=bits, threads=threads,
+                ),
+                lambda party, part: hidden_passive(
+                    party, part, tables[party.name], insecure_test_key_bits=bits, threads=threads
+                ),
+            )[active_of(parts)]
+        )  # fmt: skip
+    decided = decide_in_threads(parts, tables, n_jobs)
+    forest = parts[active_of(parts)].forest
+    assert forest is not None
+    return decisions.margins(decided, forest.objective, threads)
+
+
+def decide_in_threads(
+    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], n_jobs: int | None
+) -> decisions.Decided:
+    """Have every party decide its splits in a thread of its own; return what the active one gets."""
+    threads = cores(n_jobs)
+    found: decisions.Decided = _with_model(
+        parts,
+        lambda party, part: decisions.collect(party, part, tables[party.name], threads),
+        lambda party, part: decisions.predict_passive(party, part, tables[party.name], threads),
+    )[active_of(parts)]
+    return found
+
+
+def explain_in_threads(
+    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], n_jobs: int | None
+) -> Contributions:
+    """Have every party get its own columns' contributions in a thread of its own; return all parties' values."""
+    threads, lead = cores(n_jobs), active_of(parts)
+    found = _with_model(
+        parts,
+        lambda party, part: explain_active(party, part, tables[party.name], threads=threads),
+        lambda party, part: explain_passive(party, part, tables[party.name], threads=threads),
+    )
+    own = {name: found[lead].own if name == lead else found[name] for name in parts}
+    return Contributions({name: rows_first(values) for name, values in own.items()}, found[lead].bias)
+
+
+def active_of(parts: Mapping[str, ModelPart]) -> str:
+    """Return the party that holds the trees."""
+    return next(name for name, part in parts.items() if part.forest is not None)
+
+
+def _with_model(
+    parts: Mapping[str, ModelPart],
+    active: Callable[[Party, ModelPart], Any],
+    passive: Callable[[Party, ModelPart], Any],
+) -> dict[str, Any]:
+    """Play a role of the active and one of all other owners of a model; return what each returned."""
+    lead = active_of(parts)
     roles: dict[str, Role] = {
-        name: lambda party, name=name: decisions.predict_passive(  # type: ignore[misc]
-            party, parts[name], tables[name], threads
-        )
-        for name in tables
+        name: lambda party, role=active if name == lead else passive: role(party, parts[party.name])  # type: ignore[misc]
+        for name in parts
     }
-    roles[active] = lambda party: decisions.predict_active(party, parts[active], tables[active], threads)
-    played = play(roles, star(active, tables), job="predict", protocol="secureboost")
-    return np.asarray(played.results[active])
+    return play(roles, star(lead, parts), job="predict", protocol="secureboost").results

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_bits, margins_from_values
+from treaty.trees.ensemble import (
+    SplitTable,
+    Tree,
+    join_splits,
+    leaves_from_bits,
+    leaves_from_values,
+    margins_from_bits,
+    margins_from_values,
+)
 from trees.plain import random_codes, random_labels, train
 
 N_CATEGORIES = 4  # codes 0..3; higher ones were never seen in training
@@ -54,19 +62,24 @@ def _goes_left(table, record, values):
     return bool(going[int(x)] if int(x) < len(going) - 1 else going[-1])
 
 
-def _leaf_value(tree, tables, parts, row, node=0):
+def _leaf(tree, tables, parts, row, node=0):
     if tree.left[node] < 0:
-        return tree.value[node]
+        return node
     owner = tree.source[node]
     left = _goes_left(tables[owner], tree.record[node], parts[owner][row])
-    return _leaf_value(tree, tables, parts, row, tree.left[node] + (0 if left else 1))
+    return _leaf(tree, tables, parts, row, tree.left[node] + (0 if left else 1))
+
+
+def _naive_leaves(trees, tables, parts):
+    rows = range(len(parts[0]))
+    leaves = [[_leaf(tree, tables, parts, row) for tree in trees] for row in rows]
+    return np.array(leaves, np.int32).reshape(len(rows), len(trees))
 
 
 def _naive_margins(trees, tables, parts, n_outputs):
     margins = np.full((len(parts[0]), n_outputs), 0.25)
-    for row in range(len(margins)):
-        for number, tree in enumerate(trees):
-            margins[row, number % n_outputs] += _leaf_value(tree, tables, parts, row)
+    for number, leaves in enumerate(_naive_leaves(trees, tables, parts).T):
+        margins[:, number % n_outputs] += trees[number].value[leaves]
     return margins
 
 
@@ -107,6 +120,13 @@ def test_walking_by_values_and_by_bits_equals_a_recursive_walk(
     margins_from_bits(trees, splits.base, np.vstack(bits), by_bits, threads)
     np.testing.assert_array_equal(by_values, expected)
     np.testing.assert_array_equal(by_bits, expected)
+    leaves = _naive_leaves(trees, tables, parts)
+    for found in (
+        leaves_from_values(trees, splits, np.hstack(parts), threads),
+        leaves_from_bits(trees, splits.base, np.vstack(bits), n_rows, threads),
+    ):
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, leaves)
 
 
 @pytest.mark.parametrize("n_rows", [1, 63, 64, 65, 512, 777, 2049], ids=lambda n: f"{n}-rows")
@@ -120,6 +140,9 @@ def test_walking_many_rows_is_the_same_with_any_number_of_threads(n_rows):
         bits = np.vstack([table.decide(part, threads=threads) for table, part in zip(tables, parts, strict=True)])
         margins_from_bits(trees, splits.base, bits, by_bits, threads)
         results += [by_values, by_bits]
+        leaves = leaves_from_values(trees, splits, np.hstack(parts), threads)
+        np.testing.assert_array_equal(leaves_from_bits(trees, splits.base, bits, n_rows, threads), leaves)
+        np.testing.assert_array_equal(leaves, _naive_leaves(trees, tables, parts))
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
     np.testing.assert_allclose(results[0] + 0.25, _naive_margins(trees, tables, parts, 2), rtol=0, atol=1e-12)

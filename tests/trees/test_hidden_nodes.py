@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from treaty.trees.columns import SumsFinder
@@ -38,16 +39,16 @@ class _Spied:
         self._source.ask_sums(level, rows)
 
 
-def _grow(seed, may_show=None, alone_trees=0, trees=1, n_rows=80):
+def _grow(seed, may_show=None, alone_trees=0, trees=1, n_rows=80, rules=RULES):
     rng = np.random.default_rng(seed)
     table = random_codes(rng, n_rows, [5, 7, 4, 6, 3], missing=0.1, categorical=[3])
     y = random_labels(rng, table, "logistic")
     grad, hess = rng.integers(-4, 5, n_rows) + (8 * y).astype(np.int64) - 4, rng.integers(1, 4, n_rows)
     parts = table.cut(1, 3)
     sources = [_Spied(part.source()) for part in parts]
-    finder = SumsFinder(sources, n_rows, RULES, own=1, alone_trees=alone_trees, may_show=may_show)
+    finder = SumsFinder(sources, n_rows, rules, own=1, alone_trees=alone_trees, may_show=may_show)
     columns = np.arange(5, dtype=np.int32)
-    grown = [grow_tree(finder, grad, hess, np.zeros(n_rows), RULES, rows=None, columns=columns) for _ in range(trees)]
+    grown = [grow_tree(finder, grad, hess, np.zeros(n_rows), rules, rows=None, columns=columns) for _ in range(trees)]
     return parts, sources, grown, grad, hess, y
 
 
@@ -108,16 +109,19 @@ def test_others_never_see_nor_can_infer_a_node_beyond_the_limit(seed, limit):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), limit=st.floats(0.05, 0.5))
-def test_every_split_is_the_best_of_those_who_may_see_the_node(seed, limit):
-    *_, y = _grow(seed)
-    parts, _, (tree,), grad, hess, y = _grow(seed, may_show=_pure(y, limit))
+@given(seed=st.integers(0, 2**32), limit=st.floats(0.05, 0.5), least=st.sampled_from([1, 3, 5]))
+@example(seed=12, limit=0.4, least=3)  # hidden nodes that end as leaves: all of the next level is shown again
+@example(seed=17, limit=0.4, least=5)
+def test_every_split_is_the_best_of_those_who_may_see_the_node(seed, limit, least):
+    rules = replace(RULES, min_child_samples=least, max_depth=6)
+    *_, y = _grow(seed, n_rows=60)
+    parts, _, (tree,), grad, hess, y = _grow(seed, may_show=_pure(y, limit), rules=rules, n_rows=60)
     rows = _rows_of(tree, parts)
     shown, depth = [True] + [False] * (len(tree.left) - 1), [0] * len(tree.left)
     for node, child in enumerate(tree.left.tolist()):
-        if depth[node] < RULES.max_depth and len(rows[node]) >= 2:
+        if depth[node] < rules.max_depth and len(rows[node]) >= 2 * least:
             allowed = [0, 1, 2] if shown[node] else [1]
-            gain, source = _best_alone(parts, allowed, grad, hess, rows[node])
+            gain, source = _best_alone(parts, allowed, grad, hess, rows[node], rules)
             assert tree.gain[node] == gain
             assert tree.source[node] == source
         if child >= 0:
@@ -126,9 +130,9 @@ def test_every_split_is_the_best_of_those_who_may_see_the_node(seed, limit):
             depth[child] = depth[child + 1] = depth[node] + 1
 
 
-def _best_alone(parts, allowed, grad, hess, rows):
+def _best_alone(parts, allowed, grad, hess, rows, rules):
     """Return the gain and owner of the best split of a node that is the root of a tree of its own."""
-    finder = SumsFinder([parts[k].source() for k in allowed], len(grad), RULES)
+    finder = SumsFinder([parts[k].source() for k in allowed], len(grad), rules)
     n_columns = sum(len(parts[k].n_bins) for k in allowed)
     total = finder.start_tree(grad, hess, np.sort(rows).astype(np.int32), np.arange(n_columns, dtype=np.int32))
     root = np.zeros(1, np.int32)

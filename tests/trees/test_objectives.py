@@ -217,3 +217,101 @@ def test_loss_is_the_weighted_metric(name, metric):
         expected = np.average(-np.log(of_label), weights=weight)
     assert objective.metric == metric
     assert objective.loss(margins, y, weight) == pytest.approx(expected, rel=1e-9)
+
+
+# ---------------------------------------------------------------- labels after randomised response
+
+
+def _channel(n_classes, epsilon):
+    """Return what a label of each class (row) becomes with which chance (column)."""
+    total = np.exp(epsilon) + n_classes - 1
+    return np.full((n_classes, n_classes), 1 / total) + np.eye(n_classes) * (np.exp(epsilon) - 1) / total
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("name", ["logistic", "softmax"])
+def test_gradients_of_noisy_labels_are_those_of_the_true_ones_on_average(name, epsilon):
+    plain, margins, y, weight = _case(name, 40, 6, bits=30, weighted=True)
+    noisy = make_objective(name, y, weight, n_classes=4, fractional_bits=30, epsilon=epsilon)
+    true_grad, true_hess, _ = plain.gradients(margins, y, weight)
+    n_classes = 2 if name == "logistic" else 4
+    chance = _channel(n_classes, epsilon)[y.astype(int)]
+    mean = np.zeros(true_grad.shape)
+    for k in range(n_classes):
+        grad, hess, _ = noisy.gradients(margins, np.full(40, float(k)), weight)
+        np.testing.assert_array_equal(hess, true_hess)
+        mean += chance[:, k] * grad
+    np.testing.assert_allclose(mean, true_grad, rtol=0, atol=1.0 + 1e-9)  # two roundings of half a unit
+
+
+def test_binary_debiasing_is_the_papers():
+    y, epsilon = np.array([0.0, 1.0]), 1.3
+    objective = make_objective("logistic", y, None, fractional_bits=40, epsilon=epsilon)
+    grad, _, _ = objective.gradients(np.zeros((2, 1)), y, None)
+    debiased = (y * (np.exp(epsilon) + 1) - 1) / (np.exp(epsilon) - 1)
+    np.testing.assert_allclose(grad[0] * objective.grad_unit, 0.5 - debiased, rtol=1e-11)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("n_classes", [2, 3, 7])
+def test_grad_bound_of_noisy_labels_is_tight(n_classes, epsilon):
+    name = "logistic" if n_classes == 2 else "softmax"
+    y = np.arange(n_classes, dtype=float)
+    objective = make_objective(name, y, None, n_classes=n_classes, epsilon=epsilon)
+    bound = (np.exp(epsilon) + max(n_classes - 2, 0)) / (np.exp(epsilon) - 1) * 2**16
+    assert objective.grad_bound == pytest.approx(bound, abs=1.001)
+    margins = np.full((n_classes, objective.n_outputs), -800.0)  # sure that it is none of the labels
+    if name == "softmax":
+        margins[np.arange(n_classes), (np.arange(n_classes) + 1) % n_classes] = 0.0
+    assert np.abs(objective.gradients(margins, y, None)[0]).max() >= objective.grad_bound - 1
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    n_classes=st.integers(2, 5),
+    epsilon=st.floats(2.0**-20, 50.0),
+    bits=st.sampled_from([1, 16, 30]),
+    largest=st.floats(0.01, 1000.0),
+    seed=st.integers(0, 2**32),
+)
+def test_gradients_of_noisy_labels_stay_within_the_public_bounds(n_classes, epsilon, bits, largest, seed):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, n_classes, 50).astype(float)
+    weight = rng.uniform(0.1, 1.0, 50) * largest
+    name = "logistic" if n_classes == 2 else "softmax"
+    objective = make_objective(name, y, weight, n_classes=n_classes, fractional_bits=bits, epsilon=epsilon)
+    margins = rng.normal(0, 1000.0, (50, objective.n_outputs))
+    grad, hess, _ = objective.gradients(margins, y, weight)
+    assert np.abs(grad).max() <= objective.grad_bound
+    assert 0 <= hess.min()
+    assert hess.max() <= objective.hess_bound
+
+
+def test_noise_of_a_very_large_epsilon_is_none():
+    plain, margins, y, weight = _case("softmax", 100, 7, bits=16, weighted=True)
+    noisy = make_objective("softmax", y, weight, n_classes=4, epsilon=60.0)
+    assert noisy.grad_bound == plain.grad_bound
+    np.testing.assert_array_equal(noisy.gradients(margins, y, weight)[0], plain.gradients(margins, y, weight)[0])
+
+
+def test_loss_is_that_of_the_labels_given_whatever_epsilon():
+    plain, margins, y, weight = _case("logistic", 30, 8)
+    noisy = make_objective("logistic", y, weight, epsilon=0.5)
+    assert noisy.loss(margins, y, weight) == plain.loss(margins, y, weight)
+
+
+def test_sums_of_debiased_labels_that_could_overflow_are_refused():
+    Objective("logistic", fractional_bits=40).check_sums(1000)
+    with pytest.raises(ConfigError, match=r"debiased at epsilon=0\.0001"):
+        Objective("logistic", fractional_bits=40, epsilon=1e-4).check_sums(1000)
+
+
+def test_label_noise_of_a_regression_is_refused():
+    with pytest.raises(ConfigError, match="label_rr"):
+        make_objective("squared_error", np.array([0.0, 1.0]), None, epsilon=1.0)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, 1e-9, np.inf, np.nan])
+def test_epsilon_out_of_range_is_refused(epsilon):
+    with pytest.raises(ConfigError, match="epsilon"):
+        make_objective("logistic", np.array([0.0, 1.0]), None, epsilon=epsilon)

@@ -68,15 +68,14 @@ def randomise_labels(
     costs more than `epsilon` (Mironov's attack on floating-point noise finds nothing here). From epsilon 44 on the
     rounding shows: a label changes with 2^-64 at least.
     """
-    labels = _class_numbers(y, n_classes, epsilon)
+    noisy = _class_numbers(y, n_classes, epsilon)
     draw = os.urandom if randomness is None else randomness
     others = n_classes - 1
     change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))  # (K - 1) r
     limit = math.ceil(change * (1.0 + 2.0**-50) * 2.0**64)  # the factor is above what the floats are off by
-    changed = np.flatnonzero(_uniform64(draw, len(labels)) < np.uint64(limit))
-    noisy = labels.copy()
+    changed = np.flatnonzero(_uniform64(draw, len(noisy)) < np.uint64(limit))
     drawn = _uniform_below(draw, others, len(changed))
-    noisy[changed] = drawn + (drawn >= labels[changed])  # skip the label itself
+    noisy[changed] = drawn + (drawn >= noisy[changed])  # skip the label itself
     return noisy
 
 
@@ -130,21 +129,19 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: bytes
 
 
-def _read(
-    data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, epsilon: float
-) -> NDArray[np.int64]:
+def _read(data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, epsilon: float) -> NDArray[np.int64]:
     try:
         kept = msgspec.msgpack.decode(data, type=_File)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"expected noisy labels, got something else - at {path} ({error})") from None
     if kept.format != FORMAT:
         raise ConfigError(f"expected a file of format {FORMAT!r}, got {kept.format[:40]!r} - at {path}")
-    remedy = "labels drawn again would cost their epsilon again: go on with what they were drawn for, or name another file"
+    remedy = "labels drawn again cost their epsilon again: go on with what they were drawn for, or name another file"
     for name, wanted, got in (("epsilon", epsilon, kept.epsilon), ("classes", n_classes, kept.n_classes)):
         if wanted != got:
             raise ConfigError(f"expected noisy labels of {name} {wanted}, got {name} {got} - at {path}; {remedy}")
     if kept.digest != _digest(labels, n_classes, epsilon):
-        raise ConfigError(f"expected noisy labels of this table, got those of other rows or labels - at {path}; {remedy}")
+        raise ConfigError(f"expected noisy labels of this table, got those of other labels - at {path}; {remedy}")
     if len(kept.labels) != 8 * len(labels):
         raise ConfigError(f"expected {len(labels)} noisy labels, got {len(kept.labels) / 8:g} - at {path}")
     noisy = np.frombuffer(kept.labels, "<i8").astype(np.int64)
@@ -173,9 +170,7 @@ def _digest(labels: NDArray[np.int64], n_classes: int, epsilon: float) -> bytes:
     return hashlib.sha256(struct.pack("<dq", epsilon, n_classes) + labels.astype("<i8").tobytes()).digest()
 
 
-def _class_numbers(
-    y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float
-) -> NDArray[np.int64]:
+def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float) -> NDArray[np.int64]:
     if not 0.0 < epsilon < math.inf:
         raise ConfigError(f"expected a finite epsilon above 0, got {epsilon}")
     if n_classes < 2:

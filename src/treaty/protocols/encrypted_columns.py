@@ -18,6 +18,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import DTYPES, Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models import record_split
+from treaty.privacy.commitment import COMMITMENT_BYTES, commit
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
@@ -37,10 +38,14 @@ class Hint(Message):
 
 
 class TreeStart(Message):
-    """Encrypted gradients of a tree. Tells a passive party the tree's sample of rows (int32; none: all) and columns."""
+    """Encrypted gradients of a tree. Tells a passive party the tree's sample of rows (int32; none: all) and columns.
+
+    The commitment tells nothing; on dispute it holds the active party to these gradients (`privacy.commitment`).
+    """
 
     rows: Array | None
     columns: Array
+    commitment: bytes
     payload: list[Array]
 
 
@@ -79,10 +84,20 @@ class SplitAnswer(Message):
 
 
 class EncryptedGradients:
-    """What all passive parties are sent alike: encrypted once per tree, queried once per level."""
+    """What all passive parties are sent alike: encrypted once per tree, queried once per level.
 
-    def __init__(self, party: Party, client: SumsClient, n_rows: int) -> None:
+    Attributes
+    ----------
+    commitment : bytes
+        To the current tree's gradients.
+    openings : dict of int to bytes
+        Of each tree's commitment, by the tree's number within the model; for an auditor alone.
+    """
+
+    def __init__(self, party: Party, client: SumsClient, n_rows: int, first_tree: int = 0) -> None:
         self.client = client
+        self.openings: dict[int, bytes] = {}
+        self._next_tree = first_tree
         self._party = party
         self._told = 0
         self._n_rows = n_rows
@@ -101,6 +116,8 @@ class EncryptedGradients:
                 self._position = np.full(self._n_rows, -1, np.int32)
                 self._position[rows] = np.arange(len(rows), dtype=np.int32)
                 grad, hess = grad[rows], hess[rows]
+            self.commitment, self.openings[self._next_tree] = commit(grad, hess, self._next_tree)
+            self._next_tree += 1
             self._ciphertexts = pack(self.client.begin_tree(grad, hess))
         return self._ciphertexts
 
@@ -148,7 +165,8 @@ class PassiveColumns:
     ) -> None:
         """See `SumsSource`."""
         sample = None if rows is None else Array.of(rows)
-        self._party.send(self.peer, TreeStart(sample, Array.of(columns), self._gradients.start_tree(grad, hess, rows)))
+        ciphertexts = self._gradients.start_tree(grad, hess, rows)
+        self._party.send(self.peer, TreeStart(sample, Array.of(columns), self._gradients.commitment, ciphertexts))
         self._gradients.told()
 
     def end_tree(self) -> None:
@@ -201,6 +219,8 @@ def checked_sample(
     start: TreeStart, lead: str, n_rows: int, n_features: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the tree's rows and columns, ascending numbers within the table."""
+    if len(start.commitment) != COMMITMENT_BYTES:
+        raise PeerProtocolError(lead, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {lead}")
     if start.rows is None:
         rows = np.arange(n_rows, dtype=np.int32)
     else:

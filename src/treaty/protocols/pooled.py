@@ -18,6 +18,7 @@ from treaty.errors import ConfigError
 from treaty.models import ModelPart, keep_records, record_split, records_used
 from treaty.options import TreeOptions
 from treaty.privacy.label_rr import stored_noisy_labels
+from treaty.protocols.decisions import Decided
 from treaty.trees.boosting import EvalSet, Forest, Progressed, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
@@ -168,3 +169,15 @@ def train(
         **options.sampling(),
     )
     return part
+
+
+def decided(part: ModelPart, table: Table, threads: int = 1) -> Decided:
+    """Decide rows at all splits of a pooled model, for leaves and margins of every stage."""
+    assert part.forest is not None
+    return Decided(
+        trees=part.forest.trees,
+        base=np.array([0, len(part.splits)]),
+        packed=part.splits.decide(table.matrix(), threads=threads),
+        used=[np.arange(len(part.splits), dtype=np.int32)],
+        n_rows=table.n_rows,
+    )

@@ -184,7 +184,8 @@ def active(
         insecure_test_key_bits=options.insecure_test_key_bits,
         key_bits=options.key_bits or 3072,
     )
-    gradients = EncryptedGradients(party, client, n_rows)
+    alone_trees = (options.rl_trees or 0) * objective.n_outputs
+    gradients = EncryptedGradients(party, client, n_rows, first_tree=max(alone_trees, len(forest.trees)))
     payload = pack(client.setup())
     for peer in party.peers:
         party.send(peer, Setup(part.model_id, resume is not None, records[peer], payload))
@@ -213,7 +214,7 @@ def active(
         rules,
         threads,
         own=list(parties).index(party.name),
-        alone_trees=(options.rl_trees or 0) * objective.n_outputs,
+        alone_trees=alone_trees,
         may_show=may_show,
         first_tree=len(forest.trees),
     )

@@ -225,7 +225,8 @@ class SumsFinder:
     def best_splits(self, level: Level) -> Splits:
         """See `SplitFinder`: ask every source, complete the siblings, scan all with the same kernel."""
         shown = np.array([node not in self._hidden for node in level.nodes.tolist()], np.bool_)
-        for_others = level if shown.all() else level.only(shown, self._shown_before)
+        all_along = shown.all() and self._shown_before.all()  # else `parent_index` counts nodes others have not seen
+        for_others = level if all_along else level.only(shown, self._shown_before)
         self._shown_before = shown
         asked = {k: level if k == self._own else for_others for k in self._sources}
         asked = {k: part for k, part in asked.items() if len(part.nodes)}

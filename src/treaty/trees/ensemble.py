@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from treaty.compute import share
 from treaty.trees.walking import record_bits, walk_bits, walk_values
 
+_NO_MARGINS = np.zeros((0, 1))  # what the walking kernels are given for the result that is not asked for
+_NO_LEAVES = np.zeros((0, 0), np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class Tree:
@@ -162,6 +165,37 @@ def margins_from_values(
     margins : float64 (n_rows, n_outputs)
         Changed in place; tree i adds to output ``i % n_outputs``.
     """
+    _walk_values(trees, splits, matrix, margins, _NO_LEAVES, threads)
+
+
+def leaves_from_values(
+    trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[np.float32], threads: int = 1
+) -> NDArray[np.int32]:
+    """Walk rows down trees whose splits are all at hand, and return the leaves they end in.
+
+    Parameters
+    ----------
+    matrix : float32 (n_rows, n_features)
+        All owners' columns side by side.
+
+    Returns
+    -------
+    int32 (n_rows, n_trees)
+        The leaf's number among its tree's nodes.
+    """
+    leaves = np.empty((len(matrix), len(trees)), np.int32)
+    _walk_values(trees, splits, matrix, _NO_MARGINS, leaves, threads)
+    return leaves
+
+
+def _walk_values(
+    trees: Sequence[Tree],
+    splits: JoinedSplits,
+    matrix: NDArray[np.float32],
+    margins: NDArray[np.float64],
+    leaves: NDArray[np.int32],
+    threads: int,
+) -> None:
     nodes = _stack(trees, splits.base)
     feature, threshold = np.zeros(len(nodes.left), np.uint32), np.zeros(len(nodes.left), np.float32)
     missing_left = np.zeros(len(nodes.left), np.bool_)
@@ -176,7 +210,7 @@ def margins_from_values(
     def work(first: int, last: int) -> None:
         walk_values(
             matrix, nodes.start, nodes.depth, nodes.left, nodes.leaf, nodes.value, feature, threshold, missing_left,
-            category_start, category_stop, splits.category_left, first, last, margins,
+            category_start, category_stop, splits.category_left, first, last, margins, leaves,
         )  # fmt: skip
 
     share(work, len(matrix), threads, least=256)
@@ -200,14 +234,47 @@ def margins_from_bits(
     margins : float64 (n_rows, n_outputs)
         Changed in place; tree i adds to output ``i % n_outputs``.
     """
+    _walk_bits(trees, base, packed, len(margins), margins, _NO_LEAVES, threads)
+
+
+def leaves_from_bits(
+    trees: Sequence[Tree], base: NDArray[np.int64], packed: NDArray[np.uint8], n_rows: int, threads: int = 1
+) -> NDArray[np.int32]:
+    """Walk `n_rows` rows down trees by the owners' decisions, and return the leaves they end in.
+
+    Parameters
+    ----------
+    base, packed
+        As in `margins_from_bits`.
+
+    Returns
+    -------
+    int32 (n_rows, n_trees)
+        The leaf's number among its tree's nodes.
+    """
+    leaves = np.empty((n_rows, len(trees)), np.int32)
+    _walk_bits(trees, base, packed, n_rows, _NO_MARGINS, leaves, threads)
+    return leaves
+
+
+def _walk_bits(
+    trees: Sequence[Tree],
+    base: NDArray[np.int64],
+    packed: NDArray[np.uint8],
+    n_rows: int,
+    margins: NDArray[np.float64],
+    leaves: NDArray[np.int32],
+    threads: int,
+) -> None:
     nodes = _stack(trees, base)
 
     def work(first: int, last: int) -> None:
         walk_bits(
-            packed, nodes.start, nodes.depth, nodes.left, nodes.leaf, nodes.value, nodes.split, first, last, margins
-        )
+            packed, nodes.start, nodes.depth, nodes.left, nodes.leaf, nodes.value, nodes.split, first, last,
+            margins, leaves,
+        )  # fmt: skip
 
-    share(work, len(margins), threads, least=256)
+    share(work, n_rows, threads, least=256)
 
 
 @dataclass(frozen=True, slots=True)

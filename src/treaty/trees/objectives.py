@@ -75,7 +75,7 @@ class Objective:
 
     @property
     def debiasing(self) -> tuple[float, float]:
-        """s and t for which s 1[noisy label = k] - t is 1[label = k] on average; 1 and 0 without noise.
+        """The s and t for which s 1[noisy label = k] - t is 1[label = k] on average; 1 and 0 without noise.
 
         A label of K classes is kept with probability p = e^epsilon / (e^epsilon + K - 1) and becomes each other one
         with r = 1 / (e^epsilon + K - 1): s = 1 / (p - r) and t = r / (p - r).

@@ -42,11 +42,26 @@ def record_bits(
 
 
 @kernel
+def _arrive(
+    at: Any, size: Any, batch: int, tree: int, start: Any, value: Any, margins: Any, leaves: Any
+) -> None:  # fmt: skip
+    """Note in which leaf of `tree` the rows of a batch are, or where no leaves are asked for add its value."""
+    if leaves.shape[0] > 0:
+        for row in range(size):
+            leaves[np.uint64(batch) + row, np.uint64(tree)] = np.int32(np.int64(at[row]) - start[tree])
+    else:
+        output = np.uint64(tree % margins.shape[1])
+        for row in range(size):
+            margins[np.uint64(batch) + row, output] += value[np.uint64(at[row])]
+
+
+@kernel
 def walk_values(
     matrix: Any, start: Any, depth: Any, left: Any, leaf: Any, value: Any, feature: Any, threshold: Any,
-    missing_left: Any, category_start: Any, category_stop: Any, category_left: Any, first: int, last: int, margins: Any,
+    missing_left: Any, category_start: Any, category_stop: Any, category_left: Any, first: int, last: int,
+    margins: Any, leaves: Any,
 ) -> None:  # fmt: skip
-    """Add the leaf values of rows ``first..last`` to their margins; splits are decided from the matrix.
+    """Walk rows ``first..last`` to their leaves; splits are decided from the matrix.
 
     Parameters
     ----------
@@ -63,6 +78,9 @@ def walk_values(
         The node's part of `category_left`, empty without categories.
     category_left : uint8
     margins : float64 (n_rows, n_outputs)
+        The leaf values are added; tree i adds to output ``i % n_outputs``.
+    leaves : int32 (n_rows, n_trees)
+        Where it has rows, it takes the leaf's number within its tree, and `margins` stays as it is.
 
     Notes
     -----
@@ -89,17 +107,15 @@ def walk_values(
                         code = np.int64(x) if 0.0 <= x < unseen else unseen  # no other value may become an index
                         goes = category_left[category_start[node] + code] != 0
                     at[row] = left[node] + (one - np.uint32(goes))
-            output = np.uint64(tree % margins.shape[1])
-            for row in range(size):
-                margins[np.uint64(batch) + row, output] += value[np.uint64(at[row])]
+            _arrive(at, size, batch, tree, start, value, margins, leaves)
 
 
 @kernel
 def walk_bits(
     packed: Any, start: Any, depth: Any, left: Any, leaf: Any, value: Any, split: Any, first: int, last: int,
-    margins: Any,
+    margins: Any, leaves: Any,
 ) -> None:  # fmt: skip
-    """Add the leaf values of rows ``first..last`` to their margins; splits are decided by `packed`, see `record_bits`.
+    """Walk rows ``first..last`` to their leaves; splits are decided by `packed`, see `record_bits`.
 
     ``split`` is uint32 (n_nodes,), the node's line of `packed` (any in a leaf); the rest is as in `walk_values`.
     """
@@ -116,6 +132,4 @@ def walk_bits(
                     byte = packed[np.uint64(split[node]), row >> np.uint64(3)]
                     goes = ((byte >> (np.uint64(7) - (row & np.uint64(7)))) & np.uint64(1) != 0) | leaf[node]
                     at[position] = left[node] + (one - np.uint32(goes))
-            output = np.uint64(tree % margins.shape[1])
-            for position in range(size):
-                margins[np.uint64(batch) + position, output] += value[np.uint64(at[position])]
+            _arrive(at, size, batch, tree, start, value, margins, leaves)

@@ -1,0 +1,134 @@
+"""Prediction by parties that keep their splits: margins and leaves from plain decisions, and margins without them.
+
+Claim: `he_inference` costs one ciphertext of the active party for each split of a passive party and row, so its time
+and bytes per row grow with these splits alone; plain prediction costs a bit for each. All parties run on this machine,
+in threads over the in-memory channel; rows a second are of all together. The last column says how far the margin can
+keep decisions from an active party that tries everything: the (median) number of leaf combinations within its reach,
+in bits; well below 40 the sum gives the leaves away. About 3 minutes; `--quick` one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from data import Data, arguments, give_me_some_credit, report
+from treaty.data.table import Table, to_table
+from treaty.models import ModelPart
+from treaty.options import TreeOptions
+from treaty.protocols import decisions, hidden_inference
+from treaty.protocols.pooled import Labelled, objective_for, own_columns
+from treaty.simulation import play, star, traffic_of
+from treaty.trees.boosting import Forest, boost
+from treaty.trees.columns import SumsFinder
+from treaty.trees.ensemble import SplitTable, Tree
+
+THREADS = 2
+
+
+def grow(data: Data, parties: int, rounds: int, depth: int) -> tuple[dict[str, ModelPart], dict[str, Table]]:
+    """Grow the trees every lossless protocol grows, without encryption; the first party is active."""
+    options = TreeOptions(protocol="secureboost", n_estimators=rounds, max_depth=depth)
+    names = [f"party {number}" for number in range(parties)]
+    cut = np.array_split(np.arange(data.x.shape[1]), parties)
+    tables = {name: to_table(data.x[:, some], party=name) for name, some in zip(names, cut, strict=True)}
+    y = data.y.astype(np.float64)
+    objective = objective_for(Labelled(tables[names[0]], y), [0, 1], options)
+    forest, splits = Forest(objective, tuple(names), [0, 1]), {name: SplitTable() for name in names}
+    sources = [own_columns(tables[name], options, splits[name], THREADS) for name in names]
+    rules = options.rules(objective)
+    finder = SumsFinder(sources, len(y), rules, THREADS)
+    boost(finder, y, None, forest, rules, n_columns=data.x.shape[1], threads=THREADS, **options.sampling())
+    return {
+        name: ModelPart(
+            model_id="benchmark", party=name, schema=tables[name].schema, splits=splits[name],
+            forest=forest if name == names[0] else None,
+        )
+        for name in names
+    }, tables  # fmt: skip
+
+
+def first_rows(tables: Mapping[str, Table], rows: int) -> dict[str, Table]:
+    return {name: Table(t.schema, [column[:rows] for column in t.columns], rows) for name, t in tables.items()}
+
+
+def timed(
+    active: Callable[[Any], Any], passive: Callable[[Any], Any], names: list[str], runs: int
+) -> tuple[float, int]:
+    """Return the seconds of the fastest run, and the bytes all parties sent."""
+    seconds, nbytes = [], 0
+    for _ in range(runs):
+        start = time.perf_counter()
+        roles = {name: active if name == names[0] else passive for name in names}
+        played = play(roles, star(names[0], names), job="benchmark", protocol="secureboost")
+        seconds.append(time.perf_counter() - start)
+        nbytes = sum(pair["bytes"] for pair in traffic_of(played.transcripts.values()).totals.values())
+    return min(seconds), nbytes
+
+
+def reachable(tree: Tree, sides: np.ndarray) -> np.ndarray:
+    """Return how many leaves each row can end in, as far as the active party's own decisions (k, n_rows) tell."""
+    leaves = np.zeros((len(tree.left), sides.shape[1]))
+    for node in range(len(tree.left) - 1, -1, -1):
+        left = tree.left[node]
+        if left < 0:
+            leaves[node] = 1
+        elif tree.source[node] == 0:
+            leaves[node] = np.where(sides[tree.record[node]], leaves[left], leaves[left + 1])
+        else:
+            leaves[node] = leaves[left] + leaves[left + 1]
+    return leaves[0]
+
+
+def compare(data: Data, parties: int, rounds: int, depth: int, rows: int, runs: int) -> dict[str, object]:
+    parts, tables = grow(data, parties, rounds, depth)
+    names, lead = list(parts), next(iter(parts))
+    forest = parts[lead].forest
+    assert forest is not None
+    few = first_rows(tables, rows)
+
+    def collected(use: Callable[[decisions.Decided], Any]) -> Callable[[Any], Any]:
+        return lambda party: use(decisions.collect(party, parts[lead], tables[lead], THREADS))
+
+    def plain(party: Any) -> None:
+        decisions.predict_passive(party, parts[party.name], tables[party.name], THREADS)
+
+    margins, nbytes = timed(collected(lambda d: decisions.margins(d, forest.objective, THREADS)), plain, names, runs)
+    leaves, _ = timed(collected(lambda d: decisions.leaves(d, THREADS)), plain, names, runs)
+    hidden, hidden_bytes = timed(
+        lambda party: hidden_inference.hidden_active(party, parts[lead], few[lead], threads=THREADS),
+        lambda party: hidden_inference.hidden_passive(party, parts[party.name], few[party.name], threads=THREADS),
+        names, runs,
+    )  # fmt: skip
+    sides = np.unpackbits(parts[lead].splits.decide(few[lead].matrix()), axis=1, count=rows)
+    combinations = sum(np.log2(reachable(tree, sides)) for tree in forest.trees)
+    return {
+        "parties": parties,
+        "trees": len(forest.trees),
+        "depth": depth,
+        "passive splits": sum(int((tree.source > 0).sum()) for tree in forest.trees),
+        "rows": len(data.y),
+        "margins rows/s": len(data.y) / margins,
+        "leaves rows/s": len(data.y) / leaves,
+        "bytes/row": nbytes / len(data.y),
+        "hidden rows": rows,
+        "hidden rows/s": rows / hidden,
+        "hidden bytes/row": hidden_bytes / rows,
+        "combinations, bits": float(np.median(combinations)),
+    }
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    data, runs = give_me_some_credit(), 1 if options.quick else 3
+    cases = [(2, 5, 3, 4000), (2, 20, 3, 2000), (3, 20, 3, 2000), (2, 100, 6, 100)]
+    compare(data, 3, 2, 3, 50, 1)  # compiles
+    found = [compare(data, *case[:3], case[3] // (4 if options.quick else 1), runs) for case in cases]
+    report("prediction_speed", found, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()

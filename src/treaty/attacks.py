@@ -1,0 +1,93 @@
+"""What a passive party's transcript says about who shares nodes with whom: the input of `treaty.privacy.clustering`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import ConfigError
+from treaty.messaging.messages import Array, M, view
+from treaty.messaging.transcript import Entry, Transcript
+from treaty.protocols.encrypted_columns import SplitAnswer, SplitRequest, SumsRequest, TreeStart
+
+Cells = NDArray[np.int32]
+
+
+def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[Cells]]:
+    """Return what a passive party of SecureBoost knows of the nodes of each tree it took part in.
+
+    Of each pair of siblings it is asked about one alone, but the other is the rest of their parent. At its own splits
+    it knows both sides, for it decided them.
+
+    Parameters
+    ----------
+    transcript : Transcript
+        The passive party's, with contents.
+    n_rows : int
+        Rows of the table.
+
+    Returns
+    -------
+    list of list of int32 (n_rows,)
+        For each tree, ever finer partitions of the rows: the number of each row's node as far as it is known after a
+        message, from 0, or -1 where it is not. Messages that say nothing new are left out, the root among them.
+
+    Raises
+    ------
+    ConfigError
+        When the transcript keeps no contents.
+    PeerProtocolError
+        When a recorded message is not what the protocol sends.
+    """
+    trees: list[list[Cells]] = []
+    rows = cells = split = np.arange(n_rows, dtype=np.int32)
+    for entry in transcript.entries:
+        match entry.step:
+            case "TreeStart":
+                sample = _content(entry, TreeStart).rows
+                rows = np.arange(n_rows, dtype=np.int32) if sample is None else _read(entry, sample, "rows", None)
+                cells = np.zeros(n_rows, np.int32)
+                trees.append([])
+            case "SumsRequest":
+                asked = _asked(_content(entry, SumsRequest), entry, len(rows))
+                finer = np.full(n_rows, -1, np.int64)
+                finer[rows] = cells[rows] * (asked.max(initial=0) + 1) + asked
+                cells = _keep_if_finer(trees[-1], cells, finer)
+            case "SplitRequest":
+                split = _read(entry, _content(entry, SplitRequest).node_of_row, "node_of_row", n_rows)
+            case "SplitAnswer":  # our own, to the request before it: bits node after node, rows ascending
+                divided = np.argsort(split, kind="stable")[np.count_nonzero(split < 0) :]
+                left = np.frombuffer(_content(entry, SplitAnswer).left.data, np.uint8)
+                finer = cells.astype(np.int64)
+                finer[divided] = n_rows + 2 * split[divided] + np.unpackbits(left, count=len(divided))
+                cells = _keep_if_finer(trees[-1], cells, finer)
+    return trees
+
+
+def _keep_if_finer(tree: list[Cells], cells: Cells, finer: NDArray[np.int64]) -> Cells:
+    """Return the cells renumbered; add them to the tree's partitions if they are more than before."""
+    known = finer >= 0
+    numbered = np.full(len(cells), -1, np.int32)
+    numbered[known] = np.unique(finer[known], return_inverse=True)[1]
+    if numbered.max(initial=-1) > cells.max(initial=-1):
+        tree.append(numbered)
+    return numbered
+
+
+def _asked(request: SumsRequest, entry: Entry, n_sampled: int) -> NDArray[np.int64]:
+    """Return 1 + the asked node of each sampled row, 0 for rows of no asked node."""
+    node = request.payload[0]
+    dtype = np.uint16 if node.dtype == "uint16" else np.uint8
+    slots = view(node, dtype, (n_sampled,), peer=entry.peer, what="SumsRequest.payload[0]").astype(np.int64)
+    return np.where(slots == np.iinfo(dtype).max, 0, slots + 1)
+
+
+def _content(entry: Entry, kind: type[M]) -> M:
+    message = entry.message(kind)
+    if message is None:
+        raise ConfigError(f"expected a transcript with contents, got none - at {entry.step} with {entry.peer}")
+    return message
+
+
+def _read(entry: Entry, array: Array, field: str, length: int | None) -> Cells:
+    return view(array, np.int32, (length,), peer=entry.peer, what=f"{entry.step}.{field}")

@@ -1,0 +1,117 @@
+"""Commitments to a tree's gradients, and what an auditor finds when they are opened.
+
+An active party that encrypts chosen numbers instead of gradients (powers of a base, say) reads from the bin sums which
+rows are in a bin. No cipher prevents it: the sums are what it is meant to learn. So it commits to the gradients of
+every tree when it sends them; on dispute an auditor, who may see labels and the key, has them opened and calls
+`audit_tree`. Passive parties learn nothing from a commitment.
+
+References
+----------
+Weng et al., "Privacy Leakage of Real-World Vertical Federated Learning", 2020 (arXiv 2011.09290): the reverse sum
+attack, with its magic numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+NONCE_BYTES = 32
+COMMITMENT_BYTES = 32
+_LABEL = b"treaty gradients of a tree 1"  # so that the hash is of use nowhere else
+
+
+def commit(grad: NDArray[np.int64], hess: NDArray[np.int64], tree: int) -> tuple[bytes, bytes]:
+    """Commit to a tree's gradients.
+
+    Parameters
+    ----------
+    grad, hess : int64 (n_sampled,)
+        Fixed-point derivatives of the tree's sampled rows, in the order they are encrypted.
+    tree : int
+        Number of the tree within its model, from 0.
+
+    Returns
+    -------
+    commitment : bytes (32,)
+        For the passive parties: SHA-256 of nonce, tree number, gradients and hessians. Hides them as long as the nonce
+        is kept, and fits no others.
+    nonce : bytes (32,)
+        The opening, for the auditor alone; from the operating system's generator.
+    """
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return _hash(nonce, grad, hess, tree), nonce
+
+
+def check_opening(commitment: bytes, nonce: bytes, grad: NDArray[np.int64], hess: NDArray[np.int64], tree: int) -> bool:
+    """Tell whether `nonce` opens `commitment` to these gradients; arguments as in `commit`."""
+    return len(nonce) == NONCE_BYTES and grad.shape == hess.shape and _hash(nonce, grad, hess, tree) == commitment
+
+
+def audit_tree(
+    commitment: bytes,
+    nonce: bytes,
+    tree: int,
+    grad: NDArray[np.int64],
+    hess: NDArray[np.int64],
+    *,
+    decrypted_grad: NDArray[np.int64],
+    decrypted_hess: NDArray[np.int64],
+    expected_grad: NDArray[np.int64],
+    expected_hess: NDArray[np.int64],
+    grad_bound: int,
+    hess_bound: int,
+) -> list[str]:
+    """Compare what was committed, what was sent and what should have been.
+
+    Parameters
+    ----------
+    commitment : bytes (32,)
+        As the passive party received it with the tree.
+    nonce, tree, grad, hess
+        The active party's opening; see `commit`.
+    decrypted_grad, decrypted_hess : int64 (n_sampled,)
+        What the ciphertexts the passive party received decrypt to.
+    expected_grad, expected_hess : int64 (n_sampled,)
+        What the objective gives from the labels (the noisy ones of `label_rr`) and the margins of the trees so far.
+    grad_bound, hess_bound : int
+        Public bounds of the job: those of `treaty.trees.objectives.Objective`, times the factor of one-side sampling.
+
+    Returns
+    -------
+    list of str
+        A sentence per finding, with the number of rows and the place of the first; empty when all is well.
+    """
+    findings = []
+    if not check_opening(commitment, nonce, grad, hess, tree):
+        findings.append(f"tree {tree}: the opening does not fit the commitment the passive party received")
+    for name, opened, decrypted, expected, least, most in (
+        ("gradients", grad, decrypted_grad, expected_grad, -grad_bound, grad_bound),
+        ("hessians", hess, decrypted_hess, expected_hess, 0, hess_bound),
+    ):
+        beyond = np.flatnonzero((opened < least) | (opened > most))
+        if len(beyond):
+            findings.append(
+                f"tree {tree}: {len(beyond)} of {len(opened)} {name} are beyond the public bound, "
+                f"first at row {beyond[0]}"
+            )
+        for whose, other in (("the ciphertexts sent", decrypted), ("the labels and the trees before", expected)):
+            if other.shape != opened.shape:
+                findings.append(f"tree {tree}: {len(opened)} {name} were opened, {len(other)} follow from {whose}")
+            elif len(rows := np.flatnonzero(opened != other)):
+                findings.append(
+                    f"tree {tree}: {len(rows)} of {len(opened)} {name} differ from those of {whose}, "
+                    f"first at row {rows[0]}"
+                )
+    return findings
+
+
+def _hash(nonce: bytes, grad: NDArray[np.int64], hess: NDArray[np.int64], tree: int) -> bytes:
+    assert grad.dtype == hess.dtype == np.int64
+    message = hashlib.sha256(_LABEL + nonce + tree.to_bytes(8, "little"))
+    message.update(grad.astype("<i8", copy=False).tobytes())
+    message.update(hess.astype("<i8", copy=False).tobytes())
+    return message.digest()

@@ -1,0 +1,121 @@
+"""What is read from a passive party's transcript is true, and is all it can know."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from protocols.playing import OPTIONS, play_training, tables_and_labels
+from treaty.attacks import node_sets_from_transcript
+from treaty.errors import ConfigError, PeerProtocolError
+from treaty.messaging.messages import Array, encode_body
+from treaty.messaging.transcript import Transcript
+from treaty.models import forest_of
+from treaty.processes import compile_kernels
+from treaty.protocols.encrypted_columns import SplitRequest, SumsRequest, TreeStart
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    compile_kernels()
+
+
+def nodes_of(played, tables, tree):
+    """Return the rows (bool) of every node of a tree by walking it with all parties' splits, and its inner nodes."""
+    n_rows = next(iter(tables.values())).n_rows
+    rows = {0: np.ones(n_rows, np.bool_)}
+    for node in np.flatnonzero(tree.left >= 0).tolist():
+        owner = list(tables)[tree.source[node]]
+        record = np.array([tree.record[node]], np.int32)
+        packed = played.results[owner].splits.decide(tables[owner].matrix(), record)
+        left = np.unpackbits(packed[0], count=n_rows).astype(np.bool_)
+        child = int(tree.left[node])
+        rows[child], rows[child + 1] = rows[node] & left, rows[node] & ~left
+    return rows
+
+
+def depth_of(tree):
+    depth = np.zeros(len(tree.left), int)
+    for node in np.flatnonzero(tree.left >= 0).tolist():
+        depth[[tree.left[node], tree.left[node] + 1]] = depth[node] + 1
+    return depth
+
+
+def samples_of(transcript, n_rows):
+    """Return the sampled rows (bool) of every tree."""
+    starts = [entry.message(TreeStart) for entry in transcript.entries if entry.step == "TreeStart"]
+    samples = np.ones((len(starts), n_rows), np.bool_)
+    for sample, start in zip(samples, starts, strict=True):
+        if start.rows is not None:
+            sample[:] = False
+            sample[np.frombuffer(start.rows.data, np.int32)] = True
+    return samples
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"subsample": 0.6}, {"max_depth": 5, "min_child_samples": 1}], ids=["plain", "subsample", "deep"]
+)
+def test_cells_are_the_nodes_of_the_trees_as_far_as_the_party_was_told(options):
+    tables, y = tables_and_labels()
+    played = play_training(tables, y, random_state=3, **options)
+    forest = forest_of(list(played.results.values()))
+    least, deepest = options.get("min_child_samples", OPTIONS["min_child_samples"]), options.get("max_depth", 3)
+    for source, name in enumerate(tables):
+        if name == "p0":
+            continue
+        trees = node_sets_from_transcript(played.transcripts[name], len(y))
+        samples = samples_of(played.transcripts[name], len(y))
+        for seen, tree, sample in zip(trees, forest.trees, samples, strict=True):
+            nodes, depth = nodes_of(played, tables, tree), depth_of(tree)
+            found = set()
+            for members in (cells == number for cells in seen for number in range(cells.max() + 1)):
+                fitting = {n for n, rows in nodes.items() if np.array_equal(members & sample, rows & sample)}
+                fitting = {n for n in fitting if not np.any(members & ~nodes[n])}
+                assert fitting, "a cell that is no node"
+                found |= fitting
+            asked = {n for n in nodes if 0 < depth[n] < deepest and tree.count[n] >= 2 * least}
+            own = tree.left[tree.source == source]
+            assert asked | {*own} | {*(own + 1)} <= found
+
+
+def test_partitions_grow_finer_and_tell_something_new():
+    tables, y = tables_and_labels()
+    played = play_training(tables, y)
+    for seen in node_sets_from_transcript(played.transcripts["p1"], len(y)):
+        cells_so_far = 1
+        for coarse, fine in zip([np.zeros(len(y), np.int32), *seen], seen, strict=False):
+            assert fine.dtype == np.int32
+            assert fine.max() + 1 > cells_so_far
+            cells_so_far = fine.max() + 1
+            pairs = np.unique(np.stack([fine, coarse]), axis=1)
+            assert len(np.unique(pairs[0])) == pairs.shape[1], "a fine cell in two coarse ones"
+
+
+def test_trees_grown_alone_are_not_in_the_transcript():
+    tables, y = tables_and_labels()
+    played = play_training(tables, y, rl_trees=1)
+    assert len(node_sets_from_transcript(played.transcripts["p1"], len(y))) == 1
+
+
+def test_a_transcript_without_contents_is_refused():
+    transcript = Transcript("shop")
+    transcript.record("received", "bank", "TreeStart", 1, 100, b"dropped")
+    with pytest.raises(ConfigError, match="with contents"):
+        node_sets_from_transcript(transcript, 10)
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (SumsRequest([Array.of(np.zeros(9, np.uint8)), Array.of(np.ones(1, np.int32))]), r"SumsRequest\.payload"),
+        (SplitRequest(*[Array.of(np.zeros(n, np.int32)) for n in (1, 1, 9)]), r"SplitRequest\.node_of_row"),
+    ],
+    ids=["sums", "split"],
+)
+def test_a_recorded_message_of_another_table_is_refused(message, field):
+    transcript = Transcript("shop", record_content=True)
+    start = TreeStart(None, Array.of(np.zeros(1, np.int32)), bytes(32), [])
+    for one in (start, message):
+        transcript.record("received", "bank", type(one).__name__, 1, 100, encode_body(one))
+    with pytest.raises(PeerProtocolError, match=f"{field}.* from bank"):
+        node_sets_from_transcript(transcript, 10)
