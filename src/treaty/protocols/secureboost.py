@@ -359,7 +359,8 @@ def disclosures(lead: str, others: Sequence[str], options: TreeOptions) -> dict[
     if options.he_inference:
         learned[lead][1] = (
             "of every split another party won: which of the node's training rows go left, and of eval sets each row's "
-            "side; at prediction one sum of leaf weights per row"
+            "side; at prediction one sum of leaf weights per row, from which it can work out the decisions on the row's "
+            "paths unless the model is large (docs/prediction.md)"
         )
     if options.rerandomise is False:
         learned[lead].append("which rows are in a bin, if it looks: answers were not re-randomised")
