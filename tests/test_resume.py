@@ -132,10 +132,10 @@ def test_pooled_training_resumes_too(monkeypatch, tmp_path):
             raise Interrupted
 
     with monkeypatch.context() as patch:
-        from treaty import estimators
+        from treaty import estimator_base
 
-        train = estimators.train
-        patch.setattr(estimators, "train", lambda *a, **k: train(*a, **{**k, "finished": stopping}))
+        train = estimator_base.train
+        patch.setattr(estimator_base, "train", lambda *a, **k: train(*a, **{**k, "finished": stopping}))
         with pytest.raises(Interrupted):
             fit(X, y, tmp_path, protocol="pooled", insecure_test_key_bits=None)
     assert 1 <= load_checkpoint(checkpoint_file(tmp_path, "pooled")).rounds <= 3

@@ -2,412 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import Tags
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from treaty.compute import cores
-from treaty.data.labels import check_labels, check_targets, check_weights
-from treaty.data.table import Schema, Table, match_rows, to_table
-from treaty.errors import ConfigError, DataError
-from treaty.interpretation import Contributions, Kind, importances, joined_booster
-from treaty.models import ModelPart, forest_of
-from treaty.options import VERTICAL, TreeOptions, tree_options
-from treaty.protocols import decisions, secureboost
-from treaty.protocols.decisions import Decided
-from treaty.protocols.pooled import Labelled
-from treaty.runs import ALONE, decided, explained, predict, train
-from treaty.saving import Saved, read_model, write_model
-from treaty.simulation import active_of
-from treaty.trees.boosting import Forest
-
-Tables = Any  # one table (any dataframe or array), or {party: table}
+from treaty.data.labels import check_labels, check_targets
+from treaty.errors import DataError
+from treaty.estimator_base import BoostedTrees, Tables
+from treaty.models import forest_of
+from treaty.saving import read_model
 
 
-class _GBDT(BaseEstimator):
-    """What classifier and regressor share."""
-
-    def __init__(
-        self,
-        protocol: str = "pooled",
-        *,
-        n_estimators: int = 20,
-        max_depth: int = 3,
-        learning_rate: float = 0.3,
-        reg_lambda: float = 1.0,
-        reg_alpha: float = 0.0,
-        min_split_loss: float = 0.0,
-        min_child_weight: float = 1.0,
-        min_child_samples: int | None = None,
-        subsample: float = 1.0,
-        colsample_bytree: float = 1.0,
-        goss: bool = False,
-        top_rate: float = 0.2,
-        other_rate: float = 0.1,
-        max_bin: int = 32,
-        base_score: float = 0.5,
-        fractional_bits: int = 16,
-        early_stopping_rounds: int | None = None,
-        random_state: int | None = None,
-        n_jobs: int | None = None,
-        active: str | None = None,
-        transport: Literal["memory", "grpc"] = "memory",
-        mode: Literal["safe", "paper"] = "safe",
-        allow_insecure: bool = False,
-        encryption: str | None = None,
-        key_bits: int | None = None,
-        insecure_test_key_bits: int | None = None,
-        rerandomise: bool | None = None,
-        rl_trees: int | None = None,
-        purity_guard: float | None = None,
-        mechanism: str | None = None,
-        epsilon: float | None = None,
-        he_inference: bool | None = None,
-    ) -> None:
-        self.protocol = protocol
-        self.n_estimators = n_estimators
-        self.max_depth = max_depth
-        self.learning_rate = learning_rate
-        self.reg_lambda = reg_lambda
-        self.reg_alpha = reg_alpha
-        self.min_split_loss = min_split_loss
-        self.min_child_weight = min_child_weight
-        self.min_child_samples = min_child_samples
-        self.subsample = subsample
-        self.colsample_bytree = colsample_bytree
-        self.goss = goss
-        self.top_rate = top_rate
-        self.other_rate = other_rate
-        self.max_bin = max_bin
-        self.base_score = base_score
-        self.fractional_bits = fractional_bits
-        self.early_stopping_rounds = early_stopping_rounds
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.active = active
-        self.transport = transport
-        self.mode = mode
-        self.allow_insecure = allow_insecure
-        self.encryption = encryption
-        self.key_bits = key_bits
-        self.insecure_test_key_bits = insecure_test_key_bits
-        self.rerandomise = rerandomise
-        self.rl_trees = rl_trees
-        self.purity_guard = purity_guard
-        self.mechanism = mechanism
-        self.epsilon = epsilon
-        self.he_inference = he_inference
-
-    # ------------------------------------------------------------ fit
-
-    def fit(
-        self,
-        X: Tables,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
-        early_stopping_rounds: int | None = None,
-        checkpoint: str | Path | None = None,
-    ) -> Self:
-        """Train, playing every party on this machine.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            Any dataframe or 2-D array (n_rows, n_features). Vertical protocols take a mapping: every party's own
-            columns of the same rows in the same order. The first party is the active one unless `active` names
-            another; its table may have no column.
-        y : array-like (n_rows,)
-            Labels, held by the active party.
-        sample_weight : array-like (n_rows,) or None
-            Not negative, held by the active party.
-        eval_set : (X, y) or list of them
-            Watched after every round, see `evals_result_`; the last one decides early stopping.
-        early_stopping_rounds : int or None
-            For this fit, in place of the parameter of the same name.
-        checkpoint : path or None
-            Folder where every party keeps what is finished while training goes on. A fit that finds there what an
-            interrupted one left, of the same rows and options (`n_estimators` may differ), goes on from it and gives
-            the model the other would have given. Removed when training is finished.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        ConfigError
-            For an option that is wrong, unknown or not of this protocol.
-        DataError
-            For a table or label that cannot be used, or row counts that differ.
-        """
-        started = time.perf_counter()
-        for name in [name for name in vars(self) if name.endswith("_")]:
-            delattr(self, name)  # nothing of an earlier fit remains
-        options = self._options(early_stopping_rounds)
-        tables = self._tables(X, reset=True)
-        active = self._active(tables)
-        n_rows = next(iter(tables.values())).n_rows
-        classes, target = self._target(column_or_1d(y, warn=True), active, n_rows)
-        match_rows(tables, target)
-        weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
-        self.schemas_ = {name: table.schema for name, table in tables.items()}
-        evals = self._eval_sets(eval_set, active, classes)
-        if options.early_stopping_rounds is not None and not evals:
-            raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
-
-        def finished(parts: dict[str, ModelPart]) -> None:  # by an error later on: what there is predicts
-            self.parts_ = parts
-
-        trained = train(
-            tables,
-            Labelled(tables[active], target, weight),
-            evals,
-            active,
-            classes,
-            options,
-            transport=self.transport,
-            n_jobs=self.n_jobs,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
-            finished=finished,
-        )
-        self.parts_, self.communication_ = trained.parts, trained.traffic.totals
-        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
-        self.disclosures_ = self._disclosures(options, active)
-        self._keep(forest_of(list(self.parts_.values())))
-        return self
-
-    def _eval_sets(
-        self, eval_set: Any, active: str, classes: list[Any] | None
-    ) -> list[tuple[str, dict[str, Table], NDArray[np.float64]]]:
-        """Check eval sets against the training tables; return name, tables and labels of each."""
-        pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else eval_set
-        if not isinstance(pairs, list) or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-            raise ConfigError("expected eval_set=(X, y), or a list of such pairs")
-        evals = []
-        for number, (X, y) in enumerate(pairs):
-            tables = self._tables(X, reset=False)
-            _, target = self._target(column_or_1d(y), active, next(iter(tables.values())).n_rows, classes)
-            match_rows(tables, target)
-            evals.append((f"eval_{number}", tables, target))
-        return evals
-
-    def _keep(self, forest: Forest) -> None:
-        """Set the fitted attributes that follow from the forest."""
-        self.evals_result_ = {name: {forest.objective.metric: losses} for name, losses in forest.history.items()}
-        self.n_iter_ = len(forest.trees) // forest.objective.n_outputs
-        if forest.best_round is not None:
-            self.best_iteration_ = forest.best_round - 1
-        self.clipped_rows_ = forest.clipped_rows
-
-    # ------------------------------------------------------------ checks
-
-    def _options(self, early_stopping_rounds: int | None) -> TreeOptions:
-        ours = {
-            name: value for name, value in self.get_params(deep=False).items() if name in TreeOptions.__struct_fields__
-        }
-        if early_stopping_rounds is not None:
-            ours["early_stopping_rounds"] = early_stopping_rounds
-        options = tree_options({name: _plain(value) for name, value in ours.items()})
-        if self.n_jobs is not None and (not isinstance(self.n_jobs, (int, np.integer)) or self.n_jobs == 0):
-            raise ConfigError(f"expected n_jobs to be a number of threads, -1 or None for all, got {self.n_jobs!r}")
-        if self.transport not in ("memory", "grpc"):
-            raise ConfigError(f"expected transport 'memory' or 'grpc', got {self.transport!r}")
-        if self.transport == "grpc" and options.protocol == "pooled":
-            raise ConfigError("protocol 'pooled' has one party and no transport; leave transport='memory'")
-        return options
-
-    def _tables(self, X: Tables, *, reset: bool) -> dict[str, Table]:
-        """Convert X to tables by party, in the parties' order."""
-        if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
-            if not reset and ALONE not in self.schemas_:
-                raise DataError(f"expected a mapping of the parties {', '.join(self.schemas_)} to their tables")
-            if self.protocol in VERTICAL:
-                raise DataError(
-                    f"protocol {self.protocol!r} expects a mapping of party to table, got {type(X).__name__}"
-                )
-            if not reset and getattr(X, "ndim", 2) == 2:
-                validate_data(self, X, reset=False, skip_check_array=True)
-            table = to_table(X, schema=None if reset else self.schemas_[ALONE])
-            if reset:
-                validate_data(self, X, reset=True, skip_check_array=True)
-            return {ALONE: table}
-        if not all(isinstance(name, str) for name in X) or not X:
-            raise DataError("expected a mapping of party names (text) to tables")
-        if reset:
-            active = self._active(X)
-            tables = {
-                name: to_table(table, party=name) for name, table in X.items() if not (name == active and _empty(table))
-            }
-            if not tables:
-                raise DataError(f"expected a party with columns, got none among {', '.join(X)}")
-            if active not in tables:  # labels, but no features of its own
-                tables[active] = Table(Schema((), ()), [], next(iter(tables.values())).n_rows)
-            self.n_features_in_ = sum(len(table.schema.names) for table in tables.values())
-            return {name: tables[name] for name in X}
-        if set(X) != set(self.schemas_):
-            raise DataError(f"expected tables of the parties {', '.join(self.schemas_)}, got {', '.join(map(str, X))}")
-        tables = {
-            name: to_table(X[name], party=name, schema=schema) for name, schema in self.schemas_.items() if schema.names
-        }
-        n_rows = next(iter(tables.values())).n_rows
-        return {name: tables.get(name, Table(schema, [], n_rows)) for name, schema in self.schemas_.items()}
-
-    def _active(self, tables: Mapping[str, Any]) -> str:
-        if self.active is None:
-            return next(iter(tables))
-        if self.active not in tables:
-            raise ConfigError(f"expected active to be one of {', '.join(tables)}, got {self.active!r}")
-        return self.active
-
-    def _disclosures(self, options: TreeOptions, active: str) -> dict[str, list[str]]:
-        if options.protocol == "pooled":
-            return {ALONE: ["everything: all columns and labels are in one place"]}
-        return secureboost.disclosures(active, [name for name in self.parts_ if name != active], options)
-
-    # ------------------------------------------------------------ use
-
-    def _margins(self, X: Tables) -> NDArray[np.float64]:
-        check_is_fitted(self, "parts_")
-        tables = self._matched(X)
-        return predict(self.parts_, tables, self._options(None), transport=self.transport, n_jobs=self.n_jobs)
-
-    def _matched(self, X: Tables) -> dict[str, Table]:
-        tables = self._tables(X, reset=False)
-        match_rows(tables)
-        return tables
-
-    def _decided(self, X: Tables) -> Decided:
-        check_is_fitted(self, "parts_")
-        if self.he_inference:
-            raise ConfigError("he_inference hides which leaf a row is in; set it to None for leaves, stages or shares")
-        return decided(self.parts_, self._matched(X), self.n_jobs)
-
-    def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
-        """Return the leaf each row ends in (n_rows, n_trees): its number among its tree's nodes, the root being 0.
-
-        With more than two classes a round has a tree per class. Parties are played in threads.
-        """
-        return decisions.leaves(self._decided(X), cores(self.n_jobs))
-
-    def _stages(self, X: Tables) -> Iterator[NDArray[np.float64]]:
-        """Yield probabilities or means (n_rows, n_outputs) after each round, from one batch of decisions."""
-        found = self._decided(X)
-        objective = forest_of(list(self.parts_.values())).objective
-        for margins in decisions.staged_margins(found, objective, cores(self.n_jobs)):
-            yield objective.predictions(margins)
-
-    def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
-        """Return what each column adds to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
-
-        Returns
-        -------
-        float64 (n_rows, n_features + 1) or (n_rows, n_classes, n_features + 1)
-            Of a pooled model; the second form with more than two classes. The last column is the bias; a row adds up
-            to its margin.
-        treaty.interpretation.Contributions
-            Of a vertical model: each party's own columns, and the bias; its ``joined()`` is the array above. Parties
-            are played in threads. See docs/interpretation.md for what explaining tells a party beyond predicting.
-
-        Raises
-        ------
-        ConfigError
-            With `he_inference`, which hides the decisions that contributions are made of.
-        """
-        check_is_fitted(self, "parts_")
-        if self.he_inference:
-            raise ConfigError("he_inference hides which leaf a row is in; set it to None for contributions")
-        return explained(self.parts_, self._matched(X), self.n_jobs)
-
-    def importances(
-        self, kind: Kind = "gain", consent: Iterable[str] | None = (), *, normalised: bool = False
-    ) -> dict[str, dict[str, float]]:
-        """Return how much the trees rest on each column, by party, as the active party may see it.
-
-        Parameters
-        ----------
-        kind : {"gain", "cover", "count"}
-            Total gain of the column's splits, total cover of their nodes, or their number.
-        consent : iterable of str or None, default ()
-            Parties that let their columns be named; None for all. The columns of others that are in use are called
-            "shop #1" and so on.
-        normalised : bool, default False
-            Divide by the sum over all parties.
-
-        Returns
-        -------
-        dict of str to (dict of str to float)
-
-        Raises
-        ------
-        ConfigError
-            For another kind, or a name that is no party.
-        """
-        check_is_fitted(self, "parts_")
-        return importances(list(self.parts_.values()), active_of(self.parts_), kind, consent, normalised=normalised)
-
-    @property
-    def feature_importances_(self) -> NDArray[np.float64]:
-        """Total gain of each column's splits, scaled to sum 1, columns of all parties side by side (n_features,)."""
-        gains = self.importances(consent=None, normalised=True)
-        return np.array([gain for name in self.parts_ for gain in gains[name].values()])
-
-    def to_xgboost(self, consent: Iterable[str] | None = None) -> Any:
-        """Return an `xgboost.Booster` that predicts the same, over the columns of willing parties side by side.
-
-        Parameters
-        ----------
-        consent : iterable of str or None, default None
-            Parties that agree to be joined, the active one being always among them; None for all.
-
-        Returns
-        -------
-        xgboost.Booster
-            Its `predict` gives probabilities (classifier) or means. Columns are named as at the parties, with the
-            party in front (``"bank.age"``) where training took a mapping.
-
-        Raises
-        ------
-        ConfigError
-            If a party owns splits in use but does not consent, or XGBoost is not installed.
-        """
-        check_is_fitted(self, "parts_")
-        return joined_booster(list(self.parts_.values()), consent)
-
-    def save(self, folder: str | Path) -> None:
-        """Write the model to a folder: one file per party, and one that names them.
-
-        Raises
-        ------
-        ConfigError
-            If the folder cannot be written.
-        """
-        check_is_fitted(self, "parts_")
-        names = getattr(self, "feature_names_in_", None)
-        saved = Saved(
-            kind=type(self).__name__,
-            params={name: _plain(value) for name, value in self.get_params(deep=False).items()},
-            parties=list(self.parts_),
-            schemas=self.schemas_,
-            feature_names=None if names is None else list(names),
-        )
-        write_model(folder, saved, self.parts_)
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
-
-
-class GBDTClassifier(ClassifierMixin, _GBDT):
+class GBDTClassifier(ClassifierMixin, BoostedTrees):
     """Gradient boosted trees for two or more classes.
 
     Parameters
@@ -420,6 +31,8 @@ class GBDTClassifier(ClassifierMixin, _GBDT):
         As in XGBoost.
     min_child_samples : int or None
         Fewest training rows in a leaf, a privacy rule; None is 20, in paper mode 1.
+    goss, top_rate, other_rate
+        Sampling of rows by gradient in place of `subsample`.
     max_bin : int
         Most bins per column, 2 to 255.
     base_score : float
@@ -436,8 +49,12 @@ class GBDTClassifier(ClassifierMixin, _GBDT):
         The party with the labels; None for the first.
     transport : {"memory", "grpc"}
         How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
-    mode, allow_insecure, encryption, key_bits, insecure_test_key_bits
+    mode, allow_insecure, encryption, key_bits, insecure_test_key_bits, rerandomise
         See `treaty.options.TreeOptions`.
+    rl_trees, purity_guard, mechanism, epsilon
+        Guards of the labels under "secureboost", see docs/secureboost.md.
+    he_inference : bool or None
+        Predict on encrypted leaf values, see docs/prediction.md.
 
     Attributes
     ----------
@@ -462,7 +79,7 @@ class GBDTClassifier(ClassifierMixin, _GBDT):
 
     def predict_proba(self, X: Tables) -> NDArray[np.float64]:
         """Return class probabilities (n_rows, n_classes); X as in `fit`, without labels."""
-        return _of_classes(forest_margin_predictions(self, X))
+        return _of_classes(self._predictions(X))
 
     def predict(self, X: Tables) -> NDArray[Any]:
         """Return the most probable class of each row (n_rows,)."""
@@ -492,7 +109,7 @@ class GBDTClassifier(ClassifierMixin, _GBDT):
         return self.classes_.tolist(), target.astype(np.float64)
 
 
-class GBDTRegressor(RegressorMixin, _GBDT):
+class GBDTRegressor(RegressorMixin, BoostedTrees):
     """Gradient boosted trees for a numeric target, with squared error; parameters as `GBDTClassifier`.
 
     `base_score` is the prediction training starts from; set it near the mean of the labels.
@@ -500,7 +117,7 @@ class GBDTRegressor(RegressorMixin, _GBDT):
 
     def predict(self, X: Tables) -> NDArray[np.float64]:
         """Return the predicted means (n_rows,); X as in `fit`, without labels."""
-        return forest_margin_predictions(self, X)[:, 0]
+        return self._predictions(X)[:, 0]
 
     def staged_predict(self, X: Tables) -> Iterator[NDArray[np.float64]]:
         """Yield the predicted means (n_rows,) after each round; the parties are asked once for all."""
@@ -510,12 +127,6 @@ class GBDTRegressor(RegressorMixin, _GBDT):
         self, y: NDArray[Any], party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[None, NDArray[np.float64]]:
         return None, check_targets(y, party, n_rows)
-
-
-def forest_margin_predictions(model: _GBDT, X: Tables) -> NDArray[np.float64]:
-    """Return probabilities or means (n_rows, n_outputs)."""
-    margins = model._margins(X)
-    return forest_of(list(model.parts_.values())).objective.predictions(margins)
 
 
 def _of_classes(p: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -542,14 +153,3 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:
         model.classes_ = np.array(forest.classes)
     model._keep(forest)
     return model
-
-
-def _empty(table: Any) -> bool:
-    """Whether an active party brings no features: None, or a table without columns."""
-    shape = getattr(table, "shape", None)
-    return table is None or (isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 0)
-
-
-def _plain(value: Any) -> Any:
-    """Turn numpy scalars, which a parameter grid may hold, into Python's."""
-    return value.item() if isinstance(value, np.generic) else value

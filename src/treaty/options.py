@@ -43,7 +43,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     mode : {"safe", "paper"}
         "paper" is the protocol as published, for comparison; for SecureBoost, leaves of single rows.
     allow_insecure : bool
-        Consent to a paper mode that is known to be broken; no protocol of this version has one.
+        Consent to what is known to be broken, in paper mode.
     n_estimators : int
         Boosting rounds; one tree each, one per class for more than two classes.
     max_depth : int
@@ -85,7 +85,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Reduced leakage: the active party grows the trees of so many first rounds alone, on its own columns. None is 0.
     purity_guard : float or None
         Passive parties are not shown the children of a node when the share of a class in one of them differs from
-        that in the whole table by more; the active party grows on alone there. 0.4 is a start; None is off.
+        that in the whole table by more; the active party grows on alone there. 0.2 is a start; None is off.
     mechanism : {"label_rr"} or None
         Label protection: "label_rr" trains on labels randomised once, which all trees together cost `epsilon`.
     epsilon : float or None
