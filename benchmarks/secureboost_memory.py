@@ -21,7 +21,7 @@ import pyarrow.parquet as parquet
 
 from data import arguments, give_me_some_credit, report, verdict
 from treaty import jobs, processes
-from treaty.jobs import Job, Member
+from treaty.job_file import Job, Member
 
 CIPHERTEXT, TIMES = 384, 3
 
@@ -39,16 +39,16 @@ def play(path: Path, name: str) -> None:
     job = msgspec.json.decode(path.read_bytes(), type=Job)
     processes.compile_kernels()
     before = 0
-    read = jobs._read
+    read = jobs.labelled
 
-    def read_and_note(*args: object) -> object:
+    def read_and_note(*args: object, **kwargs: object) -> object:
         nonlocal before
-        table = read(*args)  # type: ignore[arg-type]
+        table = read(*args, **kwargs)  # type: ignore[arg-type]
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
         before = status("VmRSS")
         return table
 
-    jobs._read = read_and_note  # type: ignore[assignment]
+    jobs.labelled = read_and_note  # type: ignore[assignment]
     jobs.train_party(job, name)
     print(before, status("VmHWM"))
 

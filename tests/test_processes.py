@@ -21,7 +21,8 @@ import pytest
 import treaty
 from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.checkpoints import load_checkpoint
-from treaty.jobs import find_part, load_job
+from treaty.job_file import load_job
+from treaty.jobs import find_part
 from treaty.messaging.certificates import write_identity
 from treaty.models import load_part
 from treaty.processes import compile_kernels, free_port
@@ -397,3 +398,69 @@ def test_a_killed_training_resumes_to_the_identical_model(tmp_path, victim, roun
         expected = load_part(tmp_path / "whole" / "model" / f"{name}.part")
         assert repr(part.splits) == repr(expected.splits)
         assert part.forest is None or part.forest.trees == expected.forest.trees
+
+
+def write_unaligned(folder: Path, *, trees: int = 3, alone: bool = False, **options: object) -> tuple[Path, dict]:
+    """Write tables that hold different rows in different orders, told apart by ids; return the job and the tables."""
+    job = write_job(folder, trees=trees, alone=alone, rows=400, **options)
+    rng = np.random.default_rng(8)
+    tables = {}
+    for name, column in (("clinic", "patient"), ("lab", "patient"), ("imaging", "case")):
+        rows = rng.permutation(400)[:370]
+        table = pd.read_csv(folder / f"{name}.csv").drop(columns="id").iloc[rows]
+        tables[name] = table.assign(**{column: [f"patient-{row:04d}" for row in rows]})
+        tables[name].to_csv(folder / f"{name}.csv", index=False)
+    text = job.read_text().replace('drop = ["id"]\n', "").replace("[parties.imaging]", '[parties.imaging]\nid = "case"')
+    job.write_text(f'{text}\n[align]\non = "patient"\nlog = "runs"\n')
+    return job, {name: table.set_index(table.columns[-1]) for name, table in tables.items()}
+
+
+def test_a_job_with_ids_aligns_trains_and_predicts_like_the_joined_table(tmp_path):
+    job, tables = write_unaligned(tmp_path)
+    subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
+    subprocess.run([*TREATY, "predict", str(job)], check=True, capture_output=True)
+    subprocess.run([*TREATY, "explain", str(job)], check=True, capture_output=True)
+    predicted = pd.read_csv(tmp_path / "model" / "predictions.csv")
+    assert list(predicted.columns) == ["patient", "prediction", "probability_0", "probability_1"]
+    joined = pd.concat(list(tables.values()), axis=1, join="inner")
+    assert set(predicted["patient"]) == set(joined.index)
+    joined = joined.loc[predicted["patient"]]
+    pooled = treaty.GBDTClassifier(n_estimators=3, min_child_samples=5).fit(joined.drop(columns="y"), joined["y"])
+    np.testing.assert_array_equal(predicted["probability_1"], pooled.predict_proba(joined.drop(columns="y"))[:, 1])
+    lab = pd.read_csv(tmp_path / "model" / "lab.contributions.csv")
+    assert list(lab.columns) == ["patient", *tables["lab"].columns]
+    report = json.loads((tmp_path / "model" / "lab.report.json").read_text())
+    assert "alignment" in report["seconds"]
+    assert any("all parties hold" in fact for fact in report["learned"]["lab"])
+    assert (tmp_path / "runs" / "lab.jsonl").exists()
+
+
+def test_a_resumed_job_keeps_its_alignment(tmp_path):
+    options = {"trees": 40, "insecure_test_key_bits": 1536}
+    job, _ = write_unaligned(tmp_path, alone=True, **options)
+    processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
+    kept = tmp_path / "model" / "clinic.checkpoint"
+    deadline = time.monotonic() + 60
+    while not (kept.exists() and load_checkpoint(kept).rounds >= 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(processes["imaging"].pid, signal.SIGKILL)
+    finish(processes, EACH_WITHIN)
+    begun = load_checkpoint(kept)
+    processes = {name: start(job, name) for name in ("imaging", "lab")}
+    processes["clinic"] = start(job, "clinic", resume=True)
+    for name, (code, said) in finish(processes, 60).items():
+        assert (code, said) == (0, ""), (name, said)
+    forest = load_part(tmp_path / "model" / "clinic.part").forest
+    assert forest.trees[: begun.rounds] == begun.part.forest.trees[: begun.rounds]
+    assert len(forest.trees) == 40
+
+
+def test_a_table_without_the_id_column_is_named_at_its_party_alone(tmp_path):
+    job, _ = write_unaligned(tmp_path, alone=True)
+    job.write_text(job.read_text().replace('id = "case"', 'id = "case_number"'))
+    ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, 30)
+    assert "expected a column 'case_number' of ids" in one_line(ended["imaging"][1])
+    for name in ("clinic", "lab"):
+        assert "imaging" in one_line(ended[name][1])
+        assert "case_number" not in ended[name][1]

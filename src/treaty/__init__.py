@@ -16,6 +16,7 @@ from treaty.errors import (
 )
 
 if TYPE_CHECKING:
+    from treaty.aligning import align
     from treaty.estimators import GBDTClassifier, GBDTRegressor, load
 
 __all__ = [
@@ -31,13 +32,18 @@ __all__ = [
     "PeerProtocolError",
     "PeerTimeout",
     "TreatyError",
+    "align",
     "load",
 ]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import the estimators when they are first used: scikit-learn takes a second, which a party's process saves."""
+    """Import a public name when it is first used: scikit-learn takes a second, which a party's process saves."""
+    if name == "align":
+        from treaty.aligning import align
+
+        return align
     if name in ("GBDTClassifier", "GBDTRegressor", "load"):
         from treaty import estimators
 

@@ -18,7 +18,8 @@ from rich.console import Console
 import treaty
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
-from treaty.jobs import explain_party, find_part, load_job, load_reports, part_file, predict_party, train_party
+from treaty.job_file import id_column, load_job
+from treaty.jobs import explain_party, find_part, load_reports, part_file, predict_party, train_party
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.processes import run_all
 from treaty.progress import TrainingBar
@@ -131,7 +132,7 @@ def predict(
         console.print(f"predictions: {path}", soft_wrap=True)
         return
     _check_party(party, list(described.parties))
-    found = predict_party(described, party)
+    ids, found = predict_party(described, party)
     if found is None:
         return
     if margins is not None:
@@ -140,11 +141,12 @@ def predict(
     forest = find_part(described, party).forest
     assert forest is not None
     predicted = forest.objective.predictions(found)
+    columns = {} if ids is None else {id_column(described, party): ids}
     if forest.classes is None:
-        columns = {"prediction": predicted[:, 0]}
+        columns["prediction"] = predicted[:, 0]
     else:
         p = np.hstack([1.0 - predicted, predicted]) if predicted.shape[1] == 1 else predicted
-        columns = {"prediction": np.array(forest.classes)[np.argmax(p, axis=1)]}
+        columns |= {"prediction": np.array(forest.classes)[np.argmax(p, axis=1)]}
         columns |= {f"probability_{name}": p[:, k] for k, name in enumerate(forest.classes)}
     write_predictions(path, columns)
 

@@ -21,14 +21,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto import hashing, ristretto
+from treaty.data.ids import read_ids
 from treaty.data.sources import write_columns
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, TreatyError
-from treaty.jobs import Job, Member, find_part, load_reports, part_file
+from treaty.job_file import Job, Member
+from treaty.jobs import find_part, load_reports, part_file
 from treaty.messaging.certificates import write_identity
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.protocols import secureboost
+from treaty.protocols.blinded_lists import OwnList
 from treaty.protocols.pooled import Labelled, Progress
 from treaty.simulation import Traffic, active_of, play
 
@@ -41,6 +45,10 @@ class PartyFailed(TreatyError):
 
 def compile_kernels() -> None:
     """Compile everything training uses, on a handful of made-up rows, so that the parties' processes find it cached."""
+    ids = read_ids(["a"])
+    OwnList(ids, b"compile", 1).blinded(slice(0, 1))
+    hashing.digests(ids.data, ids.offsets, np.arange(1), bytes(32))
+    ristretto.validate(ristretto.from_uniform(np.ones((1, 64), np.uint8)))
     rng = np.random.default_rng(0)
     columns = [rng.normal(size=64).astype(np.float32) for _ in range(2)]
     table = Table(Schema(("a", "b"), (None, None)), columns, 64)

@@ -1,11 +1,13 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.crypto import bin_products as module
-from treaty.crypto.bin_products import Items, bin_products
-from treaty.crypto.joint_sums import plan_groups
+from treaty.crypto.bin_products import Items, bin_products, level_pieces
+from treaty.crypto.joint_sums import Block, plan_blocks
 from treaty.crypto.montgomery import Modulus, from_words
 
 MODULUS = Modulus((1 << 127) - 1)
@@ -38,7 +40,7 @@ def test_products_equal_products_of_integers(seed, columns, items, nodes, thread
     numbers = [int(x) for x in rng.integers(1, 1 << 62, items)]
     source = MODULUS.pack(MODULUS.montgomery(numbers)) if items else np.empty((0, MODULUS.words), np.uint64)
     level = Items(source, np.arange(items, dtype=np.int32), rows, node_starts, np.arange(nodes))
-    groups = plan_groups(codes, left_out, bins.astype(np.int64))
+    groups = [group for block in plan_blocks(codes, left_out, bins.astype(np.int64), 1) for group in block.groups]
     places, products = bin_products(MODULUS, groups, offsets, level, threads)
     plain = from_words(MODULUS.pack(MODULUS.multiply(MODULUS.unpack(products), MODULUS.working([1]))))
     wanted = products_by_hand(codes, left_out, offsets, numbers, rows, node_starts)
@@ -50,7 +52,8 @@ def test_each_node_takes_the_cheaper_way(monkeypatch):
     """A large node goes through joint cells, a node of few rows does not; together they cost the least of both."""
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 8, (4000, 2)).astype(np.uint8)
-    groups = plan_groups(codes, np.zeros(2, np.int64), np.full(2, 8, np.int64))
+    (block,) = plan_blocks(codes, np.zeros(2, np.int64), np.full(2, 8, np.int64), 1)
+    groups = block.groups
     assert len(groups) == 1
     spent = []
     multiply = MODULUS.segment_products
@@ -80,3 +83,32 @@ def test_shares_of_threads_cover_all_cells(threads):
     products = module._products(MODULUS, items, cells, threads)
     plain = from_words(MODULUS.pack(MODULUS.multiply(MODULUS.unpack(products), MODULUS.working([1]))))
     assert plain == [pow(2, int(k), MODULUS.value) for k in np.diff(starts)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), max_size=5),
+    st.lists(st.integers(0, 30), max_size=8),
+    st.integers(1, 120),
+)
+def test_pieces_cover_a_level_once_in_order_and_within_the_limit(block_bins, sizes, most):
+    bins, ends = np.array([b for block in block_bins for b in block], np.int64), np.cumsum([0, *map(len, block_bins)])
+    blocks = [Block(slice(a, b), []) for a, b in pairwise(ends)]
+    pieces = level_pieces(blocks, bins, np.array(sizes, np.int64), most)
+    covered = [
+        (node, k) for p in pieces for node in range(p.first, p.stop) for k in range(*p.blocks.indices(len(blocks)))
+    ]
+    assert covered == [(node, k) for node in range(len(sizes)) for k in range(len(blocks))]
+
+    def products(node, k):
+        return sum(min(b, sizes[node]) for b in block_bins[k])
+
+    for p in pieces:
+        held = [products(node, k) for node in range(p.first, p.stop) for k in range(*p.blocks.indices(len(blocks)))]
+        assert sum(held) <= most or len(held) == 1
+
+
+def test_narrow_level_is_one_piece():
+    blocks, bins = [Block(slice(0, 12), [])], np.full(12, 33, np.int64)
+    (piece,) = level_pieces(blocks, bins, np.array([20_000, 9_000, 400, 8]), 100_000)
+    assert (piece.first, piece.stop, piece.blocks) == (0, 4, slice(0, 1))

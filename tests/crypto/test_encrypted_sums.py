@@ -6,12 +6,14 @@ from treaty.crypto.montgomery import from_words
 from treaty.errors import ConfigError, CryptoError
 
 BOUNDS = SumsBounds(4, 10, 10)
+CIPHERS = pytest.mark.parametrize("cipher", ["ou", "paillier"])
 CODES, OFFSETS = np.array([[0], [1], [1], [0]], np.uint8), np.array([0, 3], np.int32)
 
 
-def test_both_ends_of_a_cipher_work_through_the_seam():
-    client = make_client("ou", BOUNDS, threads=1, insecure_test_key_bits=200)
-    server = make_server("ou", client.setup(), CODES, OFFSETS, threads=1, insecure_test_key_bits=200)
+@CIPHERS
+def test_both_ends_of_a_cipher_work_through_the_seam(cipher):
+    client = make_client(cipher, BOUNDS, threads=1, insecure_test_key_bits=200)
+    server = make_server(cipher, client.setup(), CODES, OFFSETS, threads=1, insecure_test_key_bits=200)
     client.accept_hint("shop", server.hint(), OFFSETS)
     grad, hess = np.array([1, -2, 3, -4]), np.array([5, 6, 7, 8])
     server.begin_tree(client.begin_tree(grad, hess), np.arange(4, dtype=np.int32))
@@ -28,15 +30,31 @@ def test_unknown_cipher_is_a_configuration_error():
         make_server("rot13", client.setup(), CODES, OFFSETS, threads=1)
 
 
-def test_key_bits_reach_the_cipher():
-    setup = make_client("ou", BOUNDS, threads=1, key_bits=2048).setup()
+@CIPHERS
+def test_key_bits_reach_the_cipher(cipher):
+    setup = make_client(cipher, BOUNDS, threads=1, key_bits=2048).setup()
     assert from_words(setup[0])[0].bit_length() == 2048
-    assert from_words(make_client("ou", BOUNDS, threads=1).setup()[0])[0].bit_length() == 3072
+    assert from_words(make_client(cipher, BOUNDS, threads=1).setup()[0])[0].bit_length() == 3072
     with pytest.raises(CryptoError, match="expected a key of"):
-        make_client("ou", BOUNDS, threads=1, key_bits=1024)
+        make_client(cipher, BOUNDS, threads=1, key_bits=1024)
 
 
-def test_server_refuses_a_short_key_it_was_not_told_of():
-    client = make_client("ou", BOUNDS, threads=1, insecure_test_key_bits=200)
+@CIPHERS
+def test_server_refuses_a_short_key_it_was_not_told_of(cipher):
+    client = make_client(cipher, BOUNDS, threads=1, insecure_test_key_bits=512)  # the papers' size
     with pytest.raises(CryptoError, match="expected a key of"):
-        make_server("ou", client.setup(), CODES, OFFSETS, threads=1)
+        make_server(cipher, client.setup(), CODES, OFFSETS, threads=1)
+
+
+@CIPHERS
+def test_set_up_of_the_other_cipher_is_refused(cipher):
+    other = {"ou": "paillier", "paillier": "ou"}[cipher]
+    setup = make_client(other, BOUNDS, threads=1, insecure_test_key_bits=200).setup()
+    with pytest.raises(CryptoError, match="public key"):
+        make_server(cipher, setup, CODES, OFFSETS, threads=1, insecure_test_key_bits=200)
+
+
+def test_okamoto_uchiyama_set_up_has_its_form_on_the_wire():
+    setup = make_client("ou", BOUNDS, threads=1, insecure_test_key_bits=200).setup()
+    assert (setup[0].dtype, setup[0].shape) == (np.uint64, (3, 4))
+    assert (setup[1].dtype, setup[1].tolist()[:3], len(setup[1])) == (np.int64, [4, 10, 10], 4)

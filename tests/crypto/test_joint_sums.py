@@ -2,7 +2,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.joint_sums import plan_groups, sort_cells
+from treaty.crypto import joint_sums
+from treaty.crypto.joint_sums import plan_blocks, sort_cells
+
+
+def plan_groups(codes, left_out, bins):
+    """Top groups of all blocks."""
+    return [group for block in plan_blocks(codes, left_out, bins, 1) for group in block.groups]
 
 
 def columns_of(group):
@@ -59,6 +65,37 @@ def test_groups_never_cost_more_products_than_columns_alone(table):
         wanted = codes[:, f][codes[:, f] != left_out[f]]
         alone += len(wanted) - len(np.unique(wanted))
     assert sum(products(group, len(codes)) for group in plan_groups(codes, left_out, bins)) <= alone
+
+
+@settings(deadline=None, max_examples=40)
+@given(tables(), st.integers(1, 4), st.integers(1, 3))
+def test_blocks_hold_neighbouring_columns_in_order(table, width, threads):
+    codes, left_out, bins = table
+    before, joint_sums._BLOCK_COLUMNS = joint_sums._BLOCK_COLUMNS, width
+    try:
+        blocks = plan_blocks(codes, left_out, bins, threads)
+    finally:
+        joint_sums._BLOCK_COLUMNS = before
+    covered = []
+    for block in blocks:
+        inside = sorted(f for group in block.groups for f in columns_of(group))
+        assert inside == list(range(block.columns.start, block.columns.stop))
+        assert len(inside) <= width
+        covered += inside
+        for group in block.groups:
+            for feature, labels in labels_of(group, group.labels).items():
+                wanted = np.where(codes[:, feature] == left_out[feature], -1, codes[:, feature].astype(int))
+                assert np.array_equal(labels, wanted)
+    assert covered == list(range(codes.shape[1]))
+
+
+def test_labels_are_as_short_as_their_cells_allow():
+    codes = np.random.default_rng(1).integers(0, 250, (70_000, 1)).astype(np.uint8)
+    narrow = np.random.default_rng(2).integers(0, 33, (70_000, 1)).astype(np.uint8)
+    for table, bins, dtype in ((codes, 250, np.int16), (narrow, 33, np.int8)):
+        (group,) = plan_groups(table, np.zeros(1, np.int64), np.array([bins]))
+        assert group.labels.dtype == dtype
+        assert np.array_equal(group.labels, np.where(table[:, 0] == 0, -1, table[:, 0].astype(int)))
 
 
 def test_equal_columns_share_one_group():

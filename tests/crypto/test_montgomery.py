@@ -44,7 +44,7 @@ def test_multiply_equals_integer_product_over_radix(portable, drawn):
 
 
 @FORMS
-@pytest.mark.parametrize("words", [*range(1, 9), 16, 32, 48, 52, 64])
+@pytest.mark.parametrize("words", [*range(1, 9), 16, 32, 48, 52, 64, 65, 96, 97, 128, 130])
 @pytest.mark.parametrize("offset", [-1, 1], ids=["below", "above"])
 def test_multiply_is_right_next_to_powers_of_two(portable, words, offset):
     n = (1 << (64 * words - (offset > 0))) + offset

@@ -5,7 +5,7 @@ per job) holds binned columns. Level by level the client asks for the sums of gr
 every bin of every column, in the nodes it names, and alone reads the answer:
 
 =================  ==================  =====================  ==========================================
-call at client     call at server      once per               carries (Okamoto-Uchiyama)
+call at client     call at server      once per               carries (Okamoto-Uchiyama, Paillier)
 =================  ==================  =====================  ==========================================
 setup              constructor         job                    public key, bounds
 accept_hint        hint                job and server         the bin each column leaves out
@@ -15,20 +15,22 @@ open               --                  level and server       nothing: decrypts
 =================  ==================  =====================  ==========================================
 
 A protocol carries the payloads, lists of arrays whose meaning only the two ends of one cipher know, and needs
-no change for another cipher. What each side learns is stated by the implementation (`ou_sums`).
+no change for another cipher. What each side learns is stated by the implementation (`additive_sums`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.ou_sums import OUSumsClient, OUSumsServer
-from treaty.crypto.packing import SumsBounds
-from treaty.crypto.payload import Payload
-from treaty.errors import ConfigError
+from treaty.crypto import okamoto_uchiyama, paillier, parameters
+from treaty.crypto.additive_sums import AdditivePrivateKey, AdditivePublicKey, AdditiveSumsClient, AdditiveSumsServer
+from treaty.crypto.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.packing import Packing, SumsBounds
+from treaty.crypto.payload import Payload, check_payload
+from treaty.errors import ConfigError, CryptoError
 
 __all__ = ["Payload", "SumsBounds", "SumsClient", "SumsServer", "make_client", "make_server"]
 
@@ -61,6 +63,26 @@ class SumsClient(Protocol):
         ----------
         grad, hess : ndarray of int64, shape (m,)
             Fixed-point derivatives of the tree's sampled rows, within the job's bounds.
+        """
+        ...
+
+    def decrypt_rows(self, payload: Payload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Decrypt what `begin_tree` returned: what an auditor who is shown the key compares with g, h committed to.
+
+        Parameters
+        ----------
+        payload : Payload
+            A tree's, of this client's key.
+
+        Returns
+        -------
+        grad, hess : ndarray of int64, shape (m,)
+            Fixed-point derivatives, row by row.
+
+        Raises
+        ------
+        CryptoError
+            When something is not a row within the job's bounds: then it was not made by `begin_tree`.
         """
         ...
 
@@ -127,31 +149,47 @@ class SumsServer(Protocol):
 
 
 def make_client(
-    encryption: str, bounds: SumsBounds, *, threads: int, insecure_test_key_bits: int | None = None, **options: Any
+    encryption: str,
+    bounds: SumsBounds,
+    *,
+    threads: int,
+    key_bits: int | None = None,
+    insecure_test_key_bits: int | None = None,
 ) -> SumsClient:
-    """Make the active party's end.
+    """Make the active party's end, with a fresh key that serves this job only.
 
     Parameters
     ----------
-    encryption : {"ou"}
-        The cipher.
+    encryption : {"ou", "paillier"}
+        The cipher: Okamoto-Uchiyama, or the papers' one.
     bounds : SumsBounds
         Public bounds of the job.
     threads : int
         Threads to use.
+    key_bits : int, optional
+        Size of the modulus: 2048, 3072 (default) or 4096.
     insecure_test_key_bits : int, optional
-        Make and accept a key of this size. Tests only.
-    **options
-        For "ou": `key_bits`, 2048, 3072 (default) or 4096.
+        Make a key of this size instead, such as the papers' 512. Tests and reproductions only.
 
     Raises
     ------
     ConfigError
         When there is no such cipher.
+    CryptoError
+        When the key size is not accepted or the sums do not fit a plaintext.
     """
+    key: AdditivePrivateKey
     if encryption == "ou":
-        return OUSumsClient(bounds, threads=threads, insecure_test_key_bits=insecure_test_key_bits, **options)
-    raise ConfigError(f'expected encryption "ou", got {encryption!r}')
+        bits = key_bits or parameters.OU_DEFAULT_KEY_BITS
+        Packing(bounds, (insecure_test_key_bits or bits) // 3)  # refuses before a key is made
+        key = generate_key(bits, insecure_test_key_bits=insecure_test_key_bits)
+    elif encryption == "paillier":
+        bits = key_bits or parameters.PAILLIER_DEFAULT_KEY_BITS
+        Packing(bounds, insecure_test_key_bits or bits)
+        key = generate_paillier_key(bits, insecure_test_key_bits=insecure_test_key_bits)
+    else:
+        raise _unknown(encryption)
+    return AdditiveSumsClient(key, bounds, threads=threads)
 
 
 def make_server(
@@ -162,12 +200,13 @@ def make_server(
     *,
     threads: int,
     insecure_test_key_bits: int | None = None,
+    rerandomise: bool = True,
 ) -> SumsServer:
     """Make a passive party's end.
 
     Parameters
     ----------
-    encryption : {"ou"}
+    encryption : {"ou", "paillier"}
         The cipher.
     setup : Payload
         What the client's `setup` returned.
@@ -178,7 +217,10 @@ def make_server(
     threads : int
         Threads to use.
     insecure_test_key_bits : int, optional
-        Accept keys of at least this size. Tests only.
+        Accept keys of at least this size. Tests and reproductions only.
+    rerandomise : bool, default True
+        Hide from the key's owner which of its ciphertexts an answer is made of. False is the papers' form, in which
+        the owner can tell: it may come here from a job in paper mode only, which every party has allowed.
 
     Raises
     ------
@@ -187,6 +229,19 @@ def make_server(
     CryptoError
         When the key or the table cannot be used.
     """
+    if encryption not in ("ou", "paillier"):
+        raise _unknown(encryption)
+    check_payload(setup, "the set-up", (np.uint64, (None, None)), (np.int64, (None,)))
+    if len(setup[1]) < 3:
+        raise CryptoError(f"expected three bounds, got {len(setup[1])} - in the set-up")
+    stated, sent = SumsBounds(*(int(x) for x in setup[1][:3])), [setup[0], setup[1][3:]]
+    key: AdditivePublicKey
     if encryption == "ou":
-        return OUSumsServer(setup, codes, offsets, threads=threads, insecure_test_key_bits=insecure_test_key_bits)
-    raise ConfigError(f'expected encryption "ou", got {encryption!r}')
+        key = okamoto_uchiyama.PublicKey.from_payload(sent, insecure_test_key_bits)
+    else:
+        key = paillier.PublicKey.from_payload(sent, insecure_test_key_bits)
+    return AdditiveSumsServer(key, stated, codes, offsets, threads=threads, rerandomise=rerandomise)
+
+
+def _unknown(encryption: str) -> ConfigError:
+    return ConfigError(f'expected encryption "ou" or "paillier", got {encryption!r}')

@@ -4,7 +4,8 @@ Multiplying ciphertexts costs far more than any bookkeeping, so columns share th
 multiplied together per *joint* cell of two columns, then the cells are collapsed to the one column's bins and
 to the other's: m + 2 c products for m rows in c cells, not 2 m. Groups nest: two groups form a larger one
 while that saves a fair share of products on the table, and in each node a group is used only where it does there.
-Rows that lie in the left-out bin of every column of a group take no part.
+Rows that lie in the left-out bin of every column of a group take no part. Columns join within *blocks* of
+neighbours, so that thousands of them are planned in seconds and a level's products can be made block by block.
 
 Everything here is the passive party's own plaintext; no ciphertext and no secret is involved.
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import concurrently, kernel, pieces
 
 Labels = NDArray[np.int32]
 Index = NDArray[np.int64]
@@ -25,6 +26,7 @@ Index = NDArray[np.int64]
 _MOST_CELLS = 1 << 22  # joint cells are numbered in a table of this size
 _PLANNING_STEPS = 1 << 28  # rows looked at while planning: about a second
 _LEAST_SAMPLE = 4096
+_BLOCK_COLUMNS = 64
 LEAST_GAIN = 4
 """A group must save more than a fourth of its items' products; its cells take memory, too."""
 
@@ -37,8 +39,9 @@ class Group:
     ----------
     cells : int
         Number of cells.
-    labels : ndarray of int32
-        Cell of each cell of the group around this one, or of each table row at the top; -1 takes no part.
+    labels : ndarray of int8, int16 or int32
+        Cell of each cell of the group around this one, or of each table row at the top; -1 takes no part. As short
+        as the number of cells allows: with thousands of columns these are most of what a server keeps.
     feature : int
         The column (its cells are its bins), or -1.
     parts : tuple of Group
@@ -46,7 +49,7 @@ class Group:
     """
 
     cells: int
-    labels: Labels
+    labels: NDArray[np.signedinteger]
     feature: int
     parts: tuple[Group, ...]
 
@@ -73,8 +76,18 @@ class Cells:
     node_starts: Index
 
 
-def plan_groups(codes: NDArray[np.uint8], left_out: NDArray[np.int64], bins: NDArray[np.int64]) -> list[Group]:
-    """Group the columns of a table greedily: always the two groups whose joining saves most products.
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring columns and their top groups, which hold each of them once."""
+
+    columns: slice
+    groups: list[Group]
+
+
+def plan_blocks(
+    codes: NDArray[np.uint8], left_out: NDArray[np.int64], bins: NDArray[np.int64], threads: int
+) -> list[Block]:
+    """Group the columns of a table, block by block of neighbours.
 
     Parameters
     ----------
@@ -84,24 +97,35 @@ def plan_groups(codes: NDArray[np.uint8], left_out: NDArray[np.int64], bins: NDA
         Bin of each column whose sum is not wanted.
     bins : ndarray of int64, shape (columns,)
         Number of bins of each column.
+    threads : int
+        Threads to use.
 
     Returns
     -------
-    list of Group
-        Top groups; together they hold every column once.
+    list of Block
+        Together they hold every column once, in order.
     """
     rows, columns = codes.shape
-    groups = []
-    for feature in range(columns):
-        labels = codes[:, feature].astype(np.int32)
-        labels[labels == left_out[feature]] = -1
-        groups.append(Group(int(bins[feature]), labels, feature, ()))
-    if columns < 2 or rows == 0:
+    looks = max(1, columns * min(columns, _BLOCK_COLUMNS))
+    step = max(1, rows // max(_LEAST_SAMPLE, _PLANNING_STEPS // looks))
+
+    def plan(part: slice) -> Block:
+        labels = np.ascontiguousarray(codes[:, part].T).astype(np.int32)
+        labels[labels == left_out[part, np.newaxis]] = -1
+        return Block(part, _plan_groups(labels, bins[part], part.start, step))
+
+    return concurrently(plan, pieces(columns, _BLOCK_COLUMNS), threads)
+
+
+def _plan_groups(labels: Labels, bins: NDArray[np.int64], first: int, step: int) -> list[Group]:
+    """Join greedily, always the two groups whose joining saves most products, judged on every `step`-th row."""
+    sizes = [int(b) for b in bins]
+    groups = [Group(b, _shortened(labels[f], b), first + f, ()) for f, b in enumerate(sizes)]
+    if len(groups) < 2 or labels.shape[1] == 0:
         return groups
-    step = max(1, rows // max(_LEAST_SAMPLE, _PLANNING_STEPS // columns**2))
-    stamps, sample = np.zeros(_MOST_CELLS, np.int32), [g.labels[::step].copy() for g in groups]
-    gains = np.zeros((columns, columns), np.int64)
-    pairs = [(i, j) for j in range(columns) for i in range(j)]
+    stamps, sample = np.zeros(_MOST_CELLS, np.int32), [x[::step].copy() for x in labels]
+    gains = np.zeros((len(groups), len(groups)), np.int64)
+    pairs = [(i, j) for j in range(len(groups)) for i in range(j)]
     while True:
         for i, j in pairs:
             gains[i, j] = _gain(groups[i], groups[j], sample[i], sample[j], stamps)
@@ -109,7 +133,7 @@ def plan_groups(codes: NDArray[np.uint8], left_out: NDArray[np.int64], bins: NDA
         if gains[i, j] <= 0:
             return groups
         groups[i] = _join(groups[i], groups[j])
-        sample[i] = groups[i].labels[::step].copy()
+        sample[i] = groups[i].labels[::step].astype(np.int32)
         del groups[j], sample[j]
         gains = np.delete(np.delete(gains, j, 0), j, 1)
         pairs = [(min(i, k), max(i, k)) for k in range(len(groups)) if k != i]
@@ -155,9 +179,14 @@ def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: NDArra
 
 def _join(a: Group, b: Group) -> Group:
     stamps = np.zeros((a.cells + 1) * (b.cells + 1), np.int32)
-    labels, in_a, in_b = _joint_labels(a.labels, b.labels, b.cells, stamps)
-    parts = (Group(a.cells, in_a, a.feature, a.parts), Group(b.cells, in_b, b.feature, b.parts))
-    return Group(len(in_a), labels, -1, parts)
+    labels, in_a, in_b = _joint_labels(a.labels.astype(np.int32), b.labels.astype(np.int32), b.cells, stamps)
+    parts = tuple(Group(g.cells, _shortened(x, g.cells), g.feature, g.parts) for g, x in ((a, in_a), (b, in_b)))
+    return Group(len(in_a), _shortened(labels, len(in_a)), -1, parts)
+
+
+def _shortened(labels: Labels, cells: int) -> NDArray[np.signedinteger]:
+    """Copy labels below `cells` as the shortest integers that hold them."""
+    return labels.astype(np.min_scalar_type(-cells - 1))
 
 
 @kernel

@@ -10,6 +10,9 @@ Two forms of a number x mod n:
   packed words (and then x < n throughout).
 
 Both forms divide by the same R = 2^{52 digits}, so what one machine writes the other reads.
+
+The code that `multiplier` emits (for 1, 2, 3, 4, 5, 8, 10, 15 and 20 vectors) is compiled into these kernels. Their
+disk cache looks at this file alone: a change there must come with one here, if only of this list.
 """
 
 from __future__ import annotations

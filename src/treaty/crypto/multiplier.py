@@ -3,10 +3,11 @@
 Two numba intrinsics, both emitted as LLVM code into the kernel that calls them:
 
 * `multiply_add` is the 64 x 64 + 64 + 64 -> 128 bit step of school-book arithmetic. It runs everywhere.
-* `ifma_multiply_pair` is a whole Montgomery product, twice at once, in vectors of eight 52-bit digits
-  (x86 AVX-512 IFMA). One product waits on its own carries for most of its cycles, so that two interleaved ones take
-  hardly longer than one; together they are about twelve times as fast as the 64-bit form. It is emitted
-  only when numba compiles for a processor that has the instructions.
+* `ifma_multiply_pair` is a whole Montgomery product, twice, in vectors of eight 52-bit digits (x86 AVX-512 IFMA).
+  One product of up to 2000 bits waits on its own carries for most of its cycles, so that two interleaved ones take
+  hardly longer than one; longer ones are busy enough and follow each other. About twelve times as fast as the 64-bit
+  form at 2048 bits, seven times at 4096. It is emitted only when numba compiles for a processor that has the
+  instructions.
 
 Neither is constant time in memory traffic. Products of one size take the same time whatever the values are.
 
@@ -29,7 +30,8 @@ from numba.extending import intrinsic
 
 DIGIT_BITS = 52
 LANES = 8  # 64-bit lanes of one 512-bit vector
-VECTOR_COUNTS = (1, 2, 3, 4, 5, 8)  # lengths with code of their own; 8 vectors hold a modulus of 3326 bits
+VECTOR_COUNTS = (1, 2, 3, 4, 5, 8, 10, 15, 20)  # lengths with code of their own; 20 hold a modulus of 8318 bits
+_LONGEST_PAIR = 5  # vectors; of longer numbers, two at once do not fit the processor's 32 vector registers
 HEADER = 8  # words in front of the modulus in the array of constants, a multiple of LANES: see montgomery.Modulus
 
 _I1, _I8, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
@@ -128,7 +130,14 @@ def ifma_multiply_pair(
             block = builder.append_basic_block(f"vectors{count}")
             switch.add_case(_I64(count), block)
             builder.position_at_end(block)
-            _emit_product(builder, count, lanes, constants, digits)
+            if count <= _LONGEST_PAIR:
+                totals = _emit_products(builder, count, lanes, constants, digits)
+            else:
+                totals = [_emit_products(builder, count, [lane], constants, digits)[0] for lane in lanes]
+            for lane, total in zip(lanes, totals, strict=True):
+                target = builder.bitcast(lane[0], _VECTOR.as_pointer())
+                for v, digit in enumerate(_normalise(builder, total)):
+                    builder.store(digit, builder.gep(target, [_I64(v)]), align=8)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -136,12 +145,14 @@ def ifma_multiply_pair(
     return signature, generate
 
 
-def _emit_product(builder: Any, count: int, lanes: Any, constants: Any, digits: Any) -> None:
+def _emit_products(builder: Any, count: int, lanes: Any, constants: Any, digits: Any) -> list[list[Any]]:
     """Emit interleaved Montgomery products of `count` vectors: one digit b_i of b per turn of the loop.
+
+    Returns the sums of each lane, whose carries are still to be carried.
 
     Invariant at the head of the loop: sums = (a (b_0 + ... + b_{i-1}) + n (...)) / 2^{52 i} + low halves of
     a b_i. The multiple m of n that clears the lowest digit hangs on one multiply-add alone; high halves and
-    the next low halves gather beside it in `side`. A sum takes 4 halves a turn for at most 64 turns: < 2^60.
+    the next low halves gather beside it in `side`. A sum takes 4 halves a turn for at most 160 turns: < 2^62.
     """
     low, high = (
         cgutils.get_or_insert_function(
@@ -192,9 +203,7 @@ def _emit_product(builder: Any, count: int, lanes: Any, constants: Any, digits: 
         results.append(total)
     builder.cbranch(more, loop, done)
     builder.position_at_end(done)
-    for lane, total in zip(lanes, results, strict=True):
-        for v, digit in enumerate(_normalise(builder, total)):
-            builder.store(digit, builder.gep(builder.bitcast(lane[0], _VECTOR.as_pointer()), [_I64(v)]), align=8)
+    return results
 
 
 def _normalise(builder: Any, sums: Any) -> list[Any]:

@@ -35,15 +35,21 @@ from numpy.typing import NDArray
 
 from treaty.compute import concurrently, pieces
 from treaty.crypto import parameters
+from treaty.crypto.key_checks import check_base, check_messages, check_modulus
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.montgomery import FixedBase, Modulus, from_words, to_words
+from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.randomiser import Randomiser
+from treaty.crypto.residues import PrimeSquare, Residues
 from treaty.errors import CryptoError
+
+__all__ = ["PrivateKey", "PublicKey", "Randomiser"]
 
 Words = NDArray[np.uint64]
 
 _OWNER_WINDOW = 9  # bits per table look-up; larger tables fall out of the second-level cache
-_RANDOMISER_WINDOW = 6
-_CHUNK = 256  # rows a thread takes at a time: working arrays stay in the cache
+_CHUNK = 256  # rows a thread encrypts at a time: working arrays stay in the cache
+_DECRYPTED_AT_A_TIME = 32
 
 
 class PublicKey:
@@ -76,22 +82,33 @@ class PublicKey:
     def __init__(
         self, n: int, g: int, h: int, subgroup_bits: int, *, insecure_test_key_bits: int | None = None
     ) -> None:
-        check_key_size(n.bit_length(), insecure_test_key_bits)
+        check_modulus(n, insecure_test_key_bits)
         full = 2 * parameters.OU_SUBGROUP_PRIME_BITS
         if subgroup_bits not in (0, full) and insecure_test_key_bits is None:
             raise CryptoError(f"expected subgroup_bits 0 or {full}, got {subgroup_bits} - in the public key")
-        if n % 2 == 0 or gmpy2.gcd(n, gmpy2.primorial(parameters.SMALL_FACTOR_BOUND)) != 1:
-            raise CryptoError("expected a modulus without small factors - in the public key")
-        if gmpy2.is_prime(n) or gmpy2.is_power(n):
-            raise CryptoError("expected a modulus of the form p^2 q - in the public key")
-        for name, base in (("g", g), ("h", h)):
-            if not 1 < base < n or gmpy2.gcd(base, n) != 1 or gmpy2.gcd(base - 1, n) != 1:
-                raise CryptoError(f"expected 1 < {name} < n, {name} and {name} - 1 coprime to n - in the public key")
+        check_base("g", g, n)
+        check_base("h", h, n)
         self.n, self.g, self.h, self.subgroup_bits = n, g, h, subgroup_bits
         self.plaintext_bits = n.bit_length() // 3
         order_bits = subgroup_bits or -(-2 * n.bit_length() // 3)
         self.randomness_bits = order_bits + parameters.STATISTICAL_BITS
         self.modulus = Modulus(n)
+
+    @property
+    def randomiser_base(self) -> int:
+        """h: what r is the exponent of."""
+        return self.h
+
+    @classmethod
+    def from_payload(cls, payload: Payload, insecure_test_key_bits: int | None = None) -> PublicKey:
+        """Read a key from uint64 (3, words) n, g, h and int64 (1,) subgroup_bits; CryptoError as the constructor."""
+        check_payload(payload, "the public key", (np.uint64, (3, None)), (np.int64, (1,)))
+        n, g, h = from_words(payload[0])
+        return cls(n, g, h, int(payload[1][0]), insecure_test_key_bits=insecure_test_key_bits)
+
+    def to_payload(self) -> Payload:
+        """Return what `from_payload` reads."""
+        return [to_words([self.n, self.g, self.h], self.modulus.words), np.array([self.subgroup_bits], np.int64)]
 
     def encrypt(self, values: Sequence[int], keystream: Keystream | None = None) -> Words:
         """Encrypt with the public key alone, c = g^m h^r (slow; the owner's `PrivateKey.encrypt` is fast).
@@ -124,28 +141,6 @@ class PublicKey:
         return self.modulus.pack(self.modulus.montgomery(ciphertexts))
 
 
-class Randomiser:
-    """Fresh encryptions of zero, h^r, that hide a product of ciphertexts from the key's owner.
-
-    Parameters
-    ----------
-    key : PublicKey
-        The owner's key.
-    """
-
-    def __init__(self, key: PublicKey) -> None:
-        self._bits = key.randomness_bits
-        self._powers = FixedBase(key.modulus, key.h, self._bits, _RANDOMISER_WINDOW)
-
-    def exponents(self, rows: int) -> Words:
-        """Uniform exponents r below 2^randomness_bits, uint64 (rows, limbs), from a fresh keystream."""
-        return Keystream().bits(self._bits, rows)
-
-    def factors(self, exponents: Words) -> Words:
-        """h^r for each exponent: working Montgomery forms."""
-        return self._powers.power(exponents)
-
-
 class PrivateKey:
     """Key of the owner: encrypts by the factors, decrypts.
 
@@ -164,23 +159,12 @@ class PrivateKey:
     def __init__(self, p: int, q: int, u: int, v: int, a: int, public: PublicKey) -> None:
         self.public = public
         self._p, self._u, self._v = p, u, v
-        p2, n = p * p, public.modulus
-        self._mod_p2, self._mod_q = Modulus(p2), Modulus(q)
-        self._powers_p = FixedBase(self._mod_p2, public.h % p2, u.bit_length(), _OWNER_WINDOW)
-        self._powers_q = FixedBase(self._mod_q, public.h % q, v.bit_length(), _OWNER_WINDOW)
-        self._message_factor = self._mod_p2.montgomery([a * p])
-        self._plain_one = self._mod_p2.working([1])
-        # The two halves meet in c = c_p E_p + c_q E_q with E_p = 1 mod p^2, 0 mod q, and E_q the other way. The
-        # half modulo q comes with its own radix R_q, and products here divide by R once.
-        idempotent_p = q * pow(q, -1, p2)
-        idempotent_q = p2 * pow(p2, -1, q) * pow(self._mod_q.radix, -1, n.value)
-        self._join_p = n.montgomery([idempotent_p * n.radix])
-        self._join_q = n.montgomery([idempotent_q * n.radix])
-        # c R mod n arrives in pieces of as many words as p^2 has; each one's weight also takes R away.
-        parts = -(-n.words // self._mod_p2.words)
-        away = pow(n.radix, -1, p2) * self._mod_p2.radix
-        self._weights = [self._mod_p2.montgomery([(away << (64 * self._mod_p2.words * i)) % p2]) for i in range(parts)]
-        self._to_message = int(gmpy2.invert(a * u, p))
+        order_bits = u.bit_length()
+        self._square = PrimeSquare(
+            public.modulus, p, factor=a, base=public.h, order_bits=order_bits, exponent=u, window=_OWNER_WINDOW
+        )
+        self._mod_q = Residues(public.modulus, q)
+        self._powers_q = FixedBase(self._mod_q.modulus, public.h % q, v.bit_length(), _OWNER_WINDOW)
 
     def encrypt(self, messages: Words, threads: int, keystream: Keystream | None = None) -> Words:
         """Encrypt non-negative numbers by the factors of n.
@@ -204,24 +188,16 @@ class PrivateKey:
         CryptoError
             When a message is too large.
         """
-        if not _below_power(messages, self.public.plaintext_bits - 2):
-            raise CryptoError(f"expected messages below 2^{self.public.plaintext_bits - 2} - lower fractional_bits")
-        messages = messages[:, : self._mod_p2.words]
-        keystream = keystream or Keystream()
-        n, mod_p2, mod_q = self.public.modulus, self._mod_p2, self._mod_q
+        check_messages(messages, self.public.plaintext_bits)
+        keystream, n = keystream or Keystream(), self.public.modulus
         exponents_p = keystream.below(self._u, len(messages))
         exponents_q = keystream.below(self._v, len(messages))
         out = np.empty((len(messages), n.words), np.uint64)
 
         def chunk(rows: slice) -> None:
-            linear = mod_p2.add(
-                mod_p2.multiply(mod_p2.unpack(messages[rows]), self._message_factor), self._plain_one.copy()
-            )
-            half_p = mod_p2.multiply(self._powers_p.power(exponents_p[rows]), linear)
-            half_q = self._powers_q.power(exponents_q[rows])
-            joined_p = n.multiply(n.adopt(half_p, mod_p2), self._join_p)
-            joined_q = n.multiply(n.adopt(half_q, mod_q), self._join_q)
-            out[rows] = n.pack(n.add(joined_p, joined_q))
+            part_p = self._square.encrypt(messages[rows], exponents_p[rows])
+            part_q = self._mod_q.lift(self._powers_q.power(exponents_q[rows]))
+            out[rows] = n.pack(n.add(part_p, part_q))
 
         concurrently(chunk, pieces(len(messages), _CHUNK), threads)
         return out
@@ -246,41 +222,10 @@ class PrivateKey:
         CryptoError
             When something is not a ciphertext of this key.
         """
-        results = concurrently(lambda rows: self._decrypt(ciphertexts[rows]), pieces(len(ciphertexts), 32), threads)
+        parts = pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME)
+        results = concurrently(lambda rows: self._square.decrypt(ciphertexts[rows]), parts, threads)
         return to_words([m for part in results for m in part], -(-self._p.bit_length() // 64))
 
     def decrypt_signed(self, ciphertexts: Words, threads: int = 1) -> list[int]:
         """Decrypt to integers, those above p / 2 standing for negative ones; otherwise as `decrypt`."""
         return [m - self._p if 2 * m > self._p else m for m in from_words(self.decrypt(ciphertexts, threads))]
-
-    def _decrypt(self, ciphertexts: Words) -> list[int]:
-        mod_p2, length = self._mod_p2, self._mod_p2.words
-        total = mod_p2.working([0] * len(ciphertexts))
-        for i, weight in enumerate(self._weights):
-            part = np.ascontiguousarray(ciphertexts[:, length * i : length * (i + 1)])
-            total = mod_p2.add(total, mod_p2.multiply(mod_p2.unpack(part), weight))
-        powers = mod_p2.multiply(mod_p2.power(total, self._u), self._plain_one)
-        p, messages = gmpy2.mpz(self._p), []
-        for x in from_words(mod_p2.pack(powers)):
-            quotient, rest = gmpy2.f_divmod(x - 1, p)
-            if rest:
-                raise CryptoError("expected a ciphertext under this key, got something else - at decryption")
-            messages.append(int(quotient * self._to_message % p))
-        return messages
-
-
-def check_key_size(bits: int, insecure_test_key_bits: int | None) -> None:
-    """Raise CryptoError unless `bits` is an accepted size of n, or at least that of the test key."""
-    if insecure_test_key_bits is not None:
-        if bits < max(insecure_test_key_bits, 96):
-            raise CryptoError(f"expected a key of at least {max(insecure_test_key_bits, 96)} bits, got {bits}")
-    elif bits not in parameters.OU_KEY_BITS:
-        raise CryptoError(f"expected a key of {parameters.OU_KEY_BITS} bits, got {bits}")
-
-
-def _below_power(rows: Words, bits: int) -> bool:
-    """Whether every number, uint64 (rows, limbs) little-endian, is below 2^bits."""
-    word, rest = divmod(bits, 64)
-    if word >= rows.shape[1]:
-        return True
-    return not (rows[:, word + 1 :].any() or (rows[:, word] >> np.uint64(rest)).any())

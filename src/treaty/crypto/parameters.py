@@ -3,20 +3,30 @@
 References
 ----------
 NIST SP 800-57 part 1 rev. 5, table 2 (strength of factoring moduli).
+Cheng et al., SecureBoost, arXiv 1901.08755 (Paillier with 512 bits, which only tests and reproductions may ask for).
 Coron, Naccache, Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35, 1999.
 """
 
 OU_DEFAULT_KEY_BITS = 3072
 """Size of n = p^2 q: 128-bit strength (SP 800-57)."""
 
-OU_KEY_BITS = (2048, 3072, 4096)
-"""Accepted sizes; 2048 is 112-bit strength (SP 800-57). Anything smaller needs `insecure_test_key_bits`."""
+PAILLIER_DEFAULT_KEY_BITS = 3072
+"""Size of n = p q: 128-bit strength (SP 800-57)."""
+
+KEY_BITS = (2048, 3072, 4096)
+"""Accepted sizes of either; 2048 is 112-bit strength (SP 800-57). Anything smaller needs `insecure_test_key_bits`."""
 
 OU_SUBGROUP_PRIME_BITS = 256
 """Size of u | p - 1 and v | q - 1: finding a discrete logarithm or the order takes 2^128 steps (rho)."""
 
 OU_INSECURE_SUBGROUP_SHARE = 4
 """Test keys with primes below 512 bits: u and v take a fourth of the primes' bits."""
+
+PAILLIER_SMALL_PRIME_BITS = 64
+"""p - 1 = 2 u k with primes u and k, k of this size: a random square generates all squares but for 2^-63."""
+
+PAILLIER_INSECURE_SMALL_PRIME_SHARE = 2
+"""Test keys with primes below 128 bits: k takes half of the prime's bits, so that some k always gives a prime."""
 
 STATISTICAL_BITS = 80
 """Exponents are drawn this many bits longer than the group's order: statistical distance at most 2^-80."""

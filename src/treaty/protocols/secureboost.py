@@ -182,7 +182,7 @@ def active(
         bounds,
         threads=threads,
         insecure_test_key_bits=options.insecure_test_key_bits,
-        key_bits=options.key_bits or 3072,
+        key_bits=options.key_bits,
     )
     alone_trees = (options.rl_trees or 0) * objective.n_outputs
     gradients = EncryptedGradients(party, client, n_rows, first_tree=max(alone_trees, len(forest.trees)))
@@ -289,6 +289,7 @@ def passive(
         bins.offsets,
         threads=threads,
         insecure_test_key_bits=options.insecure_test_key_bits,
+        rerandomise=options.rerandomise is not False,
     )
     party.send(lead, Hint(pack(server.hint())))
     matrices = [t.matrix() for t in eval_tables]
@@ -359,8 +360,8 @@ def disclosures(lead: str, others: Sequence[str], options: TreeOptions) -> dict[
     if options.he_inference:
         learned[lead][1] = (
             "of every split another party won: which of the node's training rows go left, and of eval sets each row's "
-            "side; at prediction one sum of leaf weights per row, from which it can work out the decisions on the row's "
-            "paths unless the model is large (docs/prediction.md)"
+            "side; at prediction one sum of leaf weights per row, which gives away the decisions on the row's paths "
+            "unless the model is large (docs/prediction.md)"
         )
     if options.rerandomise is False:
         learned[lead].append("which rows are in a bin, if it looks: answers were not re-randomised")

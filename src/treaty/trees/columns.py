@@ -8,11 +8,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import share
+from treaty.compute import pieces, share
 from treaty.trees.ensemble import Tree
 from treaty.trees.kernels import add_histograms, gather_pairs, look_up_left
 from treaty.trees.partition import RowPartition
-from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, scan
+from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan
+
+_SCANNED_BYTES = 64 << 20  # sums of a tree's last level that are completed and scanned at a time
 
 
 class SumsSource(Protocol):
@@ -125,7 +127,9 @@ class ColumnSource:
 
     def sums(self) -> NDArray[np.int64]:
         """See `SumsSource`."""
-        return self._sums
+        sums = self._sums
+        del self._sums  # as large as anything the finder holds, which decides how long they live
+        return sums
 
     def ask_left(
         self,
@@ -234,21 +238,37 @@ class SumsFinder:
             self._sources[k].ask_sums(asked[k], self._rows)  # columns at hand last: summed while the others work
         found = []
         for k, part in asked.items():
-            source = self._sources[k]
-            sums = complete_sums(part, source.sums(), self._parents.get(k))
-            self._parents[k] = sums
-            splits = scan(
-                sums,
-                part.totals,
-                self._features[k],
-                source.offsets,
-                source.categorical,
-                self._rules,
-                source=k,
-                threads=self._threads,
-            )
+            splits = self._scan(k, part)
             found.append(splits if part is level else splits.spread(shown))
         return best_of(found) if found else Splits.none(len(level.nodes))
+
+    def _scan(self, k: int, level: Level) -> Splits:
+        """Complete the sums of one source and find each node's best split among its columns.
+
+        Sums of a whole level are kept for the next one alone: on the last, the largest, a few nodes are completed at a
+        time, so that half of its nodes' sums are held, and those of their parents, but not the other half.
+        """
+        source, parents, asked = self._sources[k], self._parents.pop(k, None), self._sources[k].sums()
+        last = level.depth + 1 >= self._rules.max_depth
+        at_a_time = max(self._threads, _SCANNED_BYTES // max(1, asked[0].nbytes)) if last else len(level.nodes)
+        found = []
+        for part in pieces(len(level.nodes), at_a_time):
+            sums = complete_sums(level, asked, parents, part)
+            found.append(
+                scan(
+                    sums,
+                    level.totals[part],
+                    self._features[k],
+                    source.offsets,
+                    source.categorical,
+                    self._rules,
+                    source=k,
+                    threads=self._threads,
+                )
+            )
+            if not last:
+                self._parents[k] = sums
+        return end_to_end(found)
 
     def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:
         """See `SplitFinder`: every owner decides its own nodes' rows."""
@@ -258,9 +278,9 @@ class SumsFinder:
         mine = {k: np.flatnonzero(chosen.source == k) for k in self._sources}
         for k, own in mine.items():
             if len(own):
-                pieces = [rows[starts[node] : starts[node + 1]] for node in own]
-                own_starts = np.cumsum([0, *(len(piece) for piece in pieces)])
-                own_rows = rows if len(own) == len(nodes) else np.concatenate(pieces)
+                of_nodes = [rows[starts[node] : starts[node + 1]] for node in own]
+                own_starts = np.cumsum([0, *map(len, of_nodes)])
+                own_rows = rows if len(own) == len(nodes) else np.concatenate(of_nodes)
                 self._sources[k].ask_left(chosen.feature[own], chosen.left_bins[own], own_rows, own_starts)
         for k, own in mine.items():
             if len(own):
@@ -290,5 +310,6 @@ class SumsFinder:
         """See `SplitFinder`."""
         for source in self._sources.values():
             source.end_tree()
+        self._parents.clear()  # sums are left where a tree ended early
         leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
         self._rows.add_to(margins, leaves, tree.value[leaves])

@@ -147,19 +147,26 @@ class Splits:
         return whole
 
 
-def complete_sums(level: Level, asked: NDArray[np.int64], parents: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Return the sums of all wanted nodes from those of the asked ones: siblings are parent minus sibling, exactly.
+def complete_sums(
+    level: Level, asked: NDArray[np.int64], parents: NDArray[np.int64] | None, part: slice | None = None
+) -> NDArray[np.int64]:
+    """Return the sums of wanted nodes from those of the asked ones: siblings are parent minus sibling, exactly.
 
     Parameters
     ----------
     asked : int64 (n_asked, slots, 3)
     parents : int64 (nodes of the last level, slots, 3) or None
-        What this function returned for the last level; None at the root.
+        What this function returned for all of the last level; None at the root.
+    part : slice or None
+        Of the level's nodes, those whose sums are wanted now; None for all.
     """
-    if parents is None or (len(level.nodes) == len(asked) and not np.any(level.parent_index >= 0)):
-        return asked[level.asked_index] if len(level.nodes) != len(asked) else asked
-    sums = np.empty((len(level.nodes), *asked.shape[1:]), np.int64)
-    for node, (index, parent) in enumerate(zip(level.asked_index, level.parent_index, strict=True)):
+    wanted = slice(None) if part is None else part
+    asked_index, parent_index = level.asked_index[wanted], level.parent_index[wanted]
+    if not np.any(parent_index >= 0):
+        return asked[asked_index] if len(asked_index) != len(asked) else asked
+    assert parents is not None
+    sums = np.empty((len(asked_index), *asked.shape[1:]), np.int64)
+    for node, (index, parent) in enumerate(zip(asked_index, parent_index, strict=True)):
         if parent < 0:
             sums[node] = asked[index]
         else:
@@ -211,6 +218,13 @@ def scan(
 
     share(work, n_nodes, threads, least=max(1, (1 << 15) // max(1, sums.shape[1])))
     return found
+
+
+def end_to_end(parts: Sequence[Splits]) -> Splits:
+    """Return the splits of the nodes of all parts, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Splits(*(np.concatenate([getattr(part, name) for part in parts]) for name in Splits.__slots__))
 
 
 def best_of(candidates: Sequence[Splits]) -> Splits:

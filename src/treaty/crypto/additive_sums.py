@@ -1,25 +1,30 @@
-"""Bin sums of hidden gradients under Okamoto-Uchiyama: both ends of `encrypted_sums`.
+"""Bin sums of hidden gradients under an additive cipher: both ends of `encrypted_sums`.
 
 A server multiplies ciphertexts per bin, packs k sums into each answer ciphertext, and re-randomises every one.
 
-* *Assumption*: honest-but-curious parties and the security of the cipher (see `okamoto_uchiyama`).
+* *Assumption*: honest-but-curious parties and the security of the cipher (see `okamoto_uchiyama`, `paillier`).
 * *Server learns*: which sampled rows are in which node; nothing about gradients beyond their public bounds.
 * *Client learns*: sums and count of every bin in every node it asked about, the fullest bin of each column over
-  the whole table, and no more: its answers are multiplied by h^r with full-length r, so the randomness of its own
+  the whole table, and no more: its answers are multiplied by w^r with full-length r, so the randomness of its own
   ciphertexts does not show which of them went into a bin (docs/secureboost.md). Crafted gradients can still make
-  sums speak of single rows; no additive cipher prevents that.
+  sums speak of single rows; no additive cipher prevents that, but `AdditiveSumsClient.decrypt_rows` shows them
+  to whoever is given the key in a dispute.
 * *Both* see how many sums an answer holds and how long it took.
 
 Not sent: each column's fullest bin over the table (the node's total less the others), bins empty in a node (a
 bit map says which are sent; the counts say the same). Payloads, by call:
 
 ============  ==========================================================================================
-setup         uint64 (3, words) n, g, h; int64 (4,) n_rows, grad_bound, hess_bound, subgroup_bits
+setup         the key's numbers, uint64 (numbers, words); int64 n_rows, grad_bound, hess_bound and the key's statements
 hint          int32 (features,) the left-out slot of each feature
 begin_tree    uint8 (m, 8 words) packed Montgomery forms, one per sampled row; bytes, which need no copy to be aligned
 query         uint8 or uint16 (m,) node of each row, the largest value in no node; int32 (1,) nodes
 answer        uint8 (nodes, ceil(slots / 8)) bit map of slots sent; uint64 (ciphertexts, words)
 ============  ==========================================================================================
+
+Memory beyond the payloads, however many columns there are: a server makes 64 MB of products at a time (up to three
+copies while they are put in order), and per thread those of joint cells, fewer than the level's rows; up to 32 MB of
+factors are made ahead. It keeps a label of one to four bytes per row and top group of columns.
 
 References
 ----------
@@ -28,18 +33,19 @@ Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al., SecureBoo
 
 from __future__ import annotations
 
+import weakref
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import concurrently, pieces
-from treaty.crypto import parameters
-from treaty.crypto.bin_products import Items, bin_products
-from treaty.crypto.joint_sums import keep_features, plan_groups
-from treaty.crypto.key_generation import generate_key
-from treaty.crypto.montgomery import from_words, to_words
-from treaty.crypto.okamoto_uchiyama import PublicKey, Randomiser
+from treaty.crypto.bin_products import Items, bin_products, level_pieces
+from treaty.crypto.joint_sums import Block, keep_features, plan_blocks
+from treaty.crypto.montgomery import Modulus
 from treaty.crypto.packing import Packing, SumsBounds
 from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.randomiser import RandomisableKey, Randomiser, ReadyFactors
 from treaty.errors import CryptoError
 
 Words = NDArray[np.uint64]
@@ -47,40 +53,48 @@ Words = NDArray[np.uint64]
 _MOST_NODES_UINT8 = 254
 _MOST_NODES = 65534
 _ANSWERS_AT_A_TIME = 32  # answer ciphertexts a thread makes at a time
+_OPENED_AT_A_TIME = 4096  # ciphertexts decrypted and taken apart at a time
+_PRODUCT_BYTES = 64 << 20  # products made at a time, so that memory does not grow with the number of columns
 
 
-class OUSumsClient:
-    """The active party's end; makes a fresh key, which serves this job only.
+class AdditivePublicKey(RandomisableKey, Protocol):
+    """A public key whose ciphertexts multiply to those of sums, in packed Montgomery forms modulo `modulus`."""
+
+    @property
+    def plaintext_bits(self) -> int: ...  # noqa: D102
+    def to_payload(self) -> Payload: ...  # noqa: D102
+
+
+class AdditivePrivateKey(Protocol):
+    """A key that encrypts and decrypts many numbers at once."""
+
+    @property
+    def public(self) -> AdditivePublicKey: ...  # noqa: D102
+    def encrypt(self, messages: Words, threads: int) -> Words: ...  # noqa: D102
+    def decrypt(self, ciphertexts: Words, threads: int) -> Words: ...  # noqa: D102
+
+
+class AdditiveSumsClient:
+    """The active party's end.
 
     Parameters
     ----------
+    key : AdditivePrivateKey
+        Made for this job only.
     bounds : SumsBounds
         Public bounds of the job.
-    key_bits : int, default 3072
-        Size of n: 2048, 3072 or 4096.
     threads : int
         Threads to use.
-    insecure_test_key_bits : int, optional
-        Make a key of this size instead. Tests only.
 
     Raises
     ------
     CryptoError
-        When the key size is not accepted or the sums do not fit a plaintext.
+        When the sums do not fit a plaintext.
     """
 
-    def __init__(
-        self,
-        bounds: SumsBounds,
-        *,
-        key_bits: int = parameters.OU_DEFAULT_KEY_BITS,
-        threads: int = 1,
-        insecure_test_key_bits: int | None = None,
-    ) -> None:
-        bits = key_bits if insecure_test_key_bits is None else insecure_test_key_bits
-        self._packing = Packing(bounds, bits // 3)  # refuses before the key is made
-        self._key = generate_key(key_bits, insecure_test_key_bits=insecure_test_key_bits)
-        self._threads = threads
+    def __init__(self, key: AdditivePrivateKey, bounds: SumsBounds, *, threads: int = 1) -> None:
+        self._packing = Packing(bounds, key.public.plaintext_bits)
+        self._key, self._threads = key, threads
         self._left_out: dict[str, NDArray[np.int32]] = {}
         self._offsets: dict[str, NDArray[np.int32]] = {}
         self._rows = -1
@@ -88,9 +102,8 @@ class OUSumsClient:
 
     def setup(self) -> Payload:
         """Return the public key and the bounds; see `SumsClient.setup`."""
-        public, bounds = self._key.public, self._packing.bounds
-        numbers = [bounds.n_rows, bounds.grad_bound, bounds.hess_bound, public.subgroup_bits]
-        return [to_words([public.n, public.g, public.h], public.modulus.words), np.array(numbers, np.int64)]
+        (numbers, statements), bounds = self._key.public.to_payload(), self._packing.bounds
+        return [numbers, np.array([bounds.n_rows, bounds.grad_bound, bounds.hess_bound, *statements], np.int64)]
 
     def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> None:
         """Note which slots a server leaves out; see `SumsClient.accept_hint`."""
@@ -106,6 +119,19 @@ class OUSumsClient:
             raise CryptoError("expected grad and hess as int64 of one length - at the start of a tree")
         self._rows, self._nodes = len(grad), -1
         return [self._key.encrypt(self._packing.pack_rows(grad, hess), self._threads).view(np.uint8)]
+
+    def decrypt_rows(self, payload: Payload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Decrypt what `begin_tree` returned, for an audit; see `SumsClient.decrypt_rows`."""
+        modulus, what = self._key.public.modulus, "the ciphertexts of a tree"
+        check_payload(payload, what, (np.uint8, (None, 8 * modulus.words)))
+        ciphertexts = payload[0].view(np.uint64)
+        if not modulus.in_range(ciphertexts):
+            raise CryptoError(f"a ciphertext is not in range - in {what}")
+        grad, hess = np.empty(len(ciphertexts), np.int64), np.empty(len(ciphertexts), np.int64)
+        for part in pieces(len(ciphertexts), _OPENED_AT_A_TIME):
+            plaintexts = self._key.decrypt(ciphertexts[part], self._threads)
+            grad[part], hess[part] = self._packing.unpack_rows(plaintexts)
+        return grad, hess
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
         """Name the node of each sampled row; see `SumsClient.query`."""
@@ -137,13 +163,16 @@ class OUSumsClient:
         if sent[:, slots:].any() or sent[:, left_out].any():
             raise CryptoError(f"a left-out or unknown slot is marked as sent - in {what}")
         taken = np.flatnonzero(sent[:, :slots])
-        if len(answer[1]) != len(self._packing.group_starts(len(taken))) - 1:
+        starts = self._packing.group_starts(len(taken))
+        if len(answer[1]) != len(starts) - 1:
             raise CryptoError(f"the number of ciphertexts does not fit the slots marked as sent - in {what}")
         if not modulus.in_range(answer[1]):
-            raise CryptoError(f"a ciphertext is not in [1, n) - in {what}")
+            raise CryptoError(f"a ciphertext is not in range - in {what}")
         sums = np.zeros((self._nodes, slots, 3), np.int64)
-        plaintexts = self._key.decrypt(answer[1], self._threads)
-        sums.reshape(-1, 3)[taken] = self._packing.unpack_sums(plaintexts, len(taken))
+        for part in pieces(len(answer[1]), _OPENED_AT_A_TIME):
+            plaintexts = self._key.decrypt(answer[1][part], self._threads)
+            places = taken[starts[part.start] : starts[part.stop]]
+            sums.reshape(-1, 3)[places] = self._packing.unpack_sums(plaintexts, len(places))
         if slots:
             per_feature = np.add.reduceat(sums, offsets[:-1], axis=1)
             sums[:, left_out] = totals[:, None] - per_feature
@@ -152,55 +181,59 @@ class OUSumsClient:
         return sums
 
 
-class OUSumsServer:
+class AdditiveSumsServer:
     """A passive party's end: products of ciphertexts over the bins of its columns.
 
     Parameters
     ----------
-    setup : Payload
-        What the client's `setup` returned.
+    key : AdditivePublicKey
+        The client's.
+    bounds : SumsBounds
+        What the client's `setup` states.
     codes : ndarray of uint8, shape (rows, features), C order
         Code c of feature f is slot offsets[f] + c.
     offsets : ndarray of int32, shape (features + 1,)
         First slot of each feature, and the number of slots. Every feature has a slot.
     threads : int
         Threads to use.
-    insecure_test_key_bits : int, optional
-        Accept keys of at least this size. Tests only.
+    rerandomise : bool, default True
+        See `make_server`.
 
     Raises
     ------
     CryptoError
-        When the key is not acceptable, the bounds do not fit it, or codes exceed their slots.
+        When the bounds do not fit the key, or codes exceed their slots.
     """
 
     def __init__(
         self,
-        setup: Payload,
+        key: AdditivePublicKey,
+        bounds: SumsBounds,
         codes: NDArray[np.uint8],
         offsets: NDArray[np.int32],
         *,
         threads: int = 1,
-        insecure_test_key_bits: int | None = None,
+        rerandomise: bool = True,
     ) -> None:
-        check_payload(setup, "the set-up", (np.uint64, (3, None)), (np.int64, (4,)))
-        n, g, h = from_words(setup[0])
-        *bounds, subgroup_bits = (int(x) for x in setup[1])
-        key = PublicKey(n, g, h, subgroup_bits, insecure_test_key_bits=insecure_test_key_bits)
-        self._packing = Packing(SumsBounds(*bounds), key.plaintext_bits)
-        self._modulus, self._randomiser = key.modulus, Randomiser(key)
+        self._packing = Packing(bounds, key.plaintext_bits)
+        self._modulus: Modulus = key.modulus
         self._offsets, self._threads = offsets.astype(np.int64), threads
-        bins = np.diff(self._offsets)
+        self._bins = bins = np.diff(self._offsets)
         if codes.ndim != 2 or codes.dtype != np.uint8 or len(bins) != codes.shape[1] or (bins < 1).any():
             raise CryptoError("expected uint8 codes (rows, features) and offsets with a slot for every feature")
         if len(codes) and (codes.max(axis=0, initial=0) >= bins).any():
             raise CryptoError("a bin code lies beyond its feature's slots")
         counts = [np.bincount(codes[:, f], minlength=bins[f]) for f in range(len(bins))]
         self._left_out = np.array([int(np.argmax(count)) for count in counts], np.int64)
-        self._all_groups = self._groups = plan_groups(codes, self._left_out, bins)
+        self._all_blocks = self._blocks = plan_blocks(codes, self._left_out, bins, threads)
         self._table_rows = len(codes)
         self._ciphertexts: Words | None = None
         self._rows = np.empty(0, np.int32)
+        self._factors: ReadyFactors | None = None
+        if rerandomise:
+            one_node = len(self._packing.group_starts(int(offsets[-1]))) - 1
+            self._factors = ReadyFactors(Randomiser(key), one_node)
+            weakref.finalize(self, self._factors.stop)
 
     def hint(self) -> Payload:
         """Return the slot each feature leaves out: its fullest over the table; see `SumsServer.hint`."""
@@ -215,9 +248,14 @@ class OUSumsServer:
         if len(rows) and not 0 <= rows.min() <= rows.max() < self._table_rows:
             raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
         if not self._modulus.in_range(ciphertexts):
-            raise CryptoError("a ciphertext is not in [1, n) - at the start of a tree")
+            raise CryptoError("a ciphertext is not in range - at the start of a tree")
         self._ciphertexts, self._rows = ciphertexts, rows.copy()
-        self._groups = self._all_groups if features is None else keep_features(self._all_groups, set(features.tolist()))
+        self._blocks = self._all_blocks
+        if features is not None:
+            kept = set(features.tolist())
+            self._blocks = [Block(block.columns, keep_features(block.groups, kept)) for block in self._all_blocks]
+        if self._factors:
+            self._factors.prepare()
 
     def end_tree(self) -> None:
         """Drop the tree's ciphertexts; see `SumsServer.end_tree`."""
@@ -227,13 +265,27 @@ class OUSumsServer:
         """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""
         if self._ciphertexts is None:
             raise CryptoError("expected begin_tree before a query")
+        if self._factors:
+            self._factors.stop()
         positions, node_starts = self._read_query(query)
         nodes, slots = len(node_starts) - 1, int(self._offsets[-1])
         rows = Items(self._ciphertexts, positions, self._rows[positions], node_starts, np.arange(nodes))
-        places, products = bin_products(self._modulus, self._groups, self._offsets, rows, self._threads)
+        most = _PRODUCT_BYTES // (8 * self._modulus.words)
         sent = np.zeros((nodes, slots), np.uint8)
-        sent.reshape(-1)[places] = 1
-        return [np.packbits(sent, axis=1, bitorder="little"), self._compress(products)]
+        made, pending = [], np.empty((0, self._modulus.words), np.uint64)
+        for piece in level_pieces(self._blocks, self._bins, np.diff(node_starts), most):
+            groups = [group for block in self._blocks[piece.blocks] for group in block.groups]
+            held = rows.of_range(piece.first, piece.stop)
+            places, products = bin_products(self._modulus, groups, self._offsets, held, self._threads)
+            sent.reshape(-1)[places] = 1
+            pending = np.concatenate([pending, products]) if len(pending) else products
+            whole = len(pending) - len(pending) % self._packing.per_plaintext
+            made.append(self._compress(pending[:whole]))
+            pending = pending[whole:].copy()
+        made.append(self._compress(pending))
+        if self._factors:
+            self._factors.prepare()
+        return [np.packbits(sent, axis=1, bitorder="little"), np.concatenate(made)]
 
     def _read_query(self, query: Payload) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Positions of the asked rows, node after node, and the nodes' starts."""
@@ -247,14 +299,18 @@ class OUSumsServer:
         return positions, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def _compress(self, products: Words) -> Words:
-        """Put k sums in each ciphertext (SecureBoost+, section 4), then h^r with full-length r."""
-        starts = self._packing.group_starts(len(products))
-        exponents = self._randomiser.exponents(len(starts) - 1)
-
-        def some(part: slice) -> Words:
-            factors = self._randomiser.factors(exponents[part])
-            limits = starts[part.start : part.stop + 1]
-            return self._modulus.horner(products, limits, self._packing.sum_bits, factors)
-
-        made = concurrently(some, pieces(len(exponents), _ANSWERS_AT_A_TIME), self._threads)
-        return np.concatenate([np.empty((0, self._modulus.words), np.uint64), *made])
+        """Put k sums in each ciphertext (SecureBoost+, section 4), then w^r with full-length r."""
+        starts, modulus = self._packing.group_starts(len(products)), self._modulus
+        count = len(starts) - 1
+        if self._factors:
+            factors = self._factors.take(count, self._threads)
+        else:
+            factors = np.repeat(modulus.one[np.newaxis], count, axis=0)
+        made = concurrently(
+            lambda part: modulus.horner(
+                products, starts[part.start : part.stop + 1], self._packing.sum_bits, factors[part]
+            ),
+            pieces(count, _ANSWERS_AT_A_TIME),
+            self._threads,
+        )
+        return np.concatenate([np.empty((0, modulus.words), np.uint64), *made])

@@ -6,25 +6,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.montgomery import from_words, to_words
-from treaty.crypto.okamoto_uchiyama import Randomiser
-from treaty.crypto.ou_sums import OUSumsClient, OUSumsServer
+from treaty.crypto import additive_sums, joint_sums
+from treaty.crypto.encrypted_sums import make_client, make_server
+from treaty.crypto.montgomery import to_words
 from treaty.crypto.packing import SumsBounds
 from treaty.errors import CryptoError
 
 KEY_BITS = 256
+CIPHERS = pytest.mark.parametrize("cipher", ["ou", "paillier"])
 
 
 class Pair:
-    """A client and one server over a table, by small keys."""
+    """A client and one server over a table, by small keys unless `key_bits` says otherwise."""
 
-    def __init__(self, codes, offsets, bounds=None, threads=1, key_bits=None):
+    def __init__(
+        self, codes, offsets, bounds=None, threads=1, key_bits=None, cipher="ou", test_bits=KEY_BITS, **server
+    ):
         self.codes, self.offsets = codes, np.asarray(offsets, np.int32)
         bounds = bounds or SumsBounds(max(len(codes), 1), 1 << 10, 1 << 8)
-        sizes = {"key_bits": key_bits} if key_bits else {"insecure_test_key_bits": KEY_BITS}
-        self.client = OUSumsClient(bounds, threads=threads, **sizes)
-        sizes.pop("key_bits", None)
-        self.server = OUSumsServer(self.client.setup(), codes, self.offsets, threads=threads, **sizes)
+        small = {} if key_bits else {"insecure_test_key_bits": test_bits}
+        size = {"key_bits": key_bits} if key_bits else {}
+        self.client = make_client(cipher, bounds, threads=threads, **size, **small)
+        self.setup = self.client.setup()
+        self.server = make_server(cipher, self.setup, codes, self.offsets, threads=threads, **small, **server)
         self.client.accept_hint("peer", self.server.hint(), self.offsets)
 
     def begin(self, grad, hess, rows):
@@ -62,15 +66,16 @@ def gradients(rng, rows, bounds=(1 << 10, 1 << 8)):
     return rng.integers(-bounds[0], bounds[0] + 1, rows), rng.integers(0, bounds[1] + 1, rows)
 
 
+@CIPHERS
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 120), st.integers(0, 5), st.sampled_from([1, 2, 7]), st.integers(1, 3))
-def test_opened_sums_equal_the_plain_histogram(seed, table_rows, columns, nodes, threads):
+def test_opened_sums_equal_the_plain_histogram(cipher, seed, table_rows, columns, nodes, threads):
     rng = np.random.default_rng(seed)
     bins = rng.integers(1, 8, columns)
     codes = np.floor(rng.random((table_rows, columns)) ** rng.integers(1, 5) * bins).astype(np.uint8)
     if columns > 2:
         codes[:, 1] = np.minimum(codes[:, 0], bins[1] - 1)
-    pair = Pair(codes, np.concatenate([[0], np.cumsum(bins)]), threads=threads)
+    pair = Pair(codes, np.concatenate([[0], np.cumsum(bins)]), threads=threads, cipher=cipher)
     for _ in range(2):  # two trees
         sampled = rng.integers(1, table_rows + 1)
         pair.begin(*gradients(rng, sampled), rng.choice(table_rows, sampled, replace=False))
@@ -123,11 +128,12 @@ def test_largest_gradients_do_not_overflow(sign):
     assert sums[0, 0].tolist() == [sign * 32 << 18, 32 << 18, 32]
 
 
+@CIPHERS
 @pytest.mark.parametrize(("key_bits", "threads"), [(2048, 1), (3072, 2)])
-def test_real_keys_give_the_plain_histogram(key_bits, threads):
+def test_real_keys_give_the_plain_histogram(cipher, key_bits, threads):
     rng = np.random.default_rng(4)
     codes = rng.integers(0, 9, (600, 4)).astype(np.uint8)
-    pair = Pair(codes, [0, 10, 20, 30, 40], SumsBounds(600, 1 << 16, 1 << 14), threads, key_bits)
+    pair = Pair(codes, [0, 10, 20, 30, 40], SumsBounds(600, 1 << 16, 1 << 14), threads, key_bits, cipher)
     pair.begin(*gradients(rng, 500, (1 << 16, 1 << 14)), rng.permutation(600)[:500])
     positions, starts = level_of(rng.integers(0, 3, 500), 2)
     assert np.array_equal(pair.opened(positions, starts), pair.plain(positions, starts))
@@ -137,8 +143,9 @@ def test_several_peers_are_opened_from_one_query():
     rng = np.random.default_rng(5)
     codes = rng.integers(0, 3, (40, 2)).astype(np.uint8)
     pair = Pair(codes, [0, 4, 8])
-    other = OUSumsServer(pair.client.setup(), codes[:, :1], np.array([0, 6], np.int32), insecure_test_key_bits=KEY_BITS)
-    pair.client.accept_hint("other", other.hint(), np.array([0, 6], np.int32))
+    offsets = np.array([0, 6], np.int32)
+    other = make_server("ou", pair.setup, codes[:, :1], offsets, threads=1, insecure_test_key_bits=KEY_BITS)
+    pair.client.accept_hint("other", other.hint(), offsets)
     pair.begin(*gradients(rng, 40), np.arange(40))
     other.begin_tree(pair.ciphertexts, pair.rows)
     positions, starts = level_of(np.zeros(40, int), 1)
@@ -146,92 +153,6 @@ def test_several_peers_are_opened_from_one_query():
     first = pair.client.open("peer", pair.server.answer(query), totals)
     second = pair.client.open("other", other.answer(query), totals)
     assert np.array_equal(first[0, :3], second[0, :3])
-
-
-class Attack:
-    """The known-randomness attack: the client seeks the rows of a bin by its own ciphertexts.
-
-    One column, three bins; the fullest is left out, and a plaintext of 256 bits holds one sum. So an answer
-    that was only added up *is* the product of the bin's ciphertexts, randomness and all.
-    """
-
-    def __init__(self):
-        self.bin = np.array([0] * 6 + [1] * 4, np.uint8)
-        self.pair = Pair(self.bin[:, None], [0, 3], SumsBounds(10, 1 << 16, 1 << 16))
-        self.pair.begin(*gradients(np.random.default_rng(6), 10), np.arange(10))
-        self.n = self.pair.client._key.public.modulus
-
-    def answered(self):
-        query = self.pair.client.query(np.arange(10, dtype=np.int32), np.array([0, 10], np.int32))
-        answer = self.pair.server.answer(query)
-        sums = self.pair.client.open("peer", answer, self.pair.totals(np.arange(10), [0, 10]))
-        assert np.array_equal(sums, self.pair.plain(np.arange(10), [0, 10]))  # the sums are right either way
-        assert len(answer[1]) == 1
-        return answer[1]
-
-    def plain(self, packed):
-        away = pow(self.n.radix, -1, self.n.value)
-        return [x * away % self.n.value for x in from_words(packed)]
-
-    def matching(self, modulus):
-        """Sets of four rows (the decrypted count) whose product explains the answer modulo n or a factor."""
-        answer, ciphertexts = self.plain(self.answered())[0], self.plain(self.pair.ciphertexts[0].view(np.uint64))
-        found = []
-        for rows in itertools.combinations(range(10), 4):
-            product = 1
-            for row in rows:
-                product = product * ciphertexts[row] % self.n.value
-            if (product - answer) % modulus == 0:
-                found.append(list(rows))
-        return found
-
-
-def test_bin_is_found_by_products_when_answers_are_not_randomised(monkeypatch):
-    attack = Attack()
-    one = np.zeros((1, 1), np.uint64)
-    monkeypatch.setattr(Randomiser, "exponents", lambda self, rows: np.repeat(one, rows, axis=0))
-    assert attack.matching(attack.n.value) == [[6, 7, 8, 9]]
-
-
-def test_bin_is_not_found_by_products_in_randomised_answers():
-    attack = Attack()
-    key = attack.pair.client._key
-    assert attack.matching(attack.n.value) == []
-    assert attack.matching(key._p) == []  # nor by the parts that the key's owner can look at
-    assert attack.matching(key._mod_q.value) == []
-
-
-def test_short_exponent_does_not_hide_from_the_key_owner(monkeypatch):
-    """Why r must cover the order of h: with 8 bits the owner tries all h^r."""
-    attack = Attack()
-    monkeypatch.setattr(
-        Randomiser,
-        "exponents",
-        lambda self, rows: np.random.default_rng(7).integers(0, 256, (rows, 1)).astype(np.uint64),
-    )
-    answer, ciphertexts = attack.plain(attack.answered())[0], attack.plain(attack.pair.ciphertexts[0].view(np.uint64))
-    h, n = attack.pair.client._key.public.h, attack.n.value
-    product = ciphertexts[6] * ciphertexts[7] * ciphertexts[8] * ciphertexts[9]
-    assert any((product * pow(h, r, n) - answer) % n == 0 for r in range(256))
-
-
-def test_repeated_query_is_answered_with_fresh_randomness():
-    attack = Attack()
-    assert not np.array_equal(attack.answered(), attack.answered())
-
-
-def test_every_answer_ciphertext_has_its_own_exponent(monkeypatch):
-    rng = np.random.default_rng(8)
-    codes = rng.integers(0, 9, (200, 3)).astype(np.uint8)
-    pair = Pair(codes, [0, 10, 20, 30])
-    pair.begin(*gradients(rng, 200), np.arange(200))
-    drawn = []
-    factors = Randomiser.factors
-    monkeypatch.setattr(Randomiser, "factors", lambda self, e: drawn.extend(from_words(e)) or factors(self, e))
-    answer = pair.server.answer(pair.client.query(*level_of(np.zeros(200, int), 1)))
-    assert len(drawn) == len(set(drawn)) == len(answer[1])
-    public = pair.client._key.public
-    assert public.randomness_bits - 8 <= max(drawn).bit_length() <= public.randomness_bits == public.subgroup_bits + 80
 
 
 def test_answer_leaves_out_the_fullest_slot_and_empty_bins():
@@ -242,6 +163,48 @@ def test_answer_leaves_out_the_fullest_slot_and_empty_bins():
     answer = pair.server.answer(pair.client.query(np.arange(4, dtype=np.int32), np.array([0, 4], np.int32)))
     assert answer[0].tolist() == [[0b100]]
     assert len(answer[1]) == 1
+
+
+@pytest.mark.parametrize("most", [1, 40, 100, 250])
+@CIPHERS
+def test_answers_made_in_pieces_give_the_plain_histogram(monkeypatch, cipher, most):
+    """Pieces smaller than a block, a node and a level; the groups of k sums run across them."""
+    rng = np.random.default_rng(11)
+    monkeypatch.setattr(joint_sums, "_BLOCK_COLUMNS", 3)
+    monkeypatch.setattr(additive_sums, "_OPENED_AT_A_TIME", 5)
+    codes = rng.integers(0, 9, (150, 8)).astype(np.uint8)
+    pair = Pair(codes, np.arange(9) * 10, cipher=cipher, threads=2)
+    monkeypatch.setattr(additive_sums, "_PRODUCT_BYTES", most * 8 * pair.server._modulus.words)
+    made = []
+    products = additive_sums.bin_products
+    monkeypatch.setattr(additive_sums, "bin_products", lambda *args: (made.append(products(*args)), made[-1])[1])
+    pair.begin(*gradients(rng, 150), rng.permutation(150))
+    positions, starts = level_of(rng.integers(0, 5, 150), 4)
+    assert np.array_equal(pair.opened(positions, starts), pair.plain(positions, starts))
+    assert max(len(places) for places, _ in made) <= max(most, 3 * 10)
+    assert len(made) > 1
+
+
+def test_memory_of_an_answer_does_not_grow_with_the_columns(monkeypatch):
+    """Products are made by 600; all at once they would take three times their size."""
+    rng = np.random.default_rng(12)
+    codes = rng.integers(0, 15, (400, 300)).astype(np.uint8)
+    pair = Pair(codes, np.arange(301) * 16, key_bits=2048)
+    pair.begin(*gradients(rng, 400), np.arange(400))
+    positions, starts = level_of(rng.integers(0, 4, 400), 4)
+    query, size = pair.client.query(positions, starts), 8 * pair.server._modulus.words
+    monkeypatch.setattr(additive_sums, "_PRODUCT_BYTES", 600 * size)
+    pair.server.answer(query)  # loads the kernels
+    tracemalloc.start()
+    answer = pair.server.answer(query)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    products = int(np.unpackbits(answer[0]).sum())
+    assert products > 15 * 600
+    assert peak < 0.4 * products * size
+    assert np.array_equal(
+        pair.client.open("peer", answer, pair.totals(positions, starts)), pair.plain(positions, starts)
+    )
 
 
 def test_server_keeps_received_ciphertexts_without_copying():
@@ -271,10 +234,11 @@ def test_server_keeps_received_ciphertexts_without_copying():
     assert client_peak < 2.5 * view.nbytes  # what it returns is one; a chunk's arrays weigh most of another here
 
 
-@pytest.fixture
-def ready():
+@pytest.fixture(params=["ou", "paillier"])
+def ready(request):
     codes = (np.arange(12)[:, None] % [3, 4]).astype(np.uint8)
-    pair = Pair(codes, [0, 4, 9])
+    pair = Pair(codes, [0, 4, 9], cipher=request.param)
+    pair.cipher = request.param
     pair.begin(*gradients(np.random.default_rng(10), 12), np.arange(12))
     pair.positions, pair.starts = level_of(np.arange(12) % 2, 2)
     return pair
@@ -283,9 +247,11 @@ def ready():
 BAD_SETUPS = {
     "missing array": lambda s: s[:1],
     "float key": lambda s: [s[0].astype(float), s[1]],
-    "two numbers": lambda s: [s[0][:2], s[1]],
-    "negative bound": lambda s: [s[0], s[1] * [1, -1, 1, 1]],
-    "bounds beyond the plaintext": lambda s: [s[0], np.array([1 << 20, 1 << 40, 1 << 40, s[1][3]])],
+    "a number short": lambda s: [s[0][:-1], s[1]],
+    "two bounds": lambda s: [s[0], s[1][:2]],
+    "one statement more": lambda s: [s[0], np.concatenate([s[1], s[1][:1]])],
+    "negative bound": lambda s: [s[0], changed(s[1], -1, 1)],
+    "bounds beyond 62 bits": lambda s: [s[0], np.array([1 << 20, 1 << 45, 1 << 45, *s[1][3:]])],
     "even modulus": lambda s: [s[0] & ~np.uint64(1), s[1]],
 }
 
@@ -294,7 +260,7 @@ BAD_SETUPS = {
 def test_malformed_setup_is_refused(ready, fault):
     setup = BAD_SETUPS[fault](ready.client.setup())
     with pytest.raises(CryptoError):
-        OUSumsServer(setup, ready.codes, ready.offsets, insecure_test_key_bits=KEY_BITS)
+        make_server(ready.cipher, setup, ready.codes, ready.offsets, threads=1, insecure_test_key_bits=KEY_BITS)
 
 
 BAD_TABLES = {
@@ -309,8 +275,12 @@ BAD_TABLES = {
 @pytest.mark.parametrize("fault", BAD_TABLES)
 def test_malformed_table_is_refused(ready, fault):
     with pytest.raises(CryptoError, match="code"):
-        OUSumsServer(
-            ready.client.setup(), *BAD_TABLES[fault](ready.codes, ready.offsets), insecure_test_key_bits=KEY_BITS
+        make_server(
+            ready.cipher,
+            ready.setup,
+            *BAD_TABLES[fault](ready.codes, ready.offsets),
+            threads=1,
+            insecure_test_key_bits=KEY_BITS,
         )
 
 
@@ -398,7 +368,7 @@ def test_bins_with_more_rows_than_their_node_are_refused(ready):
 
 
 def test_client_refuses_what_it_cannot_ask(ready):
-    fresh = OUSumsClient(SumsBounds(4, 1, 1), insecure_test_key_bits=KEY_BITS)
+    fresh = make_client("ou", SumsBounds(4, 1, 1), threads=1, insecure_test_key_bits=KEY_BITS)
     with pytest.raises(CryptoError, match="before query"):
         fresh.query(ready.positions, ready.starts)
     with pytest.raises(CryptoError, match="before an answer"):
@@ -415,7 +385,9 @@ def test_client_refuses_what_it_cannot_ask(ready):
 
 
 def test_server_refuses_a_query_before_its_tree(ready):
-    server = OUSumsServer(ready.client.setup(), ready.codes, ready.offsets, insecure_test_key_bits=KEY_BITS)
+    server = make_server(
+        ready.cipher, ready.setup, ready.codes, ready.offsets, threads=1, insecure_test_key_bits=KEY_BITS
+    )
     with pytest.raises(CryptoError, match="before a query"):
         server.answer(ready.client.query(ready.positions, ready.starts))
 
@@ -430,9 +402,18 @@ def test_more_rows_than_declared_are_refused():
         pair.server.begin_tree([np.concatenate([ciphertexts, ciphertexts[:1]])], np.arange(5, dtype=np.int32))
 
 
+def test_bounds_beyond_the_plaintext_are_refused_by_the_server():
+    setup = make_client("ou", SumsBounds(4, 1, 1), threads=1, insecure_test_key_bits=KEY_BITS).setup()
+    setup[1][:3] = 1 << 17, 1 << 42, 1 << 42
+    with pytest.raises(CryptoError, match="exceeds the plaintext"):
+        make_server(
+            "ou", setup, np.zeros((1, 1), np.uint8), np.array([0, 2]), threads=1, insecure_test_key_bits=KEY_BITS
+        )
+
+
 def test_sums_that_cannot_fit_are_refused_before_a_key_is_made():
     with pytest.raises(CryptoError, match="lower fractional_bits"):
-        OUSumsClient(SumsBounds(1 << 20, 1 << 40, 1 << 40), insecure_test_key_bits=KEY_BITS)
+        make_client("ou", SumsBounds(1 << 20, 1 << 40, 1 << 40), threads=1, insecure_test_key_bits=KEY_BITS)
 
 
 @settings(deadline=None, max_examples=25)
@@ -451,3 +432,34 @@ def test_sums_of_sampled_columns_are_right_whatever_columns_are_left_out(seed):
     for feature in chosen:
         slots = slice(offsets[feature], offsets[feature + 1])
         assert np.array_equal(got[:, slots], expected[:, slots])
+
+
+@CIPHERS
+def test_rows_of_a_tree_decrypt_to_what_was_encrypted(cipher):
+    rng = np.random.default_rng(13)
+    pair = Pair(np.zeros((70, 1), np.uint8), [0, 2], cipher=cipher)
+    grad, hess = gradients(rng, 70)
+    grad[:2], hess[:2] = (-1 << 10, 1 << 10), (0, 1 << 8)
+    pair.begin(grad, hess, np.arange(70))
+    found = pair.client.decrypt_rows(pair.ciphertexts)
+    assert np.array_equal(found[0], grad)
+    assert np.array_equal(found[1], hess)
+    assert found[0].dtype == found[1].dtype == np.int64
+
+
+def test_decrypting_something_else_than_a_tree_is_refused(ready):
+    with pytest.raises(CryptoError, match="ciphertexts of a tree"):
+        ready.client.decrypt_rows([ready.ciphertexts[0].astype(np.int64)])
+    with pytest.raises(CryptoError, match="not in range"):
+        ready.client.decrypt_rows([changed(ready.ciphertexts[0], np.uint8(255))])
+    answer = ready.server.answer(ready.client.query(ready.positions, ready.starts))  # several sums in a plaintext
+    with pytest.raises(CryptoError, match="not one gradient"):
+        ready.client.decrypt_rows([answer[1].view(np.uint8)])
+
+
+@CIPHERS
+def test_payload_of_another_job_does_not_decrypt_to_rows(cipher):
+    first, second = (Pair(np.zeros((9, 1), np.uint8), [0, 2], cipher=cipher) for _ in range(2))
+    first.begin(*gradients(np.random.default_rng(14), 9), np.arange(9))
+    with pytest.raises(CryptoError):
+        second.client.decrypt_rows(first.ciphertexts)

@@ -1,0 +1,177 @@
+"""A party's rows of a job: read from its file, aligned with the others', checked."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from treaty.data.ids import read_ids
+from treaty.data.labels import check_labels, check_targets, check_weights
+from treaty.data.run_log import RunLog
+from treaty.data.sources import checked_columns, read_table
+from treaty.data.table import Schema, Table, to_table
+from treaty.errors import ConfigError, DataError
+from treaty.job_file import Job, id_column
+from treaty.messaging.messages import Message
+from treaty.messaging.party import Party
+from treaty.models import read_file, write_file
+from treaty.protocols.alignment import align_active, align_passive
+from treaty.protocols.pooled import Labelled
+
+FORMAT = "treaty-rows 1"
+
+
+class Order(Message):
+    """The common order of the rows that follow: a number for a new one, or that of an earlier run to be taken again."""
+
+    number: str
+    again: bool
+
+
+class Kept(msgspec.Struct):
+    """Own rows in a common order that all parties know by its number."""
+
+    number: str
+    rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A file's rows in the common order.
+
+    Attributes
+    ----------
+    arrow : pyarrow.Table
+        All columns but those dropped and the ids.
+    features : Table
+    ids : pyarrow.ChunkedArray or None
+        Where rows were aligned.
+    """
+
+    arrow: Any
+    features: Table
+    ids: Any = None
+
+
+def open_rows(
+    party: Party,
+    job: Job,
+    path: str,
+    schema: Schema | None,
+    *,
+    threads: int = 1,
+    kept: Path | None = None,
+    again: bool = False,
+) -> Rows:
+    """Read a party's file; where the job says so, align its rows with the other parties' first.
+
+    Parameters
+    ----------
+    party : Party
+        Connected; the others open the same rows at the same time.
+    path : str
+        The file.
+    schema : Schema or None
+        That of training, None at training.
+    kept : Path or None
+        Where the common order is kept for a later run.
+    again : bool
+        At the active party: take the order that is kept there, if there is one, instead of aligning anew.
+    """
+    name, member = party.name, job.parties[party.name]
+    known = {} if schema is None else dict(zip(schema.names, schema.kinds, strict=True))
+    text = [column for column, kind in known.items() if kind == "categorical"]
+    column = None if job.align is None else id_column(job, name)
+    if column is not None and job.align is not None and job.align.text:
+        text = [*text, column]
+    arrow = read_table(path, drop=[other for other in member.drop if other != column], text=text, party=name)
+    checked = checked_columns(arrow)
+    if checked is not None:
+        return Rows(arrow, checked)
+    ids = None
+    if column is not None:
+        if column not in arrow.column_names:
+            raise DataError(f"{name}: expected a column {column!r} of ids, got a file without it - at {path}")
+        rows = pa.array(_common_rows(party, job, arrow[column], threads, kept, again))
+        ids = arrow[column].take(rows)
+        arrow = arrow.drop_columns([column]).take(rows)
+    extra = labels_of(job, name)
+    wanted = [column for column in member.columns or arrow.column_names if column not in extra]
+    absent = [column for column in wanted if column not in arrow.column_names]
+    if absent:
+        raise DataError(f"{name}: expected columns {', '.join(absent)}, got a file without them - at {path}")
+    features = to_table(
+        arrow.select(wanted), party=name, schema=schema, text_as_categories=True, allow_no_features=name == job.active
+    )
+    return Rows(arrow, features, ids)
+
+
+def labels_of(job: Job, name: str) -> list[str]:
+    """Return a party's columns that are no features: label and weight, at the active one."""
+    return [job.label, *([job.weight] if job.weight else [])] if name == job.active else []
+
+
+def _common_rows(
+    party: Party, job: Job, column: Any, threads: int, kept: Path | None, again: bool
+) -> NDArray[np.int64]:
+    """Return own rows in the common order: that of an earlier run, if the active party says so, or a new one."""
+    found = read_file(kept, Kept, FORMAT) if kept is not None and kept.exists() else None
+    if party.name == job.active:
+        again = again and found is not None
+        order = Order(found.number if again and found is not None else secrets.token_hex(16), again)
+        for peer in party.peers:
+            party.send(peer, order)
+    else:
+        order = party.receive(job.active, Order)
+    if order.again:
+        if found is None or found.number != order.number or np.any(found.rows >= len(column)):
+            raise ConfigError(
+                f"{party.name}: cannot resume: expected the rows of alignment {order.number[:8]} - at {kept}; begin "
+                "anew",
+                public="it cannot resume: it has not kept the alignment",
+            )
+        return found.rows
+    assert job.align is not None
+    settings = job.align
+    ids = read_ids(column, party=party.name, normalise=settings.normalise, on_duplicate=settings.on_duplicate)
+    log = None if settings.log is None else RunLog(f"{settings.log}/{party.name}.jsonl", max_runs=settings.max_runs)
+    align = align_active if party.name == job.active else align_passive
+    rows = align(party, ids, log=log, threads=threads).rows
+    if kept is not None:
+        write_file(kept, Kept(order.number, rows), FORMAT)
+    return rows
+
+
+def labelled(
+    rows: Rows, job: Job, name: str, path: str, classes: list[Any] | None, *, training: bool
+) -> tuple[Labelled, list[Any] | None]:
+    """Check the active party's labels and (for training) weights; return them with the classes."""
+    arrow, n_rows = rows.arrow, rows.features.n_rows
+    if name != job.active:
+        return Labelled(rows.features, np.zeros(0)), None
+    weighted = job.weight is not None and training  # eval rows all weigh the same
+    for column in [job.label, *([job.weight] if weighted else [])]:
+        if column not in arrow.column_names:
+            raise DataError(f"{name}: expected a column {column!r}, got a file without it - at {path}")
+    weight = check_weights(arrow[job.weight], n_rows, name) if weighted else None
+    if job.task == "regression":
+        return Labelled(rows.features, check_targets(arrow[job.label], name, n_rows), weight), None
+    y = check_labels(arrow[job.label].to_numpy(zero_copy_only=False), name, n_rows)
+    if classes is None:
+        classes = np.unique(y).tolist()
+        if len(classes) < 2:
+            raise DataError(
+                f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows",
+                public="its labels are all of one class",
+            )
+    unseen = set(np.unique(y).tolist()) - set(classes)
+    if unseen:
+        raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
+    return Labelled(rows.features, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes

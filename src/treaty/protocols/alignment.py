@@ -1,0 +1,473 @@
+"""Alignment: private set intersection by commutative encryption over ristretto255 (ECDH-PSI).
+
+Agrawal, Evfimievski, Srikant, "Information Sharing Across Private Databases", SIGMOD 2003, section 3, in an elliptic
+curve group with hash-to-group (RFC 9496, RFC 9380 appendix B); the asymmetric form of Liang and Chawathe, 2004.
+
+Roles: one active party, any number of passive ones, each with a column of ids. Output: of each party, the rows whose
+ids all parties hold, in one common random order.
+
+====  ===============  ==================  ====================================================  ===================
+step  message          from -> to          content                                               protection
+====  ===============  ==================  ====================================================  ===================
+1     `Opening`        both                kind of ids, bucket of the set's size, commitment     TLS, keyed hash
+                                           to the set; of the active party the salt
+2     `Blinded`        active -> passive   H(id)^a and random points, shuffled                   secret a, DDH
+3     `Raised`         passive -> active   (H(id)^a)^b, in the order received                    secret b, DDH
+4     `Blinded`        passive -> active   H(id)^b and random points, shuffled                   secret b, DDH
+5     -                active              raises 4 to a, compares with 3
+6     `Matches`        active -> passive   of each id that all hold: its place in 4, and the     TLS
+                                           double-encrypted value, in the common order
+      `OrderKey`       active -> passive   key of the common order                               TLS
+7     `OrderDigest`    both                SHA-256 of the double-encrypted values in order       hash
+8     `Copies`         passive -> active   rows of each common id; with "expand" alone           TLS
+      `Layout`         active -> passive   where an id's rows go; with "expand" alone            TLS
+      `Ended`          active -> passive   in place of 6 to 8 when only the active party learns
+====  ===============  ==================  ====================================================  ===================
+
+H is hash-to-group under a domain of job and salt; a and b are fresh in every run. Points travel in batches of `BATCH`,
+each answered before the next but one is sent, so neither side holds more than two. Of a double-encrypted value 16 bytes
+are kept and sent: among 2^24 ids two agree in them with probability below 2^-78.
+
+Adversary: honest but curious. What each learns is in `disclosures`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import pieces
+from treaty.crypto import hashing, ristretto
+from treaty.data.ids import Ids
+from treaty.data.run_log import RunLog
+from treaty.errors import ConfigError, DataError, PeerProtocolError
+from treaty.messaging.agreement import agree
+from treaty.messaging.messages import Array, Message, clean, view
+from treaty.messaging.party import Party
+from treaty.protocols.blinded_lists import (
+    LARGEST,
+    SMALLEST,
+    OwnList,
+    bucket,
+    from_bytes,
+    in_both,
+    points_of,
+    to_bytes,
+    valid,
+    values_of,
+)
+from treaty.protocols.joined_rows import arrange, arranged, joined
+
+ResultTo = Literal["both", "active"]
+Progress = Callable[[int, int], None]
+"""Called with points done and points in all."""
+
+BATCH = 1 << 14
+"""Points per message: half a megabyte, about a second's work."""
+
+_DOMAIN = b"treaty-alignment-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
+
+
+class Opening(Message):
+    """Tells the kind of ids, the size's bucket, and a commitment (none without a log): whether ids changed."""
+
+    kind: str
+    size: int
+    commitment: Array
+    salt: Array | None = None
+
+
+class Blinded(Message):
+    """Points uint8 (n, 32): own ids under own key, and padding. Tell nothing without the key."""
+
+    points: Array
+
+
+class Raised(Message):
+    """The receiver's points, raised to the sender's key too, in the order they came."""
+
+    points: Array
+
+
+class Matches(Message):
+    """Common ids: int32 places in the receiver's list, their values uint8 (n, 16). Tell which of its ids all hold."""
+
+    places: Array
+    values: Array
+
+
+class OrderKey(Message):
+    """Key of the common order, uint8 (32,). Tells nothing."""
+
+    key: Array
+
+
+class OrderDigest(Message):
+    """SHA-256 (32,) of the ordered double-encrypted values. Tells whether both have the same rows in the same order."""
+
+    digest: Array
+
+
+class Ended(Message):
+    """The active party has its result and keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """What a party has of an alignment.
+
+    Attributes
+    ----------
+    rows : int64 (n,)
+        Own rows in the common order; empty for a passive party when only the active one learns.
+    n_common : int or None
+        Distinct ids all parties hold; None where not learned.
+    n_null, n_repeated : int
+        Own rows without an id, and with one that an earlier row has.
+    sizes : dict of str to int
+        Of each peer: the bucket of its set's size.
+    pairwise : dict of str to int
+        Of each passive party: ids it shares with the active one. Known to the active party alone.
+    changed : dict of str to int or None
+        Of each peer, with a log: at least so many of its ids came or went since its last run; None: no earlier run.
+    """
+
+    rows: NDArray[np.int64]
+    n_common: int | None
+    n_null: int
+    n_repeated: int
+    sizes: dict[str, int]
+    pairwise: dict[str, int] = field(default_factory=dict)
+    changed: dict[str, int | None] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- active party
+
+
+def align_active(
+    party: Party,
+    ids: Ids,
+    *,
+    result_to: ResultTo = "both",
+    batch: int = BATCH,
+    log: RunLog | None = None,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Aligned:
+    """Align with every passive party, `party.peers`.
+
+    Parameters
+    ----------
+    party : Party
+        Connected with all passive parties.
+    ids : Ids
+        Own ids; all parties must have read theirs with the same options.
+    result_to : {"both", "active"}
+        Who learns which ids all hold. "active": nobody else learns even how many.
+    batch : int
+        Points per message.
+    log : RunLog, optional
+        Where to note the run. Either all parties keep a log or none.
+    threads : int
+    progress : callable, optional
+        Called with points done and points in all.
+
+    Returns
+    -------
+    Aligned
+
+    Raises
+    ------
+    ConfigError
+        When parties disagree on an option or on the kind of their ids, or a peer has reached its limit of runs.
+    DataError
+        When the parties have no id in common, or "expand" gives too many rows. Names counts only.
+    PeerProtocolError
+        When a peer sends what is no point, or lists that do not fit together.
+    """
+    salt = secrets.token_bytes(32)
+    own, opened = _open(party, ids, salt, result_to, batch, log, threads)
+    mine, theirs = _exchange(party, own, opened.sizes, batch, progress)
+    places, pairwise = {}, {}
+    for peer in party.peers:  # step 5
+        at, place = in_both(mine[peer], theirs.pop(peer), peer)
+        number = own.order[at]
+        if np.any(number >= len(ids)):
+            raise PeerProtocolError(peer, f"expected no match of a random point - at Blinded from {peer}")
+        places[peer] = np.full(len(ids), -1, np.int32)
+        places[peer][number] = place
+        pairwise[peer] = len(at)
+    common = np.flatnonzero(np.all([place >= 0 for place in places.values()], axis=0))
+    if len(common) == 0:
+        shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
+        raise DataError(
+            f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); see that all "
+            "name the same column and write ids alike",
+            public="the parties have no id in common",
+        )
+    key = secrets.token_bytes(32)
+    common = common[_ranking(ids, common, key, threads)]
+    totals, repeats = np.ones(len(common), np.int64), np.ones(len(common), np.int64)
+    if result_to == "active":
+        for peer in party.peers:
+            party.send(peer, Ended())
+        totals = np.diff(ids.starts)[common]
+    else:
+        where = np.empty(len(ids), np.int64)  # of an id in the own list
+        real = np.flatnonzero(own.order < len(ids))
+        where[own.order[real]] = real
+        for peer in party.peers:
+            values = mine.pop(peer)[where[common]]
+            _tell(party, peer, places[peer][common], values, key, batch)
+            _compare(party, peer, values)
+        if ids.on_duplicate == "expand":
+            totals, repeats = arrange(party, np.diff(ids.starts)[common], batch)
+    _finish(party, opened, own, log, dict.fromkeys(party.peers, len(common)))
+    rows = joined(ids, common, totals, repeats)
+    return Aligned(rows, len(common), ids.n_null, ids.n_repeated, opened.sizes, pairwise, opened.changed)
+
+
+def _exchange(
+    party: Party, own: OwnList, sizes: dict[str, int], batch: int, progress: Progress | None
+) -> tuple[dict[str, NDArray[np.uint64]], dict[str, NDArray[np.uint64]]]:
+    """Go through steps 2 to 4 with all peers at a time; return both lists under both keys, uint64 (size, 2) per peer.
+
+    A batch is sent one ahead of the answers awaited, so that both sides compute at the same time.
+    """
+    mine = {peer: np.empty((own.size, 2), np.uint64) for peer in party.peers}
+    theirs = {peer: np.empty((size, 2), np.uint64) for peer, size in sizes.items()}
+    parts = pieces(own.size, batch)
+    their_parts = {peer: pieces(size, batch) for peer, size in sizes.items()}
+    done, total = 0, own.size + sum(sizes.values())
+
+    def advance(points: int) -> None:
+        nonlocal done
+        done += points
+        if progress is not None:
+            progress(done, total)
+
+    def send(number: int) -> None:
+        if number < len(parts):
+            blinded = Blinded(Array.of(own.blinded(parts[number])))
+            for peer in party.peers:
+                party.send(peer, blinded)
+            advance(parts[number].stop - parts[number].start)
+
+    send(0)
+    for number in range(max(len(parts), *map(len, their_parts.values()))):
+        send(number + 1)
+        for peer in party.peers:
+            if number < len(parts):
+                raised = points_of(party.receive(peer, Raised).points, parts[number], peer, "Raised")
+                valid(peer, "Raised", lambda raised=raised: ristretto.validate(raised, own.threads))  # type: ignore[misc]
+                mine[peer][parts[number]] = values_of(raised)
+            if number < len(their_parts[peer]):
+                part = their_parts[peer][number]
+                theirs[peer][part] = values_of(own.raised(party.receive(peer, Blinded).points, part, peer))
+                advance(part.stop - part.start)
+    return mine, theirs
+
+
+def _tell(
+    party: Party, peer: str, places: NDArray[np.int32], values: NDArray[np.uint64], key: bytes, batch: int
+) -> None:
+    """Step 6: name the common ids, in the common order (the active party's own would tell how its rows lie)."""
+    for part in pieces(len(places), batch):
+        party.send(peer, Matches(Array.of(places[part]), Array.of(to_bytes(values[part]))))
+    party.send(peer, OrderKey(Array.of(np.frombuffer(key, np.uint8))))
+
+
+# ---------------------------------------------------------------- passive party
+
+
+def align_passive(
+    party: Party,
+    ids: Ids,
+    *,
+    result_to: ResultTo = "both",
+    batch: int = BATCH,
+    log: RunLog | None = None,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Aligned:
+    """Align with the active party, `party.peers[0]`; parameters, result and errors as of `align_active`."""
+    (lead,) = party.peers
+    own, opened = _open(party, ids, None, result_to, batch, log, threads)
+    size = opened.sizes[lead]
+    made = np.empty((size, 2), np.uint64)
+    parts, own_parts = pieces(size, batch), pieces(own.size, batch)
+    done = 0
+    for number in range(max(len(parts), len(own_parts))):
+        if number < len(parts):  # step 3: the order is what links the answer with the active party's ids
+            raised = own.raised(party.receive(lead, Blinded).points, parts[number], lead)
+            party.send(lead, Raised(Array.of(raised)))
+            made[parts[number]] = values_of(raised)
+            done += len(raised)
+        if number < len(own_parts):  # step 4
+            blinded = own.blinded(own_parts[number])
+            party.send(lead, Blinded(Array.of(blinded)))
+            done += len(blinded)
+        if progress is not None:
+            progress(done, size + own.size)
+
+    if result_to == "active":
+        party.receive(lead, Ended)
+        _finish(party, opened, own, log, {lead: None})
+        none = np.zeros(0, np.int64)
+        return Aligned(none, None, ids.n_null, ids.n_repeated, opened.sizes, {}, opened.changed)
+    common, values, key = _told(party, lead, own, made, len(ids))
+    ranking = _ranking(ids, common, key, threads)
+    common, values = common[ranking], values[ranking]
+    _compare(party, lead, values)
+    totals, repeats = np.ones(len(common), np.int64), np.ones(len(common), np.int64)
+    if ids.on_duplicate == "expand":
+        totals, repeats = arranged(party, lead, np.diff(ids.starts)[common], batch)
+    _finish(party, opened, own, log, {lead: len(common)})
+    rows = joined(ids, common, totals, repeats)
+    return Aligned(rows, len(common), ids.n_null, ids.n_repeated, opened.sizes, {}, opened.changed)
+
+
+def _told(
+    party: Party, lead: str, own: OwnList, made: NDArray[np.uint64], n_ids: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint64], bytes]:
+    """Step 6: return own common ids, their values and the key of the order."""
+    places: list[NDArray[np.int32]] = []
+    values: list[NDArray[np.uint64]] = []
+    while not isinstance(answer := party.receive(lead, Matches, OrderKey), OrderKey):
+        assert isinstance(answer, Matches)
+        place = view(answer.places, np.int32, (None,), peer=lead, what="Matches.places")
+        if len(place) == 0 or sum(len(told) for told in places) + len(place) > n_ids:
+            raise PeerProtocolError(lead, f"expected 1 to {n_ids} places - at Matches.places from {lead}")
+        places.append(place)
+        values.append(from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=lead, what="Matches.values")))
+    key = view(answer.key, np.uint8, (32,), peer=lead, what="OrderKey.key").tobytes()
+    if not places:
+        raise PeerProtocolError(lead, f"expected common ids before OrderKey, got none - from {lead}")
+    place, value = np.concatenate(places), np.concatenate(values)
+    if np.any(place < 0) or np.any(place >= own.size) or len(np.unique(place)) < len(place):
+        raise PeerProtocolError(lead, f"expected different places below {own.size} - at Matches.places from {lead}")
+    common = own.order[place].astype(np.int64)
+    if np.any(common >= n_ids):
+        raise PeerProtocolError(lead, f"expected no match of a random point - at Matches.places from {lead}")
+    known, _ = in_both(value, made, lead)
+    if len(known) < len(value):
+        raise PeerProtocolError(lead, f"expected values made in step 3, got others - at Matches.values from {lead}")
+    return common, value, key
+
+
+# ---------------------------------------------------------------- both
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What step 1 told of each peer."""
+
+    sizes: dict[str, int]
+    changed: dict[str, int | None]
+
+
+def _open(
+    party: Party,
+    ids: Ids,
+    salt: bytes | None,
+    result_to: ResultTo,
+    batch: int,
+    log: RunLog | None,
+    threads: int,
+) -> tuple[OwnList, _Opened]:
+    """Step 1: agree on the options, exchange kinds, sizes and commitments; note the run before any id is used."""
+    if result_to not in get_args(ResultTo):
+        raise ConfigError(f"expected result_to of {', '.join(get_args(ResultTo))}, got {result_to!r}")
+    if batch < 1:
+        raise ConfigError(f"expected batch of at least 1, got {batch}")
+    if len(ids) > LARGEST:
+        raise DataError(
+            f"{party.name}: expected at most {LARGEST} ids, got {len(ids)}", public="its table is too large"
+        )
+    agree(
+        party,
+        {
+            "normalise": list(ids.normalise), "on_duplicate": ids.on_duplicate, "result_to": result_to,
+            "batch": batch, "run log": log is not None,
+        },
+    )  # fmt: skip
+    commitment = np.zeros((0, 32), np.uint8)
+    if log is not None:
+        everyone = np.arange(len(ids))
+        commitment = hashing.commit(hashing.digests(ids.data, ids.offsets, everyone, log.key, threads), log.key)
+    opening = Opening(
+        ids.kind,
+        bucket(len(ids)),
+        Array.of(commitment),
+        None if salt is None else Array.of(np.frombuffer(salt, np.uint8)),
+    )
+    for peer in party.peers:
+        party.send(peer, opening)
+    sizes, theirs = {}, {}
+    for peer in party.peers:
+        answer = party.receive(peer, Opening)
+        sizes[peer] = _checked_size(answer.size, peer)
+        theirs[peer] = view(answer.commitment, np.uint8, commitment.shape, peer=peer, what="Opening.commitment")
+        if answer.kind != ids.kind:
+            raise ConfigError(
+                f"expected ids of one kind everywhere, got {ids.kind} at {party.name} and {clean(answer.kind, 20)} at "
+                f"{peer}; convert the column of one of them"
+            )
+        if salt is None:
+            if answer.salt is None:
+                raise PeerProtocolError(peer, f"expected a salt, got none - at Opening from {peer}")
+            salt = view(answer.salt, np.uint8, (32,), peer=peer, what="Opening.salt").tobytes()
+    assert salt is not None
+    changed: dict[str, int | None] = {}
+    if log is not None:
+        for peer in party.peers:
+            changed[peer] = log.start(party.job, peer, bucket(len(ids)), sizes[peer], commitment, theirs[peer])
+    domain = _DOMAIN + hashlib.sha256(party.job.encode() + b"\0" + salt).digest()
+    return OwnList(ids, domain, threads), _Opened(sizes, changed)
+
+
+def _finish(party: Party, opened: _Opened, own: OwnList, log: RunLog | None, common: dict[str, int | None]) -> None:
+    for peer, count in common.items():
+        if log is not None:
+            log.finish(party.job, peer, own.size, opened.sizes[peer], count)
+
+
+def _checked_size(size: int, peer: str) -> int:
+    if not SMALLEST <= size <= LARGEST or bucket(size) != size:
+        raise PeerProtocolError(peer, f"expected a bucket of at least {SMALLEST}, got {size} - at Opening from {peer}")
+    return size
+
+
+def _ranking(ids: Ids, numbers: NDArray[np.int64], key: bytes, threads: int) -> NDArray[np.int64]:
+    """Return the common order of ids: by a pseudorandom function of the id that all parties share."""
+    drawn = hashing.digests(ids.data, ids.offsets, numbers, key, threads)
+    return np.lexsort((drawn[:, 1], drawn[:, 0]))
+
+
+def _compare(party: Party, peer: str, values: NDArray[np.uint64]) -> None:
+    """Step 7: see that both have the same ids in the same order."""
+    digest = hashlib.sha256(b"treaty-alignment-order" + to_bytes(values).tobytes()).digest()
+    party.send(peer, OrderDigest(Array.of(np.frombuffer(digest, np.uint8))))
+    theirs = view(party.receive(peer, OrderDigest).digest, np.uint8, (32,), peer=peer, what="OrderDigest.digest")
+    if not hmac.compare_digest(digest, theirs.tobytes()):
+        raise PeerProtocolError(
+            peer, f"expected the same ids in the same order, got another digest - at OrderDigest from {peer}"
+        )
+
+
+def disclosures(lead: str, others: Sequence[str], result_to: ResultTo = "both") -> dict[str, list[str]]:
+    """Say in words what each party of an alignment learned beyond its own ids."""
+    sizes = "of each partner: how many distinct ids it has, to within a quarter, and of what kind they are"
+    log = "with a run log: whether a partner's ids changed since its last alignment, and about how many"
+    learned = {lead: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, log]}
+    for name in others:
+        found = f"which of its own ids all parties hold (that {lead} shares further ones with others it does not learn)"
+        learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", lead), log]
+    return learned

@@ -1,0 +1,156 @@
+"""Attacks of PROTOCOLS 10.4 and 10.5 at the seam: they succeed where a defence is off or cannot exist, else fail."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from treaty.crypto.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.crypto.montgomery import from_words
+from treaty.crypto.randomiser import Randomiser
+
+CIPHERS = pytest.mark.parametrize("cipher", ["ou", "paillier"])
+BOUNDS = {"ou": SumsBounds(10, 1 << 16, 1 << 16), "paillier": SumsBounds(10, 1 << 36, 1 << 36)}
+BITS = {"ou": 256, "paillier": 160}
+
+
+class KnownRandomness:
+    """The client seeks the rows of a bin by the randomness of its own ciphertexts.
+
+    One column, three bins; the fullest is left out, and a plaintext holds one sum. So an answer that was only added up
+    *is* the product of the bin's ciphertexts, randomness and all.
+    """
+
+    def __init__(self, cipher, rerandomise=True):
+        self.bin, size = np.array([0] * 6 + [1] * 4, np.uint8), {"insecure_test_key_bits": BITS[cipher]}
+        offsets, self.bounds = np.array([0, 3], np.int32), BOUNDS[cipher]
+        self.client = make_client(cipher, self.bounds, threads=1, **size)
+        self.server = make_server(
+            cipher, self.client.setup(), self.bin[:, None], offsets, threads=1, rerandomise=rerandomise, **size
+        )
+        assert self.server._packing.per_plaintext == 1
+        self.client.accept_hint("peer", self.server.hint(), offsets)
+        rng = np.random.default_rng(6)
+        self.grad, self.hess = rng.integers(-(1 << 16), 1 << 16, 10), rng.integers(0, 1 << 16, 10)
+        self.rows = np.arange(10, dtype=np.int32)
+        self.ciphertexts = self.client.begin_tree(self.grad, self.hess)
+        self.server.begin_tree(self.ciphertexts, self.rows)
+        self.key = self.client._key
+        self.modulus = self.key.public.modulus
+
+    def answered(self):
+        """The answer's only ciphertext; the sums are right, randomised or not."""
+        answer = self.server.answer(self.client.query(self.rows, np.array([0, 10], np.int32)))
+        totals = np.array([[self.grad.sum(), self.hess.sum(), 10]])
+        sums = self.client.open("peer", answer, totals)
+        expected = [
+            [self.grad[self.bin == b].sum(), self.hess[self.bin == b].sum(), (self.bin == b).sum()] for b in (0, 1)
+        ]
+        assert sums[0, :2].tolist() == expected
+        (ciphertext,) = self.plain(answer[1])
+        return ciphertext
+
+    def plain(self, packed):
+        away = pow(self.modulus.radix, -1, self.modulus.value)
+        return [x * away % self.modulus.value for x in from_words(packed)]
+
+    def own(self):
+        return self.plain(self.ciphertexts[0].view(np.uint64))
+
+    def matching(self, target, factors, modulus):
+        """Sets of four rows (the decrypted count) whose factors' product explains the target."""
+        found = []
+        for rows in itertools.combinations(range(10), 4):
+            product = 1
+            for row in rows:
+                product = product * factors[row] % modulus
+            if (product - target) % modulus == 0:
+                found.append(list(rows))
+        return found
+
+
+def paillier_randomness(attack, ciphertext):
+    """(c g^{-m})^{1/n} mod n by the key's owner: m disappears modulo n, where g = 1 + n is 1."""
+    p, q, n = attack.key._p, attack.key._q, attack.key.public.n
+    return pow(ciphertext % n, pow(n, -1, (p - 1) * (q - 1)), n)
+
+
+def okamoto_uchiyama_randomness(attack, ciphertext):
+    """c g^{-m} = h^r mod n by the key's owner."""
+    n, g = attack.key.public.n, attack.key.public.g
+    packed = attack.modulus.pack(attack.modulus.montgomery([ciphertext]))
+    (message,) = from_words(attack.key.decrypt(packed, 1))
+    return ciphertext * pow(g, -message, n) % n
+
+
+RANDOMNESS = {"ou": okamoto_uchiyama_randomness, "paillier": paillier_randomness}
+
+
+@CIPHERS
+def test_randomness_of_an_answer_names_the_rows_of_a_bin_without_rerandomisation(cipher):
+    attack = KnownRandomness(cipher, rerandomise=False)
+    known = [RANDOMNESS[cipher](attack, c) for c in attack.own()]
+    assert attack.matching(RANDOMNESS[cipher](attack, attack.answered()), known, attack.key.public.n) == [[6, 7, 8, 9]]
+
+
+@CIPHERS
+def test_randomness_of_an_answer_names_no_rows_with_rerandomisation(cipher):
+    attack = KnownRandomness(cipher)
+    known = [RANDOMNESS[cipher](attack, c) for c in attack.own()]
+    target = RANDOMNESS[cipher](attack, attack.answered())
+    factors = {"ou": lambda k: (k._p, k._mod_q.modulus.value), "paillier": lambda k: (k._p, k._q)}[cipher](attack.key)
+    for modulus in (attack.key.public.n, *factors):  # nor by the parts that the key's owner can look at
+        assert attack.matching(target, known, modulus) == []
+
+
+@CIPHERS
+def test_answer_without_rerandomisation_is_the_product_of_ciphertexts(cipher):
+    attack = KnownRandomness(cipher, rerandomise=False)
+    assert attack.matching(attack.answered(), attack.own(), attack.modulus.value) == [[6, 7, 8, 9]]
+    assert attack.answered() == attack.answered()
+
+
+@CIPHERS
+def test_short_exponent_does_not_hide_from_the_key_owner(monkeypatch, cipher):
+    """Why r must cover the order of the base: with 8 bits the owner tries all powers."""
+    monkeypatch.setattr(
+        Randomiser,
+        "exponents",
+        lambda self, rows: np.random.default_rng(7).integers(0, 256, (rows, 1)).astype(np.uint64),
+    )
+    attack = KnownRandomness(cipher)
+    answer, own, modulus = attack.answered(), attack.own(), attack.modulus.value
+    product, base = own[6] * own[7] * own[8] * own[9], attack.key.public.randomiser_base
+    assert any((product * pow(base, r, modulus) - answer) % modulus == 0 for r in range(256))
+
+
+@CIPHERS
+def test_repeated_query_is_answered_with_fresh_randomness(cipher):
+    attack = KnownRandomness(cipher)
+    assert attack.answered() != attack.answered()
+
+
+@CIPHERS
+def test_crafted_gradients_read_the_bins_of_single_rows(cipher):
+    """Magic numbers: g_i = 2^i makes a bin's sum the list of its rows. No additive cipher prevents it; the audit of
+    g and h, by way of `decrypt_rows`, does find it."""
+    rng = np.random.default_rng(15)
+    rows, spied = 200, rng.choice(200, 16, replace=False)
+    codes, offsets = rng.integers(0, 8, (rows, 3)).astype(np.uint8), np.array([0, 9, 18, 27], np.int32)
+    size = {"threads": 1, "insecure_test_key_bits": 256}
+    client = make_client(cipher, SumsBounds(rows, 1 << 16, 1 << 14), **size)
+    server = make_server(cipher, client.setup(), codes, offsets, **size)
+    client.accept_hint("peer", server.hint(), offsets)
+    grad, hess = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    grad[spied] = 1 << np.arange(16)
+    payload = client.begin_tree(grad, hess)
+    server.begin_tree(payload, np.arange(rows, dtype=np.int32))
+    answer = server.answer(client.query(np.arange(rows, dtype=np.int32), np.array([0, rows], np.int32)))
+    sums = client.open("peer", answer, np.array([[grad.sum(), 0, rows]]))[0, :, 0]
+    members = sums[:, np.newaxis] >> np.arange(16) & 1
+    for feature in range(3):
+        slots = slice(offsets[feature], offsets[feature + 1])
+        assert np.array_equal(np.argmax(members[slots], axis=0), codes[spied, feature])
+    shown = client.decrypt_rows(payload)
+    assert np.array_equal(shown[0], grad)
+    assert np.array_equal(shown[1], hess)

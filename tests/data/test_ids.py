@@ -1,0 +1,171 @@
+"""What counts as an id, and when two are equal."""
+
+from __future__ import annotations
+
+import datetime
+import unicodedata
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treaty.data.ids import Ids, read_ids
+from treaty.errors import ConfigError, DataError
+
+DAY = datetime.date(2020, 2, 29)
+
+
+def forms(ids: Ids) -> list[bytes]:
+    return [ids.data[a:b].tobytes() for a, b in zip(ids.offsets, ids.offsets[1:], strict=False)]
+
+
+def groups(ids: Ids) -> list[list[int]]:
+    return [ids.rows[a:b].tolist() for a, b in zip(ids.starts, ids.starts[1:], strict=False)]
+
+
+SAME_NUMBERS: dict[str, Any] = {
+    "list": [3, 1, 20],
+    "uint8": np.array([3, 1, 20], np.uint8),
+    "float": np.array([3.0, 1.0, 20.0]),
+    "float16": np.array([3, 1, 20], np.float16),
+    "decimal": [Decimal("3.00"), Decimal("1.0"), Decimal(20)],
+    "pandas nullable": pd.Series([3, 1, 20], dtype="Int32"),
+    "polars": pl.Series([3, 1, 20], dtype=pl.UInt64),
+    "arrow chunks": pa.chunked_array([[3], [1, 20]]),
+}
+SAME_TEXTS: dict[str, Any] = {
+    "list": ["b", "a", "é"],
+    "numpy": np.array(["b", "a", "é"]),
+    "pandas": pd.Series(["b", "a", "é"]),
+    "pandas object": pd.Series(["b", "a", "é"], dtype=object),
+    "pandas category": pd.Series(["b", "a", "é"], dtype="category"),
+    "polars": pl.Series(["b", "a", "é"]),
+    "polars category": pl.Series(["b", "a", "é"], dtype=pl.Categorical),
+    "arrow view": pa.array(["b", "a", "é"], pa.string_view()),
+    "decomposed, with spaces": [" b", "a\t", "e\u0301\u00a0"],
+}
+SAME_DATES: dict[str, Any] = {
+    "list": [DAY],
+    "pandas": pd.to_datetime(pd.Series([DAY.isoformat()])),
+    "polars": pl.Series([DAY]),
+    "date64": pa.array([DAY], pa.date64()),
+}
+
+
+@pytest.mark.parametrize("column", SAME_NUMBERS.values(), ids=SAME_NUMBERS)
+def test_numbers_are_the_same_whatever_holds_them(column: Any) -> None:
+    assert forms(read_ids(column)) == [b"i3", b"i1", b"i20"]
+
+
+@pytest.mark.parametrize("column", SAME_TEXTS.values(), ids=SAME_TEXTS)
+def test_texts_are_the_same_whatever_holds_them(column: Any) -> None:
+    assert forms(read_ids(column)) == [b"tb", b"ta", "té".encode()]
+
+
+@pytest.mark.parametrize("column", SAME_DATES.values(), ids=SAME_DATES)
+def test_dates_are_the_same_whatever_holds_them(column: Any) -> None:
+    ids = read_ids(column)
+    assert (ids.kind, forms(ids)) == ("date", [b"d2020-02-29"])
+
+
+def test_kinds_never_collide() -> None:
+    columns: list[Any] = [[20200229], ["20200229"], [b"20200229"], [DAY], [DAY.isoformat()]]
+    assert len({forms(read_ids(column))[0] for column in columns}) == len(columns)
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "fractions": ([1.0, 2.5], "expected whole numbers.* got 1 others"),
+    "infinite": ([float("inf")], "expected whole numbers"),
+    "too large for a float": ([2.0**60], "expected whole numbers"),
+    "too large for a float32": (np.array([2.0**25], np.float32), "up to 16777216"),
+    "decimal fractions": ([Decimal("0.5")], "with fractions"),
+    "too large": ([2**70], "one type"),
+    "mixed": ([1, "a"], "one type"),
+    "mixed pandas": (pd.Series([1, "a"], dtype=object), "one type"),
+    "no text": (["\ud800"], "one type"),
+    "bool": ([True], "got bool"),
+    "time of day": (pd.to_datetime(pd.Series(["2020-01-01 01:00"])), "times of day"),
+    "time zone": (pd.to_datetime(pd.Series(["2020-01-01"])).dt.tz_localize("UTC"), "time zone"),
+    "dataframe": (pd.DataFrame({"id": [1]}), "got a dataframe"),
+    "matrix": ([[1, 2]], "2 dimensions"),
+    "empty": ([], "0 rows without any"),
+    "nulls": ([None, None], "2 rows without any"),
+}
+
+
+@pytest.mark.parametrize(("column", "message"), BAD.values(), ids=BAD)
+def test_columns_that_hold_no_ids_are_refused(column: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_ids(column)
+
+
+@pytest.mark.parametrize("options", [{"normalise": ["upper"]}, {"normalise": "nfc"}, {"on_duplicate": "last"}], ids=str)
+def test_unknown_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        read_ids(["a"], **options)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        ["a", None, "", " ", "b"],
+        pd.Series(["a", None, "", pd.NA, "b"], dtype=object),
+        pl.Series(["a", None, "", None, "b"]),
+    ],
+    ids=["list", "pandas", "polars"],
+)
+def test_nulls_and_empty_texts_are_dropped_and_counted(column: Any) -> None:
+    ids = read_ids(column)
+    assert (ids.n_rows, ids.n_null, ids.rows.tolist()) == (5, 3, [0, 4])
+
+
+def test_not_a_number_is_no_id() -> None:
+    ids = read_ids(np.array([1.0, np.nan, 2.0]))
+    assert (ids.n_null, forms(ids)) == (1, [b"i1", b"i2"])
+
+
+def test_case_is_kept_unless_declared() -> None:
+    assert forms(read_ids(["Ab"])) == [b"tAb"]
+    assert forms(read_ids(["Ab", "É"], normalise=["lower"])) == [b"tab", "té".encode()]
+    assert forms(read_ids([" a"], normalise=[])) == [b"t a"]
+
+
+def test_normalisation_is_the_same_in_any_order() -> None:
+    assert read_ids(["a"], normalise=["strip", "nfc"]).normalise == read_ids(["a"]).normalise
+
+
+def test_repeated_ids_are_refused_and_never_shown() -> None:
+    with pytest.raises(DataError, match="bank: expected every id once, got 2 rows") as caught:
+        read_ids(["secret", "b", "secret", " secret"], party="bank")
+    assert "secret" not in str(caught.value)
+    assert caught.value.public == "its table holds ids more than once"
+
+
+def test_first_keeps_first_rows_and_expand_all() -> None:
+    column = [None, "b", "a", "b", "c", "b"]
+    first, every = (read_ids(column, on_duplicate=how) for how in ("first", "expand"))  # type: ignore[arg-type]
+    assert forms(first) == forms(every) == [b"tb", b"ta", b"tc"]
+    assert groups(first) == [[1], [2], [4]]
+    assert groups(every) == [[1, 3, 5], [2], [4]]
+    assert first.n_repeated == every.n_repeated == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=4)), min_size=1))
+def test_groups_are_those_of_a_dictionary(column: list[str | None]) -> None:
+    expected: dict[str, list[int]] = {}
+    for row, value in enumerate(column):
+        key = unicodedata.normalize("NFC", value or "")
+        if key:
+            expected.setdefault(key, []).append(row)
+    if not expected:
+        return
+    ids = read_ids(column, normalise=["nfc"], on_duplicate="expand")
+    found = {form[1:].decode(): group for form, group in zip(forms(ids), groups(ids), strict=True)}
+    assert found == expected
