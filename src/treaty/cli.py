@@ -63,12 +63,13 @@ def demo(
     ] = None,
     transport: Annotated[str, typer.Option(help="grpc: one process each, mutual TLS; memory: threads.")] = "grpc",
     trees: Annotated[int, typer.Option(min=1, help="Boosting rounds.")] = 20,
-    encryption: Annotated[str, typer.Option(help="auto or ou (Okamoto-Uchiyama, 3072 bit).")] = "auto",
+    encryption: Annotated[str, typer.Option(help="auto, ou (Okamoto-Uchiyama, 3072 bit) or paillier.")] = "auto",
 ) -> None:
     """Train and predict between organisations on this machine and compare with XGBoost on the pooled table.
 
     The first party has the labels. With the built-in data a clinic (labels, some measurements), a laboratory and an
-    imaging centre hold different columns of the same patients.
+    imaging centre hold different columns of the same patients. Each lacks some of them and has them in an order of its
+    own, so they first find those they share without showing each other their lists.
     """
     from treaty.demo import run_demo  # scikit-learn, which no other command needs
 

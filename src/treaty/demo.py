@@ -10,17 +10,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table as Grid
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
 
+from treaty.aligning import align
 from treaty.data.labels import check_labels
 from treaty.data.sources import read_table
 from treaty.errors import ConfigError
 from treaty.estimators import GBDTClassifier
+from treaty.protocols.alignment import disclosures
 
 MOST_CLASSES = 50
+_ID, _LABEL = "treaty demo id", "treaty demo label"
 _NAMES = ("clinic", "laboratory", "imaging", *(f"partner{i}" for i in range(4, 11)))
 
 
@@ -45,7 +49,10 @@ def run_demo(
     """
     columns, y = _load(data, label)
     cut = _cut(columns.column_names, parties, split)
-    columns = columns.select([name for names in cut.values() for name in names])
+    for party, names in cut.items():
+        shown = ", ".join(names[:2]) + (f", ... ({len(names)} columns)" if len(names) > 2 else "")
+        console.print(f"  {party:<12} {shown}{' + the label' if party == next(iter(cut)) else ''}")
+    columns, y = _aligned(console, columns, y, cut)
     own: dict[str, Any] = {"transport": transport} if protocol != "pooled" else {}
     if encryption != "auto":
         own["encryption"] = encryption
@@ -55,9 +62,6 @@ def run_demo(
         return {party: columns.select(names).take(index) for party, names in cut.items()}
 
     console.print(f"[bold]{len(train)} rows to train on, {len(test)} held back; {protocol}[/bold]")
-    for party, names in cut.items():
-        shown = ", ".join(names[:2]) + (f", ... ({len(names)} columns)" if len(names) > 2 else "")
-        console.print(f"  {party:<12} {shown}{' + the label' if party == next(iter(cut)) else ''}")
     model = GBDTClassifier(protocol, n_estimators=trees, max_bin=32, **own)
     started = time.perf_counter()
     model.fit(rows(train), y[train])
@@ -83,8 +87,10 @@ def run_demo(
     console.print(f"training {fitted - started:.1f} s ({phases}), prediction {predicted - fitted:.1f} s")
     _print_traffic(console, model)
     console.print("\n[bold]What each party learned[/bold]")
+    lead, *others = cut
+    aligning = disclosures(lead, others)
     for party, facts in model.disclosures_.items():
-        for fact in facts:
+        for fact in [*aligning.get(party, []), *facts]:
             console.print(f"  {party:<12} {fact}", soft_wrap=True)
 
 
@@ -113,6 +119,36 @@ def _load(data: str, label: str | None) -> tuple[Any, NDArray[Any]]:
             f"smallest of {counts.min()} rows - in column {label!r} of {data}"
         )
     return columns, y
+
+
+def _aligned(console: Console, columns: Any, y: NDArray[Any], cut: dict[str, list[str]]) -> tuple[Any, NDArray[Any]]:
+    """Give the rows ids, each party some of them in an order of its own, and find the common rows again.
+
+    Returns
+    -------
+    columns, y
+        Of the rows all parties hold, in the common order.
+    """
+    ids = np.array([f"person-{number:07d}" for number in range(len(y))])
+    rng = np.random.default_rng(0)
+    tables = {}
+    for party, names in cut.items():
+        held = rng.permutation(len(y))[: -(-len(y) * 19 // 20)]
+        tables[party] = columns.select(names).take(held).append_column(_ID, pa.array(ids[held]))
+        if party == next(iter(cut)):
+            tables[party] = tables[party].append_column(_LABEL, pa.array(y[held]))
+    started = time.perf_counter()
+    with Status("finding the rows all parties hold", console=console):
+        found = align(tables, on=_ID)
+    seconds = time.perf_counter() - started
+    sizes = ", ".join(f"{party} {table.num_rows}" for party, table in tables.items())
+    whole = pa.table({name: found[party][name] for party, names in cut.items() for name in names})
+    y = found[next(iter(cut))][_LABEL].to_numpy()
+    console.print(
+        f"[bold]private set intersection: {len(y)} rows that all hold, of {sizes}; {seconds:.1f} s[/bold]",
+        soft_wrap=True,
+    )
+    return whole, y
 
 
 def _check_cut(groups: list[list[str]], names: list[str]) -> None:
