@@ -34,7 +34,14 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/secureboost_speed.py
 	$(BIN)/python benchmarks/secureboost_accuracy.py
 	$(BIN)/python benchmarks/secureboost_memory.py
+	$(BIN)/python benchmarks/secureboost_limits.py
+	$(BIN)/python benchmarks/secureboost_convergence.py
+	$(BIN)/python benchmarks/secureboost_scaling.py
+	$(BIN)/python benchmarks/secureboost_reduced_leakage.py
 	$(BIN)/python benchmarks/cipher_speed.py
+	$(BIN)/python benchmarks/alignment_speed.py
+	$(BIN)/python benchmarks/prediction_speed.py
+	$(BIN)/python benchmarks/shap_speed.py
 
 clean:
 	rm -rf $(VENV)

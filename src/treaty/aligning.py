@@ -15,6 +15,7 @@ from treaty.compute import cores
 from treaty.data.ids import NORMALISE, Ids, Normalisation, OnDuplicate, read_ids
 from treaty.data.run_log import MAX_RUNS, RunLog
 from treaty.errors import ConfigError, DataError
+from treaty.progress import steps_bar
 from treaty.protocols.alignment import ResultTo, align_active, align_passive
 from treaty.simulation import Role, play, star
 
@@ -61,7 +62,7 @@ def align(
     max_runs : int, default 20
         Alignments a partner may start within 30 days, by the log.
     progress : callable, optional
-        Called with points done and points in all, by the active party.
+        Called with points done and points in all, by the active party. None: a bar, where standard error is a terminal.
 
     Returns
     -------
@@ -102,10 +103,11 @@ def align(
         )
         for name in tables
     }
-    roles[active] = lambda party: align_active(
-        party, ids(active), result_to=result_to, log=logs[active], threads=threads, progress=progress
-    )
-    played = play(roles, star(active, tables), job="align", protocol="alignment").results
+    with steps_bar("aligning", shown=progress is None) as bar:
+        roles[active] = lambda party: align_active(
+            party, ids(active), result_to=result_to, log=logs[active], threads=threads, progress=progress or bar
+        )
+        played = play(roles, star(active, tables), job="align", protocol="alignment").results
     told = tables if result_to == "both" else [active]
     return {party: _taken(frames[party], played[party].rows, column[party] if drop_id else None) for party in told}
 

@@ -7,7 +7,6 @@ wrong and nothing was started.
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -22,7 +21,7 @@ from treaty.job_file import id_column, load_job
 from treaty.jobs import explain_party, find_part, load_reports, part_file, predict_party, train_party
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.processes import run_all
-from treaty.progress import TrainingBar
+from treaty.progress import TrainingBar, steps_bar
 
 app = typer.Typer(
     help="Train one model across organisations that may not pool their data.",
@@ -108,8 +107,8 @@ def train(
         console.print("What each party learned is in the .report.json files beside them.")
         return
     _check_party(party, list(described.parties))
-    with TrainingBar(party, rounds) if party == described.active else nullcontext() as bar:
-        part = train_party(described, party, bar, resume=resume)
+    with TrainingBar(party, rounds, shown=party == described.active) as bar:
+        part = train_party(described, party, bar, resume=resume, aligning=bar.aligning)
     kept = f"{len(part.splits)} splits of its own"
     if part.forest is not None:
         kept = f"{len(part.forest.trees)} trees, {kept}"
@@ -133,7 +132,8 @@ def predict(
         console.print(f"predictions: {path}", soft_wrap=True)
         return
     _check_party(party, list(described.parties))
-    ids, found = predict_party(described, party)
+    with steps_bar("predicting", shown=party == described.active) as steps:
+        ids, found = predict_party(described, party, steps)
     if found is None:
         return
     if margins is not None:

@@ -22,7 +22,7 @@ from treaty.job_file import Job, id_column
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models import read_file, write_file
-from treaty.protocols.alignment import align_active, align_passive
+from treaty.protocols.alignment import Progress, align_active, align_passive
 from treaty.protocols.pooled import Labelled
 
 FORMAT = "treaty-rows 1"
@@ -69,6 +69,7 @@ def open_rows(
     threads: int = 1,
     kept: Path | None = None,
     again: bool = False,
+    progress: Progress | None = None,
 ) -> Rows:
     """Read a party's file; where the job says so, align its rows with the other parties' first.
 
@@ -84,6 +85,8 @@ def open_rows(
         Where the common order is kept for a later run.
     again : bool
         At the active party: take the order that is kept there, if there is one, instead of aligning anew.
+    progress : callable or None
+        Called while rows are aligned, with points done and points in all.
     """
     name, member = party.name, job.parties[party.name]
     known = {} if schema is None else dict(zip(schema.names, schema.kinds, strict=True))
@@ -99,7 +102,7 @@ def open_rows(
     if column is not None:
         if column not in arrow.column_names:
             raise DataError(f"{name}: expected a column {column!r} of ids, got a file without it - at {path}")
-        rows = pa.array(_common_rows(party, job, arrow[column], threads, kept, again))
+        rows = pa.array(_common_rows(party, job, arrow[column], threads, kept, again, progress))
         ids = arrow[column].take(rows)
         arrow = arrow.drop_columns([column]).take(rows)
     extra = labels_of(job, name)
@@ -119,7 +122,7 @@ def labels_of(job: Job, name: str) -> list[str]:
 
 
 def _common_rows(
-    party: Party, job: Job, column: Any, threads: int, kept: Path | None, again: bool
+    party: Party, job: Job, column: Any, threads: int, kept: Path | None, again: bool, progress: Progress | None
 ) -> NDArray[np.int64]:
     """Return own rows in the common order: that of an earlier run, if the active party says so, or a new one."""
     found = read_file(kept, Kept, FORMAT) if kept is not None and kept.exists() else None
@@ -143,7 +146,7 @@ def _common_rows(
     ids = read_ids(column, party=party.name, normalise=settings.normalise, on_duplicate=settings.on_duplicate)
     log = None if settings.log is None else RunLog(f"{settings.log}/{party.name}.jsonl", max_runs=settings.max_runs)
     align = align_active if party.name == job.active else align_passive
-    rows = align(party, ids, log=log, threads=threads).rows
+    rows = align(party, ids, log=log, threads=threads, progress=progress).rows
     if kept is not None:
         write_file(kept, Kept(order.number, rows), FORMAT)
     return rows

@@ -24,6 +24,7 @@ from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
 from treaty.models import ModelPart, load_part
 from treaty.protocols import decisions, secureboost
+from treaty.protocols.alignment import Progress as Steps
 from treaty.protocols.alignment import disclosures
 from treaty.protocols.contributions import explain_active, explain_passive
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
@@ -54,13 +55,17 @@ class Report(msgspec.Struct, kw_only=True):
     learned: dict[str, list[str]]
 
 
-def train_party(job: Job, name: str, progress: Progress | None = None, *, resume: bool = False) -> ModelPart:
+def train_party(
+    job: Job, name: str, progress: Progress | None = None, *, resume: bool = False, aligning: Steps | None = None
+) -> ModelPart:
     """Run one party's role of a training job against the others' addresses, and save its part and report.
 
     Parameters
     ----------
     resume : bool
         Go on from the checkpoint of an interrupted run, if there is one. The active party decides for all.
+    aligning : callable or None
+        Called while rows are aligned, with steps done and steps in all.
 
     Raises
     ------
@@ -85,17 +90,17 @@ def train_party(job: Job, name: str, progress: Progress | None = None, *, resume
     training = member.table
 
     def role(party: Party) -> ModelPart:  # tables are read once connected, so that the others learn of a bad one
-        aligning = time.perf_counter()
+        connected = time.perf_counter()
         keep = Path(job.output) / f"{name}.rows"
-        rows = open_rows(party, job, training, None, threads=threads, kept=keep, again=resume)
-        aligned.append(time.perf_counter() - aligning)
+        rows = open_rows(party, job, training, None, threads=threads, kept=keep, again=resume, progress=aligning)
+        aligned.append(time.perf_counter() - connected)
         data, classes = labelled(rows, job, name, training, None, training=True)
         if name == job.active and options.mechanism == "label_rr":
             kept = member.noisy_labels or f"{training}.noisy_labels"
             data = replace(data, y=noisy_labels(kept, data.y, classes, options))
         evals = []
         for number, path in enumerate(member.eval_tables):
-            rows = open_rows(party, job, path, data.table.schema, threads=threads)
+            rows = open_rows(party, job, path, data.table.schema, threads=threads, progress=aligning)
             watched, _ = labelled(rows, job, name, path, classes, training=False)
             evals.append(replace(watched, name=f"eval_{number}"))
         if name == job.active:
@@ -123,7 +128,7 @@ def train_party(job: Job, name: str, progress: Progress | None = None, *, resume
     return part
 
 
-def predict_party(job: Job, name: str) -> tuple[Any, NDArray[np.float64] | None]:
+def predict_party(job: Job, name: str, steps: Steps | None = None) -> tuple[Any, NDArray[np.float64] | None]:
     """Run one party's role of a prediction with its saved part.
 
     Returns
@@ -139,8 +144,9 @@ def predict_party(job: Job, name: str) -> tuple[Any, NDArray[np.float64] | None]
     def role(party: Party, part: ModelPart, table: Table) -> NDArray[np.float64] | None:
         if options.he_inference and part.forest is not None:
             return hidden_active(
-                party, part, table, key_bits=options.key_bits, insecure_test_key_bits=bits, threads=threads
-            )
+                party, part, table,
+                key_bits=options.key_bits, insecure_test_key_bits=bits, threads=threads, progress=steps,
+            )  # fmt: skip
         if options.he_inference:
             hidden_passive(party, part, table, insecure_test_key_bits=bits, threads=threads)
         elif part.forest is not None:

@@ -1,13 +1,44 @@
-"""A progress bar for long work; silent when the output is not a terminal."""
+"""Progress bars for long work; silent when the output is not a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from treaty.models import ModelPart
+
+
+@contextmanager
+def steps_bar(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function to call with steps done and steps in all; the bar appears with its first call."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with _progress(*columns, TimeRemainingColumn(), shown=shown) as bar:
+        tasks: list[TaskID] = []
+
+        def step(done: int, total: int) -> None:
+            if not tasks:
+                tasks.append(bar.add_task(title, total=total))
+            bar.update(tasks[0], completed=done, total=total)
+
+        yield step
+
+
+def _progress(*columns: ProgressColumn, shown: bool) -> Progress:
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, disable=not (shown and console.is_terminal), transient=True)
 
 
 class TrainingBar:
@@ -17,12 +48,12 @@ class TrainingBar:
     """
 
     def __init__(self, title: str, rounds: int, *, shown: bool = True) -> None:
-        self._progress = Progress(
+        self._progress = _progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"),
-            TimeElapsedColumn(), TimeRemainingColumn(),
-            console=Console(stderr=True), disable=not (shown and Console(stderr=True).is_terminal), transient=True,
+            TimeElapsedColumn(), TimeRemainingColumn(), shown=shown,
         )  # fmt: skip
         self._task = self._progress.add_task(title, total=rounds, loss="")
+        self._aligning: TaskID | None = None
 
     def __enter__(self) -> TrainingBar:
         self._progress.start()
@@ -43,3 +74,9 @@ class TrainingBar:
                 if losses
             )
         self._progress.update(self._task, completed=done, loss=loss)
+
+    def aligning(self, done: int, total: int) -> None:
+        """Show the alignment before the first round, in steps."""
+        if self._aligning is None:
+            self._aligning = self._progress.add_task("aligning", total=total, loss="")
+        self._progress.update(self._aligning, completed=done, total=total)

@@ -21,7 +21,7 @@ from treaty.interpretation import Contributions, explain_pooled, rows_first
 from treaty.models import ModelPart, predict_pooled
 from treaty.options import TreeOptions
 from treaty.processes import predict_in_processes, train_in_processes
-from treaty.progress import TrainingBar
+from treaty.progress import TrainingBar, steps_bar
 from treaty.protocols import pooled
 from treaty.protocols.decisions import Decided
 from treaty.protocols.pooled import Labelled, noisy_labels
@@ -142,7 +142,8 @@ def predict(
         return predict_pooled(list(parts.values()), [join(tables)], threads)
     if transport == "grpc":
         return predict_in_processes(parts, tables, options, n_jobs)
-    return predict_in_threads(parts, tables, options, n_jobs)
+    with steps_bar("predicting") as steps:
+        return predict_in_threads(parts, tables, options, n_jobs, steps)
 
 
 def decided(parts: Mapping[str, ModelPart], tables: Mapping[str, Table], n_jobs: int | None) -> Decided:

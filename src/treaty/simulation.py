@@ -188,7 +188,11 @@ def train_in_threads(
 
 
 def predict_in_threads(
-    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], options: TreeOptions, n_jobs: int | None
+    parts: Mapping[str, ModelPart],
+    tables: Mapping[str, Table],
+    options: TreeOptions,
+    n_jobs: int | None,
+    steps: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.float64]:
     """Predict with every party in a thread of its own; return the margins (n_rows, n_outputs)."""
     threads = cores(n_jobs)
@@ -199,7 +203,7 @@ def predict_in_threads(
                 parts,
                 lambda party, part: hidden_active(
                     party, part, tables[party.name],
-                    key_bits=options.key_bits, insecure_test_key_bits=bits, threads=threads,
+                    key_bits=options.key_bits, insecure_test_key_bits=bits, threads=threads, progress=steps,
                 ),
                 lambda party, part: hidden_passive(
                     party, part, tables[party.name], insecure_test_key_bits=bits, threads=threads
