@@ -20,6 +20,7 @@ from statistics import median
 import numpy as np
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
+from sklearn.model_selection import train_test_split
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -82,6 +83,24 @@ def default_of_credit_card_clients() -> Data:
 def flights() -> Data:
     """327 346 rows, 18 numeric features, some missing: late arrivals (nycflights13 with weather and planes)."""
     return _load("flights", "flights.parquet", "arr_late15", names=FLIGHTS)
+
+
+def splits(data: Data, count: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Return rows to train on (two thirds, stratified) and to test on, of the first `count` of ten fixed splits.
+
+    They are kept with the results, a bit per row, 1 for training: results/splits_<title>.npy, uint8
+    (10, ceil(n_rows / 8)). Split k was drawn by scikit-learn's `train_test_split` with seed k.
+    """
+    path = RESULTS / f"splits_{data.title.lower().replace(' ', '_')}.npy"
+    if not path.exists():
+        drawn = np.zeros((10, len(data.y)), bool)
+        for seed, trained in enumerate(drawn):
+            train, _ = train_test_split(np.arange(len(data.y)), test_size=1 / 3, stratify=data.y, random_state=seed)
+            trained[train] = True
+        RESULTS.mkdir(exist_ok=True)
+        np.save(path, np.packbits(drawn, axis=1))
+    kept = np.unpackbits(np.load(path), axis=1, count=len(data.y)).astype(bool)
+    return [(np.flatnonzero(trained), np.flatnonzero(~trained)) for trained in kept[:count]]
 
 
 def machine() -> str:
@@ -177,9 +196,14 @@ def report(name: str, rows: Sequence[dict[str, object]], *, quick: bool) -> None
     print(f"machine: {machine()}")
     if quick:
         return
+    write(name, rows)
+
+
+def write(name: str, rows: Sequence[dict[str, object]]) -> None:
+    """Write rows to results/<name>.csv, for tables too long to print."""
     RESULTS.mkdir(exist_ok=True)
     with (RESULTS / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*heads, "machine"], lineterminator="\n")
+        writer = csv.DictWriter(file, [*rows[0], "machine"], lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, "machine": machine()} for row in rows)
     print(f"written to benchmarks/results/{name}.csv")

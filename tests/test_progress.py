@@ -10,7 +10,7 @@ from treaty.progress import TrainingBar, steps_bar
 @pytest.fixture
 def terminal(monkeypatch):
     """Make standard error look like a terminal, and return what is written to it."""
-    console = Console(force_terminal=True, width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(force_terminal=True, width=100, record=True, file=open("/dev/null", "w"))
     monkeypatch.setattr(progress, "Console", lambda stderr: console)
     yield console
     console.file.close()

@@ -92,6 +92,71 @@ def own_columns(table: Table, options: TreeOptions, splits: SplitTable, threads:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A training of a party that holds the trees: new, or to be gone on with.
+
+    Attributes
+    ----------
+    part : ModelPart
+        With the trees of the rounds all parties have kept, and own records.
+    records : list of int
+        Of each source, how many records those trees use.
+    resume : Progressed or None
+    rows : bytes
+        `fingerprint` of the training rows, where checkpoints are kept.
+    """
+
+    part: ModelPart
+    records: list[int]
+    resume: Progressed | None
+    rows: bytes
+
+    @property
+    def forest(self) -> Forest:
+        """The trees so far."""
+        assert self.part.forest is not None
+        return self.part.forest
+
+    def keep(self, keeper: Keeper, options: TreeOptions, progressed: Progressed) -> None:
+        """Write a checkpoint."""
+        kept = replace(progressed, margins=progressed.margins.copy())  # the rounds that follow change the margins
+        keeper.keep(lambda: checkpoint_of(self.part, options, self.rows, kept))
+
+
+def begin(
+    data: Labelled,
+    objective: Objective,
+    options: TreeOptions,
+    party: str,
+    sources: tuple[str, ...],
+    classes: list[Category] | None,
+    keeper: Keeper | None,
+) -> Begun:
+    """Begin a training, or take up the one the keeper finds.
+
+    Raises
+    ------
+    ConfigError
+        When the checkpoint is of other options, parties or rows.
+    """
+    rows = b"" if keeper is None else fingerprint(data.table, data.y, data.weight)
+    found = None if keeper is None else keeper.found()
+    if found is None:
+        forest = Forest(objective, sources, classes)
+        part = ModelPart(
+            model_id=secrets.token_hex(16), party=party, schema=data.table.schema, splits=SplitTable(), forest=forest
+        )
+        return Begun(part, [0] * len(sources), None, rows)
+    found.check(options, sources, rows)
+    resume = found.progressed(objective.n_outputs)
+    assert found.part.forest is not None
+    found.part.forest.cut(resume.rounds)
+    records = records_used(found.part.forest.trees, len(sources))
+    keep_records(found.part.splits, records[sources.index(party)])
+    return Begun(found.part, records, resume, rows)
+
+
 def train(
     data: Labelled,
     options: TreeOptions,
@@ -117,24 +182,8 @@ def train(
         The whole model.
     """
     objective = objective_for(data, classes, options)
-    resume: Progressed | None = None
-    table = b"" if keeper is None else fingerprint(data.table, data.y, data.weight)
-    found = None if keeper is None else keeper.found()
-    if found is not None:
-        found.check(options, ("pooled",), table)
-        part, resume = found.part, found.progressed(objective.n_outputs)
-    else:
-        part = ModelPart(
-            model_id=secrets.token_hex(16),
-            party="pooled",
-            schema=data.table.schema,
-            splits=SplitTable(),
-            forest=Forest(objective, ("pooled",), classes),
-        )
-    forest, splits = part.forest, part.splits
-    assert forest is not None
-    forest.cut(0 if resume is None else resume.rounds)
-    keep_records(splits, records_used(forest.trees, 1)[0])
+    begun = begin(data, objective, options, "pooled", ("pooled",), classes, keeper)
+    part, forest, splits = begun.part, begun.forest, begun.part.splits
     source = own_columns(data.table, options, splits, threads)
 
     def watch(rows: Labelled) -> EvalSet:
@@ -147,8 +196,7 @@ def train(
 
     def on_round(progressed: Progressed) -> None:
         if keeper is not None and keeper.due:
-            kept = replace(progressed, margins=progressed.margins.copy())
-            keeper.keep(lambda: checkpoint_of(part, options, table, kept))
+            begun.keep(keeper, options, progressed)
         if progress is not None:
             progress(progressed.rounds, part)
 
@@ -164,7 +212,7 @@ def train(
         n_columns=len(source.categorical),
         eval_sets=[watch(rows) for rows in eval_sets],
         on_round=on_round,
-        resume=resume,
+        resume=begun.resume,
         threads=threads,
         **options.sampling(),
     )

@@ -41,14 +41,12 @@ the eval sets watched in training, in `decisions`.
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
-from treaty.crypto.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.crypto.encrypted_sums import SumsBounds, SumsClient, make_client, make_server
 from treaty.data.binning import fit_bins
 from treaty.data.columns import Category
 from treaty.data.table import Table
@@ -56,7 +54,7 @@ from treaty.errors import ConfigError
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
-from treaty.models import ModelPart, keep_records, records_used
+from treaty.models import ModelPart, keep_records
 from treaty.options import TreeOptions
 from treaty.privacy.guard import mixed_nodes
 from treaty.protocols.decisions import DecideRequest, Finish, decide, decided_by_all
@@ -75,10 +73,11 @@ from treaty.protocols.encrypted_columns import (
     pack,
     unpack,
 )
-from treaty.protocols.pooled import Labelled, Progress, objective_for, own_columns
-from treaty.trees.boosting import EvalSet, Forest, Progressed, boost
-from treaty.trees.columns import SumsFinder
+from treaty.protocols.pooled import Labelled, Progress, begin, objective_for, own_columns
+from treaty.trees.boosting import EvalSet, Progressed, boost
+from treaty.trees.columns import MayShow, SumsFinder
 from treaty.trees.ensemble import SplitTable
+from treaty.trees.objectives import Objective
 
 
 class Setup(Message):
@@ -149,65 +148,20 @@ def active(
     agree(party, terms(options, n_rows, [e.table.n_rows for e in eval_sets]))
     objective = objective_for(data, classes, options)
     objective.check_sums(n_rows)
-    resume: Progressed | None = None
-    table = b"" if keeper is None else fingerprint(data.table, data.y, data.weight)
-    found = None if keeper is None else keeper.found()
-    if found is not None:
-        found.check(options, parties, table)
-        resume, part = found.progressed(objective.n_outputs), found.part
-        assert part.forest is not None
-        part.forest.cut(resume.rounds)
-    else:
-        part = ModelPart(
-            model_id=secrets.token_hex(16),
-            party=party.name,
-            schema=data.table.schema,
-            splits=SplitTable(),
-            forest=Forest(objective, tuple(parties), classes),
-        )
-    forest = part.forest
-    assert forest is not None
-    records = dict(zip(parties, records_used(forest.trees, len(parties)), strict=True))
-    keep_records(part.splits, records[party.name])
+    begun = begin(data, objective, options, party.name, tuple(parties), classes, keeper)
+    part, forest = begun.part, begun.forest
     own = own_columns(data.table, options, part.splits, threads)
-    if options.rl_trees and len(own.categorical) == 0:
-        raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
-
-    amplified = 1.0 if options.one_side is None else max(1.0, options.one_side.factor)
-    bounds = SumsBounds(
-        n_rows, math.ceil(objective.grad_bound * amplified), math.ceil(objective.hess_bound * amplified)
-    )
-    client = make_client(
-        options.cipher,
-        bounds,
-        threads=threads,
-        insecure_test_key_bits=options.insecure_test_key_bits,
-        key_bits=options.key_bits,
-    )
     alone_trees = (options.rl_trees or 0) * objective.n_outputs
+    if alone_trees and len(own.categorical) == 0:
+        raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
+    client = _make_client(objective, n_rows, options, threads)
     gradients = EncryptedGradients(party, client, n_rows, first_tree=max(alone_trees, len(forest.trees)))
     payload = pack(client.setup())
+    records = dict(zip(parties, begun.records, strict=True))
     for peer in party.peers:
-        party.send(peer, Setup(part.model_id, resume is not None, records[peer], payload))
+        party.send(peer, Setup(part.model_id, begun.resume is not None, records[peer], payload))
     sources = [own if name == party.name else PassiveColumns(party, name, gradients, n_rows) for name in parties]
-
-    def on_round(progressed: Progressed) -> None:
-        if keeper is not None and keeper.due:
-            for peer in party.peers:
-                party.send(peer, Keep(progressed.rounds))
-            for peer in party.peers:
-                party.receive(peer, Kept)
-            kept = replace(progressed, margins=progressed.margins.copy())
-            keeper.keep(lambda: checkpoint_of(part, options, table, kept))
-        if progress is not None:
-            progress(progressed.rounds, part)
-
     rules = options.rules(objective)
-    may_show = None
-    if options.purity_guard is not None:
-        if classes is None:
-            raise ConfigError("purity_guard is about classes; a regression has none: leave it out (None)")
-        may_show = mixed_nodes(data.y, len(classes), options.purity_guard)
     finder = SumsFinder(
         sources,
         n_rows,
@@ -215,9 +169,20 @@ def active(
         threads,
         own=list(parties).index(party.name),
         alone_trees=alone_trees,
-        may_show=may_show,
+        may_show=_guard(data, classes, options),
         first_tree=len(forest.trees),
     )
+
+    def on_round(progressed: Progressed) -> None:
+        if keeper is not None and keeper.due:
+            for peer in party.peers:
+                party.send(peer, Keep(progressed.rounds))
+            for peer in party.peers:
+                party.receive(peer, Kept)
+            begun.keep(keeper, options, progressed)
+        if progress is not None:
+            progress(progressed.rounds, part)
+
     if progress is not None:
         progress(forest.rounds, part)
     boost(
@@ -232,13 +197,34 @@ def active(
             for number, rows in enumerate(eval_sets)
         ],
         on_round=on_round,
-        resume=resume,
+        resume=begun.resume,
         threads=threads,
         **options.sampling(),
     )
     for peer in party.peers:
         party.send(peer, Finish())
     return part
+
+
+def _make_client(objective: Objective, n_rows: int, options: TreeOptions, threads: int) -> SumsClient:
+    """Make the key's owner; the bounds hold for gradients that one-side sampling multiplies, too."""
+    factor = 1.0 if options.one_side is None else max(1.0, options.one_side.factor)
+    bounds = SumsBounds(n_rows, math.ceil(objective.grad_bound * factor), math.ceil(objective.hess_bound * factor))
+    return make_client(
+        options.cipher,
+        bounds,
+        threads=threads,
+        insecure_test_key_bits=options.insecure_test_key_bits,
+        key_bits=options.key_bits,
+    )
+
+
+def _guard(data: Labelled, classes: list[Category] | None, options: TreeOptions) -> MayShow | None:
+    if options.purity_guard is None:
+        return None
+    if classes is None:
+        raise ConfigError("purity_guard is about classes; a regression has none: leave it out (None)")
+    return mixed_nodes(data.y, len(classes), options.purity_guard)
 
 
 # ---------------------------------------------------------------- passive party
