@@ -10,8 +10,8 @@ Claim: beyond what it holds just before training (its table read), a party's pea
 * 64 MiB that no size of the job changes (the cipher's tables, factors kept ready, libraries).
 
 The half on top is what the C library keeps of what threads have freed; it was added after a first run with 5,000
-features took 796 MB where the sum above is 623 MB. In one run with 2,000 features and 3,000 rows MALLOC_ARENA_MAX=2 with
-MALLOC_MMAP_THRESHOLD_=1048576 took 139 MB instead of 216.
+features took 796 MB where the sum above is 623 MB. In one run with 2,000 features and 3,000 rows MALLOC_ARENA_MAX=2
+with MALLOC_MMAP_THRESHOLD_=1048576 took 139 MB instead of 216.
 Bins are counted as if all were filled; a level asks for at most 2^(depth - 2) nodes.
 Default of Credit Card Clients, 20 000 rows, Okamoto-Uchiyama with 3072 bits, depth 3; every party a process of its own
 over gRPC. Columns beyond the 23 are copies of random ones with noise of a tenth of their deviation, so that they fill

@@ -428,3 +428,40 @@ def test_an_unwilling_party_is_not_exported():
         model.to_xgboost(consent=["p1"])
     booster = model.to_xgboost(consent=["p1", "p2"])
     assert len(booster.get_dump()) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"goss": True, "purity_guard": 0.2}, "goss and purity_guard contradict"),
+        ({"goss": True, "subsample": 0.5}, "leave subsample at 1"),
+        ({"goss": True, "top_rate": 0.8, "other_rate": 0.4}, "top_rate . other_rate of at most 1"),
+        ({"mechanism": "label_rr"}, "mechanism and epsilon go together"),
+        ({"epsilon": 1.0}, "mechanism and epsilon go together"),
+        ({"rerandomise": False}, "needs mode='paper' and allow_insecure=True"),
+        ({"rerandomise": False, "mode": "paper"}, "needs mode='paper' and allow_insecure=True"),
+        ({"purity_guard": 1.5}, "purity_guard=1.5"),
+        ({"encryption": "rsa"}, "encryption='rsa'"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)
+def test_options_that_do_not_go_together_are_refused(options, said):
+    X, y = real_table("binary")
+    with pytest.raises(treaty.ConfigError, match=said):
+        treaty.GBDTClassifier(**{**FAST_KEY, **options}).fit(cut(X, 2), y)
+
+
+def test_label_rr_on_a_regression_is_refused():
+    X, y = real_table("regression")
+    with pytest.raises(treaty.ConfigError, match="randomises classes"):
+        treaty.GBDTRegressor(**FAST_KEY, mechanism="label_rr", epsilon=1.0).fit(cut(X, 2), y)
+
+
+def test_paillier_gives_the_trees_of_okamoto_uchiyama():
+    X, y = real_table("binary", rows=120)
+    tables = cut(X, 2)
+    options = {**FAST_KEY, "n_estimators": 2}
+    one = treaty.GBDTClassifier(**options, encryption="ou").fit(tables, y)
+    other = treaty.GBDTClassifier(**options, encryption="paillier").fit(tables, y)
+    assert one.parts_["p0"].forest.trees == other.parts_["p0"].forest.trees
+    assert one.communication_["p0 -> p1"]["bytes"] != other.communication_["p0 -> p1"]["bytes"]

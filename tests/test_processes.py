@@ -464,3 +464,46 @@ def test_a_table_without_the_id_column_is_named_at_its_party_alone(tmp_path):
     for name in ("clinic", "lab"):
         assert "imaging" in one_line(ended[name][1])
         assert "case_number" not in ended[name][1]
+
+
+def test_a_finished_jobs_alignment_is_not_taken_again(tmp_path):
+    job, _ = write_unaligned(tmp_path)
+    subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
+    lab = pd.read_csv(tmp_path / "lab.csv")
+    lab.sort_values("patient").to_csv(tmp_path / "lab.csv", index=False)  # the same rows, in another order
+    subprocess.run([*TREATY, "train", str(job), "--resume"], capture_output=True, check=True)
+    subprocess.run([*TREATY, "predict", str(job)], check=True, capture_output=True)
+    predicted = pd.read_csv(tmp_path / "model" / "predictions.csv").set_index("patient")
+    labels = pd.read_csv(tmp_path / "clinic.csv").set_index("patient")["y"]
+    assert np.mean(predicted["prediction"] == labels.loc[predicted.index]) > 0.9
+
+
+def test_an_interrupted_alignment_is_not_put_on_other_ids(tmp_path):
+    job, _ = write_unaligned(tmp_path, alone=True, trees=2000)
+    processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
+    kept = tmp_path / "model" / "clinic.checkpoint"
+    deadline = time.monotonic() + 60
+    while not kept.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(processes["clinic"].pid, signal.SIGKILL)
+    finish(processes, EACH_WITHIN)
+    lab = pd.read_csv(tmp_path / "lab.csv")
+    lab.sort_values("patient").to_csv(tmp_path / "lab.csv", index=False)
+    processes = {name: start(job, name) for name in ("imaging", "lab")}
+    processes["clinic"] = start(job, "clinic", resume=True)
+    ended = finish(processes, 60)
+    assert "bring the table back or begin anew" in one_line(ended["lab"][1])
+    for name in ("clinic", "imaging"):
+        assert "its ids have changed" in one_line(ended[name][1])
+
+
+def test_labels_randomised_once_serve_every_alignment(tmp_path):
+    job, _ = write_unaligned(tmp_path, mechanism="label_rr", epsilon=2.0)
+    for _ in range(2):  # another order of rows each time
+        subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
+    noisy = tmp_path / "clinic.csv.noisy_labels"
+    assert noisy.stat().st_mode & 0o077 == 0
+    drawn = noisy.read_bytes()
+    subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
+    assert noisy.read_bytes() == drawn

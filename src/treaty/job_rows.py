@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from treaty.data.ids import read_ids
@@ -22,8 +24,9 @@ from treaty.job_file import Job, id_column
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models import read_file, write_file
+from treaty.options import TreeOptions
 from treaty.protocols.alignment import Progress, align_active, align_passive
-from treaty.protocols.pooled import Labelled
+from treaty.protocols.pooled import Labelled, noisy_labels
 
 FORMAT = "treaty-rows 1"
 
@@ -36,9 +39,10 @@ class Order(Message):
 
 
 class Kept(msgspec.Struct):
-    """Own rows in a common order that all parties know by its number."""
+    """Own rows in a common order that all parties know by its number; `ids` is SHA-256 of the file's column of ids."""
 
     number: str
+    ids: bytes
     rows: NDArray[np.int64]
 
 
@@ -51,12 +55,18 @@ class Rows:
     arrow : pyarrow.Table
         All columns but those dropped and the ids.
     features : Table
+    whole : pyarrow.Table
+        The file's rows in its own order.
+    order : int64 (n_rows,) or None
+        Which of them these are; None: all, in the same order.
     ids : pyarrow.ChunkedArray or None
         Where rows were aligned.
     """
 
     arrow: Any
     features: Table
+    whole: Any
+    order: NDArray[np.int64] | None = None
     ids: Any = None
 
 
@@ -97,14 +107,14 @@ def open_rows(
     arrow = read_table(path, drop=[other for other in member.drop if other != column], text=text, party=name)
     checked = checked_columns(arrow)
     if checked is not None:
-        return Rows(arrow, checked)
-    ids = None
+        return Rows(arrow, checked, arrow)
+    whole, order, ids = arrow, None, None
     if column is not None:
         if column not in arrow.column_names:
             raise DataError(f"{name}: expected a column {column!r} of ids, got a file without it - at {path}")
-        rows = pa.array(_common_rows(party, job, arrow[column], threads, kept, again, progress))
-        ids = arrow[column].take(rows)
-        arrow = arrow.drop_columns([column]).take(rows)
+        order = _common_rows(party, job, arrow[column], threads, kept, again, progress)
+        ids = arrow[column].take(pa.array(order))
+        arrow = arrow.drop_columns([column]).take(pa.array(order))
     extra = labels_of(job, name)
     wanted = [column for column in member.columns or arrow.column_names if column not in extra]
     absent = [column for column in wanted if column not in arrow.column_names]
@@ -113,7 +123,7 @@ def open_rows(
     features = to_table(
         arrow.select(wanted), party=name, schema=schema, text_as_categories=True, allow_no_features=name == job.active
     )
-    return Rows(arrow, features, ids)
+    return Rows(arrow, features, whole, order, ids)
 
 
 def labels_of(job: Job, name: str) -> list[str]:
@@ -125,7 +135,10 @@ def _common_rows(
     party: Party, job: Job, column: Any, threads: int, kept: Path | None, again: bool, progress: Progress | None
 ) -> NDArray[np.int64]:
     """Return own rows in the common order: that of an earlier run, if the active party says so, or a new one."""
+    digest = _digest(column)
     found = read_file(kept, Kept, FORMAT) if kept is not None and kept.exists() else None
+    if found is not None and found.ids != digest:  # the file's rows are others now
+        found = None
     if party.name == job.active:
         again = again and found is not None
         order = Order(found.number if again and found is not None else secrets.token_hex(16), again)
@@ -134,11 +147,11 @@ def _common_rows(
     else:
         order = party.receive(job.active, Order)
     if order.again:
-        if found is None or found.number != order.number or np.any(found.rows >= len(column)):
+        if found is None or found.number != order.number:
             raise ConfigError(
-                f"{party.name}: cannot resume: expected the rows of alignment {order.number[:8]} - at {kept}; begin "
-                "anew",
-                public="it cannot resume: it has not kept the alignment",
+                f"{party.name}: cannot resume: expected the rows of alignment {order.number[:8]}, made with the ids that "
+                f"the table has now - at {kept}; bring the table back or begin anew",
+                public="it cannot resume: it has not kept the alignment, or its ids have changed",
             )
         return found.rows
     assert job.align is not None
@@ -148,8 +161,16 @@ def _common_rows(
     align = align_active if party.name == job.active else align_passive
     rows = align(party, ids, log=log, threads=threads, progress=progress).rows
     if kept is not None:
-        write_file(kept, Kept(order.number, rows), FORMAT)
+        write_file(kept, Kept(order.number, digest, rows), FORMAT)
     return rows
+
+
+def _digest(column: Any) -> bytes:
+    """Return SHA-256 of a column of ids, in their order."""
+    digest = hashlib.sha256()
+    for value in pc.cast(column, pa.large_string()).combine_chunks().buffers():
+        digest.update(b"-" if value is None else value)
+    return digest.digest()
 
 
 def labelled(
@@ -170,11 +191,21 @@ def labelled(
     if classes is None:
         classes = np.unique(y).tolist()
         if len(classes) < 2:
-            raise DataError(
-                f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows",
-                public="its labels are all of one class",
-            )
+            raise DataError(f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows")
     unseen = set(np.unique(y).tolist()) - set(classes)
     if unseen:
         raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
     return Labelled(rows.features, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
+
+
+def with_noisy_labels(
+    data: Labelled, rows: Rows, job: Job, path: str, options: TreeOptions
+) -> tuple[Labelled, list[Any]]:
+    """Put noisy labels in the place of true ones, drawn for the file's rows in its own order.
+
+    Rows come in another order with every alignment; labels must not be drawn again with it.
+    """
+    y = check_labels(rows.whole[job.label].to_numpy(zero_copy_only=False), job.active, rows.whole.num_rows)
+    classes = np.unique(y)
+    noisy = noisy_labels(path, np.searchsorted(classes, y).astype(np.float64), classes.tolist(), options)
+    return replace(data, y=noisy if rows.order is None else noisy[rows.order]), classes.tolist()

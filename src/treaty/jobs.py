@@ -17,7 +17,7 @@ from treaty.compute import cores
 from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerLost
 from treaty.job_file import Job, id_column
-from treaty.job_rows import labelled, open_rows
+from treaty.job_rows import labelled, open_rows, with_noisy_labels
 from treaty.messaging.certificates import load_certificate
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
@@ -28,7 +28,7 @@ from treaty.protocols.alignment import Progress as Steps
 from treaty.protocols.alignment import disclosures
 from treaty.protocols.contributions import explain_active, explain_passive
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
-from treaty.protocols.pooled import Progress, noisy_labels
+from treaty.protocols.pooled import Progress
 from treaty.simulation import traffic_of
 
 Result = TypeVar("Result")
@@ -88,16 +88,16 @@ def train_party(
             progress(done, part)
 
     training = member.table
+    keep = Path(job.output) / f"{name}.rows"
 
     def role(party: Party) -> ModelPart:  # tables are read once connected, so that the others learn of a bad one
         connected = time.perf_counter()
-        keep = Path(job.output) / f"{name}.rows"
         rows = open_rows(party, job, training, None, threads=threads, kept=keep, again=resume, progress=aligning)
         aligned.append(time.perf_counter() - connected)
         data, classes = labelled(rows, job, name, training, None, training=True)
         if name == job.active and options.mechanism == "label_rr":
-            kept = member.noisy_labels or f"{training}.noisy_labels"
-            data = replace(data, y=noisy_labels(kept, data.y, classes, options))
+            noisy = member.noisy_labels or f"{training}.noisy_labels"
+            data, classes = with_noisy_labels(data, rows, job, noisy, options)
         evals = []
         for number, path in enumerate(member.eval_tables):
             rows = open_rows(party, job, path, data.table.schema, threads=threads, progress=aligning)
@@ -120,6 +120,7 @@ def train_party(
         raise
     part.save(part_file(job.output, name))
     keeper.done()
+    keep.unlink(missing_ok=True)  # the next training aligns anew
     ended = time.perf_counter()
     first = begun[0] if begun else ended
     seconds = {"alignment": aligned[0]} if job.align is not None else {}

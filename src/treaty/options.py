@@ -190,6 +190,11 @@ def _check_together(options: TreeOptions) -> None:
         raise ConfigError("goss draws the rows of each tree itself; leave subsample at 1")
     if options.goss and options.top_rate + options.other_rate > 1.0:
         raise ConfigError(f"expected top_rate + other_rate of at most 1, got {options.top_rate} + {options.other_rate}")
+    if options.goss and options.purity_guard is not None:
+        raise ConfigError(
+            "goss and purity_guard contradict each other: goss's samples show passive parties the rows with large "
+            "gradients; use subsample"
+        )
     if (options.mechanism is None) != (options.epsilon is None):
         raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
     if options.rerandomise is False and not (options.mode == "paper" and options.allow_insecure):

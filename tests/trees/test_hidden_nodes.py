@@ -39,7 +39,7 @@ class _Spied:
         self._source.ask_sums(level, rows)
 
 
-def _grow(seed, may_show=None, alone_trees=0, trees=1, n_rows=80, rules=RULES):
+def _grow(seed, may_show=None, alone_trees=0, trees=1, n_rows=80, rules=RULES, rows=None):
     rng = np.random.default_rng(seed)
     table = random_codes(rng, n_rows, [5, 7, 4, 6, 3], missing=0.1, categorical=[3])
     y = random_labels(rng, table, "logistic")
@@ -48,7 +48,7 @@ def _grow(seed, may_show=None, alone_trees=0, trees=1, n_rows=80, rules=RULES):
     sources = [_Spied(part.source()) for part in parts]
     finder = SumsFinder(sources, n_rows, rules, own=1, alone_trees=alone_trees, may_show=may_show)
     columns = np.arange(5, dtype=np.int32)
-    grown = [grow_tree(finder, grad, hess, np.zeros(n_rows), rules, rows=None, columns=columns) for _ in range(trees)]
+    grown = [grow_tree(finder, grad, hess, np.zeros(n_rows), rules, rows=rows, columns=columns) for _ in range(trees)]
     return parts, sources, grown, grad, hess, y
 
 
@@ -106,6 +106,17 @@ def test_others_never_see_nor_can_infer_a_node_beyond_the_limit(seed, limit):
             pair = [frozenset(rows[child].tolist()), frozenset(rows[child + 1].tolist())]
             if seen & set(pair):
                 assert all(abs(y[list(node)].mean() - y.mean()) <= limit for node in pair)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), limit=st.floats(0.1, 0.4))
+def test_what_is_shown_of_a_sample_is_within_the_limit_too(seed, limit):
+    rows = np.sort(np.random.default_rng(seed).choice(200, 50, replace=False)).astype(np.int32)
+    *_, y = _grow(seed, n_rows=200)
+    _, sources, _, _, _, y = _grow(seed, may_show=_pure(y, limit), n_rows=200, rows=rows)
+    for node in sources[0].seen[1:]:  # the sample itself says nothing of labels
+        assert node <= set(rows.tolist())
+        assert abs(y[list(node)].mean() - y.mean()) <= limit
 
 
 @settings(max_examples=60, deadline=None)

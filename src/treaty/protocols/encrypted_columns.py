@@ -7,6 +7,7 @@ at hand. What each message tells is in its docstring, the order in which they co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -213,6 +214,55 @@ class PassiveColumns:
 
 
 # ---------------------------------------------------------------- the owner's end
+
+
+@dataclass(slots=True)
+class TreeOrder:
+    """What the active party may ask of an owner, and when: within a tree, per level sums and then at most one split.
+
+    Parameters
+    ----------
+    lead : str
+        The active party.
+    max_depth : int
+    fewest_rows : int
+        Least rows of a child, so that a node that is split has twice as many.
+    """
+
+    lead: str
+    max_depth: int
+    fewest_rows: int
+    _growing: bool = False
+    _levels: int = 0
+    _may_split: bool = False
+
+    def start(self) -> None:
+        """Take note of `TreeStart`."""
+        self._check(not self._growing, "TreeEnd before the next TreeStart")
+        self._growing, self._levels, self._may_split = True, 0, False
+
+    def end(self) -> None:
+        """Take note of `TreeEnd`."""
+        self._check(self._growing, "TreeStart before TreeEnd")
+        self._growing = False
+
+    def sums(self) -> None:
+        """Take note of `SumsRequest`."""
+        self._check(self._growing and self._levels < self.max_depth, f"{self.max_depth} SumsRequests in a tree at most")
+        self._levels += 1
+        self._may_split = True
+
+    def split(self, request: SplitRequest) -> None:
+        """Take note of `SplitRequest`."""
+        self._check(self._growing and self._may_split, "SumsRequest before SplitRequest, and one of it")
+        self._may_split = False
+        node_of_row = view(request.node_of_row, np.int32, (None,), peer=self.lead, what="SplitRequest.node_of_row")
+        sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=1)
+        self._check(bool(np.all(sizes >= 2 * self.fewest_rows)), f"nodes of {2 * self.fewest_rows} rows at least")
+
+    def _check(self, fine: bool, expected: str) -> None:
+        if not fine:
+            raise PeerProtocolError(self.lead, f"expected {expected} - from {self.lead}")
 
 
 def checked_sample(

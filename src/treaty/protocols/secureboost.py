@@ -42,7 +42,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
@@ -67,6 +69,7 @@ from treaty.protocols.encrypted_columns import (
     Sums,
     SumsRequest,
     TreeEnd,
+    TreeOrder,
     TreeStart,
     checked_sample,
     divide,
@@ -81,14 +84,14 @@ from treaty.trees.objectives import Objective
 
 
 class Setup(Message):
-    """The model's id and the cipher's public set-up. Tells nothing but key and field widths.
+    """The model's id and the cipher's public set-up. Tells key and bounds, so a weight above 1 to a power of two.
 
     A resumed training has `resumed` set, and says how many of the passive party's records its kept rounds use.
     """
 
     model_id: str
     resumed: bool
-    records: int
+    records: Annotated[int, msgspec.Meta(ge=0)]
     payload: list[Array]
 
 
@@ -280,21 +283,26 @@ def passive(
     party.send(lead, Hint(pack(server.hint())))
     matrices = [t.matrix() for t in eval_tables]
     trees = 0
+    order = TreeOrder(lead, options.max_depth, options.fewest_rows)
     while True:
         match party.receive(lead, TreeStart, TreeEnd, SumsRequest, SplitRequest, DecideRequest, Keep, Finish):
             case TreeStart() as start:
                 if progress is not None:
                     progress(trees, part)
+                order.start()
                 trees += 1
                 party.round = trees
                 sample, columns = checked_sample(start, lead, table.n_rows, len(categorical))
                 server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample, columns)
                 del start  # or it would keep the ciphertexts until the next tree's are here
             case TreeEnd():
+                order.end()
                 server.end_tree()
             case SumsRequest() as request:
+                order.sums()
                 party.send(lead, Sums(pack(server.answer(unpack(request.payload, lead, "SumsRequest")))))
             case SplitRequest() as request:
+                order.split(request)
                 party.send(lead, divide(request, lead, codes, bins, part.splits))
             case DecideRequest() as request:
                 party.send(lead, decide(request, lead, matrices, part.splits, threads))
@@ -359,7 +367,7 @@ def disclosures(lead: str, others: Sequence[str], options: TreeOptions) -> dict[
     rows = f"which training rows are together in each node {lead} asked it about, and so in part which have similar "
     kept_from = (
         f"labels, as randomised with epsilon {options.epsilon:g} (gradients stay encrypted; all trees together tell no "
-        "more of a label than that)"
+        "more of a label than that; true labels of eval sets, and weights that depend on labels, are not covered)"
         if options.epsilon is not None
         else "labels (gradients and labels themselves stay encrypted)"
     )

@@ -211,6 +211,7 @@ class SumsFinder:
         """See `SplitFinder`."""
         self._rows = RowPartition(self._n_rows, rows, self._threads)
         self._parents: dict[int, NDArray[np.int64]] = {}
+        self._is_sample = rows is not None
         self._hidden: set[int] = set()
         self._shown_before = np.zeros(0, np.bool_)
         alone = self._next_tree < self._alone_trees
@@ -301,7 +302,10 @@ class SumsFinder:
     def _hide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], may_show: MayShow) -> None:
         """Note which of the new nodes others are not shown."""
         pairs = np.stack([children, children + 1], axis=1)
-        shown = may_show(*self._rows.rows(pairs.ravel(), sampled=False)).reshape(-1, 2)
+        shown = may_show(*self._rows.rows(pairs.ravel(), sampled=False))
+        if self._is_sample:  # others are asked about the sampled rows alone, and decide all
+            shown &= may_show(*self._rows.rows(pairs.ravel(), sampled=True))
+        shown = shown.reshape(-1, 2)
         for node, pair, fit in zip(nodes.tolist(), pairs.tolist(), shown, strict=True):
             if not fit.all() or node in self._hidden:
                 self._hidden.update(pair)
