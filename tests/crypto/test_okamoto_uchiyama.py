@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from treaty.crypto.key_generation import generate_key
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.montgomery import from_words, to_words
-from treaty.crypto.okamoto_uchiyama import PublicKey, Randomiser
+from treaty.crypto.okamoto_uchiyama import PrivateKey, PublicKey, Randomiser
 from treaty.errors import CryptoError
 
 
@@ -35,6 +35,11 @@ class PlainKey:
     def from_packed(self, packed):
         away = pow(self.public.modulus.radix, -1, self.n)
         return [x * away % self.n for x in from_words(packed)]
+
+
+def joined(x, modulus, y, other):
+    """The number that is x modulo one and y modulo the other."""
+    return x + modulus * ((y - x) * pow(modulus, -1, other) % other)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +168,54 @@ def test_decryption_of_something_else_is_an_error(key):
         key.decrypt(to_words([12345], key.public.modulus.words), 1)
 
 
+def test_randomness_outside_what_h_generates_is_told_row_by_row(key, plain):
+    p2, q, n = plain.p**2, plain.q, plain.n
+    own = plain.from_packed(key.encrypt(to_words(range(40), 3), 1)) + [plain.encrypt(x) for x in range(9)]
+    others = [
+        (joined(1, p2, q - 1, q), True),
+        (joined(p2 - 1, p2, 1, q), True),
+        (joined(1, p2, 2, q), True),
+        (plain.p, True),
+        (joined(1 + 5 * plain.p, p2, 1, q), False),  # a message
+        (plain.g, False),
+        (plain.h, False),
+    ]
+    for mark, told in others:
+        marked = [c * mark % n if i % 3 == 0 else c for i, c in enumerate(own)]
+        assert key.unhidden(plain.to_packed(marked), 2).tolist() == [told and i % 3 == 0 for i in range(len(own))]
+    assert key.unhidden(np.empty((0, key.public.modulus.words), np.uint64), 1).shape == (0,)
+
+
+@pytest.mark.parametrize("fault", ["u is composite", "v is composite", "q is composite", "u = v", "other n"])
+def test_audit_refuses_a_private_key_that_is_not_as_promised(key, plain, fault):
+    p, q, u, v, n = plain.p, plain.q, plain.u, plain.v, plain.n
+    h = plain.h
+    if fault == "q is composite":
+        q, n = q * (2**61 - 1), n * (2**61 - 1)
+        h = joined(h % p**2, p**2, h % plain.q, q)
+    else:
+        changes = {"u is composite": (2 * u, v), "v is composite": (u, 2 * v), "u = v": (u, u), "other n": (u, v)}
+        u, v = changes[fault]
+    public = PublicKey(n, plain.g, h, 0, insecure_test_key_bits=400)
+    if fault == "other n":
+        public.n = n + 2
+    with pytest.raises(CryptoError, match="in the private key"):
+        PrivateKey(p, q, u, v, 1, public).unhidden(plain.to_packed([h]), 1)
+
+
+def test_audit_refuses_an_order_longer_than_the_key_states(key, plain):
+    bits = key.public.subgroup_bits
+    rows = plain.to_packed([plain.h])
+    for stated, accepted in ((bits, True), (bits - 1, False), (0, True)):
+        public = PublicKey(plain.n, plain.g, plain.h, stated, insecure_test_key_bits=400)
+        private = PrivateKey(plain.p, plain.q, plain.u, plain.v, 1, public)
+        if accepted:
+            assert private.unhidden(rows, 1).tolist() == [False]
+        else:
+            with pytest.raises(CryptoError, match=f"expected an order of h of {bits - 1} bits"):
+                private.unhidden(rows, 1)
+
+
 def test_key_below_2048_bits_is_refused_unless_a_test_says_so(key):
     public = key.public
     arguments = (public.n, public.g, public.h, public.subgroup_bits)
@@ -183,6 +236,8 @@ FAULTS = {
     "h is zero": lambda k: (k.n, k.g, 0),
     "h is one modulo q": lambda k: (k.n, k.g, 1 + k.q),
     "h shares a factor": lambda k: (k.n, k.g, 2 * k.p),
+    "h is minus one": lambda k: (k.n, k.g, k.n - 1),
+    "h is minus one modulo q": lambda k: (k.n, k.g, 7 * k.q - 1),
 }
 
 

@@ -41,6 +41,11 @@ class PlainKey:
         return [x * away % self.modulus.value for x in from_words(packed)]
 
 
+def joined(x, modulus, y, other):
+    """The number that is x modulo one and y modulo the other."""
+    return x + modulus * ((y - x) * pow(modulus, -1, other) % other)
+
+
 @pytest.fixture(scope="module")
 def key():
     return generate_paillier_key(insecure_test_key_bits=256)
@@ -108,7 +113,7 @@ def test_known_key_gives_the_known_ciphertext():
     """By hand: with r_p = r_q = 3 the ciphertext is (1 + n m) h^{3 n} mod n^2."""
     p, q = (int(gmpy2.next_prime(x)) for x in (P, Q))
     n, h, message = p * q, pow(5, 2, p * q), 123456789
-    key = PrivateKey(p, q, PublicKey(n, h, insecure_test_key_bits=250))
+    key = PrivateKey(p, q, 1, 1, PublicKey(n, h, insecure_test_key_bits=250))
     three = to_words([3], 2)
     square_p, square_q = (s.encrypt(to_words([message], 4), three) for s in (key._square_p, key._square_q))
     modulus = key.public.modulus
@@ -153,7 +158,7 @@ def test_owner_randomness_is_uniform_among_the_squares():
     h = next(x * x % n for x in range(3, 99) if x * x % p != 1)
     public = SimpleNamespace(n=n, h=h, plaintext_bits=n.bit_length(), modulus=Modulus(n * n))
     public.randomiser_base = pow(h, n, n * n)
-    key = PrivateKey(p, q, public)
+    key = PrivateKey(p, q, 1, 1, public)
     ciphertexts = PlainKey(key).from_packed(key.encrypt(to_words([5] * 50_000, 1), 1))
     counts = np.unique([c % p**2 for c in ciphertexts], return_counts=True)[1]
     assert len(counts) == order
@@ -201,6 +206,43 @@ def test_messages_beyond_the_plaintext_are_refused(key):
 def test_decryption_of_something_else_is_an_error(key, plain):
     with pytest.raises(CryptoError, match="at decryption"):
         key.decrypt(plain.to_packed([3 * plain.p]), 1)
+
+
+def test_randomness_outside_what_h_generates_is_told_row_by_row(key, plain):
+    p2, q2, n2 = plain.p**2, plain.q**2, plain.n**2
+    own = plain.from_packed(key.encrypt(to_words(range(40), 4), 1))
+    others = [
+        (joined(1, p2, q2 - 1, q2), True),
+        (joined(p2 - 1, p2, 1, q2), True),
+        (n2 - 1, True),
+        (plain.p, True),
+        (1 + 5 * plain.n, False),  # a message
+        (pow(9, plain.n, n2), False),  # another square's power
+        (key.public.randomiser_base, False),
+    ]
+    for mark, told in others:
+        marked = [c * mark % n2 if i % 3 == 0 else c for i, c in enumerate(own)]
+        assert key.unhidden(plain.to_packed(marked), 2).tolist() == [told and i % 3 == 0 for i in range(len(own))]
+    textbook = [plain.encrypt(x) for x in range(60)]
+    squares = [gmpy2.jacobi(c, plain.p) == gmpy2.jacobi(c, plain.q) == 1 for c in textbook]
+    assert key.unhidden(plain.to_packed(textbook), 1).tolist() == [not square for square in squares]
+    assert key.unhidden(np.empty((0, key.public.modulus.words), np.uint64), 1).shape == (0,)
+
+
+def test_audit_refuses_a_base_or_factors_that_are_not_as_promised(key, plain):
+    p, q, k, l, n = key._p, key._q, key._k, key._l, plain.n
+    u, v, rows = (p - 1) // (2 * k), (q - 1) // (2 * l), plain.to_packed([1])
+    for order in (u, k, v, l):
+        public = PublicKey(n, pow(key.public.h, order, n), insecure_test_key_bits=256)
+        with pytest.raises(CryptoError, match="expected h to generate all squares"):
+            PrivateKey(p, q, k, l, public).unhidden(rows, 1)
+    no_square = next(x for x in range(2, 999) if gmpy2.jacobi(x, p) == gmpy2.jacobi(x, q) == -1)
+    public = PublicKey(n, no_square, insecure_test_key_bits=256)
+    with pytest.raises(CryptoError, match="expected h to generate all squares"):
+        PrivateKey(p, q, k, l, public).unhidden(rows, 1)
+    for wrong in ((1, l), (k, 1), (l, k), (2, l)):
+        with pytest.raises(CryptoError, match="expected primes"):
+            PrivateKey(p, q, *wrong, key.public).unhidden(rows, 1)
 
 
 def test_key_below_2048_bits_is_refused_unless_a_test_says_so(key):

@@ -2,6 +2,7 @@ import gc
 import os
 import threading
 import time
+from collections import deque
 
 import numpy as np
 import pytest
@@ -119,6 +120,51 @@ def test_threads_that_take_at_once_never_share_a_factor(public):
         thread.join()
     wait_until_idle(store)
     assert len(set(taken)) == len(taken) == 4 * 61
+
+
+def test_stop_takes_no_lock(public):
+    """Garbage may be collected, and a server's finalizer run, in a thread that holds the lock."""
+    store = ReadyFactors(Randomiser(public), 10)
+    stopping = threading.Thread(target=store.stop, daemon=True)
+    with store._lock:
+        stopping.start()
+        stopping.join(5)
+        assert not stopping.is_alive()
+
+
+def test_server_collected_by_the_working_thread_ends_it(public):
+    """As if a collection fell into the few lines in which that thread holds the lock."""
+    store = ReadyFactors(Randomiser(public), 1 << 40)
+
+    class Collecting(deque):
+        def append(self, made):
+            super().append(made)
+            store.stop()
+
+    store._ready = Collecting()
+    store.prepare()
+    thread = store._thread
+    thread.join(5)
+    assert not thread.is_alive()
+    assert ready(store) == 32
+
+
+def test_failed_background_work_may_begin_again(public, monkeypatch):
+    failures, factors = [], Randomiser.factors
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+
+    def fail(self, exponents):
+        raise MemoryError
+
+    monkeypatch.setattr(Randomiser, "factors", fail)
+    store = ReadyFactors(Randomiser(public), 10)
+    store.prepare()
+    wait_until_idle(store)
+    assert [failure.exc_type for failure in failures] == [MemoryError]
+    monkeypatch.setattr(Randomiser, "factors", factors)
+    store.prepare()
+    wait_until_idle(store)
+    assert ready(store) >= 10
 
 
 def test_child_of_a_fork_takes_none_of_its_parents_factors(public, monkeypatch):

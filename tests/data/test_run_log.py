@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import stat
+import subprocess
+import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,9 +43,20 @@ def test_changed_commitment_is_counted_and_warned_of(tmp_path: Path, caplog: pyt
         assert noted(log) == 0
         assert not caplog.records
         assert noted(log, changed) == 2
-    assert "shop changed its ids" in caplog.text
+    assert "shop has other ids than ever before: 2 or more differ" in caplog.text
     assert noted(log, changed) == 0
     assert noted(log, NODES, peer="other") is None
+
+
+def test_change_is_counted_from_the_nearest_earlier_set_whatever_came_between(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "bank.jsonl")
+    other, changed = NODES ^ 1, NODES.copy()
+    changed[9] ^= 1
+    log.start("job", "shop", 1024, 2048, NODES[:0], NODES[:0])  # without a commitment: nothing to compare with
+    assert noted(log) is None
+    assert noted(log, other, peer="club") is None
+    assert [noted(log, other), noted(log, changed), noted(log, other), noted(log)] == [256, 1, 0, 0]
+    assert noted(log, changed, peer="club") == 255  # of its own earlier set alone: `changed` is in one node as that is
 
 
 def test_log_goes_on_after_reopening_with_the_same_key(tmp_path: Path) -> None:
@@ -75,6 +89,90 @@ def test_changed_lines_show(tmp_path: Path, tamper: object) -> None:
     path.write_bytes(b"".join(tamper(path.read_bytes().splitlines(keepends=True))))  # type: ignore[operator]
     with pytest.raises(DataError, match=r"run log"):
         RunLog(path)
+
+
+@pytest.mark.parametrize("left", [1, 5, 700], ids=str)
+def test_line_that_a_crash_cut_off_is_set_aside(tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "bank.jsonl"
+    log = RunLog(path)
+    noted(log)
+    whole = path.read_bytes()
+    torn = whole[:left] if left < 700 else b"\0" * left  # some file systems leave zeros
+    path.write_bytes(whole + torn)
+    with caplog.at_level(logging.WARNING):
+        assert noted(RunLog(path)) == 0
+    assert f"its {left} bytes are in" in caplog.text
+    assert path.with_name("bank.jsonl.torn").read_bytes() == torn + b"\n"
+    assert path.read_bytes().startswith(whole)
+    assert len(RunLog(path).entries()) == 2
+
+
+def test_whole_line_without_its_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "bank.jsonl"
+    log = RunLog(path)
+    noted(log)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert noted(log) == 0
+    assert len(RunLog(path).entries()) == 2
+    assert not path.with_name("bank.jsonl.torn").exists()
+
+
+def test_last_line_that_is_cut_off_but_follows_another_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bank.jsonl"
+    log = RunLog(path)
+    noted(log)
+    noted(log)
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[1][:-1])
+    with pytest.raises(DataError, match="untouched"):
+        RunLog(path)
+
+
+WRITER = """
+import sys, numpy as np
+from treaty.data.run_log import RunLog
+from treaty.errors import ConfigError
+log = RunLog(sys.argv[1], max_runs=12)
+nodes = np.zeros((256, 32), np.uint8)
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(10):
+    try:
+        log.start("job", "shop", 1024, 2048, nodes, nodes)
+        print("started", flush=True)
+    except ConfigError:
+        print("refused", flush=True)
+"""
+
+
+def test_processes_and_threads_that_share_a_log_keep_its_chain_and_limit(tmp_path: Path) -> None:
+    path = tmp_path / "bank.jsonl"
+    others = [
+        subprocess.Popen([sys.executable, "-c", WRITER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for other in others:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"  # so that they start together
+    threads = [threading.Thread(target=RunLog(path).finish, args=("job", "shop", 1024, 2048, k)) for k in range(4)]
+    for other in others:
+        assert other.stdin is not None
+        other.stdin.write("\n")
+        other.stdin.flush()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    said = [word for other in others for word in other.communicate(timeout=60)[0].split()]
+    assert [said.count(word) for word in ("started", "refused")] == [12, 8]
+    entries = RunLog(path).entries()
+    assert [sum(entry.event == event for entry in entries) for event in ("started", "finished")] == [12, 4]
+
+
+def test_half_a_key_of_a_crash_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "bank.jsonl.key.new").write_bytes(b"half")
+    log = RunLog(tmp_path / "bank.jsonl")
+    assert len(log.key) == 32
+    assert RunLog(tmp_path / "bank.jsonl").key == log.key
 
 
 def test_limit_of_runs_is_per_partner_and_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from treaty.errors import PeerLost, PeerProtocolError, PeerTimeout
-from treaty.messaging import grpc_channel
+from treaty.messaging import grpc_channel, grpc_link
 from treaty.messaging.certificates import fingerprint, make_identity
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
@@ -55,8 +55,10 @@ def test_killed_process_is_noticed_within_5_seconds_while_waiting_for_another(
         clinic_party.receive("shop", Rows)
     assert caught.value.peer == "lab"
     assert time.monotonic() - start < 5
-    with pytest.raises(PeerLost, match="lab is lost"):
+    with pytest.raises(PeerLost, match="lab is lost") as again:
         clinic.send("lab", b"x", 5)
+    assert child.address in str(again.value)  # for us
+    assert again.value.public == "lab is lost: its connection broke"  # for the others, who are told why we stop
 
 
 def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
@@ -186,6 +188,27 @@ def test_dead_network_is_noticed_by_keepalive(proxied):
         clinic.receive(20)
     assert time.monotonic() - start < 8
     proxy.flowing.set()
+
+
+def test_others_are_told_of_a_lost_peer_without_its_address(proxied):
+    clinic, _, proxy = proxied
+    proxy.close()
+    with pytest.raises(PeerLost, match=f"lab at {proxy.address} was not reachable") as caught:
+        clinic.receive(20)
+    assert caught.value.public == "lab is lost: its connection broke"
+
+
+def test_others_are_told_of_failed_deliveries_without_an_address(proxied, monkeypatch):
+    clinic, _, proxy = proxied
+    monkeypatch.setattr(grpc_link, "RESEND_LIMIT", 1)
+    link = clinic._links["lab"]
+    link._ended.set()  # keep the watch from noticing first
+    link._watcher.join(10)
+    link._ended.clear()
+    proxy.close()
+    with pytest.raises(PeerLost, match=r"1 deliveries failed \(.*127\.0\.0\.1") as caught:
+        clinic.send("lab", b"x", 10)
+    assert caught.value.public == "lab is lost: 1 deliveries failed"
 
 
 def test_slow_link_is_not_taken_for_a_dead_one(proxied):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 from treaty.crypto import ristretto
 from treaty.data.ids import read_ids
 from treaty.data.run_log import RunLog
-from treaty.errors import ConfigError, DataError, PeerProtocolError
+from treaty.errors import ConfigError, DataError, PeerAborted, PeerProtocolError
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
-from treaty.protocols import alignment, blinded_lists
+from treaty.protocols import alignment, blinded_lists, common_order
 from treaty.protocols.alignment import Aligned, align_active, align_passive
-from treaty.protocols.blinded_lists import OwnList, bucket
+from treaty.protocols.blinded_lists import OwnList, bucket, in_both
+from treaty.protocols.common_order import Challenge, OrderDigest, Unsealed, ranking
 from treaty.protocols.joined_rows import Copies, Layout
 from treaty.simulation import Played, play, star
 
@@ -124,6 +126,33 @@ def test_only_the_active_party_learns_when_so_agreed() -> None:
     assert (played.results["b"].n_common, len(played.results["b"].rows)) == (None, 0)
     told = [entry.step for entry in played.transcripts["b"].entries if entry.direction == "received"]
     assert told == ["Terms", "Verdict", "Opening", "Blinded", "Blinded", "Ended"]
+
+
+@pytest.mark.parametrize("theirs", [[2, 3], [8, 9]], ids=["some in common", "none in common"])
+def test_passive_party_sees_no_difference_when_nothing_is_common_and_only_the_active_one_learns(
+    theirs: list[int], tmp_path: Path
+) -> None:
+    ended: dict[str, Aligned] = {}
+
+    def passive(party: Party, name: str) -> None:
+        log = RunLog(tmp_path / f"{name}.jsonl")
+        ended[name] = align_passive(party, read_ids(theirs), result_to="active", batch=BATCH, log=log)
+
+    log = RunLog(tmp_path / "a.jsonl")
+    roles: dict[str, Callable[[Party], Any]] = {
+        "a": lambda party: align_active(party, read_ids([1, 2, 3]), result_to="active", batch=BATCH, log=log)
+    }
+    for name in "bc":
+        roles[name] = lambda party, name=name: passive(party, name)
+    try:
+        play(roles, star("a", roles), job="test", protocol="alignment", timeout=20)
+    except DataError:
+        assert theirs == [8, 9]
+    assert [(ended[name].n_common, len(ended[name].rows)) for name in "bc"] == [(None, 0)] * 2
+    for name in "bc":
+        assert [(entry.event, entry.common) for entry in RunLog(tmp_path / f"{name}.jsonl").entries()] == [
+            ("started", None), ("finished", None),
+        ]  # fmt: skip
 
 
 def test_progress_counts_to_the_end() -> None:
@@ -248,13 +277,19 @@ CHANGES: dict[str, tuple[str, type[Message], Callable[[Any], Message], str]] = {
         "a", alignment.Matches, lambda m: alignment.Matches(array([5, 5], np.int32), m.values), "different places",
     ),
     "too many places": (
-        "a", alignment.Matches, lambda m: alignment.Matches(array(range(9), np.int32), m.values), "1 to 3 places",
+        "a", alignment.Matches, lambda m: alignment.Matches(array(range(9), np.int32), m.values), "step 3|random point",
+    ),
+    "more places than the bucket has": (
+        "a", alignment.Matches, lambda m: alignment.Matches(array(range(33), np.int32), m.values), "1 to 32 places",
     ),
     "values not made in step 3": (
         "a", alignment.Matches, lambda m: alignment.Matches(m.places, array(np.ones((2, 16)) * [[1], [2]])), "step 3",
     ),
     "nothing common": ("a", alignment.Matches, lambda m: KEY, "expected common ids"),
-    "other order": ("b", alignment.OrderDigest, lambda m: alignment.OrderDigest(array(np.zeros(32))), "same order"),
+    "other order": ("a", OrderDigest, lambda m: OrderDigest(array(np.zeros(32))), "same order.*at OrderDigest"),
+    "other seal": ("b", Challenge, lambda m: Challenge(m.key, array(np.zeros(32))), "same order.*at Unsealed"),
+    "seal not opened": ("b", Unsealed, lambda m: Unsealed(array(np.zeros(32))), "same order.*at Unsealed"),
+    "short challenge": ("b", Challenge, lambda m: Challenge(array([1]), m.sealed), "Challenge.key"),
     "no copies": ("b", Copies, lambda m: Copies(array([0, 1], np.int64)), "at least one row"),
     "odd layout": ("a", Layout, lambda m: Layout(array([3, 1], np.int64), array([2, 1], np.int64)), "whole blocks"),
 }  # fmt: skip
@@ -268,6 +303,34 @@ def test_malformed_messages_are_the_senders_fault(
     with pytest.raises(PeerProtocolError, match=expected) as caught:
         run({"a": [1, 2, 3], "b": [1, 2, 4]}, on_duplicate="expand")
     assert caught.value.peer == who
+
+
+def test_abort_does_not_tell_how_many_ids_there_are() -> None:
+    """The active party sends what must be refused and reads what it is told."""
+    told: list[str] = []
+
+    def probe(places: int) -> None:
+        def cheat(party: Party) -> None:
+            ids = read_ids([1, 2])
+            own, opened = alignment._open(party, ids, bytes(32), "both", BATCH, None, 1)
+            alignment._exchange(party, own, opened.sizes, BATCH, None)
+            values = np.zeros((places, 16))
+            party.send("b", alignment.Matches(array(np.arange(places), np.int32), array(values)))
+            party.send("b", KEY)
+            try:
+                party.receive("b", Challenge)
+            except PeerAborted as error:
+                told.append(str(error))
+
+        roles = {"a": cheat, "b": lambda party: align_passive(party, read_ids(list(range(23))), batch=BATCH)}
+        with pytest.raises(PeerProtocolError):
+            play(roles, star("a", roles), job="test", protocol="alignment", timeout=20)
+
+    for places in (0, 24, 32, 33):  # none, more than b has ids, all places, more than all
+        probe(places)
+    assert len(told) == 4
+    assert not any("23" in text for text in told)
+    assert told[1] == told[2]  # more than b has ids is no fault of its own, or trying would find their number
 
 
 def test_match_of_a_random_point_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,6 +421,91 @@ def test_shuffling_step_3_breaks_matching_and_is_noticed(monkeypatch: pytest.Mon
         run(columns)
 
 
+class Cheat:
+    """An active party that claims to hold one id of b which it does not, knowing by an oracle all but one thing."""
+
+    def __init__(self, challenge_known: bool) -> None:
+        self.challenge_known = challenge_known
+        self.told = ""
+
+    def __call__(self, party: Party) -> None:
+        ids, b_ids = read_ids(SHARED), read_ids(B_IDS)
+        own, opened = alignment._open(party, ids, bytes(32), "both", BATCH, None, 1)
+        mine, theirs = alignment._exchange(party, own, opened.sizes, BATCH, None)
+        at, place = in_both(mine["b"], theirs["b"], "b")
+        number, unmatched = own.order[at].astype(np.int64), np.setdiff1d(np.arange(own.size), at)[:1]
+        free = np.setdiff1d(np.arange(opened.sizes["b"]), place)[:1]  # b's list is full: its one unmatched id is here
+        key = secrets.token_bytes(32)
+
+        def arranged(key: bytes, shift: int) -> tuple[np.ndarray, np.ndarray]:
+            """Places and values in the order under a key, the false match where b has it, or beside that."""
+            rank = ranking(ids, number, key, 1)
+            where = int(np.flatnonzero(ranking(b_ids, np.arange(len(b_ids)), key, 1) == len(b_ids) - 1)[0])
+            where = (where + shift) % (len(at) + 1)
+            return (
+                np.insert(place[rank], where, free).astype(np.int32),
+                np.insert(mine["b"][at][rank], where, mine["b"][unmatched], axis=0),
+            )
+
+        places, values = arranged(key, 0)
+        alignment._tell(party, "b", places, values, key, BATCH)
+        challenge = party.receive("b", Challenge)
+        other = challenge.key.data.tobytes()
+        guess = arranged(other, 0 if self.challenge_known else 1)[1]
+        index = {value.tobytes(): k for k, value in enumerate(values)}
+        order = np.array([index[value.tobytes()] for value in guess])
+        party.send("b", OrderDigest(common_order._array(common_order._digest("active", other, values, order))))
+        try:
+            party.receive("b", Unsealed)
+        except PeerAborted as error:
+            self.told = str(error)
+
+
+SHARED, B_IDS = list(range(31)), [*range(31), 10**9]
+
+
+def test_false_match_is_found_out_unless_its_place_in_the_challenged_order_is_guessed() -> None:
+    roles = {"a": Cheat(True), "b": lambda party: align_passive(party, read_ids(B_IDS), batch=BATCH)}
+    assert len(play(roles, star("a", roles), job="test", protocol="alignment").results["b"].rows) == 32
+    roles["a"] = cheat = Cheat(False)
+    with pytest.raises(PeerProtocolError, match="the same ids in the same order.*from a"):
+        play(roles, star("a", roles), job="test", protocol="alignment")
+    assert "the same ids in the same order" in cheat.told
+
+
+def test_neither_side_can_send_back_the_others_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An active party without the values repeats what b sealed; a passive one what the active party showed."""
+    seen: dict[str, Any] = {}
+
+    def keep(message: Any) -> Message:
+        seen["seal"] = message.sealed
+        return message  # type: ignore[no-any-return]
+
+    with monkeypatch.context() as patch:
+        crooked(patch, "b", Challenge, keep)
+        crooked(patch, "a", OrderDigest, lambda m: OrderDigest(seen["seal"]))
+        with pytest.raises(PeerProtocolError, match="at OrderDigest from a"):
+            run({"a": [1, 2, 3], "b": [1, 2, 4]})
+    crooked(monkeypatch, "a", OrderDigest, lambda m: seen.setdefault("digest", m))
+    crooked(monkeypatch, "b", Unsealed, lambda m: Unsealed(seen["digest"].digest))
+    with pytest.raises(PeerProtocolError, match="at Unsealed from b"):
+        run({"a": [1, 2, 3], "b": [1, 2, 4]})
+    key, order = bytes(32), np.arange(2)
+    roles = {common_order._digest(role, key, np.zeros((2, 2), np.uint64), order) for role in ("active", "passive")}
+    assert len(roles) == 2
+
+
+def test_passive_party_shows_nothing_of_its_values_before_it_has_checked() -> None:
+    entries = run({"a": [1, 2, 3], "b": [1, 2, 4]}).transcripts["b"].entries
+    steps = [(entry.direction, entry.step) for entry in entries]
+    assert steps[-3:] == [("sent", "Challenge"), ("received", "OrderDigest"), ("sent", "Unsealed")]
+    challenge = decode_body(entries[-3].content or b"", Challenge, peer="b")
+    again = run({"a": [1, 2, 3], "b": [1, 2, 4]}).transcripts["b"].entries[-3]
+    other = decode_body(again.content or b"", Challenge, peer="b")
+    assert bytes(challenge.key.data) != bytes(other.key.data)  # drawn anew, so it was not known before the matches
+    assert bytes(challenge.sealed.data) != bytes(other.sealed.data)
+
+
 def test_matches_travel_in_the_common_order_not_in_the_active_partys(monkeypatch: pytest.MonkeyPatch) -> None:
     told = alignment._told
     arrived: list[np.ndarray] = []
@@ -395,6 +543,9 @@ def test_changed_id_shows_in_the_partners_log(tmp_path: Path) -> None:
     assert [entry.changed for entry in entries[::2]] == [None, 0, third["b"].changed["a"]]
     assert entries[1].common == 25
     assert b"1000000" not in sent(run(columns, logs=tmp_path))
+    run({"a": list(range(1000, 1050)), "b": list(range(1025, 1075))}, logs=tmp_path)  # another table, as for evaluation
+    columns["a"][1] = 1_000_001
+    assert run(columns, logs=tmp_path).results["b"].changed["a"] in (1, 2)
 
 
 def test_limit_of_runs_stops_before_any_id_is_used(tmp_path: Path) -> None:
@@ -428,3 +579,17 @@ def test_disclosures_name_every_party() -> None:
     assert set(learned) == {"a", "b", "c"}
     assert any("row by row" in fact for fact in learned["a"])
     assert len(alignment.disclosures("a", ["b"], "active")["b"]) < len(alignment.disclosures("a", ["b"])["b"])
+
+
+def test_disclosures_name_numbers_of_rows_where_repeated_ids_are_joined() -> None:
+    learned = alignment.disclosures("a", ["b", "c", "d"], on_duplicate="expand")
+    rows = {name: [fact for fact in facts if "how many rows" in fact] for name, facts in learned.items()}
+    assert rows == {
+        "a": ["of each common id: how many rows each of b, c, d has of it"],
+        "b": ["of each common id: how many rows it has elsewhere (those of a; those of c times those of d)"],
+        "c": ["of each common id: how many rows it has elsewhere (those of a times those of b; those of d)"],
+        "d": ["of each common id: how many rows it has elsewhere (those of a times those of b times those of c)"],
+    }
+    for options in ({"on_duplicate": "first"}, {"on_duplicate": "expand", "result_to": "active"}):
+        facts = sum(alignment.disclosures("a", ["b"], **options).values(), [])  # type: ignore[arg-type]
+        assert not any("how many rows" in fact for fact in facts)

@@ -7,8 +7,8 @@ A server multiplies ciphertexts per bin, packs k sums into each answer ciphertex
 * *Client learns*: sums and count of every bin in every node it asked about, the fullest bin of each column over
   the whole table, and no more: its answers are multiplied by w^r with full-length r, so the randomness of its own
   ciphertexts does not show which of them went into a bin (docs/secureboost.md). Crafted gradients can still make
-  sums speak of single rows; no additive cipher prevents that, but `AdditiveSumsClient.decrypt_rows` shows them
-  to whoever is given the key in a dispute.
+  sums speak of single rows; no additive cipher prevents that, and crafted randomness or an h of smooth order can
+  outlast w^r. `AdditiveSumsClient.decrypt_rows` shows either to whoever is given the key in a dispute.
 * *Both* see how many sums an answer holds and how long it took.
 
 Not sent: each column's fullest bin over the table (the node's total less the others), bins empty in a node (a
@@ -72,6 +72,7 @@ class AdditivePrivateKey(Protocol):
     def public(self) -> AdditivePublicKey: ...  # noqa: D102
     def encrypt(self, messages: Words, threads: int) -> Words: ...  # noqa: D102
     def decrypt(self, ciphertexts: Words, threads: int) -> Words: ...  # noqa: D102
+    def unhidden(self, ciphertexts: Words, threads: int) -> NDArray[np.bool_]: ...  # noqa: D102
 
 
 class AdditiveSumsClient:
@@ -127,6 +128,12 @@ class AdditiveSumsClient:
         ciphertexts = payload[0].view(np.uint64)
         if not modulus.in_range(ciphertexts):
             raise CryptoError(f"a ciphertext is not in range - in {what}")
+        unhidden = int(self._key.unhidden(ciphertexts, self._threads).sum())
+        if unhidden:
+            raise CryptoError(
+                f"expected randomness that h generates, got other in {unhidden} of {len(ciphertexts)} rows, which their"
+                f" maker recognises in every answer - in {what}"
+            )
         grad, hess = np.empty(len(ciphertexts), np.int64), np.empty(len(ciphertexts), np.int64)
         for part in pieces(len(ciphertexts), _OPENED_AT_A_TIME):
             plaintexts = self._key.decrypt(ciphertexts[part], self._threads)

@@ -82,7 +82,8 @@ class SumsClient(Protocol):
         Raises
         ------
         CryptoError
-            When something is not a row within the job's bounds: then it was not made by `begin_tree`.
+            When something is not a row within the job's bounds, or its randomness, or the key's base of randomness,
+            is such that re-randomisation does not hide it: then it was not made by `begin_tree`. Says how many rows.
         """
         ...
 

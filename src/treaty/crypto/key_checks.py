@@ -1,10 +1,19 @@
 """Checks of a public key that need none of its secrets; both ciphers rest on the factors of a modulus n.
 
 What passes is odd, of an accepted size, without small factors, neither prime nor a power, and its bases are units
-other than 1 modulo every factor. Whether n has exactly the promised factors cannot be seen without them.
+other than 1 modulo every factor; the base of the randomness is of no tiny order there. Whether n has exactly the
+promised factors, and the base the promised order, cannot be seen without them: an auditor who is shown them has
+`PrivateKey.unhidden` of either cipher.
+
+References
+----------
+Pohlig, Hellman, An Improved Algorithm for Computing Logarithms over GF(p) and Its Cryptographic Significance, IEEE
+Transactions on Information Theory 24, 1978.
 """
 
 from __future__ import annotations
+
+import math
 
 import gmpy2
 import numpy as np
@@ -39,6 +48,20 @@ def check_base(name: str, base: int, n: int) -> None:
     """Raise CryptoError unless a base is a unit modulo n, and not 1 modulo any factor."""
     if not 1 < base < n or gmpy2.gcd(base, n) != 1 or gmpy2.gcd(base - 1, n) != 1:
         raise CryptoError(f"expected 1 < {name} < n, {name} and {name} - 1 coprime to n - in the public key")
+
+
+def check_order(name: str, base: int, n: int) -> None:
+    """Raise CryptoError when a base's order modulo any prime factor of n divides lcm(1..2^16).
+
+    Powers of such a base hide nothing: whoever knows the factors of n takes logarithms to it (Pohlig and Hellman), or
+    tries them all. An order made of larger primes that are still small for logarithms passes. Test keys below 256 bits
+    are held to a smaller bound.
+    """
+    bound = min(parameters.SMALL_ORDER_BOUND, 1 << n.bit_length() // parameters.SMALL_ORDER_INSECURE_SHARE)
+    # lcm(1..b) is the product over k of the primes up to b^{1/k}
+    multiple = math.prod(gmpy2.primorial(int(gmpy2.iroot(bound, k)[0])) for k in range(1, bound.bit_length()))
+    if gmpy2.gcd(gmpy2.powmod(base, multiple, n) - 1, n) != 1:
+        raise CryptoError(f"expected {name} of an order with large factors, got a tiny one - in the public key")
 
 
 def check_messages(messages: NDArray[np.uint64], plaintext_bits: int) -> None:

@@ -102,7 +102,8 @@ def generate_paillier_key(
         h = pow(2 + secrets.randbelow(n - 2), 2, n)
         orders = ((p, u), (p, k), (q, v), (q, l))
         if all(pow(h, order, prime) not in (0, 1) for prime, order in orders):
-            return paillier.PrivateKey(p, q, paillier.PublicKey(n, h, insecure_test_key_bits=insecure_test_key_bits))
+            public = paillier.PublicKey(n, h, insecure_test_key_bits=insecure_test_key_bits)
+            return paillier.PrivateKey(p, q, k, l, public)
 
 
 def _prime_without_small_subgroups(bits: int) -> tuple[int, int, int]:

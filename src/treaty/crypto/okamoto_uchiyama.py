@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import concurrently, pieces
 from treaty.crypto import parameters
-from treaty.crypto.key_checks import check_base, check_messages, check_modulus
+from treaty.crypto.key_checks import check_base, check_messages, check_modulus, check_order
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.montgomery import FixedBase, Modulus, from_words, to_words
 from treaty.crypto.payload import Payload, check_payload
@@ -76,7 +76,7 @@ class PublicKey:
     Raises
     ------
     CryptoError
-        When the key is too short or not well formed.
+        When the key is too short or not well formed, or the order of h tiny (see `key_checks.check_order`).
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class PublicKey:
             raise CryptoError(f"expected subgroup_bits 0 or {full}, got {subgroup_bits} - in the public key")
         check_base("g", g, n)
         check_base("h", h, n)
+        check_order("h", h, n)
         self.n, self.g, self.h, self.subgroup_bits = n, g, h, subgroup_bits
         self.plaintext_bits = n.bit_length() // 3
         order_bits = subgroup_bits or -(-2 * n.bit_length() // 3)
@@ -158,7 +159,7 @@ class PrivateKey:
 
     def __init__(self, p: int, q: int, u: int, v: int, a: int, public: PublicKey) -> None:
         self.public = public
-        self._p, self._u, self._v = p, u, v
+        self._p, self._q, self._u, self._v = p, q, u, v
         order_bits = u.bit_length()
         self._square = PrimeSquare(
             public.modulus, p, factor=a, base=public.h, order_bits=order_bits, exponent=u, window=_OWNER_WINDOW
@@ -225,6 +226,44 @@ class PrivateKey:
         parts = pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME)
         results = concurrently(lambda rows: self._square.decrypt(ciphertexts[rows]), parts, threads)
         return to_words([m for part in results for m in part], -(-self._p.bit_length() // 64))
+
+    def unhidden(self, ciphertexts: Words, threads: int) -> NDArray[np.bool_]:
+        """Tell which ciphertexts re-randomisation does not hide, as an auditor who is shown the factors can.
+
+        h^r covers what h generates. An owner may put marks on its rows outside of that, known only to it and seen again
+        in every answer: modulo q, where there is no message, or of other orders than u modulo p^2.
+
+        Parameters
+        ----------
+        ciphertexts : ndarray of uint64, shape (rows, words)
+            Packed Montgomery forms, below n.
+        threads : int
+            Threads to use.
+
+        Returns
+        -------
+        ndarray of bool, shape (rows,)
+            True where the ciphertext is not (1 + p)^x h^r modulo p^2 and h^s modulo q for any x, r and s. As u and v
+            are different primes, those parts of h are independent of each other.
+
+        Raises
+        ------
+        CryptoError
+            When p, q, u and v are not what the class says, or h^r is too short for the order of h.
+        """
+        h, n, p, q, u, v = self.public.h, self.public.n, self._p, self._q, self._u, self._v
+        primes = u != v and all(gmpy2.is_prime(x, parameters.PRIMALITY_ROUNDS) for x in (p, q, u, v))
+        if not primes or p * p * q != n or gmpy2.powmod(h, u, p * p) != 1 or gmpy2.powmod(h, v, q) != 1:
+            raise CryptoError("expected primes with n = p^2 q and orders u, v of h, got others - in the private key")
+        order_bits, covered = u.bit_length() + v.bit_length(), self.public.randomness_bits - parameters.STATISTICAL_BITS
+        if order_bits > covered:
+            raise CryptoError(f"expected an order of h of {covered} bits, got {order_bits} - in the private key")
+
+        def part(rows: slice) -> NDArray[np.bool_]:
+            return self._square.order_divides(ciphertexts[rows], u) & self._mod_q.order_divides(ciphertexts[rows], v)
+
+        hidden = concurrently(part, pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME), threads)
+        return ~np.concatenate([np.empty(0, np.bool_), *hidden])
 
     def decrypt_signed(self, ciphertexts: Words, threads: int = 1) -> list[int]:
         """Decrypt to integers, those above p / 2 standing for negative ones; otherwise as `decrypt`."""

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import concurrently, pieces
 from treaty.crypto import parameters
-from treaty.crypto.key_checks import check_base, check_messages, check_modulus
+from treaty.crypto.key_checks import check_base, check_messages, check_modulus, check_order
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.montgomery import Modulus, from_words, to_words
 from treaty.crypto.payload import Payload, check_payload
@@ -72,7 +72,7 @@ class PublicKey:
     Raises
     ------
     CryptoError
-        When the key is too short or not well formed.
+        When the key is too short or not well formed, or the order of h tiny (see `key_checks.check_order`).
     """
 
     def __init__(self, n: int, h: int, *, insecure_test_key_bits: int | None = None) -> None:
@@ -80,6 +80,7 @@ class PublicKey:
         check_base("h", h, n)
         if gmpy2.gcd(h + 1, n) != 1 or gmpy2.jacobi(h, n) != 1:
             raise CryptoError("expected h to be a square, h + 1 coprime to n - in the public key")
+        check_order("h", h, n)
         self.n, self.h = n, h
         self.plaintext_bits = n.bit_length()
         self.randomness_bits = n.bit_length() + parameters.STATISTICAL_BITS
@@ -105,13 +106,15 @@ class PrivateKey:
     ----------
     p, q : int
         Primes with n = p q; (p - 1) / 2 and (q - 1) / 2 odd and coprime, h of order their product.
+    k, l : int
+        The smaller primes in p - 1 = 2 u k and q - 1 = 2 v l, by which an auditor sees that order.
     public : PublicKey
         The key to give away.
     """
 
-    def __init__(self, p: int, q: int, public: PublicKey) -> None:
+    def __init__(self, p: int, q: int, k: int, l: int, public: PublicKey) -> None:
         self.public = public
-        self._p, self._q = p, q
+        self._p, self._q, self._k, self._l = p, q, k, l
         self._square_p, self._square_q = (
             PrimeSquare(
                 public.modulus,
@@ -185,6 +188,50 @@ class PrivateKey:
         parts = pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME)
         results = concurrently(lambda rows: self._decrypt(ciphertexts[rows]), parts, threads)
         return to_words([m for part in results for m in part], -(-self.public.n.bit_length() // 64))
+
+    def unhidden(self, ciphertexts: Words, threads: int) -> NDArray[np.bool_]:
+        """Tell which ciphertexts re-randomisation does not hide, as an auditor who is shown the factors can.
+
+        w^r covers the n-th powers of squares. An owner may put marks on its rows outside of that, or give away an h
+        that generates less, and see them again in every answer.
+
+        Parameters
+        ----------
+        ciphertexts : ndarray of uint64, shape (rows, words)
+            Packed Montgomery forms, below n^2.
+        threads : int
+            Threads to use.
+
+        Returns
+        -------
+        ndarray of bool, shape (rows,)
+            True where the ciphertext is not (1 + n m) w^r for any m and r.
+
+        Raises
+        ------
+        CryptoError
+            When the factors are not what the class says, or h does not generate all squares.
+        """
+        p, q, w = self._p, self._q, self.public.randomiser_base
+        orders = [(prime, x) for prime, k in ((p, self._k), (q, self._l)) for x in (k, (prime - 1) // (2 * k))]
+        factors = [x for _, x in orders]
+        primes = len(set(factors)) == 4 and all(
+            gmpy2.is_prime(x, parameters.PRIMALITY_ROUNDS) for x in (p, q, *factors)
+        )
+        whole = (2 * factors[0] * factors[1] + 1, 2 * factors[2] * factors[3] + 1) == (p, q) and p * q == self.public.n
+        if not primes or not whole:
+            raise CryptoError("expected primes with n = p q, p = 2 u k + 1, q = 2 v l + 1 - in the private key")
+        # w is h^n: its order modulo p^2 is the one modulo p, and lacks a prime x if its power (p - 1) / (2 x) is 1
+        lacking = any(gmpy2.powmod(w, (prime - 1) // (2 * x), prime) == 1 for prime, x in orders)
+        if lacking or gmpy2.jacobi(w, p) != 1 or gmpy2.jacobi(w, q) != 1:
+            raise CryptoError("expected h to generate all squares, got one of smaller order - in the private key")
+
+        def part(rows: slice) -> NDArray[np.bool_]:
+            hidden_p = self._square_p.order_divides(ciphertexts[rows], (p - 1) // 2)
+            return hidden_p & self._square_q.order_divides(ciphertexts[rows], (q - 1) // 2)
+
+        hidden = concurrently(part, pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME), threads)
+        return ~np.concatenate([np.empty(0, np.bool_), *hidden])
 
     def _decrypt(self, ciphertexts: Words) -> list[int]:
         """Messages modulo p and q, joined (Garner)."""

@@ -36,3 +36,9 @@ PRIMALITY_ROUNDS = 40
 
 SMALL_FACTOR_BOUND = 1 << 16
 """A public modulus with a prime factor below this is refused."""
+
+SMALL_ORDER_BOUND = 1 << 16
+"""A public base whose order has no prime power beyond this is refused: the check takes half a second at 3072 bits."""
+
+SMALL_ORDER_INSECURE_SHARE = 16
+"""Test keys below 256 bits: the bound has a sixteenth of the modulus's bits, for their subgroups are small too."""

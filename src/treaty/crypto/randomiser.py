@@ -72,6 +72,9 @@ class ReadyFactors:
     most 32 MB of them), until `stop`, or until the program ends; then it is gone. Factors outlive trees: they belong to
     the key.
 
+    The thread is no daemon: one that is cut off at the end of a program may be inside compiled code that is taken away.
+    So the program waits for it, for the milliseconds of a chunk.
+
     Parameters
     ----------
     randomiser : Randomiser
@@ -114,9 +117,11 @@ class ReadyFactors:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Ask the background work to end, which takes it a few milliseconds; what is ready is kept."""
-        with self._own_lock():
-            self._stopped = True
+        """Ask the background work to end, which takes it a few milliseconds; what is ready is kept.
+
+        Takes no lock: as a finalizer it runs wherever garbage is collected, also in a thread that holds the lock.
+        """
+        self._stopped = True
 
     def _own_lock(self) -> threading.Lock:
         if os.getpid() != self._process:  # a fork: the parent will use these factors, and may have held the lock
@@ -125,13 +130,18 @@ class ReadyFactors:
         return self._lock
 
     def _work(self) -> None:
-        while True:
+        try:
+            while True:
+                with self._lock:
+                    full = sum(map(len, self._ready)) >= self._wanted
+                    # threads are waited for at the end of a program: it must not wait for factors nobody will take
+                    if full or self._stopped or not threading.main_thread().is_alive():
+                        self._thread = None
+                        return
+                made = self._randomiser.factors(self._randomiser.exponents(_CHUNK))
+                with self._lock:
+                    self._ready.append(made)
+        finally:
             with self._lock:
-                full = sum(map(len, self._ready)) >= self._wanted
-                # threads are waited for at the end of a program: it must not wait for factors nobody will take
-                if full or self._stopped or not threading.main_thread().is_alive():
+                if self._thread is threading.current_thread():  # an error; `prepare` may begin again
                     self._thread = None
-                    return
-            made = self._randomiser.factors(self._randomiser.exponents(_CHUNK))
-            with self._lock:
-                self._ready.append(made)

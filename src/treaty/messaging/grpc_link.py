@@ -168,7 +168,7 @@ class Link:
                 # Let the watch find out whether the peer is gone.
                 self._ended.wait(RETRY_PAUSE + self._pings.reconnect / RESEND_LIMIT)
             self._raise_if_ended()
-            raise PeerLost(self.peer, f"{self.peer} is lost: {RESEND_LIMIT} deliveries failed ({trouble})")
+            raise _lost(self.peer, f"{RESEND_LIMIT} deliveries failed", trouble)
         finally:
             self._sending.release()
 
@@ -207,7 +207,7 @@ class Link:
             if self.connected:
                 broken_since = broken_since or time.monotonic()
                 if time.monotonic() - broken_since >= self._pings.reconnect:
-                    self._lose(PeerLost(self.peer, f"{self.peer} is lost: its connection broke ({self.trouble})"))
+                    self._lose(_lost(self.peer, "its connection broke", self.trouble))
             self._ended.wait(RETRY_PAUSE)
 
     def _hear(self, notice: Notice) -> None:
@@ -265,7 +265,9 @@ class Link:
 
     def _raise_if_ended(self) -> None:
         if self.lost is not None:
-            raise PeerLost(self.peer, str(self.lost))
+            again = PeerLost(self.peer, str(self.lost))
+            again.public = self.lost.public
+            raise again
         if self._ended.is_set():
             raise LocalProtocolError(f"expected an open channel, got one that {self._introduction.sender} has closed")
 
@@ -274,3 +276,10 @@ class Link:
         if self._ended.is_set():
             call.cancel()
         return call
+
+
+def _lost(peer: str, event: str, trouble: str) -> PeerLost:
+    """Make the error for a peer that is gone; addresses, which `trouble` may hold, are not for the other peers."""
+    error = PeerLost(peer, f"{peer} is lost: {event} ({trouble})")
+    error.public = f"{peer} is lost: {event}"
+    return error

@@ -74,7 +74,8 @@ def audit_tree(
     nonce, tree, grad, hess
         The active party's opening; see `commit`.
     decrypted_grad, decrypted_hess : int64 (n_sampled,)
-        What the ciphertexts the passive party received decrypt to.
+        What the ciphertexts the passive party received decrypt to, by `SumsClient.decrypt_rows` alone: it also refuses
+        ciphertexts whose randomness, not their numbers, would tell their maker which rows are in a bin.
     expected_grad, expected_hess : int64 (n_sampled,)
         What the objective gives from the labels (the noisy ones of `label_rr`) and the margins of the trees so far.
     grad_bound, hess_bound : int

@@ -18,7 +18,10 @@ step  message          from -> to          content                              
 6     `Matches`        active -> passive   of each id that all hold: its place in 4, and the     TLS
                                            double-encrypted value, in the common order
       `OrderKey`       active -> passive   key of the common order                               TLS
-7     `OrderDigest`    both                SHA-256 of the double-encrypted values in order       hash
+7     `Challenge`      passive -> active   key of another order, sealed SHA-256 of the           hash
+                                           double-encrypted values in both orders
+      `OrderDigest`    active -> passive   the same of the active party, which is checked        hash
+      `Unsealed`       passive -> active   what opens the seal, which is checked                 TLS
 8     `Copies`         passive -> active   rows of each common id; with "expand" alone           TLS
       `Layout`         active -> passive   where an id's rows go; with "expand" alone            TLS
       `Ended`          active -> passive   in place of 6 to 8 when only the active party learns
@@ -28,13 +31,13 @@ H is hash-to-group under a domain of job and salt; a and b are fresh in every ru
 each answered before the next but one is sent, so neither side holds more than two. Of a double-encrypted value 16 bytes
 are kept and sent: among 2^24 ids two agree in them with probability below 2^-78.
 
-Adversary: honest but curious. What each learns is in `disclosures`.
+Adversary: honest but curious. What each learns is in `disclosures`, how far step 7 goes against others in
+`common_order`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +48,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import pieces
 from treaty.crypto import hashing, ristretto
-from treaty.data.ids import Ids
+from treaty.data.ids import Ids, OnDuplicate
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.messaging.agreement import agree
@@ -63,6 +66,7 @@ from treaty.protocols.blinded_lists import (
     valid,
     values_of,
 )
+from treaty.protocols.common_order import prove, ranking, verify
 from treaty.protocols.joined_rows import arrange, arranged, joined
 
 ResultTo = Literal["both", "active"]
@@ -109,14 +113,8 @@ class OrderKey(Message):
     key: Array
 
 
-class OrderDigest(Message):
-    """SHA-256 (32,) of the ordered double-encrypted values. Tells whether both have the same rows in the same order."""
-
-    digest: Array
-
-
 class Ended(Message):
-    """The active party has its result and keeps it."""
+    """The active party has its result and keeps it. Tells nothing, not even whether any id is common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,8 @@ class Aligned:
     pairwise : dict of str to int
         Of each passive party: ids it shares with the active one. Known to the active party alone.
     changed : dict of str to int or None
-        Of each peer, with a log: at least so many of its ids came or went since its last run; None: no earlier run.
+        Of each peer, with a log: at least so many of its ids differ from those of the nearest of its earlier runs;
+        None: no earlier run.
     """
 
     rows: NDArray[np.int64]
@@ -170,7 +169,7 @@ def align_active(
     ids : Ids
         Own ids; all parties must have read theirs with the same options.
     result_to : {"both", "active"}
-        Who learns which ids all hold. "active": nobody else learns even how many.
+        Who learns which ids all hold. "active": nobody else learns even how many, or that there are none.
     batch : int
         Points per message.
     log : RunLog, optional
@@ -188,7 +187,8 @@ def align_active(
     ConfigError
         When parties disagree on an option or on the kind of their ids, or a peer has reached its limit of runs.
     DataError
-        When the parties have no id in common, or "expand" gives too many rows. Names counts only.
+        When the parties have no id in common, or "expand" gives too many rows. Names counts only. Under "active" the
+        party has then left the job in good order, so that its peers do not learn of it.
     PeerProtocolError
         When a peer sends what is no point, or lists that do not fit together.
     """
@@ -205,7 +205,13 @@ def align_active(
         places[peer][number] = place
         pairwise[peer] = len(at)
     common = np.flatnonzero(np.all([place >= 0 for place in places.values()], axis=0))
+    if result_to == "active":  # before anything that depends on the number of common ids
+        for peer in party.peers:
+            party.send(peer, Ended())
     if len(common) == 0:
+        if result_to == "active":
+            party.close()  # the error below would be told
+            _finish(party, opened, own, log, dict.fromkeys(party.peers, 0))
         shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
         raise DataError(
             f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); see that all "
@@ -213,11 +219,9 @@ def align_active(
             public="the parties have no id in common",
         )
     key = secrets.token_bytes(32)
-    common = common[_ranking(ids, common, key, threads)]
+    common = common[ranking(ids, common, key, threads)]
     totals, repeats = np.ones(len(common), np.int64), np.ones(len(common), np.int64)
     if result_to == "active":
-        for peer in party.peers:
-            party.send(peer, Ended())
         totals = np.diff(ids.starts)[common]
     else:
         where = np.empty(len(ids), np.int64)  # of an id in the own list
@@ -226,7 +230,7 @@ def align_active(
         for peer in party.peers:
             values = mine.pop(peer)[where[common]]
             _tell(party, peer, places[peer][common], values, key, batch)
-            _compare(party, peer, values)
+            prove(party, peer, ids, common, values, threads)
         if ids.on_duplicate == "expand":
             totals, repeats = arrange(party, np.diff(ids.starts)[common], batch)
     _finish(party, opened, own, log, dict.fromkeys(party.peers, len(common)))
@@ -323,9 +327,9 @@ def align_passive(
         none = np.zeros(0, np.int64)
         return Aligned(none, None, ids.n_null, ids.n_repeated, opened.sizes, {}, opened.changed)
     common, values, key = _told(party, lead, own, made, len(ids))
-    ranking = _ranking(ids, common, key, threads)
-    common, values = common[ranking], values[ranking]
-    _compare(party, lead, values)
+    order = ranking(ids, common, key, threads)
+    common, values = common[order], values[order]
+    verify(party, lead, ids, common, values, threads)
     totals, repeats = np.ones(len(common), np.int64), np.ones(len(common), np.int64)
     if ids.on_duplicate == "expand":
         totals, repeats = arranged(party, lead, np.diff(ids.starts)[common], batch)
@@ -343,8 +347,8 @@ def _told(
     while not isinstance(answer := party.receive(lead, Matches, OrderKey), OrderKey):
         assert isinstance(answer, Matches)
         place = view(answer.places, np.int32, (None,), peer=lead, what="Matches.places")
-        if len(place) == 0 or sum(len(told) for told in places) + len(place) > n_ids:
-            raise PeerProtocolError(lead, f"expected 1 to {n_ids} places - at Matches.places from {lead}")
+        if len(place) == 0 or sum(len(told) for told in places) + len(place) > own.size:
+            raise PeerProtocolError(lead, f"expected 1 to {own.size} places - at Matches.places from {lead}")
         places.append(place)
         values.append(from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=lead, what="Matches.values")))
     key = view(answer.key, np.uint8, (32,), peer=lead, what="OrderKey.key").tobytes()
@@ -445,29 +449,33 @@ def _checked_size(size: int, peer: str) -> int:
     return size
 
 
-def _ranking(ids: Ids, numbers: NDArray[np.int64], key: bytes, threads: int) -> NDArray[np.int64]:
-    """Return the common order of ids: by a pseudorandom function of the id that all parties share."""
-    drawn = hashing.digests(ids.data, ids.offsets, numbers, key, threads)
-    return np.lexsort((drawn[:, 1], drawn[:, 0]))
+def disclosures(
+    lead: str, others: Sequence[str], result_to: ResultTo = "both", on_duplicate: OnDuplicate = "error"
+) -> dict[str, list[str]]:
+    """Say in words what each party of an alignment learned beyond its own ids.
 
+    Parameters
+    ----------
+    lead, others : str, sequence of str
+        The active party and the passive ones.
+    result_to : {"both", "active"}, default "both"
+    on_duplicate : {"error", "first", "expand"}, default "error"
+        "expand": numbers of rows are told, too.
 
-def _compare(party: Party, peer: str, values: NDArray[np.uint64]) -> None:
-    """Step 7: see that both have the same ids in the same order."""
-    digest = hashlib.sha256(b"treaty-alignment-order" + to_bytes(values).tobytes()).digest()
-    party.send(peer, OrderDigest(Array.of(np.frombuffer(digest, np.uint8))))
-    theirs = view(party.receive(peer, OrderDigest).digest, np.uint8, (32,), peer=peer, what="OrderDigest.digest")
-    if not hmac.compare_digest(digest, theirs.tobytes()):
-        raise PeerProtocolError(
-            peer, f"expected the same ids in the same order, got another digest - at OrderDigest from {peer}"
-        )
-
-
-def disclosures(lead: str, others: Sequence[str], result_to: ResultTo = "both") -> dict[str, list[str]]:
-    """Say in words what each party of an alignment learned beyond its own ids."""
+    Returns
+    -------
+    dict of party to list of str
+    """
     sizes = "of each partner: how many distinct ids it has, to within a quarter, and of what kind they are"
-    log = "with a run log: whether a partner's ids changed since its last alignment, and about how many"
+    log = "with a run log: about by how many ids a partner's differ from the nearest it aligned with before"
     learned = {lead: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, log]}
     for name in others:
         found = f"which of its own ids all parties hold (that {lead} shares further ones with others it does not learn)"
         learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", lead), log]
+    if on_duplicate == "expand" and result_to == "both":
+        learned[lead].append(f"of each common id: how many rows each of {', '.join(others)} has of it")
+        for place, name in enumerate(others):
+            parties = [list(part) for part in ([lead, *others[:place]], others[place + 1 :]) if part]
+            products = [" times ".join(f"those of {party}" for party in part) for part in parties]
+            learned[name].append(f"of each common id: how many rows it has elsewhere ({'; '.join(products)})")
     return learned
