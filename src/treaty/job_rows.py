@@ -149,8 +149,8 @@ def _common_rows(
     if order.again:
         if found is None or found.number != order.number:
             raise ConfigError(
-                f"{party.name}: cannot resume: expected rows of alignment {order.number[:8]}, made with the ids that the "
-                f"table has now - at {kept}; bring the table back or begin anew",
+                f"{party.name}: cannot resume: expected rows of alignment {order.number[:8]}, made with the ids the table "
+                f"has now - at {kept}; bring the table back or begin anew",
                 public="it cannot resume: it has not kept the alignment, or its ids have changed",
             )
         return found.rows

@@ -16,7 +16,7 @@ step  message          from -> to          content                              
 4     `Blinded`        passive -> active   H(id)^b and random points, shuffled                   secret b, DDH
 5     -                active              raises 4 to a, compares with 3
 6     `Matches`        active -> passive   of each id that all hold: its place in 4, and the     TLS
-                                           double-encrypted value, in the common order
+                                           double-encrypted value, by place
       `OrderKey`       active -> passive   key of the common order                               TLS
 7     `Challenge`      passive -> active   key of another order, sealed SHA-256 of the           hash
                                            double-encrypted values in both orders
@@ -282,7 +282,9 @@ def _exchange(
 def _tell(
     party: Party, peer: str, places: NDArray[np.int32], values: NDArray[np.uint64], key: bytes, batch: int
 ) -> None:
-    """Step 6: name the common ids, in the common order (the active party's own would tell how its rows lie)."""
+    """Step 6: name the common ids, by their places: any other order would tell of ids that the peer may not hold."""
+    order = np.argsort(places)
+    places, values = places[order], values[order]
     for part in pieces(len(places), batch):
         party.send(peer, Matches(Array.of(places[part]), Array.of(to_bytes(values[part]))))
     party.send(peer, OrderKey(Array.of(np.frombuffer(key, np.uint8))))
