@@ -465,3 +465,12 @@ def test_paillier_gives_the_trees_of_okamoto_uchiyama():
     other = treaty.GBDTClassifier(**options, encryption="paillier").fit(tables, y)
     assert one.parts_["p0"].forest.trees == other.parts_["p0"].forest.trees
     assert one.communication_["p0 -> p1"]["bytes"] != other.communication_["p0 -> p1"]["bytes"]
+
+
+def test_an_owner_of_no_split_may_be_absent_at_prediction():
+    X, y = real_table("binary")
+    tables = {"bank": X, "shop": pd.DataFrame({"constant": np.ones(len(X))})}
+    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=3).fit(tables, y)
+    np.testing.assert_array_equal(model.predict({"bank": X}), model.predict(tables))
+    with pytest.raises(treaty.DataError, match="without bank nobody can decide rows at its splits"):
+        model.predict({"shop": tables["shop"]})

@@ -123,6 +123,17 @@ def test_a_finished_number_of_rounds_may_be_raised(monkeypatch, tmp_path):
     same(fit(tables, y, tmp_path, n_estimators=8), fit(tables, y, n_estimators=8))
 
 
+def test_fewer_rounds_than_are_finished_give_the_shorter_model(monkeypatch, tmp_path):
+    X, y = real_table("binary")
+    tables = cut(X, 2)
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop_passive(patch, 4)
+        with pytest.raises(Interrupted):
+            fit(tables, y, tmp_path)
+    same(fit(tables, y, tmp_path, n_estimators=2), fit(tables, y, n_estimators=2))
+
+
 def test_pooled_training_resumes_too(monkeypatch, tmp_path):
     X, y = real_table("binary")
     whole = fit(X, y, protocol="pooled", insecure_test_key_bits=None)
@@ -161,11 +172,24 @@ def test_other_options_are_refused_by_name(stopped):
 
 def test_other_labels_or_columns_are_refused(stopped):
     tables, y, folder = stopped
-    with pytest.raises(ConfigError, match="p0: cannot resume: the training rows are not those"):
+    with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes are not those"):
         fit(tables, 1 - y, folder)
     changed = {**tables, "p1": tables["p1"] + 1.0}
-    with pytest.raises(ConfigError, match="p1: cannot resume: the training rows are not those"):
+    with pytest.raises(ConfigError, match="p1: cannot resume: the training rows, eval sets or classes are not those"):
         fit(changed, y, folder)
+
+
+def test_other_classes_or_eval_sets_are_refused(stopped):
+    tables, y, folder = stopped
+    with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes"):
+        fit(tables, np.where(y == 1, "yes", "no"), folder)
+    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=TREES, min_child_samples=5)
+    for evals in (None, [(tables, y), (tables, y)], (tables, 1 - y)):
+        with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes"):
+            model.fit(tables, y, eval_set=evals, checkpoint=folder)
+    other = {**tables, "p1": tables["p1"] * 2}
+    with pytest.raises(ConfigError, match="p1: cannot resume: the training rows, eval sets or classes"):
+        model.fit(tables, y, eval_set=(other, y), checkpoint=folder)
 
 
 def test_other_parties_are_refused(stopped):

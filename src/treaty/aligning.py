@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import narwhals as nw
 import numpy as np
@@ -92,7 +93,10 @@ def align(
         raise ConfigError(f"expected `on` to name a column of {', '.join(tables)}, got {', '.join(column)}")
     frames = {party: _frame(table, column[party], party) for party, table in tables.items()}
     threads = cores(n_jobs)
-    logs = {party: RunLog(Path(log) / f"{party}.jsonl", max_runs=max_runs) if log else None for party in tables}
+    logs = {
+        party: RunLog(Path(log) / f"{quote(party, safe=' ')}.jsonl", max_runs=max_runs) if log else None
+        for party in tables
+    }
 
     def ids(party: str) -> Ids:
         return read_ids(frames[party][column[party]], party=party, normalise=normalise, on_duplicate=on_duplicate)

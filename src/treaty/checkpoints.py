@@ -91,17 +91,29 @@ class Checkpoint(msgspec.Struct, kw_only=True):
             raise ConfigError(f"cannot resume with other parties than {', '.join(self.part.forest.sources)}")
         if table != self.table:
             raise ConfigError(
-                f"{self.part.party}: cannot resume: the training rows are not those the checkpoint was made on; bring "
-                "them back or begin anew",
-                public="it cannot resume: its training rows have changed",
+                f"{self.part.party}: cannot resume: the training rows, eval sets or classes are not those of the "
+                "checkpoint; bring them back or begin anew",
+                public="it cannot resume: its training rows or eval sets have changed",
             )
 
 
-def fingerprint(table: Table, *labels: NDArray[np.float64] | None) -> bytes:
-    """Return SHA-256 over a party's training columns, labels and weights."""
-    digest = hashlib.sha256(msgspec.msgpack.encode([table.schema, table.n_rows]))
-    for values in (*table.columns, *labels):
-        digest.update(b"-" if values is None else np.ascontiguousarray(values).tobytes())
+def fingerprint(
+    rows: Sequence[tuple[Table, Sequence[NDArray[np.float64] | None]]], classes: Sequence[Any] = ()
+) -> bytes:
+    """Return SHA-256 over what a party trains on and watches.
+
+    Parameters
+    ----------
+    rows : sequence of (Table, arrays)
+        Training rows, then each eval set's; with the labels and weights at the active party.
+    classes : sequence
+        Labels by class number.
+    """
+    digest = hashlib.sha256(msgspec.msgpack.encode(list(classes)))
+    for table, labels in rows:
+        digest.update(msgspec.msgpack.encode([table.schema, table.n_rows]))
+        for values in (*table.columns, *labels):
+            digest.update(b"-" if values is None else np.ascontiguousarray(values).tobytes())
     return digest.digest()
 
 

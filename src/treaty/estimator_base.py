@@ -243,10 +243,17 @@ class BoostedTrees(BaseEstimator):
         if not all(isinstance(name, str) for name in X) or not X:
             raise DataError("expected a mapping of party names (text) to tables")
         if not reset:
-            return known_tables(X, self.schemas_)
+            return known_tables(X, self.schemas_, self._owners())
         tables = training_tables(X, self._active(X))
         self.n_features_in_ = sum(len(table.schema.names) for table in tables.values())
         return tables
+
+    def _owners(self) -> set[str]:
+        """Return the parties that own a split in use; while training, all."""
+        if not hasattr(self, "parts_"):
+            return set(self.schemas_)
+        forest = forest_of(list(self.parts_.values()))
+        return {forest.sources[source] for tree in forest.trees for source in np.unique(tree.source[tree.left >= 0])}
 
     def _active(self, tables: Mapping[str, Any]) -> str:
         if self.active is None:
@@ -359,7 +366,9 @@ class BoostedTrees(BaseEstimator):
         -------
         xgboost.Booster
             Its `predict` gives probabilities (classifier) or means. Columns are named as at the parties, with the
-            party in front (``"bank.age"``) where training took a mapping.
+            party in front (``"bank.age"``) where training took a mapping. Categorical columns must come to it with the
+            categories of training, in that order, which ``json.loads(booster.attr("categories"))`` has by column: other
+            than the estimator, a booster knows them by number.
 
         Raises
         ------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import numpy as np
 
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import DataError
@@ -25,23 +27,36 @@ def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:
     return {name: tables[name] for name in X}
 
 
-def known_tables(X: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dict[str, Table]:
+def known_tables(X: Mapping[str, Any], schemas: Mapping[str, Schema], needed: Collection[str]) -> dict[str, Table]:
     """Convert the tables of parties that have trained, in their order.
+
+    Parameters
+    ----------
+    needed : collection of str
+        Parties that own a split in use. Others may be absent; a table of missing values stands in for theirs.
 
     Raises
     ------
     DataError
         For other parties or columns.
     """
-    if set(X) != set(schemas):
-        absent = [name for name in schemas if name not in X]
+    absent = [name for name in schemas if name not in X]
+    missed = [name for name in absent if name in needed]
+    if not set(X) <= set(schemas) or missed or len(absent) == len(schemas):
         raise DataError(
             f"expected tables of the parties {', '.join(schemas)}, got {', '.join(map(str, X))}"
-            + (f"; without {', '.join(absent)} nobody can decide rows at its splits" if absent else "")
+            + (f"; without {', '.join(missed)} nobody can decide rows at its splits" if missed else "")
         )
-    tables = {name: to_table(X[name], party=name, schema=schema) for name, schema in schemas.items() if schema.names}
+    tables = {
+        name: to_table(X[name], party=name, schema=schema)
+        for name, schema in schemas.items()
+        if schema.names and name in X
+    }
     n_rows = next(iter(tables.values())).n_rows
-    return {name: tables.get(name, Table(schema, [], n_rows)) for name, schema in schemas.items()}
+    missing = np.full(n_rows, np.nan, np.float32)
+    return {
+        name: tables.get(name, Table(schema, [missing] * len(schema.names), n_rows)) for name, schema in schemas.items()
+    }
 
 
 def _empty(table: Any) -> bool:

@@ -159,7 +159,8 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] | None = N
     (forest,) = forests
     willing = _willing(forest.sources, consent)
     here = {part.party: part for part in parts if part.party in willing or part.forest is not None}
-    splits, sizes, names, categorical = [], [], [], []
+    splits, sizes, names = [], [], []
+    categories: list[Sequence[Any] | None] = []
     for source, party in enumerate(forest.sources):
         records, _ = _amounts(forest, source, "count")
         if party not in here:
@@ -176,8 +177,8 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] | None = N
         splits.append(part.splits)
         sizes.append(len(part.schema.names))
         names += [f"{party}.{name}" if len(forest.sources) > 1 else name for name in part.schema.names]
-        categorical += [categories is not None for categories in part.schema.categories]
-    return to_booster(forest.trees, join_splits(splits, sizes), forest.objective, names, categorical)
+        categories += part.schema.categories
+    return to_booster(forest.trees, join_splits(splits, sizes), forest.objective, names, categories)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.ipc
 from numpy.typing import NDArray
 
 from treaty.data.ids import read_ids
@@ -149,8 +149,8 @@ def _common_rows(
     if order.again:
         if found is None or found.number != order.number:
             raise ConfigError(
-                f"{party.name}: cannot resume: expected rows of alignment {order.number[:8]}, made with the ids the table "
-                f"has now - at {kept}; bring the table back or begin anew",
+                f"{party.name}: cannot resume: expected alignment {order.number[:8]}, made with the ids the table has "
+                f"now - at {kept}; bring the table back or begin anew",
                 public="it cannot resume: it has not kept the alignment, or its ids have changed",
             )
         return found.rows
@@ -167,10 +167,11 @@ def _common_rows(
 
 def _digest(column: Any) -> bytes:
     """Return SHA-256 of a column of ids, in their order."""
-    digest = hashlib.sha256()
-    for value in pc.cast(column, pa.large_string()).combine_chunks().buffers():
-        digest.update(b"-" if value is None else value)
-    return digest.digest()
+    table = pa.table({"ids": column}).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return hashlib.sha256(sink.getvalue()).digest()
 
 
 def labelled(

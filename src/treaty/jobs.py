@@ -232,7 +232,7 @@ def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Resul
 
         def connect_and_play() -> Result:  # a peer that cannot be reached is the others' business, too
             try:
-                channel.connect(timeout=CONNECT_TIMEOUT)
+                channel.connect(timeout=min(CONNECT_TIMEOUT, job.timeout / 2))  # or the others give up first
             except PeerLost:
                 party.heed()  # a peer that stopped the job said why before it went
                 raise
@@ -261,7 +261,8 @@ def _write_report(job: Job, name: str, seconds: dict[str, float], transcript: Tr
     others = [other for other in job.parties if other != job.active]
     learned = secureboost.disclosures(job.active, others, job.tree_options())
     if job.align is not None:
-        learned = {party: alignment + learned[party] for party, alignment in disclosures(job.active, others).items()}
+        of_alignment = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
+        learned = {party: of_alignment[party] + learned[party] for party in learned}
     report = Report(party=name, seconds=seconds, sent=sent, learned=learned)
     (Path(job.output) / f"{name}.report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 

@@ -1,5 +1,6 @@
 import secrets
 
+import gmpy2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -191,8 +192,9 @@ def test_audit_refuses_a_private_key_that_is_not_as_promised(key, plain, fault):
     p, q, u, v, n = plain.p, plain.q, plain.u, plain.v, plain.n
     h = plain.h
     if fault == "q is composite":
-        q, n = q * (2**61 - 1), n * (2**61 - 1)
-        h = joined(h % p**2, p**2, h % plain.q, q)
+        second = next(x for k in range(2**60, 2**61) if gmpy2.is_prime(x := 2 * v * k + 1))
+        h = joined(h, n, pow(3, (second - 1) // v, second), second)  # of order v there too
+        q, n = q * second, n * second
     else:
         changes = {"u is composite": (2 * u, v), "v is composite": (u, 2 * v), "u = v": (u, u), "other n": (u, v)}
         u, v = changes[fault]

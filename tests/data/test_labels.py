@@ -41,7 +41,6 @@ MISSING = {
     "pandas category": pd.Series(["a", None, None], dtype="category"),
     "polars": pl.Series(["a", None, None]),
     "arrow": pa.chunked_array([["a", None, None]]),
-    "dates": np.array(["2020-01-01", "NaT", "NaT"], dtype="datetime64[D]"),
     "masked": np.ma.masked_array([1, 2, 3], [False, True, True]),
 }
 
@@ -52,6 +51,11 @@ def test_missing_labels_are_counted_and_the_party_named(y: object) -> None:
         check_labels(y, "bank")
     with pytest.raises(DataError, match=r"^bank: "):
         check_targets(y, "bank")
+
+
+def test_dates_are_no_labels() -> None:
+    with pytest.raises(DataError, match=r"^bank: expected labels of numbers, booleans or text, got datetime64"):
+        check_labels(np.array(["2020-01-01", "2020-01-02"], dtype="datetime64[D]"), "bank")
 
 
 @pytest.mark.parametrize("check", [check_labels, check_targets])
@@ -110,7 +114,7 @@ def test_decimal_targets_are_numbers() -> None:
     ],
 )
 def test_targets_that_are_no_numbers_are_refused(y: object) -> None:
-    with pytest.raises(DataError, match=r"^bank: expected numbers as target"):
+    with pytest.raises(DataError, match=r"^bank: expected (numbers as target|labels of numbers)"):
         check_targets(y, "bank")
 
 

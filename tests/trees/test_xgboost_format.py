@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -41,7 +42,11 @@ def _trained(options):
 
 
 def _booster(trained, table):
-    return to_booster(trained.trees, trained.joined(), trained.objective, NAMES, table.categorical)
+    return to_booster(trained.trees, trained.joined(), trained.objective, NAMES, _categories(table))
+
+
+def _categories(table):
+    return [list(range(n)) if of else None for n, of in zip(table.n_bins.tolist(), table.categorical, strict=True)]
 
 
 def _matrix(table, codes):
@@ -123,7 +128,7 @@ def test_booster_sends_every_category_left_and_missing_right():
     y = (table.codes[:, 0] == 3).astype(np.float64)  # missing tells all
     trained = train(table, y, max_depth=2, n_estimators=2)
     assert trained.parts[0].splits.category_left[0] == b"\1\1\1\0"
-    booster = to_booster(trained.trees, trained.joined(), trained.objective, ["a", "b"], [True, True])
+    booster = to_booster(trained.trees, trained.joined(), trained.objective, ["a", "b"], [["x"], ["y", "z"]])
     matrix = xgboost.DMatrix(table.matrix, feature_names=["a", "b"], feature_types=["c", "c"], enable_categorical=True)
     predicted = booster.predict(matrix, output_margin=True)
     np.testing.assert_allclose(predicted, trained.margins[:, 0], rtol=0, atol=1e-5)
@@ -131,7 +136,7 @@ def test_booster_sends_every_category_left_and_missing_right():
 
 def test_booster_of_no_trees_predicts_the_base_score():
     trained, table, fresh = _trained({"base_score": 0.3})
-    booster = to_booster([], trained.joined(), trained.objective, NAMES, table.categorical)
+    booster = to_booster([], trained.joined(), trained.objective, NAMES, _categories(table))
     np.testing.assert_allclose(booster.predict(_matrix(table, fresh)), 0.3, rtol=1e-6)
 
 
@@ -153,3 +158,11 @@ def test_missing_xgboost_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "xgboost", None)
     with pytest.raises(ConfigError, match=r"treaty\[xgboost\]"):
         _booster(trained, table)
+
+
+def test_booster_carries_the_categories_of_training():
+    trained, table, _ = _trained({"categorical": [1, 3]})
+    booster = _booster(trained, table)
+    assert json.loads(booster.attr("categories")) == {NAMES[k]: list(range(int(table.n_bins[k]))) for k in (1, 3)}
+    plain, table, _ = _trained({})
+    assert _booster(plain, table).attr("categories") is None

@@ -101,7 +101,8 @@ def commit(leaves: NDArray[np.uint64], key: bytes) -> NDArray[np.uint8]:
     """Commit to a set: the top of a Merkle tree over keyed hashes of its members.
 
     A member belongs to node ``leaf[0] % NODES``; a node is HMAC-SHA256 of its number and its sorted leaves. With the
-    same key, equal nodes mean equal members; who lacks the key learns nothing else, not even how many there are. The
+    same key, equal nodes mean equal members; who lacks the key learns nothing else from one
+    commitment; two of different small sets tell how many nodes are empty in both. The
     key and the members open it.
 
     Parameters

@@ -30,7 +30,7 @@ def check_labels(y: Any, party: str, n_rows: int | None = None) -> NDArray[Any]:
     Raises
     ------
     DataError
-        Not one-dimensional, empty, of the wrong length, complex, or with missing or infinite labels (counted).
+        Not one-dimensional, empty, of the wrong length, complex, dates, or with missing or infinite labels (counted).
     """
     if y is None:  # scikit-learn's words
         raise DataError(f"{party}: requires y to be passed, but the target y is None")
@@ -38,7 +38,7 @@ def check_labels(y: Any, party: str, n_rows: int | None = None) -> NDArray[Any]:
     if labels.dtype.kind == "O":
         n_missing = sum(map(is_missing, labels))
     elif labels.dtype.kind in "mM":
-        n_missing = int(np.count_nonzero(np.isnat(labels)))
+        raise DataError(f"{party}: expected labels of numbers, booleans or text, got {labels.dtype}")
     else:
         n_missing = int(np.count_nonzero(np.isnan(labels))) if labels.dtype.kind == "f" else 0
     if n_missing:

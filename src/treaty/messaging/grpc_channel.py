@@ -153,11 +153,12 @@ class GrpcChannel:
                 if link.refused_since is not None and now - link.refused_since > REFUSAL_PATIENCE:
                     raise PeerProtocolError(link.peer, link.trouble)
             if now > deadline:
-                raise PeerLost(
-                    next(iter(missing)),
-                    f"expected all peers within {timeout:g} s, {self._name} is not connected with "
-                    f"{', '.join(missing)}: {'; '.join(missing.values())}",
+                text = (
+                    f"expected all peers within {timeout:g} s, {self._name} is not connected with {', '.join(missing)}"
                 )
+                error = PeerLost(next(iter(missing)), f"{text}: {'; '.join(missing.values())}")
+                error.public = text  # without addresses
+                raise error
             time.sleep(0.02)
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:

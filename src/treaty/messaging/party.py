@@ -235,7 +235,10 @@ class Party:
             raise self._aborted
         for peer in needed:
             if peer in self._lost:
-                raise PeerLost(peer, f"{self._lost[peer]}; {doing}")
+                lost = self._lost[peer]
+                error = PeerLost(peer, f"{lost}; {doing}")
+                error.public = f"{lost.public or lost}; {doing}"  # without the peer's address
+                raise error
 
     def _raise_if_left(self, talk: Conversation, doing: str) -> None:
         if talk.left:

@@ -131,6 +131,7 @@ def begin(
     party: str,
     sources: tuple[str, ...],
     classes: list[Category] | None,
+    eval_sets: Sequence[Labelled],
     keeper: Keeper | None,
 ) -> Begun:
     """Begin a training, or take up the one the keeper finds.
@@ -138,9 +139,10 @@ def begin(
     Raises
     ------
     ConfigError
-        When the checkpoint is of other options, parties or rows.
+        When the checkpoint is of other options, parties, rows, classes or eval sets.
     """
-    rows = b"" if keeper is None else fingerprint(data.table, data.y, data.weight)
+    watched = [(of.table, (of.y, of.weight)) for of in (data, *eval_sets)]
+    rows = b"" if keeper is None else fingerprint(watched, classes or ())
     found = None if keeper is None else keeper.found()
     if found is None:
         forest = Forest(objective, sources, classes)
@@ -151,7 +153,7 @@ def begin(
     found.check(options, sources, rows)
     resume = found.progressed(objective.n_outputs)
     assert found.part.forest is not None
-    found.part.forest.cut(resume.rounds)
+    found.part.forest.cut(min(resume.rounds, options.n_estimators))  # fewer may be asked for than there are
     records = records_used(found.part.forest.trees, len(sources))
     keep_records(found.part.splits, records[sources.index(party)])
     return Begun(found.part, records, resume, rows)
@@ -182,7 +184,7 @@ def train(
         The whole model.
     """
     objective = objective_for(data, classes, options)
-    begun = begin(data, objective, options, "pooled", ("pooled",), classes, keeper)
+    begun = begin(data, objective, options, "pooled", ("pooled",), classes, eval_sets, keeper)
     part, forest, splits = begun.part, begun.forest, begun.part.splits
     source = own_columns(data.table, options, splits, threads)
 

@@ -151,7 +151,7 @@ def active(
     agree(party, terms(options, n_rows, [e.table.n_rows for e in eval_sets]))
     objective = objective_for(data, classes, options)
     objective.check_sums(n_rows)
-    begun = begin(data, objective, options, party.name, tuple(parties), classes, keeper)
+    begun = begin(data, objective, options, party.name, tuple(parties), classes, eval_sets, keeper)
     part, forest = begun.part, begun.forest
     own = own_columns(data.table, options, part.splits, threads)
     alone_trees = (options.rl_trees or 0) * objective.n_outputs
@@ -266,7 +266,7 @@ def passive(
     categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
     party.send(lead, Layout(Array.of(bins.offsets), Array.of(categorical)))
     setup = party.receive(lead, Setup)
-    printed = b"" if keeper is None else fingerprint(table)
+    printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
     if setup.resumed:
         part = _resumed_part(setup, keeper, options, printed)
     else:

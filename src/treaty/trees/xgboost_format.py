@@ -22,7 +22,7 @@ def to_booster(
     splits: JoinedSplits,
     objective: Objective,
     feature_names: Sequence[str],
-    categorical: Sequence[bool],
+    categories: Sequence[Sequence[str | int | float | bool] | None],
 ) -> Any:
     """Build an `xgboost.Booster` that predicts the same margins (to float32).
 
@@ -32,13 +32,16 @@ def to_booster(
         Tree i adds to output ``i % objective.n_outputs``.
     splits : JoinedSplits
         Of all owners; features count over the joined table.
-    feature_names, categorical
+    feature_names : sequence of str
         Of the joined table.
+    categories : sequence of (sequence or None)
+        Of each column; None for a numeric one.
 
     Returns
     -------
     xgboost.Booster
-        Categorical columns must hold the category codes of training, as pandas' ``cat.codes`` gives them.
+        Knows categories by their codes alone: columns must come with the categories of training, in that order
+        (``pandas.Categorical(values, categories=...)``). ``json.loads(booster.attr("categories"))`` has them by column.
 
     Raises
     ------
@@ -58,13 +61,14 @@ def to_booster(
     if unusable:
         raise ConfigError(f"XGBoost allows no '[', ']' or '<' in column names; rename {', '.join(unusable)}")
     n_features = len(feature_names)
+    of_column = {name: list(of) for name, of in zip(feature_names, categories, strict=True) if of is not None}
     softmax = objective.name == "softmax"
     model = {
         "version": [3, 0, 0],
         "learner": {
-            "attributes": {},
+            "attributes": {"categories": json.dumps(of_column, ensure_ascii=False)} if of_column else {},
             "feature_names": list(feature_names),
-            "feature_types": ["c" if c else "float" for c in categorical],
+            "feature_types": ["float" if c is None else "c" for c in categories],
             "gradient_booster": {
                 "name": "gbtree",
                 "model": {
