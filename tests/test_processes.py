@@ -199,7 +199,7 @@ def test_one_class_of_labels_is_one_error_at_every_party(tmp_path):
     ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, EACH_WITHIN + 5)
     for name, (code, said) in ended.items():
         assert code == (2 if name == "clinic" else 1)
-        assert "class" in one_line(said)
+        assert ("class" if name == "clinic" else "clinic") in one_line(said)  # nobody else learns what is wrong
         assert name == "clinic" or "clinic" in said
 
 
@@ -371,7 +371,7 @@ def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
 
 @pytest.mark.parametrize(("victim", "rounds"), [("clinic", 2), ("lab", 4)])
 def test_a_killed_training_resumes_to_the_identical_model(tmp_path, victim, rounds):
-    options = {"trees": 40, "rows": 500, "subsample": 0.8, "random_state": 3, "insecure_test_key_bits": 1536}
+    options = {"trees": 16, "rows": 500, "subsample": 0.8, "random_state": 3, "insecure_test_key_bits": 1536}
     job = write_job(tmp_path, alone=True, **options)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"
@@ -382,7 +382,7 @@ def test_a_killed_training_resumes_to_the_identical_model(tmp_path, victim, roun
     os.kill(processes[victim].pid, signal.SIGKILL)
     codes = {name: code for name, (code, _) in finish(processes, EACH_WITHIN).items()}
     assert codes[victim] == -signal.SIGKILL
-    assert load_checkpoint(kept).rounds < 40
+    assert load_checkpoint(kept).rounds < 16
     begun = load_checkpoint(kept).part.model_id
     processes = {name: start(job, name) for name in ("imaging", "lab")}
     processes["clinic"] = start(job, "clinic", resume=True)
@@ -436,7 +436,7 @@ def test_a_job_with_ids_aligns_trains_and_predicts_like_the_joined_table(tmp_pat
 
 
 def test_a_resumed_job_keeps_its_alignment(tmp_path):
-    options = {"trees": 40, "insecure_test_key_bits": 1536}
+    options = {"trees": 16, "insecure_test_key_bits": 1536}
     job, _ = write_unaligned(tmp_path, alone=True, **options)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"
@@ -453,7 +453,7 @@ def test_a_resumed_job_keeps_its_alignment(tmp_path):
         assert (code, said) == (0, ""), (name, said)
     forest = load_part(tmp_path / "model" / "clinic.part").forest
     assert forest.trees[: begun.rounds] == begun.part.forest.trees[: begun.rounds]
-    assert len(forest.trees) == 40
+    assert len(forest.trees) == 16
 
 
 def test_a_table_without_the_id_column_is_named_at_its_party_alone(tmp_path):
@@ -500,10 +500,9 @@ def test_an_interrupted_alignment_is_not_put_on_other_ids(tmp_path):
 
 def test_labels_randomised_once_serve_every_alignment(tmp_path):
     job, _ = write_unaligned(tmp_path, mechanism="label_rr", epsilon=2.0)
-    for _ in range(2):  # another order of rows each time
-        subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
+    subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
     noisy = tmp_path / "clinic.csv.noisy_labels"
     assert noisy.stat().st_mode & 0o077 == 0
     drawn = noisy.read_bytes()
-    subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
+    subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)  # in another order of rows
     assert noisy.read_bytes() == drawn

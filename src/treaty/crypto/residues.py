@@ -104,7 +104,7 @@ class PrimeSquare:
         self._to_message = int(gmpy2.invert(factor * exponent, prime))
 
     def encrypt(self, messages: Words, exponents: Words) -> Words:
-        """Return (1 + f m p) w^r lifted to N, from little-endian words of m, below R, and of r."""
+        """Return (1 + f m p) w^r lifted to N, from little-endian words of m, below R, and r, below 2^order_bits."""
         own = self.residues.modulus
         scaled = own.multiply(own.unpack(messages[:, : own.words]), self._factor)
         linear = own.add(scaled, own.one[np.newaxis].copy())
