@@ -168,7 +168,7 @@ def test_progress_counts_to_the_end() -> None:
     sides = {"a": {"progress": lambda *at: seen.append(at)}, "b": {"progress": lambda *at: other.append(at)}}
     run({"a": list(range(41)), "b": [1]}, per_party=sides)
     for calls in (seen, other):
-        assert calls[-1][0] == calls[-1][1] == 48 + SMALLEST
+        assert calls[-1][0] == calls[-1][1] == 44 + SMALLEST
         assert calls == sorted(calls)
 
 
@@ -569,12 +569,12 @@ def test_limit_of_runs_stops_before_any_id_is_used(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 1 << 28))
-def test_bucket_is_the_next_quarter_of_a_power_of_two(count: int) -> None:
+def test_bucket_is_the_next_eighth_of_a_power_of_two(count: int) -> None:
     size = bucket(count)
     assert size >= max(count, SMALLEST)
     assert bucket(size) == size
-    assert size == SMALLEST or size <= 1.25 * count
-    assert size / (1 << (size.bit_length() - 1)) in (1, 1.25, 1.5, 1.75)
+    assert size == SMALLEST or size <= 1.125 * count
+    assert size / (1 << (size.bit_length() - 1)) in (1, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875)
 
 
 def test_secret_order_is_a_fresh_permutation() -> None:

@@ -468,7 +468,7 @@ def disclosures(
     -------
     dict of party to list of str
     """
-    sizes = "of each partner: how many distinct ids it has, to within a quarter, and of what kind they are"
+    sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
     log = "with a run log: about by how many ids a partner's differ from the nearest it aligned with before"
     learned = {lead: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, log]}
     for name in others:

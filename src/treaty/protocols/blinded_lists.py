@@ -24,12 +24,12 @@ SMALLEST, LARGEST = 1 << 10, 1 << 28
 
 
 def bucket(count: int) -> int:
-    """Round a set's size up to 1, 1.25, 1.5 or 1.75 times a power of two, at least 1024.
+    """Round a set's size up to a multiple of an eighth of the power of two below it, at least 1024.
 
-    Partners see the bucket only: a size to within a quarter. That costs a quarter more work at most, an eighth on
-    average. Powers of two would hide little more (one in two instead of four buckets) for up to twice the work.
+    Partners see the bucket only: a size to within an eighth. That costs an eighth more work at most, a sixteenth on
+    average. Powers of two would hide little more (one in two instead of eight buckets) for up to twice the work.
     """
-    step = max(SMALLEST, 1 << max(count - 1, 1).bit_length() - 1) // 4
+    step = max(SMALLEST, 1 << max(count - 1, 1).bit_length() - 1) // 8
     return max(SMALLEST, -(-count // step) * step)
 
 
