@@ -101,3 +101,41 @@ def test_leaf_values_reach_sampled_and_other_rows_once(threads):
     margins = np.arange(7.0)
     rows.add_to(margins, np.array([1, 2], np.int32), np.array([0.5, -0.25]))
     assert margins.tolist() == [-0.25, 0.75, 1.75, 2.75, 4.5, 5.5, 6.5]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    n_rows=st.integers(1, 80),
+    sample=st.sampled_from([None, 0.5]),
+    looked_at=st.booleans(),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+)
+def test_leaf_values_reach_every_row_whether_or_not_it_was_moved_to_its_leaf(n_rows, sample, looked_at, threads, seed):
+    rng = np.random.default_rng(seed)
+    sampled = None if sample is None else np.flatnonzero(rng.random(n_rows) < sample).astype(np.int32)
+    small, partition._SMALL = partition._SMALL, 1
+    try:
+        rows, naive, leaves, n_nodes = RowPartition(n_rows, sampled, threads), NaivePartition(n_rows, sampled), [0], 1
+        for _ in range(rng.integers(0, 4)):
+            chosen = [node for node in leaves if rng.random() < 0.6] or leaves[:1]
+            children = n_nodes + 2 * np.arange(len(chosen))
+            left_rows = set(np.flatnonzero(rng.random(n_rows) < rng.choice([0.0, 0.3, 1.0])).tolist())
+            order, _ = rows.rows(np.array(chosen, np.int32), sampled=False)
+            mask = np.array([row in left_rows for row in order.tolist()], np.bool_)
+            rows.divide(np.array(chosen, np.int32), children.astype(np.int32), mask)
+            naive.divide(chosen, children.tolist(), left_rows)
+            leaves = sorted({*leaves, *children.tolist(), *(children + 1).tolist()} - set(chosen))
+            n_nodes += 2 * len(chosen)
+        if looked_at:  # which moves the rows
+            _check(rows, naive, leaves)
+        values = rng.normal(size=len(leaves))
+        margins = np.zeros(n_rows)
+        rows.add_to(margins, np.array(leaves, np.int32), values)
+    finally:
+        partition._SMALL = small
+    expected = np.zeros(n_rows)
+    for leaf, value in zip(leaves, values.tolist(), strict=True):
+        for part in naive.nodes[leaf]:
+            expected[part] = value
+    np.testing.assert_array_equal(margins, expected)

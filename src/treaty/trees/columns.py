@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from treaty.compute import pieces, share
 from treaty.trees.ensemble import Tree
-from treaty.trees.kernels import add_histograms, gather_pairs, look_up_left
+from treaty.trees.histograms import Histograms
+from treaty.trees.kernels import look_up_left
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan
 
@@ -88,6 +89,7 @@ class ColumnSource:
         self.offsets = offsets
         self.categorical = categorical
         self._columns = np.ascontiguousarray(codes.T)
+        self._histograms = Histograms(np.ascontiguousarray(codes), self._columns, offsets, threads)
         self._record = record
         self._threads = threads
 
@@ -99,31 +101,15 @@ class ColumnSource:
         columns: NDArray[np.int32],
     ) -> None:
         """See `SumsSource`."""
-        self._grad, self._hess, self._features = grad, hess, columns
+        self._histograms.start_tree(grad, hess, columns)
 
     def end_tree(self) -> None:
         """See `SumsSource`."""
-        del self._grad, self._hess
+        self._histograms.end_tree()
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """Compute the sums at once."""
-        members, starts = rows.rows(level.asked, sampled=True)
-        pairs = np.empty((len(members), 2), np.int64)
-        share(
-            lambda a, b: gather_pairs(self._grad, self._hess, members, a, b, pairs),
-            len(members),
-            self._threads,
-            1 << 15,
-        )
-        sums = np.zeros((len(level.asked), int(self.offsets[-1]), 3), np.int64)
-        share(
-            lambda a, b: add_histograms(
-                self._columns, pairs, members, starts, self._features, self.offsets, a, b, sums
-            ),
-            len(self._features),
-            self._threads,
-        )
-        self._sums = sums
+        self._sums = self._histograms.sums(*rows.rows(level.asked, sampled=True))
 
     def sums(self) -> NDArray[np.int64]:
         """See `SumsSource`."""
@@ -279,9 +265,10 @@ class SumsFinder:
         mine = {k: np.flatnonzero(chosen.source == k) for k in self._sources}
         for k, own in mine.items():
             if len(own):
-                of_nodes = [rows[starts[node] : starts[node + 1]] for node in own]
-                own_starts = np.cumsum([0, *map(len, of_nodes)])
-                own_rows = rows if len(own) == len(nodes) else np.concatenate(of_nodes)
+                own_rows, own_starts = rows, starts
+                if len(own) < len(nodes):
+                    of_nodes = [rows[starts[node] : starts[node + 1]] for node in own]
+                    own_rows, own_starts = np.concatenate(of_nodes), np.cumsum([0, *map(len, of_nodes)])
                 self._sources[k].ask_left(chosen.feature[own], chosen.left_bins[own], own_rows, own_starts)
         for k, own in mine.items():
             if len(own):

@@ -70,80 +70,82 @@ def grow_tree(
     -------
     Tree
     """
-    totals = [finder.start_tree(grad, hess, rows, columns)]
-    source, record, left, gain = [-1], [-1], [-1], [0.0]
-    level: Level | None = _first_level(totals[0], rules)
+    totals = [finder.start_tree(grad, hess, rows, columns)[None]]
+    n_nodes = 1
+    divided: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Splits]] = []
+    level = _first_level(totals[0], rules)
     while level is not None:
         splits = finder.best_splits(level)
         kept = np.flatnonzero(splits.feature >= 0)
         if len(kept) == 0:
             break
         nodes, chosen = level.nodes[kept], splits.take(kept)
-        children = (len(totals) + 2 * np.arange(len(kept))).astype(np.int32)
-        records = finder.divide(nodes, children, chosen)
-        for k, node in enumerate(nodes):
-            source[node], record[node] = int(chosen.source[k]), int(records[k])
-            left[node], gain[node] = int(children[k]), float(chosen.gain[k])
-            totals += [chosen.left_totals[k], totals[node] - chosen.left_totals[k]]
-        leaves = 2 * len(kept)
-        source += [-1] * leaves
-        record += [-1] * leaves
-        left += [-1] * leaves
-        gain += [0.0] * leaves
-        level = _next_level(level.depth + 1, totals, children, kept, rules)
-    all_totals = np.array(totals)
-    tree = Tree(
-        source=np.array(source, np.int16),
-        record=np.array(record, np.int32),
-        left=np.array(left, np.int32),
-        value=np.where(np.array(left) < 0, rules.learning_rate * rules.leaf_weight(all_totals), 0.0),
-        gain=np.array(gain),
-        cover=(all_totals[:, 1] * rules.hess_unit).astype(np.float64),
-        count=all_totals[:, 2],
-    )
+        children = (n_nodes + 2 * np.arange(len(kept))).astype(np.int32)
+        divided.append((nodes, children, finder.divide(nodes, children, chosen), chosen))
+        right_totals = level.totals[kept] - chosen.left_totals
+        of_pairs = np.stack([chosen.left_totals, right_totals], axis=1)
+        totals.append(of_pairs.reshape(-1, 3))
+        n_nodes += 2 * len(kept)
+        level = _next_level(level.depth + 1, of_pairs, children, kept, rules)
+    tree = _tree(np.concatenate(totals), divided, rules)
     finder.finish(tree, margins)
     return tree
 
 
+def _tree(
+    totals: NDArray[np.int64],
+    divided: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Splits]],
+    rules: SplitRules,
+) -> Tree:
+    """Make a tree of all nodes' totals and, for every level, the divided nodes, their children, records and splits."""
+    source, gain = np.full(len(totals), -1, np.int16), np.zeros(len(totals))
+    record, left = np.full(len(totals), -1, np.int32), np.full(len(totals), -1, np.int32)
+    for nodes, children, records, chosen in divided:
+        source[nodes], record[nodes], left[nodes], gain[nodes] = chosen.source, records, children, chosen.gain
+    return Tree(
+        source=source,
+        record=record,
+        left=left,
+        value=np.where(left < 0, rules.learning_rate * rules.leaf_weight(totals), 0.0),
+        gain=gain,
+        cover=(totals[:, 1] * rules.hess_unit).astype(np.float64),
+        count=totals[:, 2],
+    )
+
+
 def _first_level(total: NDArray[np.int64], rules: SplitRules) -> Level | None:
-    if rules.max_depth < 1 or total[2] < 2 * rules.min_child_samples:
+    if rules.max_depth < 1 or total[0, 2] < 2 * rules.min_child_samples:
         return None
     root = np.zeros(1, np.int32)
-    return Level(0, root, total[None], root, total[None], root, root - 1)
+    return Level(0, root, total, root, total, root, root - 1)
 
 
 def _next_level(
     depth: int,
-    totals: list[NDArray[np.int64]],
+    totals: NDArray[np.int64],
     children: NDArray[np.int32],
     parents: NDArray[np.intp],
     rules: SplitRules,
 ) -> Level | None:
-    """Name the children still to be split, and of each pair the one whose sums are computed (the smaller)."""
-    if depth >= rules.max_depth:
+    """Name the children still to be split, and of each pair the one whose sums are computed (the smaller).
+
+    ``totals`` are (n_pairs, 2, 3), ``children`` the left ones' numbers, ``parents`` positions in the last level.
+    """
+    counts = totals[:, :, 2]
+    wanted = counts >= 2 * rules.min_child_samples
+    asked = wanted.any(axis=1)
+    if depth >= rules.max_depth or not asked.any():
         return None
-    nodes: list[int] = []
-    asked: list[int] = []
-    asked_index: list[int] = []
-    parent_index: list[int] = []
-    for child, parent in zip(children.tolist(), parents.tolist(), strict=True):
-        pair = [node for node in (child, child + 1) if totals[node][2] >= 2 * rules.min_child_samples]
-        if not pair:
-            continue
-        smaller = child if totals[child][2] <= totals[child + 1][2] else child + 1
-        for node in pair:
-            nodes.append(node)
-            asked_index.append(len(asked))
-            parent_index.append(-1 if node == smaller else parent)
-        asked.append(smaller)
-    if not nodes:
-        return None
+    smaller = (counts[:, 0] > counts[:, 1]).astype(np.int32)
+    sides = np.arange(2, dtype=np.int32)
+    asked_index = np.repeat(np.cumsum(asked, dtype=np.int32)[:, None] - 1, 2, axis=1)
+    parent_index = np.where(sides == smaller[:, None], -1, parents[:, None]).astype(np.int32)
     return Level(
         depth,
-        np.array(nodes, np.int32),
-        np.array([totals[node] for node in nodes]),
-        np.array(asked, np.int32),
-        np.array([totals[node] for node in asked]),
-        np.array(asked_index, np.int32),
-        np.array(parent_index, np.int32),
+        (children[:, None] + sides)[wanted],
+        totals[wanted],
+        (children + smaller)[asked],
+        totals[np.arange(len(totals)), smaller][asked],
+        asked_index[wanted],
+        parent_index[wanted],
     )

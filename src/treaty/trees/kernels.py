@@ -111,9 +111,9 @@ def look_up_left(
 def count_left(left: Any, block_starts: Any, block_stops: Any, first: int, last: int, counts: Any) -> None:
     """Count the true values of `left` in each block ``first..last``."""
     for block in range(first, last):
-        total = 0
-        for i in range(block_starts[block], block_stops[block]):
-            total += left[i]
+        total = np.int64(0)
+        for i in range(np.uint64(block_starts[block]), np.uint64(block_stops[block])):
+            total += np.int64(left[i])
         counts[block] = total
 
 

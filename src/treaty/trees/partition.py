@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import share
+from treaty.compute import kernel, share
 from treaty.trees.kernels import add_leaf_values, count_left, scatter_rows
 
 BLOCK = 1 << 14  # rows moved by one thread at a time
+_SMALL = 1 << 17  # rows that are moved sooner than a second thread wakes up
 
 
 class RowPartition:
@@ -29,15 +30,15 @@ class RowPartition:
         self._threads = threads
         if sampled is None:
             self._rows = np.arange(n_rows, dtype=np.int32)
-            self._middle = [n_rows]
         else:
             others = np.ones(n_rows, np.bool_)
             others[sampled] = False
             self._rows = np.concatenate([sampled, np.flatnonzero(others).astype(np.int32)])
-            self._middle = [len(sampled)]
         self._spare = np.empty_like(self._rows)
-        self._start = [0]
-        self._stop = [n_rows]
+        # of each node: where its sampled rows start, its others do, and both end
+        self._bounds = np.array([[0, n_rows if sampled is None else len(sampled), n_rows]])
+        # a division whose rows are not moved yet: those of leaves need never be
+        self._waiting: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]] | None = None
 
     def rows(self, nodes: NDArray[np.int32], *, sampled: bool) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the rows of `nodes`, node after node, and where each node starts.
@@ -54,14 +55,14 @@ class RowPartition:
         starts : int64 (n_nodes + 1,)
             Node k holds ``rows[starts[k]:starts[k + 1]]``.
         """
-        ends = self._middle if sampled else self._stop
-        ranges = [(self._start[node], ends[node]) for node in nodes.tolist()]
-        starts = np.array([0, *accumulate(last - first for first, last in ranges)], np.int64)
-        if not ranges:
+        self._move()
+        firsts, lasts = self._bounds[nodes, 0], self._bounds[nodes, 1 if sampled else 2]
+        starts = _one_after_another(lasts - firsts)
+        if len(nodes) == 0:
             return self._rows[:0], starts
-        if all(here[1] == following[0] for here, following in pairwise(ranges)):
-            return self._rows[ranges[0][0] : ranges[-1][1]], starts
-        return np.concatenate([self._rows[first:last] for first, last in ranges]), starts
+        if (firsts[1:] == lasts[:-1]).all():
+            return self._rows[firsts[0] : lasts[-1]], starts
+        return np.concatenate([self._rows[a:b] for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]), starts
 
     def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], left: NDArray[np.bool_]) -> None:
         """Move the rows of `nodes` to their children.
@@ -72,66 +73,137 @@ class RowPartition:
         children : int32 (k,)
             Number of the left child; the right child's is one higher. Children are numbered upwards.
         left : bool (m,)
-            Whether each of ``rows(nodes, sampled=False)`` goes left.
+            Whether each of ``rows(nodes, sampled=False)`` goes left; kept, not to be changed.
         """
-        segments = []  # sampled rows and others are two segments of a node
-        at = 0
-        for node in nodes:
-            for first, last in ((self._start[node], self._middle[node]), (self._middle[node], self._stop[node])):
-                segments.append((first, at, last - first))
-                at += last - first
-        sizes = np.array([size for _, _, size in segments], np.int64)
-        blocks = np.maximum(-(-sizes // BLOCK), 1)
-        of_block = np.repeat(np.arange(len(segments)), blocks)
-        within = (np.arange(len(of_block)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * BLOCK
-        block_sizes = np.minimum(sizes[of_block] - within, BLOCK)
-        sources = np.array([first for first, _, _ in segments], np.int64)[of_block] + within
-        masks = np.array([mask for _, mask, _ in segments], np.int64)[of_block] + within
-        counts = np.empty(len(of_block), np.int64)
+        self._move()
+        self._waiting = nodes, children, left
 
-        share(lambda a, b: count_left(left, masks, masks + block_sizes, a, b, counts), len(counts), self._threads, 32)
-
-        # A node's new order: left sampled, left others, right sampled, right others.
-        per_segment = np.bincount(of_block, weights=counts, minlength=len(segments)).astype(np.int64)
-        left_sampled, left_others = per_segment[0::2], per_segment[1::2]
-        node_starts = sources[np.cumsum(blocks) - blocks][0::2]
-        right_starts = node_starts + left_sampled + left_others
-        right_sampled = sizes[0::2] - left_sampled
-        stops = node_starts + sizes[0::2] + sizes[1::2]
-        left_base = np.stack([node_starts, node_starts + left_sampled], 1).ravel()
-        right_base = np.stack([right_starts, right_starts + right_sampled], 1).ravel()
-        before = np.cumsum(counts) - counts
-        earlier = before - before[np.cumsum(blocks) - blocks][of_block]
-        lefts = left_base[of_block] + earlier
-        rights = right_base[of_block] + within - earlier
-
+    def _move(self) -> None:
+        """Move the rows of the last division, if they still wait."""
+        if self._waiting is None:
+            return
+        (nodes, children, left), self._waiting = self._waiting, None
+        bounds = np.zeros((int(children[-1]) + 2, 3), np.int64)
+        bounds[: len(self._bounds)] = self._bounds
+        blocks = np.empty((4, 2 * len(nodes) + len(left) // BLOCK), np.int64)
+        blocks = blocks[:, : _cut_blocks(bounds, nodes, BLOCK, blocks)]
+        sources, masks, sizes = blocks[1], blocks[2], blocks[3]
+        counts = np.empty(len(sizes), np.int64)
+        share(lambda a, b: count_left(left, masks, masks + sizes, a, b, counts), len(counts), self._threads, 64)
+        lefts, rights = _place_blocks(blocks, counts, nodes, children, bounds)
         out = self._spare
         share(
-            lambda a, b: scatter_rows(self._rows, left, sources, masks, block_sizes, lefts, rights, a, b, out),
+            lambda a, b: scatter_rows(self._rows, left, sources, masks, sizes, lefts, rights, a, b, out),
             len(counts),
             self._threads,
+            least=1 + _SMALL * len(counts) // (len(left) + 1),
         )
-        for k, child in enumerate(children):
-            while len(self._start) < child + 2:
-                self._start.append(0)
-                self._middle.append(0)
-                self._stop.append(0)
-            self._start[child], self._middle[child] = int(node_starts[k]), int(node_starts[k] + left_sampled[k])
-            self._stop[child] = self._start[child + 1] = int(right_starts[k])
-            self._middle[child + 1], self._stop[child + 1] = int(right_starts[k] + right_sampled[k]), int(stops[k])
 
         # What was not divided moves along, then the two arrays change places.
         at = 0
-        for first, last in sorted(zip(node_starts.tolist(), stops.tolist(), strict=True)):
-            out[at:first] = self._rows[at:first]
+        for first, last in sorted(self._bounds[nodes][:, [0, 2]].tolist()):
+            if at < first:
+                out[at:first] = self._rows[at:first]
             at = last
         out[at:] = self._rows[at:]
-        self._rows, self._spare = out, self._rows
+        self._rows, self._spare, self._bounds = out, self._rows, bounds
 
     def add_to(self, margins: NDArray[np.float64], leaves: NDArray[np.int32], values: NDArray[np.float64]) -> None:
         """Add each leaf's value to the margins (n_rows,) of its rows."""
-        starts = np.array([self._start[leaf] for leaf in leaves], np.int64)
-        stops = np.array([self._stop[leaf] for leaf in leaves], np.int64)
+        if self._waiting is not None:
+            nodes, children, left = self._waiting
+            of_node = np.zeros(max(int(leaves.max()), int(children.max()) + 1) + 1)
+            of_node[leaves] = values
+            sides = np.stack([of_node[children + 1], of_node[children]], axis=1)
+            firsts, masks = self._bounds[nodes, 0], _one_after_another(self._bounds[nodes, 2] - self._bounds[nodes, 0])
+            share(
+                lambda a, b: _add_by_side(self._rows, firsts, masks, left, sides, a, b, margins),
+                len(left),
+                self._threads,
+                least=_SMALL,
+            )
+            others = ~np.isin(leaves, np.concatenate([children, children + 1]))
+            leaves, values = leaves[others], values[others]
+        starts, stops = self._bounds[leaves, 0], self._bounds[leaves, 2]
         share(
-            lambda a, b: add_leaf_values(self._rows, starts, stops, values, a, b, margins), len(leaves), self._threads
+            lambda a, b: add_leaf_values(self._rows, starts, stops, values, a, b, margins),
+            len(leaves),
+            self._threads,
+            least=1 + _SMALL * len(leaves) // (len(self._rows) + 1),
         )
+
+
+def _one_after_another(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where stretches of these sizes start, and where the last one ends."""
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return starts
+
+
+@kernel
+def _add_by_side(
+    rows: Any, firsts: Any, masks: Any, left: Any, sides: Any, first: int, last: int, margins: Any
+) -> None:
+    """Add to the margins of rows ``first..last`` of nodes to be divided what their child's rows get.
+
+    Node k holds ``left[masks[k]:masks[k + 1]]`` and as many of `rows` from ``firsts[k]`` on; ``sides[k]`` are the
+    values of its right and its left child.
+    """
+    node = 0
+    i = np.uint64(first)
+    while i < np.uint64(last):
+        while np.uint64(masks[node + 1]) <= i:
+            node += 1
+        row = np.uint64(firsts[node] - masks[node])
+        values = sides[node]
+        for k in range(i, np.uint64(min(last, masks[node + 1]))):
+            margins[np.uint64(rows[row + k])] += values[np.uint64(left[k])]
+        i = np.uint64(masks[node + 1])
+
+
+@kernel
+def _cut_blocks(bounds: Any, nodes: Any, size: int, blocks: Any) -> int:
+    """Cut the sampled rows of each node, then its others, into blocks of at most `size` rows; return how many.
+
+    ``blocks`` is int64 (4, n): which of the 2 * n_nodes stretches it belongs to, where it starts among all rows and
+    among those of `nodes`, and how many rows it has.
+    """
+    n_blocks = mask = 0
+    for stretch in range(2 * nodes.shape[0]):
+        node, others = nodes[stretch // 2], stretch % 2
+        for first in range(bounds[node, others], bounds[node, others + 1], size):
+            rows = min(size, bounds[node, others + 1] - first)
+            blocks[0, n_blocks], blocks[1, n_blocks] = stretch, first
+            blocks[2, n_blocks], blocks[3, n_blocks] = mask, rows
+            n_blocks += 1
+            mask += rows
+    return n_blocks
+
+
+@kernel
+def _place_blocks(blocks: Any, counts: Any, nodes: Any, children: Any, bounds: Any) -> tuple[Any, Any]:
+    """Return where each block's left rows go, and its right ones; write the children's `bounds`.
+
+    A node's new order: left sampled, left others, right sampled, right others.
+    """
+    n_blocks = counts.shape[0]
+    lefts, rights = np.empty(n_blocks, np.int64), np.empty(n_blocks, np.int64)
+    goes_left = np.zeros(2 * nodes.shape[0], np.int64)
+    for block in range(n_blocks):
+        goes_left[blocks[0, block]] += counts[block]
+    block = 0
+    for k in range(nodes.shape[0]):
+        node = nodes[k]
+        first, middle, last = bounds[node, 0], bounds[node, 1], bounds[node, 2]
+        right = first + goes_left[2 * k] + goes_left[2 * k + 1]
+        right_middle = right + (middle - first) - goes_left[2 * k]
+        left_child, right_child = bounds[children[k]], bounds[children[k] + 1]
+        left_child[0], left_child[1], left_child[2] = first, first + goes_left[2 * k], right
+        right_child[0], right_child[1], right_child[2] = right, right_middle, last
+        to_left, to_right = first, right
+        while block < n_blocks and blocks[0, block] // 2 == k:
+            lefts[block], rights[block] = to_left, to_right
+            to_left += counts[block]
+            to_right += blocks[3, block] - counts[block]
+            block += 1
+    return lefts, rights

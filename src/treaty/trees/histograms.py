@@ -1,0 +1,211 @@
+"""Sums of gradients over bins, for the nodes of one tree after another.
+
+Where it can be, grad, hess and a count of one of every row lie side by side in one word of 64 bits: one addition then
+serves three sums. Words are added up in small tables that stay in the processor's first cache, and taken apart into the
+int64 sums before a field can run over, so that the result is exact. Rows of codes are read, not columns: what one row
+needs lies together, and is called for some rows ahead.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from treaty.compute import kernel, share
+from treaty.trees.kernels import add_histograms, gather_pairs
+
+AHEAD = 16  # rows: about what is added up in the time a row takes to come from memory
+TABLES = 12  # features added up together: their words, 2 kB each, stay in the first cache
+_FEWEST = 7  # bits of the count below which taking words apart costs more than it saves
+_SMALL = 1 << 16  # cells (a row's value of a feature) that are summed sooner than a second thread wakes up
+
+
+class Histograms:
+    """Bin sums of binned rows.
+
+    Parameters
+    ----------
+    codes : uint8 (n_rows, n_features), C order
+    columns : uint8 (n_features, n_rows), C order
+        The same once more: gradients that fit no word are added up feature by feature.
+    offsets : int32 (n_features + 1,)
+        First slot of each feature in a node's sums.
+    threads : int
+    """
+
+    def __init__(
+        self, codes: NDArray[np.uint8], columns: NDArray[np.uint8], offsets: NDArray[np.int32], threads: int = 1
+    ) -> None:
+        self._codes = codes
+        self._columns = columns
+        self._offsets = offsets
+        self._threads = threads
+        self._words = np.empty(len(codes), np.int64)
+        # width of a word's lower fields, hess and count; all have room for the sums of 2**count_bits - 1 rows
+        self._hess_bits, self._count_bits = 25, 10
+
+    def start_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64], features: NDArray[np.int32]) -> None:
+        """Take a tree's gradients (n_rows,) and features, ascending."""
+        self._grad, self._hess, self._features = grad, hess, features
+        self._packed = self._pack()
+
+    def end_tree(self) -> None:
+        """Let go of the tree's gradients."""
+        del self._grad, self._hess
+
+    def sums(self, rows: NDArray[np.int32], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return sums of grad and hess and the number of rows for each bin of each node.
+
+        Parameters
+        ----------
+        rows : int32 (m,)
+        starts : int64 (n_nodes + 1,)
+            Node k holds ``rows[starts[k]:starts[k + 1]]``.
+
+        Returns
+        -------
+        int64 (n_nodes, slots, 3)
+            0 for the features the tree leaves out.
+        """
+        features, offsets = self._features, self._offsets
+        sums = np.zeros((len(starts) - 1, int(offsets[-1]), 3), np.int64)
+        pairs = np.empty((0 if self._packed else len(rows), 2), np.int64)
+        share(lambda a, b: gather_pairs(self._grad, self._hess, rows, a, b, pairs), len(pairs), self._threads, 1 << 15)
+
+        def work(first: int, last: int) -> None:
+            if self._packed:
+                sizes = self._hess_bits, self._count_bits
+                add_packed(self._codes, self._words, rows, starts, features, offsets, *sizes, first, last, sums)
+            else:
+                add_histograms(self._columns, pairs, rows, starts, features, offsets, first, last, sums)
+
+        share(work, len(features), self._threads, least=1 + _SMALL // (len(rows) + 1))
+        return sums
+
+    def _pack(self) -> bool:
+        """Pack the tree's gradients; return whether they can be: not if they are large, or a hess is negative."""
+        grad_size, hess_size = self._fill()
+        of_hess, of_count = self._hess_bits, self._count_bits
+        if hess_size + of_count <= of_hess and 1 + grad_size + of_count + of_hess + of_count <= 64:
+            return True  # what was right for the last tree mostly is for this one: one pass over the rows, not two
+        of_count = (63 - grad_size - hess_size) // 3
+        if of_count < _FEWEST:
+            return False
+        self._hess_bits, self._count_bits = hess_size + of_count, of_count
+        self._fill()
+        return True
+
+    def _fill(self) -> tuple[int, int]:
+        """Fill the words; return the bits of the longest grad and hess, 64 where a hess is negative."""
+        used = [(0, 0)]
+
+        def work(first: int, last: int) -> None:
+            used.append(pack(self._grad, self._hess, self._hess_bits, self._count_bits, first, last, self._words))
+
+        share(work, len(self._words), self._threads, least=1 << 17)
+        grads, hesses = (reduce(or_, numbers) for numbers in zip(*used, strict=True))
+        return grads.bit_length(), hesses.bit_length() if hesses >= 0 else 64
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _prefetch(_: Any, array: Any, index: Any) -> Any:
+    """Have ``array[index]`` brought into the first cache."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        at = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+        whole = ir.IntType(32)
+        form = ir.FunctionType(ir.VoidType(), [at.type, whole, whole, whole])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [at.type], form)
+        builder.call(function, [at, whole(0), whole(3), whole(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+@kernel
+def pack(grad: Any, hess: Any, hess_bits: int, count_bits: int, first: int, last: int, words: Any) -> Any:
+    """Write the words of rows ``first..last``: from the highest bits grad, hess, 1.
+
+    Returns
+    -------
+    grads, hesses : int
+        As long as the longest grad and hess; `hesses` is negative where a hess is.
+    """
+    grads = hesses = np.int64(0)
+    for i in range(np.uint64(first), np.uint64(last)):
+        grads |= grad[i] ^ (grad[i] >> 63)
+        hesses |= hess[i]
+        words[i] = (grad[i] << (hess_bits + count_bits)) + (hess[i] << count_bits) + 1
+    return grads, hesses
+
+
+@kernel
+def _take_apart(tables: Any, features: Any, offsets: Any, hess_bits: int, count_bits: int, slots: Any) -> None:
+    """Move the sums of words to a node's slots and clear the tables."""
+    of_hess, of_count = (np.int64(1) << hess_bits) - 1, (np.int64(1) << count_bits) - 1
+    for k in range(features.shape[0]):
+        offset = offsets[features[k]]
+        mine = slots[offset : offsets[features[k] + 1]]
+        for code in range(np.uint64(mine.shape[0])):
+            word = tables[k, code]
+            tables[k, code] = 0
+            mine[code, 0] += word >> (hess_bits + count_bits)
+            mine[code, 1] += (word >> count_bits) & of_hess
+            mine[code, 2] += word & of_count
+
+
+@kernel
+def _add_adjoining(
+    flat: Any, width: Any, words: Any, rows: Any, first: int, last: int, column: Any, count: Any, tables: Any
+) -> None:  # fmt: skip
+    """Add ``rows[first:last]`` to the tables, 256 words each, of `count` features from `column` on."""
+    end = np.uint64(rows.shape[0] - 1)  # a block's last rows call for the next block's first
+    for i in range(np.uint64(first), np.uint64(last)):
+        ahead = np.uint64(rows[min(i + np.uint64(AHEAD), end)])
+        _prefetch(words, ahead)
+        _prefetch(flat, ahead * width + column)
+        row = np.uint64(rows[i])
+        word = words[row]
+        at = row * width + column
+        for k in range(count):
+            tables[(k << np.uint64(8)) + np.uint64(flat[at + k])] += word
+
+
+@kernel
+def add_packed(
+    codes: Any, words: Any, rows: Any, starts: Any, features: Any, offsets: Any, hess_bits: int, count_bits: int,
+    first: int, last: int, sums: Any,
+) -> None:  # fmt: skip
+    """Add rows to histograms for ``features[first:last]``, as `kernels.add_histograms` does.
+
+    Parameters
+    ----------
+    codes : uint8 (n_rows, n_features), C order
+    words : int64 (n_rows,)
+        As `pack` writes them.
+    hess_bits, count_bits : int
+        Width of a word's lower two fields, with room for the sums of ``2**count_bits - 1`` rows, as grad's has.
+    """
+    flat, width = codes.reshape(-1), np.uint64(codes.shape[1])
+    tables = np.zeros((TABLES, 256), np.int64)
+    most = (1 << count_bits) - 1
+    for node in range(starts.shape[0] - 1):
+        for block in range(starts[node], starts[node + 1], most):
+            stop = min(block + most, starts[node + 1])
+            after = first
+            while after < last:
+                here = after
+                after += 1
+                while after < min(last, here + TABLES) and features[after] == features[after - 1] + 1:
+                    after += 1
+                column, count = np.uint64(features[here]), np.uint64(after - here)
+                _add_adjoining(flat, width, words, rows, block, stop, column, count, tables.reshape(-1))
+                _take_apart(tables, features[here:after], offsets, hess_bits, count_bits, sums[node])
