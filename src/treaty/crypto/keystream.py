@@ -29,6 +29,10 @@ class Keystream:
         key = secrets.token_bytes(32) if key is None else key
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
+    def raw(self, count: int) -> bytes:
+        """Uniform bytes."""
+        return self._cipher.update(bytes(count))
+
     def bits(self, bits: int, rows: int) -> NDArray[np.uint64]:
         """Uniform numbers below 2^bits, uint64 (rows, ceil(bits / 64)), little-endian words."""
         words = -(-bits // 64)

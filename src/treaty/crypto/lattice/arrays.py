@@ -1,0 +1,85 @@
+"""Arrays of a hint store: files that are written through memory, and kept only once they are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import weakref
+from io import FileIO
+from mmap import ACCESS_READ, ACCESS_WRITE, mmap
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class NewHint:
+    """An array on its way into a store; gone with this object, or at the end of a ``with``, unless it was kept.
+
+    Its file is read without a buffer, which would not see what is written through the mapping.
+
+    Attributes
+    ----------
+    array : ndarray
+        To be written.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: type[np.integer[Any]], file: FileIO | None, path: Path | None):
+        self.array: NDArray[Any] = np.empty(shape if file is None else 0, dtype)
+        self._file, self.path = file, path
+        self._discard = weakref.finalize(self, _discard, file, path)
+        if file is not None:
+            header = {"descr": self.array.dtype.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            _make_room(file, file.tell() + math.prod(shape) * self.array.itemsize)
+            self.array = map_array(file, ACCESS_WRITE)
+
+    def drop(self) -> None:
+        """Give the array up, unless it was kept."""
+        self._discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+
+    def finish(self) -> tuple[NDArray[Any], bytes]:
+        """Return the array, read-only and on the disk, and its file's digest."""
+        self.array.flags.writeable = False
+        if self._file is None:
+            return self.array, b""
+        os.fsync(self._file.fileno())
+        return map_array(self._file, ACCESS_READ), digest_of(self._file)
+
+
+def _make_room(file: FileIO, size: int) -> None:
+    """Take the disk's space now: on a full disk, writing to a mapped file would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:  # macOS
+        file.truncate(size)
+
+
+def _discard(file: FileIO | None, path: Path | None) -> None:
+    if path is not None:
+        path.unlink(missing_ok=True)  # under this name there is nothing once the array was kept
+    if file is not None:
+        file.close()
+
+
+def map_array(file: FileIO, access: int = ACCESS_READ) -> NDArray[Any]:
+    """Map the array of a .npy file into memory; the file may be closed then."""
+    file.seek(0)
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    start = file.tell()
+    return np.frombuffer(mmap(file.fileno(), 0, access=access), dtype, math.prod(shape), start).reshape(shape)
+
+
+def digest_of(file: FileIO) -> bytes:
+    """Return the SHA-256 of a whole file."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").digest()

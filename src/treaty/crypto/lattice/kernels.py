@@ -1,0 +1,327 @@
+"""Compiled steps of the linear map; `linear_map` is their only caller.
+
+They compile `lanes` into themselves, whose changes their disk cache does not see: a change there must come with one
+here. The transform takes natural order to that in which blocks of butterflies leave it (bits reversed); products of
+polynomials modulo X^N + 1 are products of transforms, element by element; the transform of p(1 / X) is that of p read
+backwards.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import kernel
+from treaty.crypto.lattice.lanes import (
+    LANES,
+    WORDS,
+    add_words,
+    dot,
+    forward_1,
+    forward_2,
+    forward_4,
+    forward_8,
+    forward_far,
+    inverse_1,
+    inverse_2,
+    inverse_4,
+    inverse_8,
+    inverse_far,
+    multiply_lanes,
+)
+
+Residues = NDArray[np.uint32]
+Words = NDArray[np.uint64]
+
+_LOW, _HALF_WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
+COPIES = 4  # of the places that residues are added up in
+_TILE = 1024  # rows taken through all columns at a time, so that their residues stay near the processor
+
+
+@kernel
+def forward_transform(a: Residues, start: int, degree: int, w: Residues, shoup: Residues, q: np.uint32) -> None:
+    """Transform a[start:start + degree] in place; degree at least 128, values below q."""
+    step, blocks = degree >> 1, 1
+    while step >= LANES:
+        for block in range(blocks):
+            factor, quotient = w[blocks + block], shoup[blocks + block]
+            first = start + 2 * block * step
+            for i in range(first, first + step, LANES):
+                forward_far(a, i, i + step, factor, quotient, q)
+        step >>= 1
+        blocks <<= 1
+    half = degree >> 1
+    for pair in range(degree // (2 * LANES)):
+        i, k = start + 2 * LANES * pair, degree + LANES * pair
+        forward_8(a, i, w, shoup, k, q)
+        forward_4(a, i, w, shoup, k + half, q)
+        forward_2(a, i, w, shoup, k + 2 * half, q)
+        forward_1(a, i, w, shoup, k + 3 * half, q)
+
+
+@kernel
+def inverse_transform(a: Residues, start: int, degree: int, w: Residues, shoup: Residues, q: np.uint32) -> None:
+    """Undo `forward_transform` but for a factor N."""
+    half = degree >> 1
+    for pair in range(degree // (2 * LANES)):
+        i, k = start + 2 * LANES * pair, degree + LANES * pair
+        inverse_1(a, i, w, shoup, k + 3 * half, q)
+        inverse_2(a, i, w, shoup, k + 2 * half, q)
+        inverse_4(a, i, w, shoup, k + half, q)
+        inverse_8(a, i, w, shoup, k, q)
+    step, blocks = LANES, degree // (2 * LANES)
+    while blocks >= 1:
+        for block in range(blocks):
+            factor, quotient = w[blocks + block], shoup[blocks + block]
+            first = start + 2 * block * step
+            for i in range(first, first + step, LANES):
+                inverse_far(a, i, i + step, factor, quotient, q)
+        step <<= 1
+        blocks >>= 1
+
+
+@kernel
+def encrypt_block(
+    public: Residues,
+    secret: Residues,
+    secret_shoup: Residues,
+    error: NDArray[np.int8],
+    fields: NDArray[np.int32],
+    scales: Words,
+    inverse: Residues,
+    inverse_shoup: Residues,
+    q: np.uint32,
+    out: Residues,
+) -> None:
+    """Out = a s + e + sum over fields of field * scale, modulo q, of one block of at most N numbers.
+
+    Parameters
+    ----------
+    public, secret, secret_shoup : uint32 (N,)
+        Transforms of a and s / N, and the latter's Shoup quotients.
+    error : int8 (m,)
+    fields : int32 (fields, m)
+        In size below q; the sizes, q for one with negative numbers, add up to at most 2^32.
+    scales : uint64 (fields + 1,)
+        Residues of the fields' scales times 2^32, and -1 / q modulo 2^32.
+    inverse, inverse_shoup : uint32
+        Factors of the inverse transform.
+    out : uint32 (m,)
+    """
+    degree = len(public)
+    product = np.empty(degree, np.uint32)
+    for i in range(0, degree, LANES):
+        multiply_lanes(product, i, public, i, secret, secret_shoup, i, q)
+    inverse_transform(product, 0, degree, inverse, inverse_shoup, q)
+    wide, count = np.uint64(q), len(scales) - 1
+    for i in range(len(out)):
+        total = np.uint64(0)
+        for f in range(count):
+            value = np.int64(fields[f, i])
+            total += np.uint64(value + (np.int64(wide) if value < 0 else np.int64(0))) * scales[f]
+        # Montgomery's reduction: divides what is below 2^63 by 2^32, to below 2^31 + q
+        total = (total + (((total & _LOW) * scales[count]) & _LOW) * wide) >> _HALF_WORD
+        e = np.int64(error[i])
+        total += np.uint64(product[i]) + np.uint64(e + np.int64(wide))
+        total -= wide + wide if total >= wide + wide else np.uint64(0)
+        total -= wide + wide if total >= wide + wide else np.uint64(0)
+        total -= wide if total >= wide else np.uint64(0)
+        out[i] = np.uint32(total)
+
+
+@kernel
+def interleave(planes: Residues, primes: Residues, first: int, stop: int, out: Residues) -> bool:
+    """Put the residues of each number side by side, out[i, p] = planes[p, i]; False when one is not below its prime."""
+    fine = True
+    for p in range(len(primes)):
+        for i in range(first, stop):
+            fine &= planes[p, i] < primes[p]
+    for start in range(first, stop, LANES):
+        for i in range(start, min(start + LANES, stop)):
+            for p in range(len(primes)):
+                out[i, p] = planes[p, i]
+    return fine
+
+
+@kernel
+def bin_sums(
+    words: Residues,
+    codes: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    features: NDArray[np.int64],
+    first: int,
+    stop: int,
+    sums: Words,
+) -> None:
+    """Add words[i * 8:] to the place of bin offsets[f] + codes[f, i], over all rows i, of features[first:stop].
+
+    `sums` holds `COPIES` of all places, one after the other, that rows go to in turn: their sum is meant. An addition
+    to a place waits for the last one to it, so that with a single copy the time would tell how skewed bins are.
+    """
+    rows, size = codes.shape[1], len(sums) // COPIES
+    for start in range(0, rows, _TILE):
+        end = min(start + _TILE, rows)
+        whole = start + (end - start) // COPIES * COPIES
+        for k in range(first, stop):
+            column, offset = codes[features[k]], offsets[features[k]]
+            for i in range(start, whole, COPIES):
+                for copy in range(COPIES):
+                    place = (offset + np.int64(column[i + copy])) * WORDS
+                    add_words(sums, copy * size + place, words, (i + copy) * WORDS)
+            for i in range(whole, end):
+                add_words(sums, (offset + np.int64(column[i])) * WORDS, words, i * WORDS)
+
+
+@kernel
+def dense_sums(
+    planes: Residues, values: NDArray[np.int32], rows: NDArray[np.int64], primes: Residues, out: NDArray[np.int64]
+) -> None:
+    """out[s, p] = sum over i of values[rows[s], i] * planes[p, i], modulo primes[p]; |values| below 2^31."""
+    for s in range(len(rows)):
+        row = values[rows[s]]
+        for p in range(len(primes)):
+            q, low, high = np.int64(primes[p]), np.int64(0), np.int64(0)
+            for i in range(len(row)):
+                product = np.int64(row[i]) * np.int64(planes[p, i])
+                low += product & np.int64(0xFFFFFFFF)
+                high += product >> np.int64(32)
+            out[s, p] = ((high % q * ((np.int64(1) << np.int64(32)) % q)) % q + low % q) % q
+
+
+@kernel
+def hint_rows(
+    columns: NDArray,  # type: ignore[type-arg]
+    column_of_row: NDArray[np.int64],
+    code_of_row: NDArray[np.int64],
+    first: int,
+    public: Residues,
+    own_public: Residues,
+    random: NDArray[np.int8],
+    error: NDArray[np.int8],
+    forward: Residues,
+    forward_shoup: Residues,
+    inverse: Residues,
+    inverse_shoup: Residues,
+    scale: np.uint32,
+    q: np.uint32,
+    out: Residues,
+) -> None:
+    """Hints of len(out) rows of the matrix from `first`, modulo one prime: sum over j of u_j a_j, plus r a_0 + e'.
+
+    Row s of the matrix is columns[column_of_row[s]] where code_of_row[s] < 0, else the indicator of that code.
+
+    Parameters
+    ----------
+    public : uint32 (blocks, N)
+        Transforms of a_j.
+    own_public : uint32 (N,)
+        Transform of a_0.
+    random, error : int8 (rows, N)
+        r and e'.
+    scale : uint32
+        1 / N modulo q.
+    out : uint32 (rows, N)
+    """
+    blocks, degree = public.shape
+    wide, signed = np.uint64(q), np.int64(q)
+    t, low, high = np.empty(degree, np.uint32), np.empty(degree, np.uint64), np.empty(degree, np.uint64)
+    for s in range(len(out)):
+        column, code = columns[column_of_row[first + s]], code_of_row[first + s]
+        low[:] = np.uint64(0)
+        high[:] = np.uint64(0)
+        for j in range(blocks + 1):
+            if j == blocks:
+                for i in range(degree):
+                    value = np.int64(random[s, i])
+                    t[i] = np.uint32(value + signed if value < 0 else value)
+            else:
+                start, stop = j * degree, min((j + 1) * degree, len(column))
+                for i in range(start, stop):
+                    value = np.int64(column[i])
+                    if code >= 0:
+                        value = np.int64(value == code)
+                    t[i - start] = np.uint32(value + signed if value < 0 else value)
+                t[stop - start :] = np.uint32(0)
+            forward_transform(t, 0, degree, forward, forward_shoup, q)
+            a = own_public if j == blocks else public[j]
+            for i in range(degree):
+                product = np.uint64(t[i]) * np.uint64(a[i])
+                low[i] += product & _LOW
+                high[i] += product >> _HALF_WORD
+        for i in range(degree):
+            upper = ((high[i] % wide) << _HALF_WORD) % wide
+            t[i] = np.uint32((upper + low[i] % wide) % wide)
+        inverse_transform(t, 0, degree, inverse, inverse_shoup, q)
+        for i in range(degree):
+            scaled = np.uint64(t[i]) * np.uint64(scale) + np.uint64(np.int64(error[s, i]) + signed)
+            out[s, i] = np.uint32(scaled % wide)
+
+
+@kernel
+def rescale(
+    residues: Residues,
+    inverses: Words,
+    primes: Words,
+    scales: Words,
+    guard: int,
+    balanced: bool,
+    first: int,
+    stop: int,
+    out: NDArray[np.int16],
+) -> None:
+    """Numbers modulo q, given by residues, to round(x q' / q) modulo q' = 2^(16 D), in digits, of x in first:stop.
+
+    x / q is the sum of z_p / p modulo 1 with z_p = x (q / p)^-1 mod p; `scales` holds 2^(16 D + guard) / p rounded, in
+    32-bit words, so that the result is off by less than 0.51.
+
+    Parameters
+    ----------
+    residues : uint32 (primes, m)
+    inverses : uint64 (primes,)
+        (q / p)^-1 mod p.
+    scales : uint64 (primes, words)
+    guard : int
+        Bits, a multiple of 16.
+    balanced : bool
+        Digits from -2^15 to 2^15 - 1; else from 0, as the bits of int16.
+    out : int16 (D, m)
+    """
+    words, digits = scales.shape[1], len(out)
+    acc = np.empty(words + 1, np.uint64)
+    bottom = guard - 1
+    for k in range(first, stop):
+        acc[:] = np.uint64(0)
+        acc[bottom // 32] = np.uint64(1) << np.uint64(bottom % 32)  # rounds to the nearest
+        for p in range(len(primes)):
+            z = np.uint64(residues[p, k]) * inverses[p] % primes[p]
+            for x in range(words):
+                product = z * scales[p, x]
+                acc[x] += product & _LOW
+                acc[x + 1] += product >> _HALF_WORD
+        for x in range(words):
+            acc[x + 1] += acc[x] >> _HALF_WORD
+            acc[x] &= _LOW
+        borrow = np.int64(0)
+        for d in range(digits):
+            bit = guard + 16 * d
+            digit = np.int64((acc[bit // 32] >> np.uint64(bit % 32)) & np.uint64(0xFFFF)) + borrow
+            borrow = np.int64(1) if balanced and digit >= 1 << 15 else np.int64(0)
+            out[d, k] = np.int16(digit - (borrow << 16))
+
+
+@kernel
+def dots(
+    a: NDArray[np.int16],
+    rows: NDArray[np.int64],
+    b: NDArray[np.int16],
+    first: int,
+    stop: int,
+    out: NDArray[np.int32],
+) -> None:
+    """out[i, j] = sum over k of a[rows[i], k] * b[j, k], of i in first:stop; exact while it is below 2^31.
+
+    One factor of each product is -1, 0 or 1, so that 2^15 of them stay within.
+    """
+    for i in range(first, stop):
+        for j in range(len(b)):
+            out[i, j] = dot(a[rows[i]], 0, b[j], 0, len(b[j]))

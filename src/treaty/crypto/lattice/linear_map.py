@@ -1,0 +1,452 @@
+"""A party's fixed secret integer matrix times another party's encrypted vectors, at the price of a plain product.
+
+The *server* holds a matrix U (rows u_S over n entries: bins of a table, or its columns), the *client* asks for U m, for
+any number of vectors m, and alone learns it. After SimplePIR (Henzinger et al., USENIX Security 2023), with hints that
+are re-randomised and answers that are flooded, so that neither tells anything but the product.
+
+Ring R_q = Z_q[X] / (X^N + 1); vectors are cut into blocks of N; <x, y> is the inner product of coefficients, p~ stands
+for p(1 / X), and <u, a s> = <u a~, s>. Public elements a_0, a_1, ... a_J come from a seed that all parties made.
+
+1. Hint, once per matrix: r_S ternary, e'_S binomial,  h_S = sum_j u_{S,j} a~_j + r_S a~_0 + e'_S.
+2. Query, per vector: a fresh ternary s, binomial e:  b_j = a_j s + e_j + round(q m_j / 2^bits),  b_0 = a_0 s + e_0.
+3. Answer: y_S = <u_S, b> + <r_S, b_0> + f_S, with f_S uniform on [-2^(k-1), 2^(k-1)).
+4. Opening: y_S - <h_S, s> = q <u_S, m> / 2^bits + f_S + noise, rounded: the noise is <u_S, e> + <r_S, e_0> - <e'_S, s>.
+
+Before they are sent, hints and answers are scaled from q to q' = 2^(16 D), which is public arithmetic: it tells nothing
+more, takes a third off a hint, and leaves rounding errors that `Parameters.flood_bits` makes room for. A sum is never
+wrong: all noise is bounded, not merely unlikely to be large.
+
+What it rests on, and what each side learns: docs/lattice.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import share
+from treaty.crypto.keystream import Keystream
+from treaty.crypto.lattice import kernels
+from treaty.crypto.lattice.lanes import WORDS
+from treaty.crypto.lattice.parameters import DIGIT_BITS, PRIMES, Parameters
+from treaty.crypto.lattice.sampling import errors, flood, public_ring_elements, ternary
+from treaty.crypto.lattice.transform import Tables, shoup_quotients, tables
+from treaty.errors import CryptoError
+
+Residues = NDArray[np.uint32]
+Digits = NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A part of a message: entries of a vector are sums of fields, each shifted to its place.
+
+    Parameters
+    ----------
+    shift : int
+        Bits below it.
+    bound : int
+        Largest size of an entry.
+    signed : bool
+        Whether entries may be negative; of the topmost field only.
+    """
+
+    shift: int
+    bound: int
+    signed: bool = False
+
+
+class SecretMatrix:
+    """The server's matrix: indicators of the codes of columns, or columns themselves.
+
+    Parameters
+    ----------
+    columns : ndarray of uint8 or int32, shape (columns, n), C order
+    column_of_row, code_of_row : ndarray of int64, shape (rows,)
+        Row s is the indicator of code_of_row[s] in columns[column_of_row[s]], or that column where the code is -1.
+    """
+
+    def __init__(self, columns: NDArray[Any], column_of_row: NDArray[np.int64], code_of_row: NDArray[np.int64]) -> None:
+        self.columns, self.column_of_row, self.code_of_row = columns, column_of_row, code_of_row
+
+    @classmethod
+    def of_bins(cls, codes: NDArray[np.uint8], offsets: NDArray[np.int64]) -> SecretMatrix:
+        """Rows are the bins of all features: bin c of feature f is row offsets[f] + c.
+
+        Parameters
+        ----------
+        codes : ndarray of uint8, shape (features, n), C order
+        offsets : ndarray of int64, shape (features + 1,)
+
+        Raises
+        ------
+        CryptoError
+            When a feature has no bins, or a code is not among them.
+        """
+        sizes = np.diff(offsets)
+        if len(sizes) != len(codes) or (sizes < 1).any() or (codes.max(axis=1, initial=0) >= sizes).any():
+            raise CryptoError("expected codes within the bins of their feature - in the matrix of the lattice map")
+        feature = np.repeat(np.arange(len(sizes)), sizes)
+        return cls(codes, feature, np.arange(int(offsets[-1])) - offsets[feature])
+
+    @classmethod
+    def of_integers(cls, values: NDArray[np.int32]) -> SecretMatrix:
+        """Rows are given, int32 (rows, n).
+
+        Raises
+        ------
+        CryptoError
+            When an entry is not below the smallest prime, in size.
+        """
+        if len(values) and np.abs(values.astype(np.int64)).max(initial=0) >= min(PRIMES):
+            raise CryptoError(f"expected entries below {min(PRIMES)} in size - in the matrix of the lattice map")
+        rows = np.arange(len(values))
+        return cls(np.ascontiguousarray(values), rows, np.full(len(values), -1))
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.column_of_row)
+
+    @property
+    def length(self) -> int:
+        """Entries of a row, n."""
+        return int(self.columns.shape[1])
+
+    @cached_property
+    def is_bins(self) -> bool:
+        """Whether every row is an indicator."""
+        return bool((self.code_of_row >= 0).all())
+
+
+def _transforms(parameters: Parameters) -> list[Tables]:
+    return [tables(prime, parameters.degree) for prime in parameters.primes]
+
+
+def _public(parameters: Parameters, seed: bytes, length: int, threads: int) -> Residues:
+    """Return the transforms of a~_0, a~_1, ...: uint32 (primes, blocks + 1, N)."""
+    blocks = -(-length // parameters.degree)
+    out = np.empty((len(parameters.primes), blocks + 1, parameters.degree), np.uint32)
+
+    def expand(first: int, stop: int) -> None:
+        for j in range(first, stop):
+            out[:, j] = public_ring_elements(seed, j, parameters.primes, parameters.degree)
+
+    share(expand, blocks + 1, threads)
+    return out
+
+
+class LinearMapClient:
+    """The end that holds the vectors.
+
+    Parameters
+    ----------
+    parameters : Parameters
+    fields : sequence of Field
+        At most three, lowest first.
+    seed : bytes of length 32
+        Of the public elements.
+    length : int
+        Entries of a vector, n.
+    threads : int
+
+    Raises
+    ------
+    CryptoError
+        When fields are too wide for the arithmetic.
+    """
+
+    def __init__(
+        self, parameters: Parameters, fields: Sequence[Field], seed: bytes, length: int, *, threads: int = 1
+    ) -> None:
+        self.parameters, self._fields, self._length, self._threads = parameters, fields, length, threads
+        q, top = parameters.modulus, 1 << 31
+        if sum(top if field.signed else field.bound for field in fields) > 2 * top:
+            raise CryptoError("vectors of such large numbers do not fit the lattice map - lower fractional_bits")
+        if any(field.bound >= min(parameters.primes) for field in fields):
+            raise CryptoError("expected numbers below the primes in a vector - in the lattice map")
+        self._public = np.ascontiguousarray(_public(parameters, seed, length, threads)[:, :, ::-1])  # a from a~
+        scales = [
+            (q << field.shift) + (1 << parameters.message_bits - 1) >> parameters.message_bits for field in fields
+        ]
+        self._scales = np.array(
+            [[(x << 32) % p for x in scales] + [-pow(p, -1, 1 << 32) % (1 << 32)] for p in parameters.primes], np.uint64
+        )
+        self._tables = _transforms(parameters)
+
+    def encrypt(self, vectors: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int8], Residues, Residues]:
+        """Encrypt vectors, each under a secret of its own.
+
+        Parameters
+        ----------
+        vectors : sequence of ndarray of int32, shape (fields, n)
+            Within the fields' bounds.
+
+        Returns
+        -------
+        secrets : ndarray of int8, shape (vectors, N)
+            To open the answer with; never to be used or sent again.
+        words : ndarray of uint32, shape (vectors, primes, n)
+            b_1, b_2, ...: residues.
+        own : ndarray of uint32, shape (vectors, primes, N)
+            b_0.
+        """
+        if not vectors:
+            raise CryptoError("expected at least one vector - in the lattice map")
+        degree, primes = self.parameters.degree, self.parameters.primes
+        keystream = Keystream()  # made for these vectors alone: no fork or restored snapshot has it too
+        secrets = ternary(keystream.raw, len(vectors) * degree).reshape(-1, degree)
+        error = errors(keystream.raw, len(vectors) * (self._length + degree)).reshape(len(vectors), -1)
+        words = np.empty((len(vectors), len(primes), self._length), np.uint32)
+        own = np.empty((len(vectors), len(primes), degree), np.uint32)
+        nothing = np.zeros((len(self._fields), degree), np.int32)
+        transformed = [self._transform_secret(secret) for secret in secrets]
+        blocks = self._public.shape[1]
+
+        def work(first: int, stop: int) -> None:
+            for task in range(first, stop):
+                v, j = divmod(task, blocks)
+                at = slice((j - 1) * degree, min(j * degree, self._length))
+                fields = vectors[v][:, at] if j else nothing
+                e = error[v, degree:][at] if j else error[v, :degree]
+                for p, (table, (secret, shoup)) in enumerate(zip(self._tables, transformed[v], strict=True)):
+                    kernels.encrypt_block(
+                        self._public[p, j],
+                        secret,
+                        shoup,
+                        e,
+                        fields,
+                        self._scales[p],
+                        table.inverse,
+                        table.inverse_shoup,
+                        table.prime,
+                        words[v, p, at] if j else own[v, p],
+                    )
+
+        share(work, len(vectors) * blocks, self._threads)
+        return secrets, words, own
+
+    def _transform_secret(self, secret: NDArray[np.int8]) -> list[tuple[Residues, Residues]]:
+        """Of each prime, the transform of s / N and its Shoup quotients."""
+        degree, out = self.parameters.degree, []
+        for prime, table in zip(self.parameters.primes, self._tables, strict=True):
+            t = (secret.astype(np.int64) * pow(degree, -1, prime) % prime).astype(np.uint32)
+            kernels.forward_transform(t, 0, degree, table.forward, table.forward_shoup, table.prime)
+            out.append((t, shoup_quotients(t, prime)))
+        return out
+
+    def open(
+        self,
+        hint: NDArray[np.int16],
+        rows: NDArray[np.int64],
+        secrets: NDArray[np.int8],
+        answers: Digits,
+    ) -> Digits:
+        """Open answers: the products of rows and vectors modulo 2^message_bits.
+
+        Parameters
+        ----------
+        hint : ndarray of int16, shape (all rows, D, N)
+        rows : ndarray of int64, shape (rows,)
+            Those answered.
+        secrets : ndarray of int8, shape (vectors, N)
+        answers : ndarray of uint16, shape (vectors, rows, D)
+
+        Returns
+        -------
+        ndarray of uint16, shape (vectors, rows, words)
+            Little-endian, message_bits of them.
+        """
+        digits, bits = self.parameters.digits, self.parameters.message_bits
+        index = (rows[:, np.newaxis] * digits + np.arange(digits)).ravel()
+        flat, factors = hint.reshape(-1, hint.shape[-1]), secrets.astype(np.int16)
+        products = np.empty((len(index), len(secrets)), np.int32)
+        share(lambda a, b: kernels.dots(flat, index, factors, a, b, products), len(index), self._threads)
+        total = answers.astype(np.int64) - products.reshape(len(rows), digits, -1).transpose(2, 0, 1)
+        below = DIGIT_BITS * digits - bits  # bits of flood and noise under a message
+        total[..., (below - 1) // DIGIT_BITS] += 1 << (below - 1) % DIGIT_BITS
+        for d in range(digits - 1):
+            total[..., d + 1] += total[..., d] >> DIGIT_BITS
+        total &= (1 << DIGIT_BITS) - 1
+        first, shift = divmod(below, DIGIT_BITS)
+        words = total[..., first:] >> shift
+        words[..., :-1] |= (total[..., first + 1 :] << (DIGIT_BITS - shift)) & ((1 << DIGIT_BITS) - 1)
+        return words.astype(np.uint16)
+
+
+class LinearMapServer:
+    """The end that holds the matrix.
+
+    Parameters
+    ----------
+    parameters : Parameters
+    matrix : SecretMatrix
+        Row norms within what the parameters are for.
+    seed : bytes of length 32
+        Of the public elements.
+    threads : int
+    random : ndarray of int16, shape (rows, N), optional
+        The r_S of a hint made earlier. Default: `hint` draws them.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        matrix: SecretMatrix,
+        seed: bytes,
+        *,
+        threads: int = 1,
+        random: NDArray[np.int16] | None = None,
+    ) -> None:
+        self.parameters, self.matrix, self._seed, self._threads = parameters, matrix, seed, threads
+        self.random = np.empty((matrix.rows, parameters.degree), np.int16) if random is None else random
+        self._primes = np.array(parameters.primes, np.uint32)
+        q, digits = parameters.modulus, parameters.digits
+        words = -(-(DIGIT_BITS * digits + 40) // 32)
+        self._guard = 32 * words - DIGIT_BITS * digits
+        self._inverses = np.array([pow(q // p, -1, p) for p in parameters.primes], np.uint64)
+        self._to_digits = np.array(
+            [
+                [((1 << 32 * words) + p // 2) // p >> 32 * x & 0xFFFFFFFF for x in range(words)]
+                for p in parameters.primes
+            ],
+            np.uint64,
+        )
+
+    def hint(self, at_a_time: int) -> Iterator[NDArray[np.int16]]:
+        """Make the hint, piece by piece: ndarrays of int16, shape (at most `at_a_time` rows, D, N).
+
+        Every call draws new r_S, and so makes another hint.
+        """
+        public = _public(self.parameters, self._seed, self.matrix.length, self._threads)
+        for start in range(0, self.matrix.rows, at_a_time):
+            yield self._hint_of(public, start, min(start + at_a_time, self.matrix.rows))
+
+    def _hint_of(self, public: Residues, start: int, stop: int) -> NDArray[np.int16]:
+        parameters, matrix, count = self.parameters, self.matrix, stop - start
+        degree = parameters.degree
+        keystream = Keystream()
+        random = ternary(keystream.raw, count * degree).reshape(count, degree)
+        error = errors(keystream.raw, count * degree).reshape(count, degree)
+        self.random[start:stop] = random
+        out = np.empty((count, parameters.digits, degree), np.int16)
+
+        def work(first: int, last: int) -> None:
+            residues = np.empty((len(self._primes), last - first, degree), np.uint32)
+            for p, table in enumerate(_transforms(parameters)):
+                kernels.hint_rows(
+                    matrix.columns,
+                    matrix.column_of_row,
+                    matrix.code_of_row,
+                    start + first,
+                    public[p, 1:],
+                    public[p, 0],
+                    random[first:last],
+                    error[first:last],
+                    table.forward,
+                    table.forward_shoup,
+                    table.inverse,
+                    table.inverse_shoup,
+                    np.uint32(pow(degree, -1, int(table.prime))),
+                    table.prime,
+                    residues[p],
+                )
+            for s in range(first, last):
+                self._rescale(residues[:, s - first], True, out[s])
+
+        share(work, count, self._threads)
+        return out
+
+    def _rescale(self, residues: Residues, balanced: bool, out: NDArray[np.int16]) -> None:
+        kernels.rescale(
+            residues,
+            self._inverses,
+            self._primes.astype(np.uint64),
+            self._to_digits,
+            self._guard,
+            balanced,
+            0,
+            residues.shape[1],
+            out,
+        )
+
+    def answer(self, words: Residues, own: Residues, features: NDArray[np.int64]) -> Digits:
+        """Multiply encrypted vectors by rows of the matrix.
+
+        Parameters
+        ----------
+        words : ndarray of uint32, shape (vectors, primes, n)
+        own : ndarray of uint32, shape (vectors, primes, N)
+            As `LinearMapClient.encrypt` returns them.
+        features : ndarray of int64
+            Columns of the matrix whose rows are asked for, ascending.
+
+        Returns
+        -------
+        ndarray of uint16, shape (vectors, rows of these columns, D)
+
+        Raises
+        ------
+        CryptoError
+            When a word is not below its prime.
+        """
+        parameters, matrix = self.parameters, self.matrix
+        if (own >= self._primes[:, np.newaxis]).any():
+            raise CryptoError("a word is not below its prime - in a query")
+        rows = np.flatnonzero(np.isin(matrix.column_of_row, features))
+        low = own.astype(np.int32).astype(np.int16)  # balanced digits: the lower from -2^15
+        high = ((own.astype(np.int64) - low) >> DIGIT_BITS).astype(np.int16)
+        count, primes = len(words), len(self._primes)
+        halves = np.concatenate([low, high], axis=1).reshape(2 * primes * count, -1)
+        dots = np.empty((len(rows), len(halves)), np.int32)
+        share(lambda a, b: kernels.dots(self.random, rows, halves, a, b, dots), len(rows), self._threads)
+        masks = dots.astype(np.int64).reshape(len(rows), count, 2, primes).transpose(1, 2, 0, 3)
+        modulus = self._primes.astype(np.int64)
+        keystream = Keystream()
+        out = np.empty((count, len(rows), parameters.digits), np.uint16)
+        for v in range(count):
+            sums = self._products(words[v], features, rows) + masks[v, 0] + (masks[v, 1] << DIGIT_BITS)
+            sums += flood(keystream.raw, parameters.flood_bits, parameters.primes, len(rows))
+            digits = np.empty((parameters.digits, len(rows)), np.int16)
+            self._rescale(np.ascontiguousarray((sums % modulus).astype(np.uint32).T), False, digits)
+            out[v] = digits.view(np.uint16).T
+        return out
+
+    def _products(self, planes: Residues, features: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """<u_S, b> modulo each prime, int64 (rows, primes)."""
+        matrix, modulus = self.matrix, self._primes.astype(np.int64)
+        if not matrix.is_bins:
+            if (planes >= self._primes[:, np.newaxis]).any():
+                raise CryptoError("a word is not below its prime - in a query")
+            dense = np.empty((len(rows), len(modulus)), np.int64)
+            columns = matrix.column_of_row[rows]
+            share(
+                lambda a, b: kernels.dense_sums(planes, matrix.columns, columns[a:b], self._primes, dense[a:b]),
+                len(rows),
+                self._threads,
+            )
+            return dense
+        words = np.zeros((matrix.length, WORDS), np.uint32)
+        fine: list[bool] = []
+        share(
+            lambda a, b: fine.append(kernels.interleave(planes, self._primes, a, b, words)),
+            matrix.length,
+            self._threads,
+            1 << 14,
+        )
+        if not all(fine):
+            raise CryptoError("a word is not below its prime - in a query")
+        copies = np.zeros((kernels.COPIES, matrix.rows, WORDS), np.uint64)
+        offsets = np.flatnonzero(matrix.code_of_row == 0)  # every feature has a first bin
+        share(
+            lambda a, b: kernels.bin_sums(words.ravel(), matrix.columns, offsets, features, a, b, copies.reshape(-1)),
+            len(features),
+            self._threads,
+        )
+        sums: NDArray[np.uint64] = copies.sum(axis=0)[rows, : len(modulus)] % self._primes.astype(np.uint64)
+        return sums.astype(np.int64)

@@ -1,0 +1,150 @@
+"""Parameters of the lattice map: the sets that may be used, as data with their source, and how one is chosen.
+
+Ring R_q = Z_q[X] / (X^N + 1), q a product of primes below 2^31 that are 1 modulo 2 N, ternary secrets, centred
+binomial errors of deviation sqrt(21 / 2) = 3.24.
+
+References
+----------
+Albrecht et al., Homomorphic Encryption Security Standard, HomomorphicEncryption.org, 2018, table 1: largest log2 q of
+each N for 128-bit classical security with ternary secrets and errors of deviation 8 / sqrt(2 pi) = 3.19.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import gmpy2
+
+from treaty.errors import CryptoError
+
+STANDARD_LIMITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
+"""Degree N -> largest log2 q at 128 bits (table 1, "(-1, 1)", classical)."""
+
+SECURITY_BITS = 128
+
+ERROR_BITS = 21
+"""Errors are the difference of the sums of so many bits each: |e| <= 21, variance 10.5."""
+
+LEAST_DEVIATION = 3.19
+"""Of the errors that the table is about."""
+
+DEGREE = 8192
+
+PRIMES = (2147352577, 2147205121, 2147074049, 2146959361, 2146713601, 2146418689, 2146336769)
+"""The seven largest primes below 2^31 that are 1 modulo 2 N; a set takes the first five, six or seven."""
+
+FEWEST_PRIMES = 5
+
+LEAK_PER_SUM = 2.0**-67
+"""A set is taken when a sum leaks at most this much (total variation): 2^27 of them then stay below `LEAK_LIMIT`."""
+
+LEAK_LIMIT = 2.0**-40
+"""What all answers ever given about a table may leak together, as total variation."""
+
+GUARD_BITS = 16
+"""Digits kept below the message in a hint: the rounding of a hint takes at most an eighth of what is left there."""
+
+DIGIT_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """One set, fitted to a job.
+
+    Parameters
+    ----------
+    degree : int
+        N.
+    primes : tuple of int
+        Their product is q.
+    message_bits : int
+        Sums are integers modulo 2^message_bits.
+    weight : int
+        Largest 1-norm of a row of the secret matrix (of bins: the number of rows of the table).
+    slack : int
+        What the encoding of a sum may be off by, from rounded scales: half the sum of its fields' bounds.
+    """
+
+    degree: int
+    primes: tuple[int, ...]
+    message_bits: int
+    weight: int
+    slack: int
+
+    def __post_init__(self) -> None:
+        bits = STANDARD_LIMITS.get(self.degree)
+        if bits is None or self.modulus.bit_length() > bits or math.sqrt(ERROR_BITS / 2) < LEAST_DEVIATION:
+            raise CryptoError(
+                f"parameters below {SECURITY_BITS} bits: N = {self.degree} takes a modulus of at most {bits or 0} bits,"
+                f" got {self.modulus.bit_length()} - in the lattice map"
+            )
+        for prime in self.primes:
+            if prime >= 1 << 31 or prime % (2 * self.degree) != 1 or not gmpy2.is_prime(prime):
+                raise CryptoError(f"{prime} is not a prime below 2^31 that is 1 modulo 2 N - in the lattice map")
+        if len(set(self.primes)) != len(self.primes):
+            raise CryptoError("a prime comes twice - in the lattice map")
+
+    @property
+    def modulus(self) -> int:
+        """Q."""
+        return math.prod(self.primes)
+
+    @property
+    def digits(self) -> int:
+        """Digits D of 16 bits that hints and answers are scaled down to: q' = 2^(16 D)."""
+        return -(-(self.message_bits + GUARD_BITS) // DIGIT_BITS)
+
+    @property
+    def noise(self) -> int:
+        """Bound of what comes with a sum before flooding, modulo q: <u, e> + <r, e_0> - <e', s> and the encoding."""
+        return ERROR_BITS * (self.weight + 2 * self.degree) + self.slack
+
+    @property
+    def flood_bits(self) -> int:
+        """Bits k of the flood, uniform on [-2^(k-1), 2^(k-1)): the widest that never spoils a sum; below 1: none fits.
+
+        Scaled to q', flood, noise and the rounding of hint and answer (less than 0.51 each, N + 1 of them) must stay
+        below half the distance of two messages.
+        """
+        distance = 1 << (DIGIT_BITS * self.digits - self.message_bits)
+        room = distance // 2 - (51 * (self.degree + 1)) // 100 - 1
+        return max(0, (room * self.modulus >> (DIGIT_BITS * self.digits)) - self.noise).bit_length()
+
+    def leak(self, squares: float) -> float:
+        """Bound what one sum tells beyond itself, as total variation: E |shift| / width of the flood.
+
+        Parameters
+        ----------
+        squares : float
+            Square of the 2-norm of the row of the secret matrix (of a bin: its number of rows).
+        """
+        shift = math.sqrt(ERROR_BITS / 2 * (squares + 4 * self.degree / 3))
+        return shift / 2.0**self.flood_bits
+
+
+@cache
+def choose(message_bits: int, weight: int, slack: int, squares: int) -> Parameters:
+    """Take the smallest set that keeps a sum's leak below `LEAK_PER_SUM`.
+
+    Parameters
+    ----------
+    message_bits, weight, slack : int
+        See `Parameters`.
+    squares : int
+        Largest square of a row's 2-norm.
+
+    Raises
+    ------
+    CryptoError
+        When no set does.
+    """
+    for count in range(FEWEST_PRIMES, len(PRIMES) + 1):
+        found = Parameters(DEGREE, PRIMES[:count], message_bits, weight, slack)
+        if found.flood_bits > 1 and found.leak(squares) <= LEAK_PER_SUM:
+            return found
+    raise CryptoError(
+        f"sums of {message_bits} bits over rows of weight {weight} are too large for the lattice map - lower "
+        'fractional_bits, or take encryption="ou"'
+    )

@@ -1,0 +1,416 @@
+"""What a party keeps of lattice hints between jobs, and the ledger of what its answers have leaked.
+
+A *client* keeps the hints it received: they are large, and stay good as long as tables, parties and seed do. A *server*
+keeps what it made each hint with, the answers it gave (a request that comes again gets the same bytes: a second flood
+on one query would average out), and how much the answers about each of its columns may have told beyond the sums.
+
+A folder holds one SQLite database and a .npy file for each array, readable to the owner alone; several jobs of a party
+may use it at once, also in different processes. Deleting the folder, or restoring an older copy of it, forgets leaks
+that have happened: the limit holds no longer then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import re
+import secrets
+import sqlite3
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.lattice.arrays import NewHint, digest_of, map_array
+from treaty.crypto.lattice.parameters import LEAK_LIMIT
+from treaty.errors import ConfigError, CryptoError, LocalProtocolError
+
+KEPT = 16
+"""Hints that a server keeps, the newest; a client keeps as many of each peer, which has no use for older ones."""
+
+IN_MEMORY = 256 << 20
+"""Bytes of an array that a store without a folder holds in memory; a larger one takes a temporary file."""
+
+_WAIT = 60.0  # seconds for others to let go of the database, which takes them milliseconds
+_VERSION = 1
+_NAME = re.compile(r"array-[0-9a-f]{32}\.npy(\.part)?")
+_UNUSABLE = "what it keeps of a hint for the lattice map cannot be used; it has the details"
+_TABLES = (
+    """CREATE TABLE hints (id INTEGER PRIMARY KEY, peer TEXT NOT NULL, binding BLOB NOT NULL, seed BLOB NOT NULL,
+       terms BLOB NOT NULL, name TEXT NOT NULL, digest BLOB NOT NULL, UNIQUE (peer, terms))""",
+    """CREATE TABLE own (id INTEGER PRIMARY KEY, binding BLOB NOT NULL UNIQUE, nonce BLOB NOT NULL, seed BLOB NOT NULL,
+       name TEXT NOT NULL, digest BLOB NOT NULL)""",
+    """CREATE TABLE answers (own INTEGER NOT NULL REFERENCES own ON DELETE CASCADE, digest BLOB NOT NULL,
+       answer BLOB NOT NULL, PRIMARY KEY (own, digest))""",
+    "CREATE TABLE leaks (name TEXT PRIMARY KEY, spent REAL NOT NULL CHECK (spent >= 0))",
+    f"PRAGMA user_version = {_VERSION}",
+)
+
+
+class HintStore:
+    """A party's store of hints and leaks, a context manager; several threads may use it.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Made, for the owner alone, when it is not there. None: nothing outlives the object, the ledger neither.
+
+    Raises
+    ------
+    ConfigError
+        By every method: when the store cannot be read or written.
+    LocalProtocolError
+        By every method: in a process forked off from the one that opened it.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder, self._process, self._lock = folder, os.getpid(), threading.RLock()
+        self._where = str(folder or "a store in memory")
+        self._arrays: dict[str, NDArray[Any]] = {}  # by name, when there is no folder
+        with self._translated():
+            if folder is None:
+                self._open(":memory:")
+                return
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            database = folder / "hints.sqlite"
+            with _locked(folder):  # who turns a database to WAL meets others that do so, and SQLite does not wait
+                if not database.exists():  # closing one that is in use would undo SQLite's locks of this process
+                    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # its log gets that mode
+                self._open(database)
+
+    def close(self) -> None:
+        """Close the database; arrays it gave out stay good."""
+        with self._lock:
+            self._db.close()
+            self._arrays.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # At the client, which receives hints.
+
+    def offer(self, wanted: Mapping[str, bytes]) -> tuple[bytes, dict[str, bytes]] | None:
+        """Look for hints that can be used again.
+
+        Parameters
+        ----------
+        wanted : mapping of str to bytes
+            Peer -> terms: a digest of all that its hint must be made for.
+
+        Returns
+        -------
+        (seed, bindings) or None
+            The seed of them all, and peer -> binding of its hint. None when some peer's is not kept, or has another
+            seed than the others'.
+        """
+        seeds, bindings = set(), {}
+        with self._transaction() as db:
+            for peer, terms in wanted.items():
+                rows = db.execute("SELECT seed, binding FROM hints WHERE peer = ? AND terms = ?", (peer, terms))
+                for seed, bindings[peer] in rows:
+                    seeds.add(seed)
+        return (seeds.pop(), bindings) if len(seeds) == 1 and len(bindings) == len(wanted) else None
+
+    def new_hint(self, shape: tuple[int, int, int]) -> NewHint:
+        """Begin an int16 array (rows, D, N), to be written and given to `keep_hint`."""
+        return self._new(shape, np.int16)
+
+    def keep_hint(self, peer: str, binding: bytes, seed: bytes, terms: bytes, new: NewHint) -> NDArray[np.int16]:
+        """Keep a hint in place of an earlier one of the same peer and terms; return it, read-only."""
+        array, digest = new.finish()
+        with self._transaction() as db:
+            gone = db.execute("SELECT name FROM hints WHERE peer = ? AND terms = ?", (peer, terms)).fetchall()
+            _forget(db, gone)  # before the new one: no two may have the same peer and terms
+            db.execute(
+                "INSERT INTO hints (peer, binding, seed, terms, name, digest) VALUES (?, ?, ?, ?, ?, ?)",
+                (peer, binding, seed, terms, self._place(new, array), digest),
+            )
+            older = "SELECT name FROM hints WHERE peer = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
+            gone += db.execute(older, (peer, KEPT)).fetchall()
+            _forget(db, gone)
+        self._remove(gone)
+        new.drop()
+        return array
+
+    def hint(self, peer: str, binding: bytes) -> NDArray[np.int16]:
+        """Return a kept hint: int16 (rows, D, N), read-only.
+
+        Raises
+        ------
+        ConfigError
+            When there is none, or its file is missing or damaged; it is not offered any more then.
+        """
+        with self._transaction() as db:
+            found = db.execute("SELECT name, digest FROM hints WHERE peer = ? AND binding = ?", (peer, binding))
+            row = found.fetchone()
+        if row is None:
+            raise ConfigError(f"no hint of {peer} with this binding is kept - at {self._where}", public=_UNUSABLE)
+        return self._read(*row)
+
+    # At the server, which makes hints.
+
+    def keep_own(self, binding: bytes, nonce: bytes, seed: bytes, random: NDArray[np.int16]) -> None:
+        """Keep what a hint was made with; what belongs to any but the newest 16 is forgotten, answers included.
+
+        Parameters
+        ----------
+        binding : bytes
+            No other hint's.
+        nonce, seed : bytes
+        random : ndarray of int16, shape (rows, N)
+            The r_S: -1, 0, 1.
+
+        Raises
+        ------
+        CryptoError
+            When a hint of this binding is kept, or `random` holds other numbers.
+        """
+        if random.size and (random.min() < -1 or random.max() > 1):
+            raise CryptoError("expected numbers from -1 to 1, got others - in what a hint was made with")
+        with self._new(random.shape, np.int8) as new:
+            np.copyto(new.array, random, casting="unsafe")
+            array, digest = new.finish()
+            with self._transaction() as db:
+                if db.execute("SELECT 1 FROM own WHERE binding = ?", (binding,)).fetchone():
+                    raise CryptoError("expected a new hint, got one that is kept already")
+                db.execute(
+                    "INSERT INTO own (binding, nonce, seed, name, digest) VALUES (?, ?, ?, ?, ?)",
+                    (binding, nonce, seed, self._place(new, array), digest),
+                )
+                older = "SELECT name FROM own ORDER BY id DESC LIMIT -1 OFFSET ?"
+                gone = db.execute(older, (KEPT,)).fetchall()
+                _forget(db, gone)
+        self._remove(gone)
+
+    def own(self, binding: bytes) -> tuple[bytes, bytes, NDArray[np.int16]] | None:
+        """Return nonce, seed and the r_S of a hint, int16 (rows, N); None when it is not kept.
+
+        Raises
+        ------
+        ConfigError
+            When its file is missing or damaged; it is not kept any more then.
+        """
+        with self._transaction() as db:
+            row = db.execute("SELECT nonce, seed, name, digest FROM own WHERE binding = ?", (binding,)).fetchone()
+        return (row[0], row[1], self._read(*row[2:]).astype(np.int16)) if row else None
+
+    def answer(self, binding: bytes, digest: bytes) -> bytes | None:
+        """Return the answer that was given to a request, known by its digest, under a hint."""
+        with self._transaction() as db:
+            return _answer(db, binding, digest)
+
+    def keep_answer(self, binding: bytes, digest: bytes, answer: bytes) -> bytes:
+        """Keep an answer before it is sent.
+
+        Returns
+        -------
+        bytes
+            What is to be sent: `answer`, or an earlier one that another job has kept meanwhile.
+
+        Raises
+        ------
+        CryptoError
+            When the hint is not kept any more: no answer may be sent then.
+        """
+        with self._transaction() as db:
+            earlier = _answer(db, binding, digest)
+            if earlier is not None:
+                return earlier
+            entered = db.execute(
+                "INSERT INTO answers (own, digest, answer) SELECT id, ?, ? FROM own WHERE binding = ?",
+                (digest, answer, binding),
+            )
+            if entered.rowcount != 1:
+                raise CryptoError("the hint of this request is not kept any more; start again with a new one")
+        return answer
+
+    def reserve(self, leaks: Mapping[str, float]) -> None:
+        """Enter leaks, before any answer is given that they are for; after a crash they stay.
+
+        The comparison with the limit is exact; what is entered was rounded by 2^-94 at most, as it stays below 2^-40:
+        after a billion entries a sum is off by 2^-64.
+
+        Parameters
+        ----------
+        leaks : mapping of str to float
+            Column -> what the answers may tell beyond the sums, as total variation. The limit is on all columns named
+            here together: name those of the table that nothing is asked about with 0.
+
+        Raises
+        ------
+        CryptoError
+            When, with all that was entered before, they would pass `LEAK_LIMIT`; when a leak is negative or not
+            finite. Nothing is entered then.
+        """
+        _check(leaks)
+        with self._transaction() as db:
+            before = _spent(db, leaks)
+            past, total = math.fsum(before.values()), math.fsum([*before.values(), *leaks.values()])
+            if math.fsum([*before.values(), *leaks.values(), -LEAK_LIMIT]) > 0:
+                error = CryptoError(
+                    "the answers about this table have reached the limit of what they may leak together (2^-40): "
+                    f"{past / LEAK_LIMIT:.3g} of it so far, {total / LEAK_LIMIT:.3g} with these; "
+                    'keep on with encryption="ou" - fewer fractional_bits make later answers leak less, but take '
+                    "nothing back"
+                )
+                error.public = "its answer budget for the lattice map is used up"
+                raise error
+            _enter(db, {name: before[name] + leak for name, leak in leaks.items()})
+
+    def give_back(self, leaks: Mapping[str, float]) -> None:
+        """Take out what was reserved and is sure not to be used; never below zero. Errors as of `reserve`."""
+        _check(leaks)
+        with self._transaction() as db:
+            before = _spent(db, leaks)
+            _enter(db, {name: max(before[name] - leak, 0.0) for name, leak in leaks.items()})
+
+    def spent(self, columns: Iterable[str]) -> float:
+        """Add up what was reserved for columns."""
+        with self._transaction() as db:
+            return math.fsum(_spent(db, columns).values())
+
+    def _open(self, database: str | Path) -> None:
+        self._db = db = sqlite3.connect(database, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, db.close)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")  # what is committed outlives a loss of power
+            db.execute("PRAGMA foreign_keys = ON")
+            with self._transaction():
+                (version,) = db.execute("PRAGMA user_version").fetchone()
+                if version not in (0, _VERSION):
+                    raise ConfigError(f"expected a store of version {_VERSION}, got {version} - at {self._where}")
+                for table in () if version else _TABLES:
+                    db.execute(table)
+                self._sweep(db)
+        except BaseException:
+            db.close()
+            raise
+
+    def _sweep(self, db: sqlite3.Connection) -> None:
+        """Remove what crashes left: arrays without a record that nobody is writing."""
+        kept = {name for (name,) in db.execute("SELECT name FROM hints UNION SELECT name FROM own")}
+        for path in self._folder.iterdir() if self._folder else ():
+            if _NAME.fullmatch(path.name) and path.name not in kept:
+                with path.open("rb") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        continue
+                    path.unlink()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(f"cannot use the store of hints: {error} - at {self._where}", public=_UNUSABLE) from None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Have the database to oneself, among threads and processes."""
+        if os.getpid() != self._process:
+            raise LocalProtocolError("a store of hints came into a process by a fork; open another one there")
+        with self._lock, self._translated():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.commit()
+            finally:
+                self._db.rollback()  # nothing after the commit
+
+    def _new(self, shape: tuple[int, ...], dtype: type[np.integer[Any]]) -> NewHint:
+        if self._folder is None:
+            large = math.prod(shape) * np.dtype(dtype).itemsize > IN_MEMORY
+            with self._translated():
+                return NewHint(shape, dtype, tempfile.TemporaryFile(buffering=0) if large else None, None)
+        path = self._folder / f"array-{secrets.token_hex(16)}.npy.part"
+        with self._transaction():  # nobody sweeps it away before it is locked
+            file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b", buffering=0)
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, also by a crash
+        with self._translated():
+            return NewHint(shape, dtype, file, path)
+
+    def _place(self, new: NewHint, array: NDArray[Any]) -> str:
+        """Put an array where it stays, in one transaction with its record; return its name."""
+        if new.path is None:
+            name = secrets.token_hex(16)
+            self._arrays[name] = array
+            return name
+        final = new.path.with_suffix("")
+        new.path.replace(final)
+        return final.name
+
+    def _read(self, name: str, digest: bytes) -> NDArray[Any]:
+        array = self._arrays.get(name)
+        if array is not None:
+            return array
+        path, fault = Path(self._where, name), "damaged"
+        with self._translated():
+            try:
+                with path.open("rb", buffering=0) as file:
+                    if digest_of(file) == digest:
+                        return map_array(file)
+            except FileNotFoundError:
+                fault = "missing"
+        with self._transaction() as db:
+            _forget(db, [(name,)])
+        self._remove([(name,)])
+        raise ConfigError(
+            f"a hint's file is {fault}: {path}; start again, it is forgotten and a new hint is made", public=_UNUSABLE
+        )
+
+    def _remove(self, names: Iterable[tuple[str]]) -> None:
+        """Remove arrays that have no record any more; who has one mapped keeps it."""
+        for (name,) in names:
+            self._arrays.pop(name, None)
+            if self._folder is not None:
+                (self._folder / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _forget(db: sqlite3.Connection, names: list[tuple[str]]) -> None:
+    db.executemany("DELETE FROM hints WHERE name = ?", names)
+    db.executemany("DELETE FROM own WHERE name = ?", names)
+
+
+def _answer(db: sqlite3.Connection, binding: bytes, digest: bytes) -> bytes | None:
+    row = db.execute(
+        "SELECT answer FROM answers JOIN own ON own.id = answers.own WHERE binding = ? AND answers.digest = ?",
+        (binding, digest),
+    ).fetchone()
+    return row[0] if row else None
+
+
+def _check(leaks: Mapping[str, float]) -> None:
+    for leak in leaks.values():
+        if not 0 <= leak < math.inf:
+            raise CryptoError(f"expected leaks of at least 0, got {leak} - in the ledger of the lattice map")
+
+
+def _spent(db: sqlite3.Connection, columns: Iterable[str]) -> dict[str, float]:
+    entries = dict(db.execute("SELECT name, spent FROM leaks"))
+    return {name: entries.get(name, 0.0) for name in columns}
+
+
+def _enter(db: sqlite3.Connection, spent: Mapping[str, float]) -> None:
+    db.executemany("INSERT OR REPLACE INTO leaks (name, spent) VALUES (?, ?)", spent.items())

@@ -1,0 +1,64 @@
+"""Factors of the negacyclic number-theoretic transform modulo primes below 2^31; `kernels` transforms with them.
+
+Forward: natural order to the order in which blocks of butterflies leave it (reversed bits); the product of two
+polynomials modulo X^N + 1 is the product of their transforms element by element. In that order the transform of
+p(1 / X) is the transform of p read backwards.
+
+References
+----------
+Longa and Naehrig, Speeding up the Number Theoretic Transform for Faster Ideal Lattice-Based Cryptography, 2016.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Residues = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables:
+    """Factors of the transforms modulo one prime, for all strides: of those below 16, one for every butterfly.
+
+    Attributes
+    ----------
+    prime : uint32
+    forward, forward_shoup, inverse, inverse_shoup : uint32 (2 N,)
+        Factors and their Shoup quotients: N for strides from 16, then N / 2 for each of 8, 4, 2, 1.
+    """
+
+    prime: np.uint32
+    forward: Residues
+    forward_shoup: Residues
+    inverse: Residues
+    inverse_shoup: Residues
+
+
+@cache
+def tables(prime: int, degree: int) -> Tables:
+    """Make the factors: powers of a 2 N-th root of unity."""
+    base = next(x for x in range(2, prime) if pow(x, (prime - 1) // 2, prime) == prime - 1)
+    root = pow(base, (prime - 1) // (2 * degree), prime)
+    bits = degree.bit_length() - 1
+    reversed_bits = [int(format(k, f"0{bits}b")[::-1], 2) for k in range(degree)]
+
+    def powers(of: int) -> tuple[Residues, Residues]:
+        values = [1]
+        for _ in range(degree - 1):
+            values.append(values[-1] * of % prime)
+        block = np.array([values[k] for k in reversed_bits], np.uint64)
+        index = np.arange(degree // 2)
+        near = [block[degree // (2 * stride) + index // stride] for stride in (8, 4, 2, 1)]
+        factors = np.concatenate([block, *near])
+        return factors.astype(np.uint32), ((factors << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)
+
+    return Tables(np.uint32(prime), *powers(root), *powers(pow(root, -1, prime)))
+
+
+def shoup_quotients(values: Residues, prime: int) -> Residues:
+    """floor(values 2^32 / prime)."""
+    return ((values.astype(np.uint64) << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)

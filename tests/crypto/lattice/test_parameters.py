@@ -1,0 +1,230 @@
+import math
+
+import gmpy2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from crypto.lattice.oracle import FALSE_ALARM, small_parameters
+from treaty.crypto.keystream import Keystream
+from treaty.crypto.lattice.parameters import (
+    DEGREE,
+    ERROR_BITS,
+    FEWEST_PRIMES,
+    LEAK_LIMIT,
+    LEAK_PER_SUM,
+    PRIMES,
+    STANDARD_LIMITS,
+    Parameters,
+    choose,
+)
+from treaty.crypto.lattice.sampling import errors, ternary
+from treaty.errors import CryptoError
+
+SETS = pytest.mark.parametrize("count", [5, 6, 7])
+
+
+def primes_of(bits, degree):
+    """Distinct primes below 2^31, 1 modulo 2 N, whose product has exactly so many bits."""
+    out = []
+    for left in range(math.ceil(bits / 31), 0, -1):
+        size = (bits - sum(map(math.log2, out))) / left
+        candidates = range((int(2**size) - 2) // (2 * degree) * 2 * degree + 1, 1, -2 * degree)
+        out.append(next(p for p in candidates if gmpy2.is_prime(p) and p not in out))
+    assert math.prod(out).bit_length() == bits
+    return tuple(out)
+
+
+def test_limits_are_those_of_the_standard():
+    # Homomorphic Encryption Security Standard (2018), table 1, distribution (-1, 1), security 128, column log q
+    assert STANDARD_LIMITS == {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
+    assert ERROR_BITS / 2 >= 3.19**2
+
+
+@pytest.mark.parametrize(("degree", "limit"), STANDARD_LIMITS.items())
+def test_moduli_are_taken_up_to_the_limit_and_refused_above(degree, limit):
+    taken = Parameters(degree, primes_of(limit, degree), 8, 1, 1)
+    assert taken.modulus.bit_length() == limit
+    with pytest.raises(CryptoError, match=f"N = {degree} takes a modulus of at most {limit} bits, got {limit + 1}"):
+        Parameters(degree, primes_of(limit + 1, degree), 8, 1, 1)
+
+
+@pytest.mark.parametrize("degree", [1, 64, 512, 8191, 8193, 65536])
+def test_degree_outside_the_table_is_refused(degree):
+    with pytest.raises(CryptoError, match="parameters below 128 bits"):
+        Parameters(degree, PRIMES[:1], 8, 1, 1)
+
+
+def test_eight_primes_of_full_size_are_refused():
+    eighth = next(p for p in range(PRIMES[-1] - 2 * DEGREE, 0, -2 * DEGREE) if gmpy2.is_prime(p))
+    with pytest.raises(CryptoError, match="parameters below 128 bits"):
+        Parameters(DEGREE, (*PRIMES, eighth), 60, 1000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        (PRIMES[0], "a prime comes twice"),
+        (PRIMES[0] - 2 * DEGREE, "is not a prime"),  # composite
+        (2147483629, "is not a prime"),  # the largest below 2^31 - 1, not 1 modulo 2 N
+        (next(p for p in range((1 << 31) + 1, 1 << 32, 2 * DEGREE) if gmpy2.is_prime(p)), "is not a prime below 2"),
+        (1, "is not a prime"),
+    ],
+    ids=["duplicate", "composite", "wrong remainder", "too large", "one"],
+)
+def test_bad_primes_are_refused(last, message):
+    with pytest.raises(CryptoError, match=message):
+        Parameters(DEGREE, (*PRIMES[:5], last), 60, 1000, 1000)
+
+
+def test_primes_are_the_largest_below_two_to_31():
+    candidates = range((1 << 31) - 2 * DEGREE + 1, PRIMES[-1] - 1, -2 * DEGREE)
+    assert PRIMES == tuple(p for p in candidates if gmpy2.is_prime(p))
+
+
+fitted = st.builds(
+    Parameters,
+    st.just(DEGREE),
+    st.sampled_from([PRIMES[:5], PRIMES[:6], PRIMES[:7]]),
+    st.integers(1, 210),
+    st.one_of(st.integers(1, 1 << 22), st.integers(1, 1 << 90)),
+    st.one_of(st.integers(0, 1 << 40), st.integers(0, 1 << 130)),
+)
+
+
+def worst(parameters, flood):
+    """100 q' q times twice the worst distance of a scaled answer from its message, rounding included."""
+    # |<u, e>|, |<r, e_0>| and |<e', s>| with |e| <= 21, r and s ternary; rounded scales
+    noise = 21 * parameters.weight + 2 * 21 * parameters.degree + parameters.slack
+    scaled = 100 * (flood + noise) << 16 * parameters.digits
+    return 2 * (scaled + 51 * (parameters.degree + 1) * parameters.modulus)
+
+
+def distance(parameters):
+    """100 q' q times the distance of two messages."""
+    return 100 * parameters.modulus << 16 * parameters.digits - parameters.message_bits
+
+
+@settings(max_examples=500, deadline=None)
+@given(fitted)
+def test_flood_noise_and_rounding_never_reach_half_a_message_and_one_bit_more_would(parameters):
+    bits = parameters.flood_bits
+    if bits:
+        assert worst(parameters, 1 << bits - 1) < distance(parameters)
+    one_unit = 200 * parameters.modulus  # what the room is rounded down by at most
+    assert worst(parameters, 1 << bits) + one_unit > distance(parameters)
+
+
+@SETS
+def test_flood_inequality_holds_for_every_message_size(count):
+    found = [Parameters(DEGREE, PRIMES[:count], bits, 1 << 20, 1 << 56) for bits in range(1, 31 * count + 20)]
+    for parameters in found:
+        if parameters.flood_bits:
+            assert worst(parameters, 1 << parameters.flood_bits - 1) < distance(parameters)
+        assert worst(parameters, 1 << parameters.flood_bits) + 200 * parameters.modulus > distance(parameters)
+    assert {parameters.flood_bits > 0 for parameters in found} == {True, False}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([5, 6, 7]), st.integers(8, 140), st.integers(1, 1 << 20), st.data())
+def test_flood_is_widest_at_the_very_edge_of_what_fits(count, message_bits, weight, data):
+    """Slack is chosen such that a flood of 2^j just fits, or just does not."""
+    free = Parameters(DEGREE, PRIMES[:count], message_bits, weight, 0)
+    step = 200 << 16 * free.digits  # of `worst` in units of q
+    widest = (distance(free) - 1 - worst(free, 0)) // step
+    j = data.draw(st.integers(1, widest.bit_length() - 1))
+    unit = -(-free.modulus >> 16 * free.digits)  # one of the scaled numbers
+
+    def bits(slack):
+        return Parameters(DEGREE, PRIMES[:count], message_bits, weight, max(0, slack)).flood_bits
+
+    assert bits(widest - (1 << j) + 1) <= j
+    if widest - (1 << j) > 2 * unit:
+        assert bits(widest - (1 << j) - 2 * unit) >= j + 1
+
+
+def test_no_flood_fits_where_noise_alone_spoils_a_sum():
+    assert Parameters(DEGREE, PRIMES[:5], 144, 1000, 0).flood_bits == 0
+    assert Parameters(DEGREE, PRIMES[:5], 20, 1 << 160, 0).flood_bits == 0
+    with pytest.raises(CryptoError, match="too large for the lattice map"):
+        choose(20, 1 << 220, 0, 1 << 10)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 200),
+    st.one_of(st.integers(1, 1 << 22), st.integers(1, 1 << 80)),
+    st.integers(0, 1 << 60),
+    st.integers(0, 1 << 60),
+)
+def test_chosen_set_is_secure_and_the_smallest_that_hides_a_sum(message_bits, weight, slack, squares):
+    def hides(count):
+        candidate = Parameters(DEGREE, PRIMES[:count], message_bits, weight, slack)
+        fits = candidate.flood_bits > 1 and worst(candidate, 1 << candidate.flood_bits - 1) < distance(candidate)
+        return fits and candidate.leak(squares) <= LEAK_PER_SUM
+
+    counts = [count for count in range(FEWEST_PRIMES, 8) if hides(count)]
+    if not counts:
+        with pytest.raises(CryptoError, match="too large for the lattice map"):
+            choose(message_bits, weight, slack, squares)
+        return
+    found = choose(message_bits, weight, slack, squares)
+    assert found == Parameters(DEGREE, PRIMES[: counts[0]], message_bits, weight, slack)
+    assert found.modulus.bit_length() <= STANDARD_LIMITS[found.degree]
+
+
+def of_table(rows, fraction, count=None):
+    """The set for gradients and hessians of at most 1 with fractional bits, and counts; or one of so many primes."""
+    top = rows << fraction
+    bits = top.bit_length() + (2 * top + 1).bit_length() + rows.bit_length()
+    slack = rows * (2 * (1 << fraction) + 1) // 2 + 1
+    return choose(bits, rows, slack, rows) if count is None else Parameters(DEGREE, PRIMES[:count], bits, rows, slack)
+
+
+@pytest.mark.parametrize("rows", [1, 1 << 8, 1 << 15, 1 << 20, 1 << 24])
+@pytest.mark.parametrize("fraction", [0, 8, 12, 16, 20])
+def test_tables_of_any_size_find_a_set_whose_sums_stay_below_the_limit(rows, fraction):
+    assert of_table(rows, fraction).leak(rows) * 2**27 <= LEAK_LIMIT
+    assert LEAK_PER_SUM * 2**27 == LEAK_LIMIT
+
+
+def test_sets_of_the_design_leak_what_it_says():
+    """6400 vectors; averaged over a column's 32 bins, n / B rows each."""
+    small = of_table(1 << 15, 16, count=5)
+    assert (small.message_bits, small.flood_bits) == (81, 73)
+    leak = 6400 * 12 * 32 * small.leak((1 << 15) / 32)
+    assert leak == pytest.approx(6400 * 12 * 32 * math.sqrt(10.5 * (1024 + 4 * 8192 / 3)) / 2**73)
+    assert math.log2(leak) == pytest.approx(-43.3, abs=0.05)
+    large = of_table(1 << 20, 16, count=6)
+    assert (large.message_bits, large.flood_bits) == (96, 89)
+    assert 6400 * 20 * 32 * large.leak((1 << 20) / 32) <= 2**-51
+
+
+@pytest.mark.parametrize("rows", [1 << 15, 1 << 20])
+def test_chosen_sets_leak_no_more_than_those_of_the_design(rows):
+    assert of_table(rows, 16).leak(rows) <= of_table(rows, 16, count=5 if rows == 1 << 15 else 6).leak(rows)
+
+
+def test_leak_is_the_deviation_of_the_noise_over_the_width_of_the_flood(monkeypatch):
+    count, weight, degree = 20_000, 40, 64
+    parameters = small_parameters(monkeypatch, degree, 5, 40, weight, 0)
+    draw = Keystream().raw
+
+    def products(of, length):
+        noise = errors(draw, count * length).reshape(count, length).astype(int)
+        return (noise * of(count * length).reshape(count, length)).sum(axis=1)
+
+    def one_in_all(size):
+        return np.ones(size, int)
+
+    def secret(size):
+        return ternary(draw, size).astype(int)
+
+    shift = products(one_in_all, weight) + products(secret, degree) - products(secret, degree)
+    assert np.abs(shift).max() <= parameters.noise
+    deviation = parameters.leak(weight) * 2.0**parameters.flood_bits
+    # near enough to normal: its kurtosis exceeds a normal one's by less than 0.1, which the factor 1.05 covers
+    margin = 1.05 * stats.norm.isf(FALSE_ALARM / 2) * math.sqrt(2 / count)
+    assert abs(np.mean(shift.astype(float) ** 2) / deviation**2 - 1) < margin
