@@ -128,7 +128,7 @@ def tree(name: str, active: np.ndarray, passive: np.ndarray, cipher: str, bits: 
     client = make_client(cipher, SumsBounds(ROWS, FRACTION, FRACTION // 4), threads=threads, key_bits=bits)
     start = time.perf_counter()
     server = make_server(cipher, client.setup(), codes, offsets, threads=threads)
-    client.accept_hint("passive", server.hint(), offsets)
+    client.accept_hint("passive", next(server.hint()), offsets)
     planned = time.perf_counter() - start
 
     def grow(pause: float = 0.0) -> list[float]:
@@ -215,7 +215,7 @@ def wide(columns: int, threads: int) -> None:
 
     client = make_client("ou", SumsBounds(ROWS, FRACTION, FRACTION // 4), threads=threads)
     server = step("set-up", lambda: make_server("ou", client.setup(), codes, offsets, threads=threads))
-    client.accept_hint("passive", server.hint(), offsets)
+    client.accept_hint("passive", next(server.hint()), offsets)
     payload = step("encrypt", lambda: client.begin_tree(grad, hess))
     step("begin tree", lambda: server.begin_tree(payload, np.arange(ROWS, dtype=np.int32)))
     for number, (positions, starts) in enumerate(levels(rng.random((ROWS, 2)))):

@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import treaty
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.options import TreeOptions
-from treaty.protocols import secureboost
+from treaty.protocols.column_owner import SplitOwner
 
 # These two compare a fit on weighted rows with one on repeated or removed rows; quantile cuts are of rows, not weights.
 EXPECTED = {
@@ -254,8 +254,8 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch):
             raise RuntimeError("out of paper")
         return divide(*arguments)
 
-    divide = secureboost.divide
-    monkeypatch.setattr(secureboost, "divide", failing)
+    divide = SplitOwner.divide
+    monkeypatch.setattr(SplitOwner, "divide", failing)
     model = treaty.GBDTClassifier(n_estimators=30, min_child_samples=1, **FAST_KEY)
     with pytest.raises(RuntimeError, match="out of paper"):
         model.fit(tables, y)

@@ -27,7 +27,7 @@ def test_nothing_is_shown_where_there_is_no_terminal(capsys):
     with steps_bar("aligning") as step:
         step(1, 4)
     with TrainingBar("fit", 3) as bar:
-        bar.aligning(1, 2)
+        bar.phase("aligning", 1, 2)
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
 
@@ -40,7 +40,7 @@ def test_nothing_is_shown_before_the_first_step(terminal):
 
 def test_a_training_shows_its_alignment_too(terminal):
     with TrainingBar("secureboost", 3) as bar:
-        bar.aligning(1, 2)
+        bar.phase("aligning", 1, 2)
     shown = terminal.export_text()
     assert "secureboost" in shown
     assert "aligning" in shown

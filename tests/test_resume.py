@@ -12,6 +12,7 @@ from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.errors import ConfigError
 from treaty.protocols import encrypted_columns, secureboost
+from treaty.protocols.column_owner import SplitOwner
 
 TREES = 5
 
@@ -39,17 +40,17 @@ def stop_active(monkeypatch, tree):
     """Stop the active party when it starts a tree."""
     start_tree, count = encrypted_columns.EncryptedGradients.start_tree, itertools.count()
 
-    def stopping(self, grad, hess, rows):
+    def stopping(self, peer, grad, *others):
         if self._tree is not grad and next(count) == tree:
             raise Interrupted
-        return start_tree(self, grad, hess, rows)
+        return start_tree(self, peer, grad, *others)
 
     monkeypatch.setattr(encrypted_columns.EncryptedGradients, "start_tree", stopping)
 
 
 def stop_passive(monkeypatch, tree):
     """Stop a passive party in the midst of a tree, once it has recorded a split."""
-    divide, seen = secureboost.divide, []
+    divide, seen = SplitOwner.divide, []
     checked_sample = secureboost.checked_sample
 
     def counting(*arguments):
@@ -63,7 +64,7 @@ def stop_passive(monkeypatch, tree):
         return answer
 
     monkeypatch.setattr(secureboost, "checked_sample", counting)
-    monkeypatch.setattr(secureboost, "divide", stopping)
+    monkeypatch.setattr(SplitOwner, "divide", stopping)
 
 
 CASES = {
@@ -92,6 +93,23 @@ def test_a_fit_stopped_at_any_tree_at_either_side_goes_on_to_the_same_model(monk
     resumed = fit(tables, y, tmp_path, estimator=estimator, **options)
     same(resumed, whole)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("reveal", ["column", "node"])
+@pytest.mark.parametrize("stop", [stop_active, stop_passive], ids=["active", "passive"])
+def test_a_fit_under_the_lattice_map_goes_on_to_the_same_model(monkeypatch, tmp_path, stop, reveal):
+    X, y = real_table("binary", rows=150)
+    tables = cut(with_gaps(with_categories(X)), 3)
+    options = {**CASES["binary"][1], "encryption": "lattice", "reveal": reveal, "max_bin": 6}
+    whole = fit(tables, y, **options)
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop(patch, 3)
+        with pytest.raises(Interrupted):
+            fit(tables, y, tmp_path, **options)
+    assert 1 <= load_checkpoint(checkpoint_file(tmp_path, "p0")).rounds <= 3
+    same(fit(tables, y, tmp_path, **options), whole)
+    same(whole, fit(tables, y, **{**options, "encryption": "ou", "reveal": None}))
 
 
 def test_no_finished_round_is_grown_again(monkeypatch, tmp_path):

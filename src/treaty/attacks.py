@@ -9,6 +9,7 @@ from treaty.errors import ConfigError
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Entry, Transcript
 from treaty.protocols.encrypted_columns import SplitAnswer, SplitRequest, SumsRequest, TreeStart
+from treaty.protocols.secureboost import Setup
 
 Cells = NDArray[np.int32]
 
@@ -17,7 +18,8 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
     """Return what a passive party of SecureBoost knows of the nodes of each tree it took part in.
 
     Of each pair of siblings it is asked about one alone, but the other is the rest of their parent. At its own splits
-    it knows both sides, for it decided them.
+    it knows both sides, for it decided them. Under a blind cipher it knows nodes at its own splits alone, and these too
+    only with ``reveal="node"``.
 
     Parameters
     ----------
@@ -41,20 +43,25 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
     """
     trees: list[list[Cells]] = []
     rows = cells = split = np.arange(n_rows, dtype=np.int32)
+    blind = False
     for entry in transcript.entries:
         match entry.step:
+            case "Setup":
+                blind = _content(entry, Setup).encryption == "lattice"
             case "TreeStart":
                 sample = _content(entry, TreeStart).rows
                 rows = np.arange(n_rows, dtype=np.int32) if sample is None else _read(entry, sample, "rows", None)
                 cells = np.zeros(n_rows, np.int32)
                 trees.append([])
-            case "SumsRequest":
+            case "SumsRequest" if not blind:
                 asked = _asked(_content(entry, SumsRequest), entry, len(rows))
                 finer = np.full(n_rows, -1, np.int64)
                 finer[rows] = cells[rows] * (asked.max(initial=0) + 1) + asked
                 cells = _keep_if_finer(trees[-1], cells, finer)
             case "SplitRequest":
-                split = _read(entry, _content(entry, SplitRequest).node_of_row, "node_of_row", n_rows)
+                named = _content(entry, SplitRequest).node_of_row
+                if named is not None:
+                    split = _read(entry, named, "node_of_row", n_rows)
             case "SplitAnswer":  # our own, to the request before it: bits node after node, rows ascending
                 divided = np.argsort(split, kind="stable")[np.count_nonzero(split < 0) :]
                 left = np.frombuffer(_content(entry, SplitAnswer).left.data, np.uint8)

@@ -28,6 +28,8 @@ from treaty.trees.boosting import Progressed
 FORMAT = "treaty-checkpoint 1"
 MAY_CHANGE = (
     "n_estimators",
+    "encryption",
+    "reveal",
     "key_bits",
     "insecure_test_key_bits",
 )  # options a fit may go on with that it began without
@@ -152,6 +154,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def checkpoint_file(folder: str | os.PathLike[str], party: str) -> Path:
     """Return where a party's checkpoint is kept."""
     return Path(folder) / f"{quote(party, safe=' ')}.checkpoint"  # a party's name may hold what a file's may not
+
+
+def hints_folder(folder: str | os.PathLike[str], party: str) -> Path:
+    """Return where a party's hints of the lattice map, and its ledger, are kept: longer than checkpoints."""
+    return checkpoint_file(folder, party).with_suffix(".hints")
 
 
 @dataclass(slots=True)

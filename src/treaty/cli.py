@@ -62,7 +62,9 @@ def demo(
     ] = None,
     transport: Annotated[str, typer.Option(help="grpc: one process each, mutual TLS; memory: threads.")] = "grpc",
     trees: Annotated[int, typer.Option(min=1, help="Boosting rounds.")] = 20,
-    encryption: Annotated[str, typer.Option(help="auto, ou (Okamoto-Uchiyama, 3072 bit) or paillier.")] = "auto",
+    encryption: Annotated[
+        str, typer.Option(help="auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier.")
+    ] = "auto",
 ) -> None:
     """Train and predict between organisations on this machine and compare with XGBoost on the pooled table.
 
@@ -100,19 +102,24 @@ def train(
     rounds = described.tree_options().n_estimators
     if party is None:
         run_all(described, "train", progress=True, arguments=["--resume"] if resume else [])
-        for name, report in load_reports(described).items():
+        reports = load_reports(described)
+        for name, report in reports.items():
             sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
             took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
             console.print(f"{name}: {part_file(described.output, name)}  ({took})", soft_wrap=True)
+        lead = reports[described.active]
+        console.print(f"encryption: {lead.encryption}, {lead.choice}", soft_wrap=True)
         console.print("What each party learned is in the .report.json files beside them.")
         return
     _check_party(party, list(described.parties))
     with TrainingBar(party, rounds, shown=party == described.active) as bar:
-        part = train_party(described, party, bar, resume=resume, aligning=bar.aligning)
+        part = train_party(described, party, bar, resume=resume, phase=bar.phase)
     kept = f"{len(part.splits)} splits of its own"
     if part.forest is not None:
         kept = f"{len(part.forest.trees)} trees, {kept}"
     console.print(f"{party}: {kept} in {part_file(described.output, party)}", soft_wrap=True)
+    if part.choice:
+        console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
 
 
 @app.command()

@@ -86,8 +86,11 @@ def run_demo(
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in model.timings_.items() if name != "total")
     console.print(f"training {fitted - started:.1f} s ({phases}), prediction {predicted - fitted:.1f} s")
     _print_traffic(console, model)
-    console.print("\n[bold]What each party learned[/bold]")
     lead, *others = cut
+    if protocol != "pooled":
+        part = model.parts_[lead]
+        console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
+    console.print("\n[bold]What each party learned[/bold]")
     aligning = disclosures(lead, others)
     for party, facts in model.disclosures_.items():
         for fact in [*aligning.get(party, []), *facts]:

@@ -21,8 +21,9 @@ from treaty.inputs import known_tables, training_tables
 from treaty.interpretation import Contributions, Kind, importances, joined_booster
 from treaty.models import ModelPart, forest_of
 from treaty.options import VERTICAL, TreeOptions, tree_options
-from treaty.protocols import decisions, secureboost
+from treaty.protocols import decisions
 from treaty.protocols.decisions import Decided
+from treaty.protocols.disclosures import disclosures
 from treaty.protocols.pooled import Labelled
 from treaty.runs import ALONE, decided, explained, predict, train
 from treaty.saving import Saved, write_model
@@ -63,6 +64,7 @@ class BoostedTrees(BaseEstimator):
         mode: Literal["safe", "paper"] = "safe",
         allow_insecure: bool = False,
         encryption: str | None = None,
+        reveal: str | None = None,
         key_bits: int | None = None,
         insecure_test_key_bits: int | None = None,
         rerandomise: bool | None = None,
@@ -97,6 +99,7 @@ class BoostedTrees(BaseEstimator):
         self.mode = mode
         self.allow_insecure = allow_insecure
         self.encryption = encryption
+        self.reveal = reveal
         self.key_bits = key_bits
         self.insecure_test_key_bits = insecure_test_key_bits
         self.rerandomise = rerandomise
@@ -265,7 +268,8 @@ class BoostedTrees(BaseEstimator):
     def _disclosures(self, options: TreeOptions, active: str) -> dict[str, list[str]]:
         if options.protocol == "pooled":
             return {ALONE: ["everything: all columns and labels are in one place"]}
-        return secureboost.disclosures(active, [name for name in self.parts_ if name != active], options)
+        others = [name for name in self.parts_ if name != active]
+        return disclosures(active, others, options, self.parts_[active].encryption)
 
     # ------------------------------------------------------------ use
 

@@ -49,7 +49,7 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         The party with the labels; None for the first.
     transport : {"memory", "grpc"}
         How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
-    mode, allow_insecure, encryption, key_bits, insecure_test_key_bits, rerandomise
+    mode, allow_insecure, encryption, reveal, key_bits, insecure_test_key_bits, rerandomise
         See `treaty.options.TreeOptions`.
     rl_trees, purity_guard, mechanism, epsilon
         Guards of the labels under "secureboost", see docs/secureboost.md.

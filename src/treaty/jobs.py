@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,8 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint
+from treaty.checkpoints import Keeper, checkpoint_file, hints_folder, load_checkpoint
 from treaty.compute import cores
+from treaty.crypto.lattice.store import HintStore
 from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerLost
 from treaty.job_file import Job, id_column
@@ -27,10 +29,12 @@ from treaty.protocols import decisions, secureboost
 from treaty.protocols.alignment import Progress as Steps
 from treaty.protocols.alignment import disclosures
 from treaty.protocols.contributions import explain_active, explain_passive
+from treaty.protocols.disclosures import disclosures as of_training
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
 from treaty.protocols.pooled import Progress
 from treaty.simulation import traffic_of
 
+Phase = Callable[[str, int, int], None]
 Result = TypeVar("Result")
 CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
 
@@ -47,16 +51,20 @@ class Report(msgspec.Struct, kw_only=True):
         Of each peer: messages, bytes, bytes by message type.
     learned : dict
         Of each party, in words.
+    encryption, choice : str
+        The cipher, and at the active party why it was chosen.
     """
 
     party: str
     seconds: dict[str, float]
     sent: dict[str, dict[str, Any]]
     learned: dict[str, list[str]]
+    encryption: str = ""
+    choice: str = ""
 
 
 def train_party(
-    job: Job, name: str, progress: Progress | None = None, *, resume: bool = False, aligning: Steps | None = None
+    job: Job, name: str, progress: Progress | None = None, *, resume: bool = False, phase: Phase | None = None
 ) -> ModelPart:
     """Run one party's role of a training job against the others' addresses, and save its part and report.
 
@@ -64,8 +72,8 @@ def train_party(
     ----------
     resume : bool
         Go on from the checkpoint of an interrupted run, if there is one. The active party decides for all.
-    aligning : callable or None
-        Called while rows are aligned, with steps done and steps in all.
+    phase : callable or None
+        Called before the first round with what is being done, steps done and steps in all.
 
     Raises
     ------
@@ -88,7 +96,11 @@ def train_party(
             progress(done, part)
 
     training = member.table
+    aligning: Steps | None = None if phase is None else partial(phase, "aligning")
+    hinting: Steps | None = None if phase is None else partial(phase, "hints")
     keep = Path(job.output) / f"{name}.rows"
+
+    store = HintStore(hints_folder(job.hints or job.output, name) if options.may_hint else None)
 
     def role(party: Party) -> ModelPart:  # tables are read once connected, so that the others learn of a bad one
         connected = time.perf_counter()
@@ -106,15 +118,16 @@ def train_party(
         if name == job.active:
             return secureboost.active(
                 party, data, options, parties=list(job.parties), classes=classes, eval_sets=evals,
-                threads=threads, progress=watch, keeper=keeper,
+                threads=threads, progress=watch, keeper=keeper, store=store, hinting=hinting,
             )  # fmt: skip
         return secureboost.passive(
             party, data.table, options, eval_tables=[e.table for e in evals],
-            threads=threads, progress=watch, keeper=keeper,
+            threads=threads, progress=watch, keeper=keeper, store=store, hinting=hinting,
         )  # fmt: skip
 
     try:
-        part, transcript = _connected(job, name, options.protocol, role)
+        with store:
+            part, transcript = _connected(job, name, options.protocol, role)
     except BaseException:
         keeper.write()
         raise
@@ -125,7 +138,7 @@ def train_party(
     first = begun[0] if begun else ended
     seconds = {"alignment": aligned[0]} if job.align is not None else {}
     seconds |= {"setup": first - started - sum(seconds.values()), "boosting": ended - first}
-    _write_report(job, name, seconds, transcript)
+    _write_report(job, part, seconds, transcript)
     return part
 
 
@@ -256,14 +269,17 @@ def find_part(job: Job, name: str) -> ModelPart:
     return load_part(finished)
 
 
-def _write_report(job: Job, name: str, seconds: dict[str, float], transcript: Transcript) -> None:
+def _write_report(job: Job, part: ModelPart, seconds: dict[str, float], transcript: Transcript) -> None:
+    name = part.party
     sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
     others = [other for other in job.parties if other != job.active]
-    learned = secureboost.disclosures(job.active, others, job.tree_options())
+    learned = of_training(job.active, others, job.tree_options(), part.encryption)
     if job.align is not None:
         of_alignment = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
         learned = {party: of_alignment[party] + learned[party] for party in learned}
-    report = Report(party=name, seconds=seconds, sent=sent, learned=learned)
+    report = Report(
+        party=name, seconds=seconds, sent=sent, learned=learned, encryption=part.encryption, choice=part.choice
+    )
     (Path(job.output) / f"{name}.report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 

@@ -41,6 +41,10 @@ class ModelPart(msgspec.Struct, kw_only=True):
         The party's own splits.
     forest : Forest or None
         At the active party (and in a pooled model).
+    encryption : str
+        The cipher it was trained under; empty for a pooled model.
+    choice : str
+        At the active party, why that cipher.
     """
 
     model_id: str
@@ -48,6 +52,8 @@ class ModelPart(msgspec.Struct, kw_only=True):
     schema: Schema
     splits: SplitTable
     forest: Forest | None = None
+    encryption: str = ""
+    choice: str = ""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""

@@ -16,6 +16,7 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyo
     "pooled": (),
     "secureboost": (
         "encryption",
+        "reveal",
         "key_bits",
         "insecure_test_key_bits",
         "rerandomise",
@@ -27,6 +28,8 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyo
     ),
 }
 VERTICAL = ("secureboost",)
+
+MOST_LATTICE_FRACTION = 20
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -72,9 +75,13 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Stop when the last eval set's loss has not fallen for so many rounds.
     random_state : int or None
         Seed of row and column sampling.
-    encryption : {"auto", "ou", "paillier"} or None
-        Cipher of encrypted sums; "ou" is Okamoto-Uchiyama, which "auto" and None choose too; "paillier" is the
-        papers' cipher, many times slower.
+    encryption : {"auto", "lattice", "ou", "paillier"} or None
+        Cipher of encrypted sums: "lattice" is the hinted lattice map, by far the fastest, whose passive parties do not
+        see which rows are in a node; "ou" is Okamoto-Uchiyama, which sends less where tables are long and trees deep;
+        "paillier" is the papers' cipher, many times slower; "auto", which None is too, chooses one of the first two.
+    reveal : {"column", "node"} or None
+        How a passive party's split is applied under the lattice map: "column" (None) has it say which of all rows go
+        left, so that it learns nothing of the node; with "node" it is told the node's rows and decides these alone.
     key_bits : int or None
         Size of the modulus: 3072 (None) or 2048.
     insecure_test_key_bits : int or None
@@ -115,7 +122,8 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] = 32
     early_stopping_rounds: AtLeastOne | None = None
     random_state: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    encryption: Literal["auto", "ou", "paillier"] | None = None
+    encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
+    reveal: Literal["column", "node"] | None = None
     key_bits: Literal[2048, 3072] | None = None
     insecure_test_key_bits: Annotated[int, msgspec.Meta(ge=128)] | None = None
     rerandomise: bool | None = None
@@ -132,8 +140,23 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def cipher(self) -> str:
-        """`encryption`, resolved."""
-        return "ou" if self.encryption in (None, "auto") else self.encryption
+        """`encryption`, resolved as far as options tell; "auto" where the active party is to choose.
+
+        What is about keys names a cipher that has some.
+        """
+        keyed = self.key_bits or self.insecure_test_key_bits or self.rerandomise is not None
+        if self.encryption in (None, "auto"):
+            return "ou" if keyed else "auto"
+        return self.encryption
+
+    @property
+    def may_hint(self) -> bool:
+        """Whether the lattice map may be used, whose hints are worth keeping."""
+        return self.protocol == "secureboost" and self.cipher in ("auto", "lattice")
+
+    def reveals_columns(self, cipher: str) -> bool:
+        """Whether passive parties decide all rows at a split, under this cipher."""
+        return cipher == "lattice" and self.reveal != "node"
 
     @property
     def one_side(self) -> OneSide | None:
@@ -197,6 +220,13 @@ def _check_together(options: TreeOptions) -> None:
         )
     if (options.mechanism is None) != (options.epsilon is None):
         raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
+    if options.encryption in ("ou", "paillier") and options.reveal == "column":
+        raise ConfigError(f'reveal="column" needs encryption="lattice"; {options.encryption!r} names rows of nodes')
+    if options.encryption == "lattice" and options.fractional_bits > MOST_LATTICE_FRACTION:
+        raise ConfigError(
+            f"expected fractional_bits of at most {MOST_LATTICE_FRACTION} under the lattice map, got "
+            f'{options.fractional_bits}; take encryption="ou"'
+        )
     if options.rerandomise is False and not (options.mode == "paper" and options.allow_insecure):
         raise ConfigError(
             "rerandomise=False lets the active party tell which rows are in a bin; it needs mode='paper' and "

@@ -30,7 +30,7 @@ from treaty.job_file import Job, Member
 from treaty.jobs import find_part, load_reports, part_file
 from treaty.messaging.certificates import write_identity
 from treaty.models import ModelPart
-from treaty.options import TreeOptions
+from treaty.options import TreeOptions, tree_options
 from treaty.protocols import secureboost
 from treaty.protocols.blinded_lists import OwnList
 from treaty.protocols.pooled import Labelled, Progress
@@ -53,18 +53,23 @@ def compile_kernels() -> None:
     columns = [rng.normal(size=64).astype(np.float32) for _ in range(2)]
     table = Table(Schema(("a", "b"), (None, None)), columns, 64)
     data = Labelled(table, rng.integers(0, 2, 64).astype(np.float64))
-    options = TreeOptions(protocol="secureboost", n_estimators=1, min_child_samples=1, insecure_test_key_bits=512)
-    play(
-        {
-            "a": lambda party: secureboost.active(
-                party, data, options, parties=["a", "b"], classes=[0, 1], eval_sets=[data]
-            ),
-            "b": lambda party: secureboost.passive(party, table, options, eval_tables=[table]),
-        },
-        {"a": ["b"], "b": ["a"]},
-        job="compile",
-        protocol="secureboost",
-    )
+    for cipher in ({"insecure_test_key_bits": 512}, {"encryption": "lattice"}):
+        options = tree_options(
+            {"protocol": "secureboost", "n_estimators": 1, "min_child_samples": 1, "max_bin": 4, **cipher}
+        )
+        play(
+            {
+                "a": lambda party, options=options: secureboost.active(  # type: ignore[misc]
+                    party, data, options, parties=["a", "b"], classes=[0, 1], eval_sets=[data]
+                ),
+                "b": lambda party, options=options: secureboost.passive(  # type: ignore[misc]
+                    party, table, options, eval_tables=[table]
+                ),
+            },
+            {"a": ["b"], "b": ["a"]},
+            job="compile",
+            protocol="secureboost",
+        )
 
 
 def run_all(
@@ -197,10 +202,11 @@ def train_in_processes(
                 eval_tables=[str(folder / f"{party}.{set_name}.arrow") for set_name, _, _ in evals],
                 noisy_labels=None if noisy_labels is None else str(noisy_labels.resolve()),
             )
+        kept = None if checkpoints is None else str(checkpoints.resolve())
         job = Job(
             name="fit", active=active, label=_LABEL, weight=None if data.weight is None else _WEIGHT,
             parties=parties, options=_given(options), task="regression" if classes is None else "classification",
-            output=str(folder / "model"), checkpoints=None if checkpoints is None else str(checkpoints.resolve()),
+            output=str(folder / "model"), checkpoints=kept, hints=kept,
             n_jobs=n_jobs,
         )  # fmt: skip
         try:

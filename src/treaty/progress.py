@@ -53,7 +53,7 @@ class TrainingBar:
             TimeElapsedColumn(), TimeRemainingColumn(), shown=shown,
         )  # fmt: skip
         self._task = self._progress.add_task(title, total=rounds, loss="")
-        self._aligning: TaskID | None = None
+        self._phases: dict[str, TaskID] = {}
 
     def __enter__(self) -> TrainingBar:
         self._progress.start()
@@ -75,8 +75,8 @@ class TrainingBar:
             )
         self._progress.update(self._task, completed=done, loss=loss)
 
-    def aligning(self, done: int, total: int) -> None:
-        """Show the alignment before the first round, in steps."""
-        if self._aligning is None:
-            self._aligning = self._progress.add_task("aligning", total=total, loss="")
-        self._progress.update(self._aligning, completed=done, total=total)
+    def phase(self, title: str, done: int, total: int) -> None:
+        """Show what is done before the first round, in steps."""
+        if title not in self._phases:
+            self._phases[title] = self._progress.add_task(title, total=total, loss="")
+        self._progress.update(self._phases[title], completed=done, total=total)

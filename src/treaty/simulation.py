@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from treaty.checkpoints import Keeper
 from treaty.compute import cores
+from treaty.crypto.lattice.store import HintStore
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
 from treaty.interpretation import Contributions, rows_first
@@ -163,6 +165,8 @@ def train_in_threads(
     n_jobs: int | None,
     progress: Progress,
     keepers: Mapping[str, Keeper],
+    stores: Mapping[str, HintStore],
+    phase: Callable[[str, int, int], None],
 ) -> tuple[dict[str, ModelPart], Traffic]:
     """Train with every party in a thread of its own; return their parts and the traffic."""
     threads = cores(n_jobs)
@@ -176,12 +180,14 @@ def train_in_threads(
             threads=threads,
             progress=progress,
             keeper=keepers.get(name),
+            store=stores.get(name),
         )
         for name in tables
     }
     roles[active] = lambda party: secureboost.active(
         party, data, options, parties=list(tables), classes=classes, eval_sets=watched,
-        threads=threads, progress=progress, keeper=keepers.get(active),
+        threads=threads, progress=progress, keeper=keepers.get(active), store=stores.get(active),
+        hinting=partial(phase, "hints"),
     )  # fmt: skip
     played = play(roles, star(active, tables), job="fit", protocol=options.protocol)
     return {name: played.results[name] for name in tables}, traffic_of(played.transcripts.values())

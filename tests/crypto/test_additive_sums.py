@@ -29,7 +29,7 @@ class Pair:
         self.client = make_client(cipher, bounds, threads=threads, **size, **small)
         self.setup = self.client.setup()
         self.server = make_server(cipher, self.setup, codes, self.offsets, threads=threads, **small, **server)
-        self.client.accept_hint("peer", self.server.hint(), self.offsets)
+        self.client.accept_hint("peer", next(self.server.hint()), self.offsets)
 
     def begin(self, grad, hess, rows):
         self.grad, self.hess, self.rows = grad, hess, np.asarray(rows, np.int32)
@@ -145,7 +145,7 @@ def test_several_peers_are_opened_from_one_query():
     pair = Pair(codes, [0, 4, 8])
     offsets = np.array([0, 6], np.int32)
     other = make_server("ou", pair.setup, codes[:, :1], offsets, threads=1, insecure_test_key_bits=KEY_BITS)
-    pair.client.accept_hint("other", other.hint(), offsets)
+    pair.client.accept_hint("other", next(other.hint()), offsets)
     pair.begin(*gradients(rng, 40), np.arange(40))
     other.begin_tree(pair.ciphertexts, pair.rows)
     positions, starts = level_of(np.zeros(40, int), 1)
@@ -159,7 +159,7 @@ def test_answer_leaves_out_the_fullest_slot_and_empty_bins():
     codes = np.array([[0], [0], [0], [2]], np.uint8)
     pair = Pair(codes, [0, 4])
     pair.begin(np.array([1, 2, 3, 4]), np.array([1, 1, 1, 1]), np.arange(4))
-    assert pair.server.hint()[0].tolist() == [0]
+    assert next(pair.server.hint())[0].tolist() == [0]
     answer = pair.server.answer(pair.client.query(np.arange(4, dtype=np.int32), np.array([0, 4], np.int32)))
     assert answer[0].tolist() == [[0b100]]
     assert len(answer[1]) == 1

@@ -35,7 +35,7 @@ class KnownRandomness:
             cipher, self.client.setup(), self.bin[:, None], offsets, threads=1, rerandomise=rerandomise, **size
         )
         assert self.server._packing.per_plaintext == 1
-        self.client.accept_hint("peer", self.server.hint(), offsets)
+        self.client.accept_hint("peer", next(self.server.hint()), offsets)
         rng = np.random.default_rng(6)
         self.grad, self.hess = rng.integers(-(1 << 16), 1 << 16, 10), rng.integers(0, 1 << 16, 10)
         self.rows = np.arange(10, dtype=np.int32)
@@ -146,7 +146,7 @@ def test_crafted_gradients_read_the_bins_of_single_rows(cipher):
     size = {"threads": 1, "insecure_test_key_bits": 256}
     client = make_client(cipher, SumsBounds(rows, 1 << 16, 1 << 14), **size)
     server = make_server(cipher, client.setup(), codes, offsets, **size)
-    client.accept_hint("peer", server.hint(), offsets)
+    client.accept_hint("peer", next(server.hint()), offsets)
     grad, hess = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     grad[spied] = 1 << np.arange(16)
     payload = client.begin_tree(grad, hess)
@@ -199,7 +199,7 @@ class MarkedRows:
         offsets, self.modulus = np.array([0, 3], np.int32), key.public.modulus
         size = {"threads": 1, "insecure_test_key_bits": bits}
         server = make_server(cipher, self.client.setup(), self.member.astype(np.uint8)[:, None], offsets, **size)
-        self.client.accept_hint("peer", server.hint(), offsets)
+        self.client.accept_hint("peer", next(server.hint()), offsets)
         (payload,) = self.client.begin_tree(self.grad, self.hess)
         numbers = from_words(payload.view(np.uint64))
         for row, mark in marks.items():  # a Montgomery form times a number is the product's Montgomery form

@@ -14,7 +14,7 @@ CODES, OFFSETS = np.array([[0], [1], [1], [0]], np.uint8), np.array([0, 3], np.i
 def test_both_ends_of_a_cipher_work_through_the_seam(cipher):
     client = make_client(cipher, BOUNDS, threads=1, insecure_test_key_bits=200)
     server = make_server(cipher, client.setup(), CODES, OFFSETS, threads=1, insecure_test_key_bits=200)
-    client.accept_hint("shop", server.hint(), OFFSETS)
+    client.accept_hint("shop", next(server.hint()), OFFSETS)
     grad, hess = np.array([1, -2, 3, -4]), np.array([5, 6, 7, 8])
     server.begin_tree(client.begin_tree(grad, hess), np.arange(4, dtype=np.int32))
     query = client.query(np.arange(4, dtype=np.int32), np.array([0, 4], np.int32))
@@ -52,6 +52,17 @@ def test_set_up_of_the_other_cipher_is_refused(cipher):
     setup = make_client(other, BOUNDS, threads=1, insecure_test_key_bits=200).setup()
     with pytest.raises(CryptoError, match="public key"):
         make_server(cipher, setup, CODES, OFFSETS, threads=1, insecure_test_key_bits=200)
+
+
+@CIPHERS
+def test_set_up_of_the_lattice_map_and_that_of_a_cipher_with_keys_are_told_apart(cipher):
+    lattice = make_client("lattice", BOUNDS, threads=1)
+    keyed = make_client(cipher, BOUNDS, threads=1, insecure_test_key_bits=200)
+    assert (lattice.blind, keyed.blind) == (True, False)
+    with pytest.raises(CryptoError, match="expected 1 arrays, got 2 - in the set-up"):
+        make_server("lattice", keyed.setup(), CODES, OFFSETS, threads=1)
+    with pytest.raises(CryptoError, match="expected 2 arrays, got 1 - in the set-up"):
+        make_server(cipher, lattice.setup(), CODES, OFFSETS, threads=1)
 
 
 def test_okamoto_uchiyama_set_up_has_its_form_on_the_wire():

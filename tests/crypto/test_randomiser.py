@@ -185,7 +185,7 @@ def test_no_two_answer_ciphertexts_share_an_exponent(drawn, cipher):
     size = {"threads": 1, "insecure_test_key_bits": 256}
     client = make_client(cipher, SumsBounds(200, 1 << 10, 1 << 8), **size)
     server = make_server(cipher, client.setup(), codes, offsets, **size)
-    client.accept_hint("peer", server.hint(), offsets)
+    client.accept_hint("peer", next(server.hint()), offsets)
     used, take = [], server._factors.take
     server._factors.take = lambda count, threads: (used.append(take(count, threads)), used[-1])[1]
     answered = 0

@@ -91,6 +91,36 @@ def test_partitions_grow_finer_and_tell_something_new():
             assert len(np.unique(pairs[0])) == pairs.shape[1], "a fine cell in two coarse ones"
 
 
+@pytest.mark.parametrize("options", [{}, {"subsample": 0.6}, {"max_depth": 5, "min_child_samples": 1}], ids="-".join)
+def test_under_the_lattice_map_cells_are_children_of_own_splits_and_the_rest(options):
+    tables, y = tables_and_labels()
+    played = play_training(tables, y, encryption="lattice", reveal="node", max_bin=8, random_state=3, **options)
+    forest, divided = forest_of(list(played.results.values())), 0
+    for source, name in enumerate(tables):
+        if name == "p0":
+            continue
+        trees = node_sets_from_transcript(played.transcripts[name], len(y))
+        for seen, tree in zip(trees, forest.trees, strict=True):
+            nodes = nodes_of(played, tables, tree)
+            cells = [cell == number for cell in seen for number in range(cell.max() + 1)]
+            own = tree.left[tree.source == source]
+            for child in (*own, *(own + 1)):
+                assert any(np.array_equal(cell, nodes[child]) for cell in cells)
+            for leaf in np.flatnonzero(tree.left < 0):
+                assert all(len(np.unique(cell[nodes[leaf]])) <= 1 for cell in cells), "a cell that parts a leaf"
+            divided += len(own)
+            assert bool(seen) == bool(len(own))
+    assert divided
+
+
+@pytest.mark.parametrize("reveal", ["column", None])
+def test_under_the_lattice_map_no_cell_is_seen_where_columns_are_revealed(reveal):
+    tables, y = tables_and_labels()
+    played = play_training(tables, y, encryption="lattice", reveal=reveal, max_bin=8)
+    assert len(played.results["p1"].splits)
+    assert node_sets_from_transcript(played.transcripts["p1"], len(y)) == [[], []]
+
+
 def test_trees_grown_alone_are_not_in_the_transcript():
     tables, y = tables_and_labels()
     played = play_training(tables, y, rl_trees=1)
@@ -107,7 +137,7 @@ def test_a_transcript_without_contents_is_refused():
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (SumsRequest([Array.of(np.zeros(9, np.uint8)), Array.of(np.ones(1, np.int32))]), r"SumsRequest\.payload"),
+        (SumsRequest([Array.of(np.zeros(9, np.uint8)), Array.of(np.ones(1, np.int32))], True), r"SumsRequest\.payload"),
         (SplitRequest(*[Array.of(np.zeros(n, np.int32)) for n in (1, 1, 9)]), r"SplitRequest\.node_of_row"),
     ],
     ids=["sums", "split"],

@@ -26,7 +26,7 @@ from treaty.privacy.commitment import audit_tree, commit
 from treaty.privacy.label_rr import randomise_labels
 from treaty.processes import compile_kernels
 from treaty.protocols import encrypted_columns, secureboost
-from treaty.protocols.encrypted_columns import TreeStart, unpack
+from treaty.protocols.encrypted_columns import SplitColumns, TreeStart, unpack
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -111,6 +111,34 @@ def test_a_tight_purity_guard_weakens_clustering_of_credit_cards():
     assert clustered(tables, y, n_estimators=10, purity_guard=0.2) < 0.69  # measured 0.633; 0.766 at 0.4
 
 
+def own_columns_seen(tables, y, **options):
+    """Train under the lattice map and return the columns of bits that p1 was asked for, each as a partition."""
+    played = play_training(tables, y, encryption="lattice", **options)
+    answers = [e.message(SplitColumns) for e in played.transcripts["p1"].entries if e.step == "SplitColumns"]
+    bits = [np.frombuffer(a.new.data, np.uint8).reshape(a.new.shape) for a in answers]
+    return [[column.astype(np.int32)] for column in np.unpackbits(np.concatenate(bits), axis=1, count=len(y))]
+
+
+def test_the_lattice_map_leaves_nothing_to_cluster():
+    tables, y = breast_cancer()
+    assert clustered(tables, y, n_estimators=20, encryption="ou") > 0.97  # measured 0.994
+    blind = seen_by_p1(tables, y, n_estimators=20, encryption="lattice")
+    assert blind == [[]] * 20
+    assert attack_auc(cluster_scores(blind, len(y)), y) == 0.5
+    chosen = own_columns_seen(tables, y, n_estimators=20)  # which of its splits were chosen is all that it sees
+    assert attack_auc(cluster_scores(chosen, len(y)), y) < 0.6  # measured 0.528
+
+
+def test_the_lattice_map_stops_clustering_of_credit_cards_unless_nodes_are_revealed():
+    """With reveal="node" the nodes that a party splits itself say nearly as much as all nodes do."""
+    tables, y = credit_cards()
+    assert clustered(tables, y, n_estimators=10, encryption="ou") > 0.74  # measured 0.778
+    assert clustered(tables, y, n_estimators=10, encryption="lattice", reveal="node") > 0.72  # measured 0.766
+    assert clustered(tables, y, n_estimators=10, encryption="lattice") == 0.5
+    chosen = own_columns_seen(tables, y, n_estimators=10)
+    assert attack_auc(cluster_scores(chosen, len(y)), y) < 0.6  # measured 0.545
+
+
 def test_label_noise_keeps_what_only_a_label_tells():
     """Labels shuffled among rows: whatever is found of them was in no feature, but leaked from that very label.
 
@@ -157,9 +185,9 @@ class ActiveParty:
             secureboost.make_client,
         )
 
-        def sending(gradients, grad, hess, rows):
+        def sending(gradients, peer, grad, hess, rows, columns):
             self.true = grad, hess
-            return start_tree(gradients, *self.sent(grad, hess), rows)
+            return start_tree(gradients, peer, *self.sent(grad, hess), rows, columns)
 
         def committing(grad, hess, tree):
             opened = self.committed(*self.true)

@@ -167,13 +167,13 @@ def test_malformed_answers_end_the_job_at_every_party(name, change):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("Setup", lambda m: Setup(m.model_id, m.resumed, m.records, [])),
-        ("Setup", lambda m: Setup(m.model_id, m.resumed, m.records, pack([np.zeros(4, np.uint64)]))),
+        ("Setup", lambda m: Setup(m.model_id, m.resumed, m.records, m.encryption, [])),
+        ("Setup", lambda m: Setup(m.model_id, m.resumed, m.records, m.encryption, pack([np.zeros(4, np.uint64)]))),
         ("TreeStart", lambda m: TreeStart(Array.of(np.array([3, 2], np.int32)), m.columns, m.commitment, m.payload)),
         ("TreeStart", lambda m: TreeStart(None, Array.of(np.array([99], np.int32)), m.commitment, m.payload)),
         ("TreeStart", lambda m: TreeStart(None, m.columns, m.commitment, pack([np.zeros((3, 2), np.uint64)]))),
         ("TreeStart", lambda m: TreeStart(None, m.columns, m.commitment[1:], m.payload)),
-        ("SumsRequest", lambda m: SumsRequest(pack([np.zeros(7, np.uint8)]))),
+        ("SumsRequest", lambda m: SumsRequest(pack([np.zeros(7, np.uint8)]), m.last)),
         ("SplitRequest", lambda m: SplitRequest(Array.of(np.array([99], np.int32)), m.left_bins, m.node_of_row)),
         ("SplitRequest", lambda m: SplitRequest(m.features, m.left_bins, Array.of(np.full(240, 9, np.int32)))),
         ("SplitRequest", lambda m: SplitRequest(m.features, Array.of(np.zeros((1, 32), np.uint8)), m.node_of_row)),

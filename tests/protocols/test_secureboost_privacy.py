@@ -13,7 +13,7 @@ from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.models import forest_of
 from treaty.options import TreeOptions
-from treaty.protocols import decisions, encrypted_columns, secureboost
+from treaty.protocols import column_owner, decisions, encrypted_columns, secureboost
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -22,6 +22,7 @@ TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
     "Setup": secureboost.Setup,
+    "HintTaken": encrypted_columns.HintTaken,
     "TreeStart": encrypted_columns.TreeStart,
     "TreeEnd": encrypted_columns.TreeEnd,
     "SumsRequest": encrypted_columns.SumsRequest,
@@ -142,8 +143,9 @@ def test_the_search_finds_a_planted_leak(monkeypatch, what):
         "packed labels": np.packbits(y.astype(bool)),
     }[what]
     pack, unpack = encrypted_columns.pack, encrypted_columns.unpack
-    for module in (secureboost, encrypted_columns):
+    for module in (secureboost, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "pack", lambda payload: pack([*payload, planted]))
+    for module in (secureboost, encrypted_columns):
         monkeypatch.setattr(module, "unpack", lambda payload, peer, of: unpack(payload[:-1], peer, of))
     played = play_training(tables, y)
     contents = [content for _, _, content in received(played.transcripts["p1"], TO_PASSIVE)]
@@ -154,8 +156,9 @@ def test_the_search_finds_a_planted_threshold_and_name(monkeypatch):
     tables, y = tables_and_labels()
     planted = [Array.of(tables["p1"].columns[0]), Array.of(np.frombuffer(b"name", np.uint8))]
     unpack = encrypted_columns.unpack
-    for module in (secureboost, encrypted_columns):
+    for module in (secureboost, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "pack", lambda payload: [*map(Array.of, payload), *planted])
+    for module in (secureboost, encrypted_columns):
         monkeypatch.setattr(module, "unpack", lambda payload, peer, of: unpack(payload[:-2], peer, of))
     played = play_training(tables, y)
     contents = [content for _, _, content in received(played.transcripts["p0"], TO_ACTIVE)]

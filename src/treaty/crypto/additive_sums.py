@@ -34,6 +34,7 @@ Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al., SecureBoo
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -93,6 +94,9 @@ class AdditiveSumsClient:
         When the sums do not fit a plaintext.
     """
 
+    blind = False
+    nodes_at_a_time = _MOST_NODES
+
     def __init__(self, key: AdditivePrivateKey, bounds: SumsBounds, *, threads: int = 1) -> None:
         self._packing = Packing(bounds, key.public.plaintext_bits)
         self._key, self._threads = key, threads
@@ -106,13 +110,14 @@ class AdditiveSumsClient:
         (numbers, statements), bounds = self._key.public.to_payload(), self._packing.bounds
         return [numbers, np.array([bounds.n_rows, bounds.grad_bound, bounds.hess_bound, *statements], np.int64)]
 
-    def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> None:
+    def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
         """Note which slots a server leaves out; see `SumsClient.accept_hint`."""
         check_payload(hint, f"the hint of {peer}", (np.int32, (len(offsets) - 1,)))
         left_out = hint[0]
         if (left_out < offsets[:-1]).any() or (left_out >= offsets[1:]).any():
             raise CryptoError(f"expected one left-out slot within each feature - in the hint of {peer}")
         self._left_out[peer], self._offsets[peer] = left_out.copy(), offsets.copy()
+        return 0
 
     def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
         """Encrypt the derivatives of the sampled rows; see `SumsClient.begin_tree`."""
@@ -122,7 +127,24 @@ class AdditiveSumsClient:
         return [self._key.encrypt(self._packing.pack_rows(grad, hess), self._threads).view(np.uint8)]
 
     def decrypt_rows(self, payload: Payload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Decrypt what `begin_tree` returned, for an audit; see `SumsClient.decrypt_rows`."""
+        """Decrypt what `begin_tree` returned: what an auditor who is shown the key compares with g, h committed to.
+
+        Parameters
+        ----------
+        payload : Payload
+            A tree's, of this client's key.
+
+        Returns
+        -------
+        grad, hess : ndarray of int64, shape (m,)
+            Fixed-point derivatives, row by row.
+
+        Raises
+        ------
+        CryptoError
+            When something is not a row within the job's bounds, or its randomness, or the key's base of randomness,
+            is such that re-randomisation does not hide it: then it was not made by `begin_tree`. Says how many rows.
+        """
         modulus, what = self._key.public.modulus, "the ciphertexts of a tree"
         check_payload(payload, what, (np.uint8, (None, 8 * modulus.words)))
         ciphertexts = payload[0].view(np.uint64)
@@ -156,8 +178,10 @@ class AdditiveSumsClient:
         self._nodes = nodes
         return [slots, np.array([nodes], np.int32)]
 
-    def open(self, peer: str, answer: Payload, totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Decrypt the sums of a server's bins; see `SumsClient.open`."""
+    def open(
+        self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
+    ) -> NDArray[np.int64]:
+        """Decrypt the sums of a server's bins, which the answer itself names; see `SumsClient.open`."""
         if peer not in self._offsets or self._nodes < 0:
             raise CryptoError(f"expected a hint and a query before an answer of {peer}")
         if totals.shape != (self._nodes, 3):
@@ -242,9 +266,9 @@ class AdditiveSumsServer:
             self._factors = ReadyFactors(Randomiser(key), one_node)
             weakref.finalize(self, self._factors.stop)
 
-    def hint(self) -> Payload:
+    def hint(self) -> Iterator[Payload]:
         """Return the slot each feature leaves out: its fullest over the table; see `SumsServer.hint`."""
-        return [(self._offsets[:-1] + self._left_out).astype(np.int32)]
+        yield [(self._offsets[:-1] + self._left_out).astype(np.int32)]
 
     def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
         """Keep a tree's ciphertexts (not copied) and their rows; see `SumsServer.begin_tree`."""
@@ -293,6 +317,9 @@ class AdditiveSumsServer:
         if self._factors:
             self._factors.prepare()
         return [np.packbits(sent, axis=1, bitorder="little"), np.concatenate(made)]
+
+    def close(self) -> None:
+        """Nothing is kept; see `SumsServer.close`."""
 
     def _read_query(self, query: Payload) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Positions of the asked rows, node after node, and the nodes' starts."""

@@ -4,22 +4,26 @@ The *client* (active party, one per job) holds gradients and the secret key; a *
 per job) holds binned columns. Level by level the client asks for the sums of gradient, hessian and count over
 every bin of every column, in the nodes it names, and alone reads the answer:
 
-=================  ==================  =====================  ==========================================
-call at client     call at server      once per               carries (Okamoto-Uchiyama, Paillier)
-=================  ==================  =====================  ==========================================
-setup              constructor         job                    public key, bounds
-accept_hint        hint                job and server         the bin each column leaves out
-begin_tree         begin_tree          tree                   one ciphertext per sampled row
-query              answer              level                  node of each row; back: encrypted bin sums
-open               --                  level and server       nothing: decrypts
-=================  ==================  =====================  ==========================================
+=================  ==================  ================  ==============================  ===========================
+call at client     call at server      once per          carries (Okamoto-Uchiyama,      carries (lattice)
+                                                         Paillier)
+=================  ==================  ================  ==============================  ===========================
+setup              constructor         job               public key, bounds              bounds
+accept_hint        hint                job and server    the bin each column leaves out  the hint, in pieces
+begin_tree         begin_tree          tree              a ciphertext per sampled row    nothing
+query              answer              level             node of each row; back:         a vector per node; back:
+                                                         encrypted bin sums              flooded bin sums
+open               --                  level and server  nothing: decrypts               nothing: opens
+=================  ==================  ================  ==============================  ===========================
 
-A protocol carries the payloads, lists of arrays whose meaning only the two ends of one cipher know, and needs
-no change for another cipher. What each side learns is stated by the implementation (`additive_sums`).
+A protocol carries the payloads, lists of arrays whose meaning only the two ends of one cipher know. A `blind` cipher
+is given all rows and names none; under the others servers learn the rows of every node. What each side learns is
+stated by the implementations (`additive_sums`, `lattice_sums`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +32,8 @@ from numpy.typing import NDArray
 from treaty.crypto import okamoto_uchiyama, paillier, parameters
 from treaty.crypto.additive_sums import AdditivePrivateKey, AdditivePublicKey, AdditiveSumsClient, AdditiveSumsServer
 from treaty.crypto.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.crypto.packing import Packing, SumsBounds
 from treaty.crypto.payload import Payload, check_payload
 from treaty.errors import ConfigError, CryptoError
@@ -36,23 +42,39 @@ __all__ = ["Payload", "SumsBounds", "SumsClient", "SumsServer", "make_client", "
 
 
 class SumsClient(Protocol):
-    """The active party's end. Calls in the order of the table above; errors are CryptoError."""
+    """The active party's end. Calls in the order of the table above; errors are CryptoError.
+
+    Attributes
+    ----------
+    blind : bool
+        Servers are not told which rows are in a node, nor which are in a tree's sample.
+    nodes_at_a_time : int
+        Most nodes of one query; those of a level that has more are asked for in several.
+    """
+
+    blind: bool
+    nodes_at_a_time: int
 
     def setup(self) -> Payload:
         """Return what every server is built from: the same payload to all, once per job."""
         ...
 
-    def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> None:
-        """Take a server's answer to the set-up.
+    def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
+        """Take a piece of a server's answer to the set-up.
 
         Parameters
         ----------
         peer : str
             Name of the server.
         hint : Payload
-            What its `hint` returned.
+            The next piece of what its `hint` yields.
         offsets : ndarray of int32, shape (features + 1,)
             First slot of each of its features, and the number of slots.
+
+        Returns
+        -------
+        int
+            Slots that pieces still to come are about; 0 with the last.
         """
         ...
 
@@ -62,45 +84,26 @@ class SumsClient(Protocol):
         Parameters
         ----------
         grad, hess : ndarray of int64, shape (m,)
-            Fixed-point derivatives of the tree's sampled rows, within the job's bounds.
-        """
-        ...
-
-    def decrypt_rows(self, payload: Payload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Decrypt what `begin_tree` returned: what an auditor who is shown the key compares with g, h committed to.
-
-        Parameters
-        ----------
-        payload : Payload
-            A tree's, of this client's key.
-
-        Returns
-        -------
-        grad, hess : ndarray of int64, shape (m,)
-            Fixed-point derivatives, row by row.
-
-        Raises
-        ------
-        CryptoError
-            When something is not a row within the job's bounds, or its randomness, or the key's base of randomness,
-            is such that re-randomisation does not hide it: then it was not made by `begin_tree`. Says how many rows.
+            Fixed-point derivatives within the job's bounds: of the tree's sampled rows; of a blind cipher, of all.
         """
         ...
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
-        """Ask for the bin sums of all nodes of a level: return what is sent to every server.
+        """Ask for the bin sums of nodes of a level: return what is sent to every server.
 
         Parameters
         ----------
         positions : ndarray of int32
-            Sampled rows, 0..m - 1, each at most once.
+            Places among the rows that `begin_tree` was given, each at most once.
         starts : ndarray of int32, shape (nodes + 1,)
             Node k holds the rows positions[starts[k]:starts[k + 1]].
         """
         ...
 
-    def open(self, peer: str, answer: Payload, totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Decrypt a server's answer to the last query.
+    def open(
+        self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
+    ) -> NDArray[np.int64]:
+        """Decrypt a server's answers, in the order of the queries.
 
         Parameters
         ----------
@@ -110,6 +113,8 @@ class SumsClient(Protocol):
             What its `answer` returned.
         totals : ndarray of int64, shape (nodes, 3)
             Sums of gradient, hessian and count over each asked node, which the caller knows itself.
+        features : ndarray of int32, optional
+            The tree's sample of the server's columns, as its `begin_tree` was told. Default all.
 
         Returns
         -------
@@ -122,8 +127,8 @@ class SumsClient(Protocol):
 class SumsServer(Protocol):
     """A passive party's end. Calls in the order of the table above; errors are CryptoError."""
 
-    def hint(self) -> Payload:
-        """Return the answer to the set-up, once per job."""
+    def hint(self) -> Iterator[Payload]:
+        """Return the answer to the set-up, once per job, in one piece or several."""
         ...
 
     def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
@@ -145,7 +150,11 @@ class SumsServer(Protocol):
         ...
 
     def answer(self, query: Payload) -> Payload:
-        """Answer a query: all nodes of a level at once."""
+        """Answer a query: all its nodes at once."""
+        ...
+
+    def close(self) -> None:
+        """Settle what is kept beyond the job, when it has ended in order."""
         ...
 
 
@@ -156,13 +165,14 @@ def make_client(
     threads: int,
     key_bits: int | None = None,
     insecure_test_key_bits: int | None = None,
+    store: HintStore | None = None,
 ) -> SumsClient:
     """Make the active party's end, with a fresh key that serves this job only.
 
     Parameters
     ----------
-    encryption : {"ou", "paillier"}
-        The cipher: Okamoto-Uchiyama, or the papers' one.
+    encryption : {"lattice", "ou", "paillier"}
+        The cipher: the lattice map, Okamoto-Uchiyama, or the papers' one.
     bounds : SumsBounds
         Public bounds of the job.
     threads : int
@@ -171,6 +181,8 @@ def make_client(
         Size of the modulus: 2048, 3072 (default) or 4096.
     insecure_test_key_bits : int, optional
         Make a key of this size instead, such as the papers' 512. Tests and reproductions only.
+    store : HintStore, optional
+        Of the lattice map, keeps hints for later jobs. Default: for this one.
 
     Raises
     ------
@@ -179,6 +191,8 @@ def make_client(
     CryptoError
         When the key size is not accepted or the sums do not fit a plaintext.
     """
+    if encryption == "lattice":
+        return LatticeSumsClient(bounds, store or HintStore(None), threads=threads)
     key: AdditivePrivateKey
     if encryption == "ou":
         bits = key_bits or parameters.OU_DEFAULT_KEY_BITS
@@ -202,12 +216,15 @@ def make_server(
     threads: int,
     insecure_test_key_bits: int | None = None,
     rerandomise: bool = True,
+    names: Sequence[str] | None = None,
+    store: HintStore | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> SumsServer:
     """Make a passive party's end.
 
     Parameters
     ----------
-    encryption : {"ou", "paillier"}
+    encryption : {"lattice", "ou", "paillier"}
         The cipher.
     setup : Payload
         What the client's `setup` returned.
@@ -222,6 +239,12 @@ def make_server(
     rerandomise : bool, default True
         Hide from the key's owner which of its ciphertexts an answer is made of. False is the papers' form, in which
         the owner can tell: it may come here from a job in paper mode only, which every party has allowed.
+    names : sequence of str, optional
+        Of the features, for the ledger of the lattice map, which does not leave the party. Default: their numbers.
+    store : HintStore, optional
+        Of the lattice map: keeps hints and the ledger for later jobs. Default: for this one.
+    progress : callable, optional
+        Called with steps done and steps in all while a hint is made.
 
     Raises
     ------
@@ -230,6 +253,12 @@ def make_server(
     CryptoError
         When the key or the table cannot be used.
     """
+    if encryption == "lattice":
+        check_payload(setup, "the set-up", (np.int64, (3,)))
+        bounds = SumsBounds(*(int(x) for x in setup[0]))
+        names = [str(k) for k in range(codes.shape[1])] if names is None else names
+        kept = store or HintStore(None)
+        return LatticeSumsServer(bounds, codes, offsets, names, kept, threads=threads, progress=progress)
     if encryption not in ("ou", "paillier"):
         raise _unknown(encryption)
     check_payload(setup, "the set-up", (np.uint64, (None, None)), (np.int64, (None,)))
@@ -245,4 +274,4 @@ def make_server(
 
 
 def _unknown(encryption: str) -> ConfigError:
-    return ConfigError(f'expected encryption "ou" or "paillier", got {encryption!r}')
+    return ConfigError(f'expected encryption "lattice", "ou" or "paillier", got {encryption!r}')

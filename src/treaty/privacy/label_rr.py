@@ -112,7 +112,8 @@ def stored_noisy_labels(
     try:
         if not path.exists():
             noisy = randomise_labels(labels, n_classes, epsilon)
-            _write_new(path, _File(FORMAT, n_classes, epsilon, digest, noisy.astype("<i8").tobytes()))
+            content = _File(FORMAT, n_classes, epsilon, digest, noisy.astype("<i8").tobytes())
+            write_new(path, msgspec.msgpack.encode(content))
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot keep noisy labels in {path}: {error.strerror}") from None
@@ -150,12 +151,12 @@ def _read(data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, ep
     return noisy
 
 
-def _write_new(path: Path, content: _File) -> None:
-    """Write a file that is whole from its first moment; one written there meanwhile stays."""
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that is whole from its first moment, readable by its owner alone; one written meanwhile stays."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # readable by its owner alone
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.msgpack.encode(content))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.link(temporary, path)  # unlike a rename, does not replace: two jobs starting at once share one draw

@@ -1,26 +1,23 @@
-"""Columns of a passive party whose sums the active one gets under encryption: both ends of the conversation.
+"""Columns of a passive party whose sums the active one gets under encryption: messages, and the active party's end.
 
-The active party's end is a source of sums (`trees.columns.SumsSource`), so that the grower cannot tell it from columns
-at hand. What each message tells is in its docstring, the order in which they come in `secureboost`.
+That is a source of sums (`trees.columns.SumsSource`), so that the grower cannot tell it from columns at hand. What each
+message tells is in its docstring, the order in which they come in `secureboost`; the other end is `column_owner`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import pieces
 from treaty.crypto.encrypted_sums import SumsClient
-from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import DTYPES, Array, Message, view
 from treaty.messaging.party import Party
-from treaty.models import record_split
-from treaty.privacy.commitment import COMMITMENT_BYTES, commit
-from treaty.trees.ensemble import SplitTable
+from treaty.privacy.commitment import commit
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
 
@@ -33,14 +30,22 @@ class Layout(Message):
 
 
 class Hint(Message):
-    """The cipher's answer to the set-up. Tells what the cipher's page says (OU: which bin of a feature is fullest)."""
+    """A piece of the cipher's answer to the set-up. Tells what the cipher's page says.
+
+    Okamoto-Uchiyama, Paillier: which bin of a feature is fullest. Lattice: nothing, under its assumption.
+    """
 
     payload: list[Array]
+
+
+class HintTaken(Message):
+    """The piece is here; asks for the next."""
 
 
 class TreeStart(Message):
     """Encrypted gradients of a tree. Tells a passive party the tree's sample of rows (int32; none: all) and columns.
 
+    Under a blind cipher there are no gradients yet, and the sample of rows is not told: none, whatever it is.
     The commitment tells nothing; on dispute it holds the active party to these gradients (`privacy.commitment`).
     """
 
@@ -55,9 +60,10 @@ class TreeEnd(Message):
 
 
 class SumsRequest(Message):
-    """The nodes of a level. Tells a passive party which rows are in each."""
+    """Nodes of a level, `last` with the last of them. Tells a passive party which rows are in each; blind: how many."""
 
     payload: list[Array]
+    last: bool
 
 
 class Sums(Message):
@@ -67,11 +73,14 @@ class Sums(Message):
 
 
 class SplitRequest(Message):
-    """Nodes the owner won: int32 features (k,), packed bits of bins left (k, 32), int32 node (or -1) per row."""
+    """Nodes the owner won: int32 features (k,), packed bits of bins left (k, 32), int32 node (or -1) per row.
+
+    With ``reveal="column"`` the rows are not named, and a `SplitColumns` is asked for.
+    """
 
     features: Array
     left_bins: Array
-    node_of_row: Array
+    node_of_row: Array | None
 
 
 class SplitAnswer(Message):
@@ -81,11 +90,20 @@ class SplitAnswer(Message):
     left: Array
 
 
-# ---------------------------------------------------------------- the active party's end
+class SplitColumns(Message):
+    """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes), those not sent yet.
+
+    Columns are numbered from 0 in the order in which they are first sent. Tells which rows of the table go left at
+    each split, of all rows and not of the node's alone.
+    """
+
+    records: Array
+    columns: Array
+    new: Array
 
 
 class EncryptedGradients:
-    """What all passive parties are sent alike: encrypted once per tree, queried once per level.
+    """What all passive parties are sent alike: encrypted once per tree or level, queried once per level.
 
     Attributes
     ----------
@@ -103,50 +121,97 @@ class EncryptedGradients:
         self._told = 0
         self._n_rows = n_rows
         self._tree: NDArray[np.int64] | None = None
+        self._columns: dict[str, NDArray[np.int32]] = {}
         self._level: Level | None = None
 
     def start_tree(
-        self, grad: NDArray[np.int64], hess: NDArray[np.int64], rows: NDArray[np.int32] | None
-    ) -> list[Array]:
-        """Return the encrypted gradients of the sampled rows."""
+        self,
+        peer: str,
+        grad: NDArray[np.int64],
+        hess: NDArray[np.int64],
+        rows: NDArray[np.int32] | None,
+        columns: NDArray[np.int32],
+    ) -> None:
+        """Send one peer the tree's sample and what its cipher sends with it; with the last of them a round begins."""
+        blind = self.client.blind
         if self._tree is not grad:
             self._tree, self._level = grad, None
             self._ciphertexts: list[Array] = []  # the last tree's are given back before this one's are made
             self._position = None
-            if rows is not None:
+            sampled = (grad, hess) if rows is None else (grad[rows], hess[rows])
+            self.commitment, self.openings[self._next_tree] = commit(*sampled, self._next_tree)
+            self._next_tree += 1
+            if rows is not None and not blind:
                 self._position = np.full(self._n_rows, -1, np.int32)
                 self._position[rows] = np.arange(len(rows), dtype=np.int32)
-                grad, hess = grad[rows], hess[rows]
-            self.commitment, self.openings[self._next_tree] = commit(grad, hess, self._next_tree)
-            self._next_tree += 1
-            self._ciphertexts = pack(self.client.begin_tree(grad, hess))
-        return self._ciphertexts
-
-    def told(self) -> None:
-        """Note that one more peer has the tree's gradients; with the last of them the tree's round begins."""
+            self._ciphertexts = pack(self.client.begin_tree(*((grad, hess) if blind else sampled)))
+        self._columns[peer] = columns
+        told = None if rows is None or blind else Array.of(rows)
+        self._party.send(peer, TreeStart(told, Array.of(columns), self.commitment, self._ciphertexts))
         self._told += 1
         if self._told == len(self._party.peers):
             self._told = 0
             self._party.round += 1
 
-    def query(self, level: Level, partition: RowPartition) -> SumsRequest:
-        """Return the level's query."""
-        if self._level is not level:
-            self._level = level
-            members, starts = partition.rows(level.asked, sampled=True)
+    def ask(self, level: Level, partition: RowPartition) -> None:
+        """Ask all peers for the sums of a level's nodes, once; of many nodes, two messages at a time."""
+        if self._level is level:
+            return
+        self._level = level
+        self._sums: dict[str, list[NDArray[np.int64]]] = {peer: [] for peer in self._party.peers}
+        self._pieces = pieces(len(level.asked), self.client.nodes_at_a_time)
+        for number, piece in enumerate(self._pieces):
+            if number > 1:
+                for peer in self._party.peers:
+                    self._take(peer)
+            members, starts = partition.rows(level.asked[piece], sampled=True)
             positions = members if self._position is None else self._position[members]
-            self._query = SumsRequest(pack(self.client.query(positions, starts.astype(np.int32))))
-        return self._query
+            query = self.client.query(positions, starts.astype(np.int32))
+            request = SumsRequest(pack(query), number + 1 == len(self._pieces))
+            for peer in self._party.peers:
+                self._party.send(peer, request)
+
+    def sums(self, peer: str) -> NDArray[np.int64]:
+        """Return what a peer answered: int64 (nodes, slots, 3)."""
+        while len(self._sums[peer]) < len(self._pieces):
+            self._take(peer)
+        found, self._sums[peer] = self._sums[peer], []
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _take(self, peer: str) -> None:
+        assert self._level is not None
+        answer = self._party.receive(peer, Sums)
+        totals = self._level.asked_totals[self._pieces[len(self._sums[peer])]]
+        opened = self.client.open(peer, unpack(answer.payload, peer, "Sums"), totals, self._columns[peer])
+        self._sums[peer].append(opened)
 
 
 class PassiveColumns:
-    """The columns of a passive party, as the active party sees them: a source of sums (`trees.columns.SumsSource`)."""
+    """The columns of a passive party, as the active party sees them: a source of sums (`trees.columns.SumsSource`).
 
-    def __init__(self, party: Party, peer: str, gradients: EncryptedGradients, n_rows: int) -> None:
+    Parameters
+    ----------
+    party : Party
+    peer : str
+        Whose columns.
+    n_rows : int
+
+    Attributes
+    ----------
+    gradients : EncryptedGradients
+        To be set before the first tree, once the cipher is set up for the layouts of all peers.
+    by_column : bool
+        Whether the owner decides all rows at a split and is not told the node's (``reveal="column"``).
+    """
+
+    gradients: EncryptedGradients
+
+    def __init__(self, party: Party, peer: str, n_rows: int) -> None:
         self.peer = peer
+        self.by_column = False
         self._party = party
-        self._gradients = gradients
         self._n_rows = n_rows
+        self._decided: list[NDArray[np.uint8]] = []
         layout = party.receive(peer, Layout)
         self.categorical = view(layout.categorical, np.bool_, (None,), peer=peer, what="Layout.categorical")
         n_features = len(self.categorical)
@@ -154,8 +219,6 @@ class PassiveColumns:
         sizes = np.diff(self.offsets)
         if self.offsets[0] != 0 or np.any(sizes < 1) or np.any(sizes > 256):
             raise PeerProtocolError(peer, f"expected 1 to 256 slots per feature - at Layout.offsets from {peer}")
-        hint = party.receive(peer, Hint)
-        gradients.client.accept_hint(peer, unpack(hint.payload, peer, "Hint"), self.offsets)
 
     def start_tree(
         self,
@@ -165,10 +228,7 @@ class PassiveColumns:
         columns: NDArray[np.int32],
     ) -> None:
         """See `SumsSource`."""
-        sample = None if rows is None else Array.of(rows)
-        ciphertexts = self._gradients.start_tree(grad, hess, rows)
-        self._party.send(self.peer, TreeStart(sample, Array.of(columns), self._gradients.commitment, ciphertexts))
-        self._gradients.told()
+        self.gradients.start_tree(self.peer, grad, hess, rows, columns)
 
     def end_tree(self) -> None:
         """See `SumsSource`."""
@@ -176,13 +236,11 @@ class PassiveColumns:
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """See `SumsSource`."""
-        self._totals = level.asked_totals
-        self._party.send(self.peer, self._gradients.query(level, rows))
+        self.gradients.ask(level, rows)
 
     def sums(self) -> NDArray[np.int64]:
         """See `SumsSource`: decrypt the answer."""
-        answer = self._party.receive(self.peer, Sums)
-        return self._gradients.client.open(self.peer, unpack(answer.payload, self.peer, "Sums"), self._totals)
+        return self.gradients.sums(self.peer)
 
     def ask_left(
         self,
@@ -192,19 +250,23 @@ class PassiveColumns:
         starts: NDArray[np.int64],
     ) -> None:
         """See `SumsSource`."""
-        node_of_row = np.full(self._n_rows, -1, np.int32)
-        node_of_row[rows] = np.repeat(np.arange(len(features), dtype=np.int32), np.diff(starts))
         self._asked = rows, starts
+        nodes = None
+        if not self.by_column:
+            node_of_row = np.full(self._n_rows, -1, np.int32)
+            node_of_row[rows] = np.repeat(np.arange(len(features), dtype=np.int32), np.diff(starts))
+            nodes = Array.of(node_of_row)
         packed = np.packbits(left_bins, axis=1)
-        self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(packed), Array.of(node_of_row)))
+        self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(packed), nodes))
 
     def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """See `SumsSource`."""
+        return self._left_of_columns() if self.by_column else self._left_of_nodes()
+
+    def _left_of_nodes(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         rows, starts = self._asked
         answer = self._party.receive(self.peer, SplitAnswer)
-        records = view(answer.records, np.int32, (len(starts) - 1,), peer=self.peer, what="SplitAnswer.records")
-        if np.any(records < 0):
-            raise PeerProtocolError(self.peer, f"expected record numbers from 0 - at SplitAnswer from {self.peer}")
+        records = self._records(answer)
         packed = view(answer.left, np.uint8, (-(-len(rows) // 8),), peer=self.peer, what="SplitAnswer.left")
         bits = np.unpackbits(packed, count=len(rows)).astype(np.bool_)
         left = np.empty(len(rows), np.bool_)  # the answer is in ascending order of rows, the partition need not be
@@ -212,102 +274,45 @@ class PassiveColumns:
             left[first + np.argsort(rows[first:last], kind="stable")] = bits[first:last]
         return records, left
 
+    def _left_of_columns(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        (rows, starts), peer, nbytes = self._asked, self.peer, -(-self._n_rows // 8)
+        answer = self._party.receive(peer, SplitColumns)
+        records = self._records(answer)
+        numbers = view(answer.columns, np.int32, (len(records),), peer=peer, what="SplitColumns.columns")
+        new = view(answer.new, np.uint8, (None, nbytes), peer=peer, what="SplitColumns.new")
+        if len(new) > len(records):
+            raise PeerProtocolError(peer, f"expected at most a new column per split - at SplitColumns from {peer}")
+        self._decided.extend(new.copy())  # else each would keep its whole message
+        if np.any(numbers < 0) or np.any(numbers >= len(self._decided)):
+            raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
+        left = np.empty(len(rows), np.bool_)
+        for number, (first, last) in zip(numbers, pairwise(starts), strict=True):
+            of_node = rows[first:last]
+            left[first:last] = (self._decided[number][of_node >> 3] >> (7 - (of_node & 7))) & 1
+        return records, left
 
-# ---------------------------------------------------------------- the owner's end
-
-
-@dataclass(slots=True)
-class TreeOrder:
-    """What the active party may ask of an owner, and when: within a tree, per level sums and then at most one split.
-
-    Parameters
-    ----------
-    lead : str
-        The active party.
-    max_depth : int
-    fewest_rows : int
-        Least rows of a child, so that a node that is split has twice as many.
-    """
-
-    lead: str
-    max_depth: int
-    fewest_rows: int
-    _growing: bool = False
-    _levels: int = 0
-    _may_split: bool = False
-
-    def start(self) -> None:
-        """Take note of `TreeStart`."""
-        self._check(not self._growing, "TreeEnd before the next TreeStart")
-        self._growing, self._levels, self._may_split = True, 0, False
-
-    def end(self) -> None:
-        """Take note of `TreeEnd`."""
-        self._check(self._growing, "TreeStart before TreeEnd")
-        self._growing = False
-
-    def sums(self) -> None:
-        """Take note of `SumsRequest`."""
-        self._check(self._growing and self._levels < self.max_depth, f"{self.max_depth} SumsRequests in a tree at most")
-        self._levels += 1
-        self._may_split = True
-
-    def split(self, request: SplitRequest) -> None:
-        """Take note of `SplitRequest`."""
-        self._check(self._growing and self._may_split, "SumsRequest before SplitRequest, and one of it")
-        self._may_split = False
-        node_of_row = view(request.node_of_row, np.int32, (None,), peer=self.lead, what="SplitRequest.node_of_row")
-        sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=1)
-        self._check(bool(np.all(sizes >= 2 * self.fewest_rows)), f"nodes of {2 * self.fewest_rows} rows at least")
-
-    def _check(self, fine: bool, expected: str) -> None:
-        if not fine:
-            raise PeerProtocolError(self.lead, f"expected {expected} - from {self.lead}")
+    def _records(self, answer: SplitAnswer | SplitColumns) -> NDArray[np.int32]:
+        what = f"{type(answer).__name__}.records"
+        records = view(answer.records, np.int32, (len(self._asked[1]) - 1,), peer=self.peer, what=what)
+        if np.any(records < 0):
+            raise PeerProtocolError(self.peer, f"expected record numbers from 0 - at {what} from {self.peer}")
+        return records
 
 
-def checked_sample(
-    start: TreeStart, lead: str, n_rows: int, n_features: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the tree's rows and columns, ascending numbers within the table."""
-    if len(start.commitment) != COMMITMENT_BYTES:
-        raise PeerProtocolError(lead, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {lead}")
-    if start.rows is None:
-        rows = np.arange(n_rows, dtype=np.int32)
-    else:
-        rows = view(start.rows, np.int32, (None,), peer=lead, what="TreeStart.rows")
-    columns = view(start.columns, np.int32, (None,), peer=lead, what="TreeStart.columns")
-    for name, values, limit in (("rows", rows, n_rows), ("columns", columns, n_features)):
-        if len(values) and (values[0] < 0 or values[-1] >= limit or np.any(np.diff(values) <= 0)):
-            raise PeerProtocolError(lead, f"expected ascending numbers below {limit} - at TreeStart.{name} from {lead}")
-    return rows, columns
-
-
-def divide(request: SplitRequest, lead: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable) -> SplitAnswer:
-    """Look up each node's split, write its record, decide its rows (paper, Algorithm 2)."""
-    features = view(request.features, np.int32, (None,), peer=lead, what="SplitRequest.features")
-    k = len(features)
-    packed = view(request.left_bins, np.uint8, (k, 32), peer=lead, what="SplitRequest.left_bins")
-    node_of_row = view(request.node_of_row, np.int32, (len(codes),), peer=lead, what="SplitRequest.node_of_row")
-    if np.any(features < 0) or np.any(features >= codes.shape[1]):
-        raise PeerProtocolError(lead, f"expected features below {codes.shape[1]} - at SplitRequest from {lead}")
-    if np.any(node_of_row < -1) or np.any(node_of_row >= k):
-        raise PeerProtocolError(lead, f"expected nodes below {k} - at SplitRequest.node_of_row from {lead}")
-    left_bins = np.unpackbits(packed, axis=1).astype(np.bool_)
-    for feature, going in zip(features, left_bins, strict=True):
-        present = going[: bins.n_bins[feature]]
-        threshold = bins.cuts[feature] is not None
-        if not present.any() or (threshold and not present[: np.count_nonzero(present)].all()):
-            raise PeerProtocolError(
-                lead, f"expected the lowest bins to go left - at SplitRequest.left_bins from {lead}"
-            )
-    rows = np.argsort(node_of_row, kind="stable")[np.count_nonzero(node_of_row < 0) :]
-    node = node_of_row[rows]
-    left = left_bins[node, codes[rows, features[node]]]
-    records = [record_split(splits, bins, int(f), going) for f, going in zip(features, left_bins, strict=True)]
-    return SplitAnswer(Array.of(np.array(records, np.int32)), Array.of(np.packbits(left)))
-
-
-# ---------------------------------------------------------------- both
+def take_hints(
+    client: SumsClient, sources: Sequence[PassiveColumns], party: Party, progress: Callable[[int, int], None] | None
+) -> None:
+    """Take every passive party's hint, piece by piece in turn, so that no more than a piece of each is on its way."""
+    left = {source: int(source.offsets[-1]) for source in sources}
+    slots, waiting = sum(left.values()), list(sources)
+    while waiting:
+        for source in waiting:
+            piece = unpack(party.receive(source.peer, Hint).payload, source.peer, "Hint")
+            left[source] = client.accept_hint(source.peer, piece, source.offsets)
+            party.send(source.peer, HintTaken())
+            if progress is not None:
+                progress(slots - sum(left.values()), slots)
+        waiting = [source for source in waiting if left[source]]
 
 
 def pack(payload: Sequence[NDArray]) -> list[Array]:  # type: ignore[type-arg]

@@ -11,15 +11,20 @@ those of the plain grower on the joined table.
 message               from -> to     content                                             protection
 ====================  =============  ==================================================  ========================
 `Layout`              passive ->     bins per feature, which are categorical             TLS
-`Setup`               active ->      model id, public key and field widths               TLS
-`Hint`                passive ->     the cipher's own set-up answer                      TLS
-`TreeStart`           active ->      sampled rows and columns, encrypted gradients       cipher
-`SumsRequest`         active ->      which rows are in each node of the level            TLS: the passive party
-                                                                                         learns them
+`LinkProbe`, -`d`     both ways      nothing, to measure the link (encryption "auto")    TLS
+`Setup`               active ->      model id, which cipher, its key and field widths    TLS
+`Seed...`             both ways      lattice: a public seed of all (`public_seed`)       commitments
+`Hint`, `HintTaken`   passive ->     the cipher's own set-up answer                      TLS; lattice: cipher
+`TreeStart`           active ->      sampled rows and columns, encrypted gradients;      cipher
+                                     lattice: sampled columns
+`SumsRequest`         active ->      which rows are in each node of the level;           TLS: the passive party
+                                     lattice: an encrypted vector per node               learns them; cipher
 `Sums`                passive ->     encrypted bin sums of all nodes asked               cipher, re-randomised
+                                                                                         or flooded
 `SplitRequest`        active ->      of each node the owner won: feature, bins going     TLS
-                                     left, the node's rows
-`SplitAnswer`         passive ->     record numbers, which rows go left                  TLS
+                                     left, the node's rows (lattice, column: not)
+`SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
+`SplitColumns`        passive ->     lattice, column: which rows of the table go left    TLS
 `TreeEnd`             active ->      the tree is grown                                   TLS
 `Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
 `DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
@@ -41,50 +46,56 @@ the eval sets watched in training, in `decisions`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
-from treaty.crypto.encrypted_sums import SumsBounds, SumsClient, make_client, make_server
+from treaty.crypto.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.data.binning import fit_bins
 from treaty.data.columns import Category
 from treaty.data.table import Table
-from treaty.errors import ConfigError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
 from treaty.models import ModelPart, keep_records
 from treaty.options import TreeOptions
 from treaty.privacy.guard import mixed_nodes
+from treaty.protocols.cipher_choice import LinkProbe, LinkProbed, choose_cipher
+from treaty.protocols.column_owner import SplitOwner, TreeOrder, checked_sample, send_hint
 from treaty.protocols.decisions import DecideRequest, Finish, decide, decided_by_all
 from treaty.protocols.encrypted_columns import (
     EncryptedGradients,
-    Hint,
     Layout,
     PassiveColumns,
     SplitRequest,
     Sums,
     SumsRequest,
     TreeEnd,
-    TreeOrder,
     TreeStart,
-    checked_sample,
-    divide,
     pack,
+    take_hints,
     unpack,
 )
-from treaty.protocols.pooled import Labelled, Progress, begin, objective_for, own_columns
+from treaty.protocols.pooled import Begun, Labelled, Progress, begin, objective_for, own_columns
+from treaty.protocols.public_seed import agree_on_seed, follow_seed
 from treaty.trees.boosting import EvalSet, Progressed, boost
 from treaty.trees.columns import MayShow, SumsFinder
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
 
+Steps = Callable[[int, int], None]
+
 
 class Setup(Message):
     """The model's id and the cipher's public set-up. Tells key and bounds, so a weight above 1 to a power of two.
+
+    `encryption` is the cipher, which the active party chose where the job leaves it to it.
 
     A resumed training has `resumed` set, and says how many of the passive party's records its kept rounds use.
     """
@@ -92,6 +103,7 @@ class Setup(Message):
     model_id: str
     resumed: bool
     records: Annotated[int, msgspec.Meta(ge=0)]
+    encryption: str
     payload: list[Array]
 
 
@@ -119,6 +131,8 @@ def active(
     threads: int = 1,
     progress: Progress | None = None,
     keeper: Keeper | None = None,
+    store: HintStore | None = None,
+    hinting: Steps | None = None,
 ) -> ModelPart:
     """Train as the active party.
 
@@ -136,6 +150,10 @@ def active(
         Rows every party holds as well, in the same order.
     keeper : Keeper or None
         Where checkpoints go, and come from.
+    store : HintStore or None
+        Keeps hints of the lattice map for later jobs. None: for this one.
+    hinting : callable or None
+        Called while hints come in, with steps done and steps in all.
 
     Returns
     -------
@@ -157,13 +175,10 @@ def active(
     alone_trees = (options.rl_trees or 0) * objective.n_outputs
     if alone_trees and len(own.categorical) == 0:
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
-    client = _make_client(objective, n_rows, options, threads)
-    gradients = EncryptedGradients(party, client, n_rows, first_tree=max(alone_trees, len(forest.trees)))
-    payload = pack(client.setup())
     records = dict(zip(parties, begun.records, strict=True))
-    for peer in party.peers:
-        party.send(peer, Setup(part.model_id, begun.resume is not None, records[peer], payload))
-    sources = [own if name == party.name else PassiveColumns(party, name, gradients, n_rows) for name in parties]
+    first_tree = max(alone_trees, len(forest.trees))
+    others = _columns_of_others(party, objective, options, begun, n_rows, records, first_tree, store, hinting, threads)
+    sources = [own if name == party.name else others[name] for name in parties]
     rules = options.rules(objective)
     finder = SumsFinder(
         sources,
@@ -209,17 +224,49 @@ def active(
     return part
 
 
-def _make_client(objective: Objective, n_rows: int, options: TreeOptions, threads: int) -> SumsClient:
-    """Make the key's owner; the bounds hold for gradients that one-side sampling multiplies, too."""
-    factor = 1.0 if options.one_side is None else max(1.0, options.one_side.factor)
-    bounds = SumsBounds(n_rows, math.ceil(objective.grad_bound * factor), math.ceil(objective.hess_bound * factor))
-    return make_client(
-        options.cipher,
+def _columns_of_others(
+    party: Party,
+    objective: Objective,
+    options: TreeOptions,
+    begun: Begun,
+    n_rows: int,
+    records: Mapping[str, int],
+    first_tree: int,
+    store: HintStore | None,
+    hinting: Steps | None,
+    threads: int,
+) -> dict[str, PassiveColumns]:
+    """Set up a cipher with every passive party; return their columns as the grower sees them."""
+    others = {peer: PassiveColumns(party, peer, n_rows) for peer in party.peers}
+    layouts = {peer: columns.offsets for peer, columns in others.items()}
+    bounds, part = _bounds(objective, n_rows, options), begun.part
+    trees = (options.n_estimators - begun.forest.rounds) * objective.n_outputs
+    choice = choose_cipher(party, options, bounds, layouts, trees, store, threads)
+    part.encryption, part.choice = choice.cipher, choice.why
+    client = make_client(
+        choice.cipher,
         bounds,
         threads=threads,
         insecure_test_key_bits=options.insecure_test_key_bits,
         key_bits=options.key_bits,
+        store=store,
     )
+    payload = pack(client.setup())
+    for peer in party.peers:
+        party.send(peer, Setup(part.model_id, begun.resume is not None, records[peer], choice.cipher, payload))
+    if isinstance(client, LatticeSumsClient):
+        agree_on_seed(party, client, layouts)
+    take_hints(client, list(others.values()), party, hinting)
+    gradients = EncryptedGradients(party, client, n_rows, first_tree)
+    for columns in others.values():
+        columns.gradients, columns.by_column = gradients, options.reveals_columns(choice.cipher)
+    return others
+
+
+def _bounds(objective: Objective, n_rows: int, options: TreeOptions) -> SumsBounds:
+    """Return what sums hold at most, gradients that one-side sampling multiplies too."""
+    factor = 1.0 if options.one_side is None else max(1.0, options.one_side.factor)
+    return SumsBounds(n_rows, math.ceil(objective.grad_bound * factor), math.ceil(objective.hess_bound * factor))
 
 
 def _guard(data: Labelled, classes: list[Category] | None, options: TreeOptions) -> MayShow | None:
@@ -242,6 +289,8 @@ def passive(
     threads: int = 1,
     progress: Progress | None = None,
     keeper: Keeper | None = None,
+    store: HintStore | None = None,
+    hinting: Steps | None = None,
 ) -> ModelPart:
     """Train as a passive party: answer the active one, `party.peers[0]`, until it is done.
 
@@ -253,6 +302,10 @@ def passive(
         Own columns of the eval sets, in the active party's order.
     keeper : Keeper or None
         Where checkpoints go, and come from.
+    store : HintStore or None
+        Keeps hints of the lattice map for later jobs, and what answers leaked. None: for this one.
+    hinting : callable or None
+        Called while a hint is made, with steps done and steps in all.
 
     Returns
     -------
@@ -265,25 +318,32 @@ def passive(
     codes = bins.transform(table, threads)
     categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
     party.send(lead, Layout(Array.of(bins.offsets), Array.of(categorical)))
-    setup = party.receive(lead, Setup)
+    setup = _set_up(party, lead, options)
     printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
     if setup.resumed:
         part = _resumed_part(setup, keeper, options, printed)
     else:
         part = ModelPart(model_id=setup.model_id, party=party.name, schema=table.schema, splits=SplitTable())
+    part.encryption = setup.encryption
     server = make_server(
-        options.cipher,
+        setup.encryption,
         unpack(setup.payload, lead, "Setup"),
         codes,
         bins.offsets,
         threads=threads,
         insecure_test_key_bits=options.insecure_test_key_bits,
         rerandomise=options.rerandomise is not False,
+        names=table.schema.names,
+        store=store,
+        progress=hinting,
     )
-    party.send(lead, Hint(pack(server.hint())))
+    if isinstance(server, LatticeSumsServer):
+        follow_seed(party, server)
+    send_hint(party, server.hint())
+    owner = SplitOwner(lead, codes, bins, part.splits)
     matrices = [t.matrix() for t in eval_tables]
     trees = 0
-    order = TreeOrder(lead, options.max_depth, options.fewest_rows)
+    order = TreeOrder(lead, options.max_depth, options.fewest_rows, options.reveals_columns(setup.encryption))
     while True:
         match party.receive(lead, TreeStart, TreeEnd, SumsRequest, SplitRequest, DecideRequest, Keep, Finish):
             case TreeStart() as start:
@@ -299,11 +359,11 @@ def passive(
                 order.end()
                 server.end_tree()
             case SumsRequest() as request:
-                order.sums()
+                order.sums(request)
                 party.send(lead, Sums(pack(server.answer(unpack(request.payload, lead, "SumsRequest")))))
             case SplitRequest() as request:
                 order.split(request)
-                party.send(lead, divide(request, lead, codes, bins, part.splits))
+                party.send(lead, owner.divide(request))
             case DecideRequest() as request:
                 party.send(lead, decide(request, lead, matrices, part.splits, threads))
             case Keep():
@@ -311,9 +371,21 @@ def passive(
                     keeper.keep(lambda: checkpoint_of(part, options, printed))
                 party.send(lead, Kept())
             case Finish():
+                server.close()
                 if progress is not None:
                     progress(trees, part)
                 return part
+
+
+def _set_up(party: Party, lead: str, options: TreeOptions) -> Setup:
+    """Let the active party measure the link, and take its set-up."""
+    while not isinstance(message := party.receive(lead, LinkProbe, Setup), Setup):
+        party.send(lead, LinkProbed())
+    if message.encryption not in (("lattice", "ou") if options.cipher == "auto" else (options.cipher,)):
+        raise PeerProtocolError(
+            lead, f"expected encryption {options.cipher!r}, got {message.encryption!r} - at Setup from {lead}"
+        )
+    return message
 
 
 def _resumed_part(setup: Setup, keeper: Keeper | None, options: TreeOptions, table: bytes) -> ModelPart:
@@ -338,54 +410,3 @@ def terms(options: TreeOptions, n_rows: int, eval_rows: Sequence[int]) -> Mappin
     """Return what all parties must agree on before anything is sent: every option but the sampling seed, and rows."""
     public = {name: getattr(options, name) for name in options.__struct_fields__ if name != "random_state"}
     return {**public, "training rows": n_rows, "eval rows": ", ".join(map(str, eval_rows))}
-
-
-def disclosures(lead: str, others: Sequence[str], options: TreeOptions) -> dict[str, list[str]]:
-    """Say in words what each party of a training learned beyond its own data and its own splits."""
-    learned = {
-        lead: [
-            "of every column of the others (by number, not name): how many bins it has, which of them is fullest, and "
-            "at every node the sum of gradients, sum of hessians and number of rows in each bin",
-            "of every split another party won: which of the node's training rows go left; for eval sets and at "
-            "prediction, each row's side at every such split",
-            "the shape of all trees and all leaf weights",
-        ]
-    }
-    if options.he_inference:
-        learned[lead][1] = (
-            "of every split another party won: which of the node's training rows go left, and of eval sets each row's "
-            "side; at prediction one sum of leaf weights per row, which gives away the decisions on the row's paths "
-            "unless the model is large (docs/prediction.md)"
-        )
-    if options.rerandomise is False:
-        learned[lead].append("which rows are in a bin, if it looks: answers were not re-randomised")
-    if options.mode == "safe" and options.fewest_rows < 20:
-        learned[lead].append(
-            f"leaves of as few as {options.fewest_rows} training rows (min_child_samples was lowered from 20), so that "
-            "sums and splits may describe single rows"
-        )
-    rows = f"which training rows are together in each node {lead} asked it about, and so in part which have similar "
-    kept_from = (
-        f"labels, as randomised with epsilon {options.epsilon:g} (gradients stay encrypted; all trees together tell no "
-        "more of a label than that; true labels of eval sets, and weights that depend on labels, are not covered)"
-        if options.epsilon is not None
-        else "labels (gradients and labels themselves stay encrypted)"
-    )
-    for name in others:
-        learned[name] = [
-            rows + kept_from,
-            "which of its own columns and bins were chosen, at how many nodes",
-            "the number of trees and levels, and each tree's sample of rows and of its own columns",
-        ]
-        if options.rl_trees:
-            learned[name].append(f"nothing of the trees of the first {options.rl_trees} rounds")
-        if options.purity_guard is not None:
-            learned[name].append(
-                f"nothing of nodes below a split with a child whose class shares differ from the table's by more than "
-                f"{options.purity_guard:g}, but that there is such a child; at a split of its own, which rows are in it"
-            )
-        if options.goss:
-            learned[name].append(
-                "that rows in many trees' samples have large gradients: they are predicted worst (goss)"
-            )
-    return learned

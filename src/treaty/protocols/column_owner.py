@@ -1,0 +1,187 @@
+"""The owner's end of the conversation about its columns: what may be asked when, and who goes left at its splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.payload import Payload
+from treaty.data.binning import Bins
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, view
+from treaty.messaging.party import Party
+from treaty.models import record_split
+from treaty.privacy.commitment import COMMITMENT_BYTES
+from treaty.protocols.encrypted_columns import (
+    Hint,
+    HintTaken,
+    SplitAnswer,
+    SplitColumns,
+    SplitRequest,
+    SumsRequest,
+    TreeStart,
+    pack,
+)
+from treaty.trees.ensemble import SplitTable
+
+
+@dataclass(slots=True)
+class TreeOrder:
+    """What the active party may ask of an owner, and when: within a tree, per level sums and then at most one split.
+
+    Parameters
+    ----------
+    lead : str
+        The active party.
+    max_depth : int
+    fewest_rows : int
+        Least rows of a child, so that a node that is split has twice as many.
+    by_column : bool
+        Whether rows of nodes are not named, and all rows are decided.
+    """
+
+    lead: str
+    max_depth: int
+    fewest_rows: int
+    by_column: bool
+    _growing: bool = False
+    _levels: int = 0
+    _pieces: int = 0
+    _may_split: bool = False
+
+    def start(self) -> None:
+        """Take note of `TreeStart`."""
+        self._check(not self._growing, "TreeEnd before the next TreeStart")
+        self._growing, self._levels, self._pieces, self._may_split = True, 0, 0, False
+
+    def end(self) -> None:
+        """Take note of `TreeEnd`."""
+        self._check(self._growing, "TreeStart before TreeEnd")
+        self._growing = False
+
+    def sums(self, request: SumsRequest) -> None:
+        """Take note of `SumsRequest`."""
+        self._check(self._growing and self._levels < self.max_depth, f"{self.max_depth} levels in a tree at most")
+        self._check(self._pieces < 1 << self._levels, "no more pieces of a level than it may have nodes")
+        self._levels += request.last
+        self._pieces = 0 if request.last else self._pieces + 1
+        self._may_split = request.last
+
+    def split(self, request: SplitRequest) -> None:
+        """Take note of `SplitRequest`."""
+        self._check(self._growing and self._may_split, "SumsRequest before SplitRequest, and one of it")
+        self._may_split = False
+        self._check((request.node_of_row is None) == self.by_column, "rows of nodes named or not as agreed")
+        if request.node_of_row is None:
+            return
+        node_of_row = view(request.node_of_row, np.int32, (None,), peer=self.lead, what="SplitRequest.node_of_row")
+        sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=1)
+        self._check(bool(np.all(sizes >= 2 * self.fewest_rows)), f"nodes of {2 * self.fewest_rows} rows at least")
+
+    def _check(self, fine: bool, expected: str) -> None:
+        if not fine:
+            raise PeerProtocolError(self.lead, f"expected {expected} - from {self.lead}")
+
+
+def checked_sample(
+    start: TreeStart, lead: str, n_rows: int, n_features: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the tree's rows and columns, ascending numbers within the table."""
+    if len(start.commitment) != COMMITMENT_BYTES:
+        raise PeerProtocolError(lead, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {lead}")
+    if start.rows is None:
+        rows = np.arange(n_rows, dtype=np.int32)
+    else:
+        rows = view(start.rows, np.int32, (None,), peer=lead, what="TreeStart.rows")
+    columns = view(start.columns, np.int32, (None,), peer=lead, what="TreeStart.columns")
+    for name, values, limit in (("rows", rows, n_rows), ("columns", columns, n_features)):
+        if len(values) and (values[0] < 0 or values[-1] >= limit or np.any(np.diff(values) <= 0)):
+            raise PeerProtocolError(lead, f"expected ascending numbers below {limit} - at TreeStart.{name} from {lead}")
+    return rows, columns
+
+
+class SplitOwner:
+    """Decides rows at splits of own columns, and records the splits (paper, Algorithm 2).
+
+    Parameters
+    ----------
+    lead : str
+        The active party.
+    codes : ndarray of uint8, shape (rows, features)
+    bins : Bins
+    splits : SplitTable
+        Where splits are recorded.
+    """
+
+    def __init__(self, lead: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable) -> None:
+        self._lead, self._codes, self._bins, self._splits = lead, codes, bins, splits
+        self._told: dict[tuple[int, bytes], int] = {}
+
+    def divide(self, request: SplitRequest) -> SplitAnswer | SplitColumns:
+        """Look up each node's split, write its record, decide its rows or, where these are not named, all."""
+        features, left_bins = self._asked(request)
+        if request.node_of_row is None:
+            return self._columns(features, left_bins)
+        lead, codes, k = self._lead, self._codes, len(features)
+        node_of_row = view(request.node_of_row, np.int32, (len(codes),), peer=lead, what="SplitRequest.node_of_row")
+        if np.any(node_of_row < -1) or np.any(node_of_row >= k):
+            raise PeerProtocolError(lead, f"expected nodes below {k} - at SplitRequest.node_of_row from {lead}")
+        rows = np.argsort(node_of_row, kind="stable")[np.count_nonzero(node_of_row < 0) :]
+        node = node_of_row[rows]
+        left = left_bins[node, codes[rows, features[node]]]
+        return SplitAnswer(self._record(features, left_bins), Array.of(np.packbits(left)))
+
+    def _asked(self, request: SplitRequest) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        lead, bins = self._lead, self._bins
+        features = view(request.features, np.int32, (None,), peer=lead, what="SplitRequest.features")
+        packed = view(request.left_bins, np.uint8, (len(features), 32), peer=lead, what="SplitRequest.left_bins")
+        if np.any(features < 0) or np.any(features >= self._codes.shape[1]):
+            raise PeerProtocolError(
+                lead, f"expected features below {self._codes.shape[1]} - at SplitRequest from {lead}"
+            )
+        left_bins = np.unpackbits(packed, axis=1).astype(np.bool_)
+        for feature, going in zip(features, left_bins, strict=True):
+            present = going[: bins.n_bins[feature]]
+            threshold = bins.cuts[feature] is not None
+            if not present.any() or (threshold and not present[: np.count_nonzero(present)].all()):
+                raise PeerProtocolError(
+                    lead, f"expected the lowest bins to go left - at SplitRequest.left_bins from {lead}"
+                )
+        return features, left_bins
+
+    def _record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Array:
+        records = [
+            record_split(self._splits, self._bins, int(feature), going)
+            for feature, going in zip(features, left_bins, strict=True)
+        ]
+        return Array.of(np.array(records, np.int32))
+
+    def _columns(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> SplitColumns:
+        """Decide all rows of the table, once for each distinct split."""
+        numbers, new = [], []
+        for feature, going in zip(features, left_bins, strict=True):
+            going = going[: self._bins.n_bins[feature] + 1]
+            key = int(feature), going.tobytes()
+            if key not in self._told:
+                self._told[key] = len(self._told)
+                new.append(np.packbits(going[self._codes[:, feature]]))
+            numbers.append(self._told[key])
+        width = -(-len(self._codes) // 8)
+        return SplitColumns(
+            self._record(features, left_bins),
+            Array.of(np.array(numbers, np.int32)),
+            Array.of(np.array(new, np.uint8).reshape(-1, width)),
+        )
+
+
+def send_hint(party: Party, hint: Iterator[Payload]) -> None:
+    """Send a cipher's answer to the set-up piece by piece, making the next while the last one is on its way."""
+    (lead,) = party.peers
+    for number, piece in enumerate(hint):
+        if number:
+            party.receive(lead, HintTaken)
+        party.send(lead, Hint(pack(piece)))
+    party.receive(lead, HintTaken)

@@ -1,0 +1,76 @@
+"""What each party of a SecureBoost training learned, in words, for reports and before consent is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treaty.options import TreeOptions
+
+
+def disclosures(lead: str, others: Sequence[str], options: TreeOptions, cipher: str) -> dict[str, list[str]]:
+    """Say in words what each party of a training learned beyond its own data and its own splits.
+
+    Parameters
+    ----------
+    lead : str
+        The active party.
+    others : sequence of str
+    options : TreeOptions
+    cipher : {"lattice", "ou", "paillier"}
+        The one it was trained under.
+    """
+    blind, columns = cipher == "lattice", options.reveals_columns(cipher)
+    whose = "all" if columns else "the node's"
+    learned = {
+        lead: [
+            "of every column of the others (by number, not name): how many bins it has"
+            + ("" if blind else ", which of them is fullest")
+            + ", and at every node the sum of gradients, sum of hessians and number of rows in each bin",
+            f"of every split another party won: which of {whose} training rows go left"
+            f"{', those outside the node too' if columns else ''}; for eval sets and at prediction, each row's side at "
+            "every such split",
+            "the shape of all trees and all leaf weights",
+        ]
+    }
+    if options.he_inference:
+        learned[lead][1] = (
+            f"of every split another party won: which of {whose} training rows go left, and of eval sets each row's "
+            "side; at prediction one sum of leaf weights per row, which gives away the decisions on the row's paths "
+            "unless the model is large (docs/prediction.md)"
+        )
+    if options.rerandomise is False:
+        learned[lead].append("which rows are in a bin, if it looks: answers were not re-randomised")
+    if options.mode == "safe" and options.fewest_rows < 20:
+        learned[lead].append(
+            f"leaves of as few as {options.fewest_rows} training rows (min_child_samples was lowered from 20), so that "
+            "sums and splits may describe single rows"
+        )
+    together = f"each node {lead} asked it about" if not blind else "each node that one of its own columns splits"
+    rows = f"which training rows are together in {together}, and so in part which have similar "
+    kept_from = (
+        f"labels, as randomised with epsilon {options.epsilon:g} (gradients stay encrypted; all trees together tell no "
+        "more of a label than that; true labels of eval sets, and weights that depend on labels, are not covered)"
+        if options.epsilon is not None
+        else "labels (gradients and labels themselves stay encrypted)"
+    )
+    for name in others:
+        learned[name] = [
+            "nothing of which rows are in a node, nor of labels, but by how its columns and bins were chosen"
+            if columns
+            else rows + kept_from,
+            "which of its own columns and bins were chosen, at how many nodes",
+            f"the number of trees and levels{', how many nodes were asked about' if blind else ''}, and each tree's "
+            f"sample of {'' if blind else 'rows and of '}its own columns",
+        ]
+        if options.rl_trees:
+            learned[name].append(f"nothing of the trees of the first {options.rl_trees} rounds")
+        if options.purity_guard is not None:
+            learned[name].append(
+                f"nothing of nodes below a split with a child whose class shares differ from the table's by more than "
+                f"{options.purity_guard:g}, but that there is such a child; at a split of its own, which rows are in it"
+            )
+        if options.goss and not blind:
+            learned[name].append(
+                "that rows in many trees' samples have large gradients: they are predicted worst (goss)"
+            )
+    return learned
