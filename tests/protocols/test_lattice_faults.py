@@ -95,7 +95,11 @@ ANSWERS = {
     "no binding": ("Hint", lambda m: Hint(pack([np.zeros(31, np.uint8)])), "expected uint8"),
     "hint twice": ("Hint", of_digits(lambda digits: [digits, digits]), "expected 1 arrays"),
     "hint of noughts": ("Hint", of_digits(lambda digits: [0 * digits]), "do not add up to their node"),
-    "hint of more rows": ("Hint", of_digits(lambda digits: [np.repeat(digits, 2, axis=0)]), "rows in all, got more"),
+    "hint of more rows": (
+        "Hint",
+        of_digits(lambda digits: [np.repeat(digits, 2, axis=0)]),
+        "rows more, and one at least, got 70",
+    ),
     "unknown column": (
         "SplitColumns",
         lambda m: replace(m, columns=with_number(m.columns, (0,), 99)),

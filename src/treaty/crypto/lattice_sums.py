@@ -168,7 +168,7 @@ class LatticeSumsClient:
         check_payload(hint, what, (np.int16, (None, digits, degree)))
         count = len(hint[0])
         if not 0 < count <= rows - done:
-            raise CryptoError(f"expected {rows} rows in all, got more - in {what}")
+            raise CryptoError(f"expected at most {rows - done} rows more, and one at least, got {count} - in {what}")
         made.array[done : done + count] = hint[0]
         self._unfinished[peer] = made, done + count
         return self._finish(peer, rows - done - count)

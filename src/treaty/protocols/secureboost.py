@@ -47,6 +47,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Annotated
 
 import msgspec
@@ -337,44 +338,44 @@ def passive(
         store=store,
         progress=hinting,
     )
-    if isinstance(server, LatticeSumsServer):
-        follow_seed(party, server)
-    send_hint(party, server.hint())
     owner = SplitOwner(lead, codes, bins, part.splits)
     matrices = [t.matrix() for t in eval_tables]
     trees = 0
     order = TreeOrder(lead, options.max_depth, options.fewest_rows, options.reveals_columns(setup.encryption))
-    while True:
-        match party.receive(lead, TreeStart, TreeEnd, SumsRequest, SplitRequest, DecideRequest, Keep, Finish):
-            case TreeStart() as start:
-                if progress is not None:
-                    progress(trees, part)
-                order.start()
-                trees += 1
-                party.round = trees
-                sample, columns = checked_sample(start, lead, table.n_rows, len(categorical))
-                server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample, columns)
-                del start  # or it would keep the ciphertexts until the next tree's are here
-            case TreeEnd():
-                order.end()
-                server.end_tree()
-            case SumsRequest() as request:
-                order.sums(request)
-                party.send(lead, Sums(pack(server.answer(unpack(request.payload, lead, "SumsRequest")))))
-            case SplitRequest() as request:
-                order.split(request)
-                party.send(lead, owner.divide(request))
-            case DecideRequest() as request:
-                party.send(lead, decide(request, lead, matrices, part.splits, threads))
-            case Keep():
-                if keeper is not None:
-                    keeper.keep(lambda: checkpoint_of(part, options, printed))
-                party.send(lead, Kept())
-            case Finish():
-                server.close()
-                if progress is not None:
-                    progress(trees, part)
-                return part
+    with closing(server):  # an aborted job gives back what it reserved of the ledger, too
+        if isinstance(server, LatticeSumsServer):
+            follow_seed(party, server)
+        send_hint(party, server.hint())
+        while True:
+            match party.receive(lead, TreeStart, TreeEnd, SumsRequest, SplitRequest, DecideRequest, Keep, Finish):
+                case TreeStart() as start:
+                    if progress is not None:
+                        progress(trees, part)
+                    order.start()
+                    trees += 1
+                    party.round = trees
+                    sample, columns = checked_sample(start, lead, table.n_rows, len(categorical))
+                    server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample, columns)
+                    del start  # or it would keep the ciphertexts until the next tree's are here
+                case TreeEnd():
+                    order.end()
+                    server.end_tree()
+                case SumsRequest() as request:
+                    order.sums(request)
+                    party.send(lead, Sums(pack(server.answer(unpack(request.payload, lead, "SumsRequest")))))
+                case SplitRequest() as request:
+                    order.split(request)
+                    party.send(lead, owner.divide(request))
+                case DecideRequest() as request:
+                    party.send(lead, decide(request, lead, matrices, part.splits, threads))
+                case Keep():
+                    if keeper is not None:
+                        keeper.keep(lambda: checkpoint_of(part, options, printed))
+                    party.send(lead, Kept())
+                case Finish():
+                    if progress is not None:
+                        progress(trees, part)
+                    return part
 
 
 def _set_up(party: Party, lead: str, options: TreeOptions) -> Setup:
