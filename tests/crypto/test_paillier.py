@@ -121,11 +121,8 @@ def test_known_key_gives_the_known_ciphertext():
     assert PlainKey(key).from_packed(packed) == [(1 + n * message) * pow(h, 3 * n, n * n) % (n * n)]
 
 
-@pytest.mark.parametrize("bits", [2048, 3072, 4096])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("bits", "threads"), [(2048, 1), (2048, 2), (3072, 1), (3072, 2), (4096, 1)])
 def test_real_keys_encrypt_randomise_and_decrypt(bits, threads):
-    if (bits, threads) == (4096, 2):
-        pytest.skip("nothing new")
     key = generate_paillier_key(bits)
     limit = (1 << (bits - 2)) - 1
     messages = [0, 1, limit, *(secrets.randbits(79) for _ in range(150))]

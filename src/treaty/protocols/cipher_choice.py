@@ -12,7 +12,7 @@ and Okamoto-Uchiyama with keys of b = 3072 bits (five times as long where the pr
     seconds = T (n 22 us + n F (d + 1) / 2 * 0.55 us + V S / k * 1.5 ms) / c,   k sums to a ciphertext
     bytes   = T (n b / 8 + V S / k * b / 8 + d n)
 
-all processors' seconds measured on one machine (`benchmarks/lattice_speed.py` compares them with what they came to),
+all in processor seconds as measured on one machine with AVX-512,
 plus bytes over the speed of the link, peer after peer. The lattice map, which hides rows of nodes from passive parties,
 is chosen unless it takes more than `PREFERENCE` times as long. A hint of more than
 `MOST_HINT_BYTES` in all is not considered, nor are jobs whose sums exceed what the lattice map holds or may leak.
