@@ -108,7 +108,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Folder for the checkpoints of a running training; None for `output`.
     hints : str or None
         Folder in which each party keeps the hints of the lattice map, for later jobs on the same rows, and how much its
-        answers about its table have told so far: one for all jobs about a table. None for `output`.
+        answers about its table have told so far: one for all jobs about a table. None: beside the table.
     timeout : float
         Seconds a party waits for a message.
     n_jobs : int or None

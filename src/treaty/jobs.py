@@ -100,7 +100,7 @@ def train_party(
     hinting: Steps | None = None if phase is None else partial(phase, "hints")
     keep = Path(job.output) / f"{name}.rows"
 
-    store = HintStore(hints_folder(job.hints or job.output, name) if options.may_hint else None)
+    store = HintStore(hints_folder(job.hints or Path(training).parent, name) if options.may_hint else None)
 
     def role(party: Party) -> ModelPart:  # tables are read once connected, so that the others learn of a bad one
         connected = time.perf_counter()

@@ -78,7 +78,8 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     encryption : {"auto", "lattice", "ou", "paillier"} or None
         Cipher of encrypted sums: "lattice" is the hinted lattice map, by far the fastest, whose passive parties do not
         see which rows are in a node; "ou" is Okamoto-Uchiyama, which sends less where tables are long and trees deep;
-        "paillier" is the papers' cipher, many times slower; "auto", which None is too, chooses one of the first two.
+        "paillier" is the papers' cipher, many times slower; "auto", which None is too, chooses one of the first two, by
+        size and by the speed of links: name "lattice" where passive parties must not see rows of nodes in any case.
     reveal : {"column", "node"} or None
         How a passive party's split is applied under the lattice map: "column" (None) has it say which of all rows go
         left, so that it learns nothing of the node; with "node" it is told the node's rows and decides these alone.
@@ -142,12 +143,12 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def cipher(self) -> str:
         """`encryption`, resolved as far as options tell; "auto" where the active party is to choose.
 
-        What is about keys names a cipher that has some.
+        What is about keys names a cipher that has some, `reveal` the one that it is about.
         """
+        if self.encryption not in (None, "auto"):
+            return self.encryption
         keyed = self.key_bits or self.insecure_test_key_bits or self.rerandomise is not None
-        if self.encryption in (None, "auto"):
-            return "ou" if keyed else "auto"
-        return self.encryption
+        return "ou" if keyed else "auto" if self.reveal is None else "lattice"
 
     @property
     def may_hint(self) -> bool:
@@ -220,8 +221,11 @@ def _check_together(options: TreeOptions) -> None:
         )
     if (options.mechanism is None) != (options.epsilon is None):
         raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
-    if options.encryption in ("ou", "paillier") and options.reveal == "column":
-        raise ConfigError(f'reveal="column" needs encryption="lattice"; {options.encryption!r} names rows of nodes')
+    if options.cipher in ("ou", "paillier") and options.reveal == "column":
+        raise ConfigError(
+            f'reveal="column" needs encryption="lattice"; {options.cipher!r}, which naming a key means too, shows rows '
+            "of nodes"
+        )
     if options.encryption == "lattice" and options.fractional_bits > MOST_LATTICE_FRACTION:
         raise ConfigError(
             f"expected fractional_bits of at most {MOST_LATTICE_FRACTION} under the lattice map, got "

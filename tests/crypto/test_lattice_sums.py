@@ -594,3 +594,30 @@ def test_a_forked_process_encrypts_under_other_secrets():
     parent, child = done.stdout.split()
     assert len(parent) == len(child) == 64
     assert parent != child
+
+
+def test_a_hint_that_gave_wrong_sums_is_not_used_again():
+    job, nodes = small_job()
+    answer = job.servers["shop"].answer(job.query(nodes))
+    layouts = dict(job.client._offsets)
+    assert job.client.offer(layouts) is not None
+    with pytest.raises(CryptoError, match="do not add up"):
+        job.client.open("shop", [answer[0], answer[1] ^ np.uint16(1 << 15)], job.totals(nodes))
+    assert job.client.offer(layouts) is None
+
+
+def test_bins_whose_sums_their_rows_cannot_have_are_refused_though_they_add_up():
+    job, nodes = small_job()
+    answer = job.servers["shop"].answer(job.query(nodes))
+    totals, opened = job.totals(nodes), job.plain("shop", nodes)
+    assert np.array_equal(np.add.reduceat(opened, job.client._offsets["shop"][:-1], axis=1)[0, 0], totals[0])
+    parameters, (_, hess, grad) = job.client._parameters, job.client._fields
+    much = 16 * parameters.digits - parameters.message_bits + grad.shift - 2  # a fourth of what a hessian's field holds
+    assert hess.bound < 1 << grad.shift - hess.shift - 2
+    moved = answer[1].copy().astype(np.int64)
+    whole = sum(moved[0, :2, d].astype(object) << (16 * d) for d in range(moved.shape[2]))
+    for slot, change in ((0, -(1 << much)), (1, 1 << much)):  # from one bin to the next
+        value = (int(whole[slot]) + change) % (1 << 16 * moved.shape[2])
+        moved[0, slot] = [value >> 16 * d & 0xFFFF for d in range(moved.shape[2])]
+    with pytest.raises(CryptoError, match="do not add up"):
+        job.client.open("shop", [answer[0], moved.astype(np.uint16)], totals)

@@ -7,6 +7,7 @@ import pytest
 from treaty.crypto.encrypted_sums import SumsBounds
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.lattice_sums import LatticeSumsClient, LatticeSumsServer
+from treaty.errors import ConfigError
 from treaty.messaging.party import Party
 from treaty.options import tree_options
 from treaty.protocols import cipher_choice
@@ -53,6 +54,17 @@ def test_a_cipher_that_the_job_names_is_taken_without_a_probe(cipher, monkeypatc
 @pytest.mark.parametrize("key", [{"key_bits": 2048}, {"insecure_test_key_bits": 512}])
 def test_naming_a_key_means_okamoto_uchiyama(key):
     assert choose(**key).cipher == "ou"
+
+
+def test_naming_what_is_revealed_means_the_lattice_map(monkeypatch):
+    monkeypatch.setattr(cipher_choice, "_measure", None)
+    assert {choose(reveal=what).cipher for what in ("column", "node")} == {"lattice"}
+
+
+@pytest.mark.parametrize("own", [{"key_bits": 3072}, {"encryption": "ou"}, {"encryption": "paillier"}])
+def test_columns_are_not_promised_where_rows_of_nodes_are_shown(own):
+    with pytest.raises(ConfigError, match="shows rows of nodes"):
+        tree_options({"protocol": "secureboost", "reveal": "column", **own})
 
 
 def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_trees_are_deep():

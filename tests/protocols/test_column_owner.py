@@ -25,23 +25,24 @@ def split_of(*sizes: int) -> SplitRequest:
 def order() -> TreeOrder:
     """Return the order of a tree of depth 2 with leaves of 3 rows or more, begun."""
     begun = TreeOrder("bank", 2, 3, by_column=False)
-    begun.start()
+    begun.start(COLUMNS)
     return begun
 
 
+COLUMNS = np.array([0, 2], np.int32)
 LEVEL = SumsRequest([], True)
 PIECE = SumsRequest([], False)
 
 
 def test_a_tree_goes_from_sums_to_split_level_by_level(order):
-    order.sums(LEVEL)
+    order.sums(LEVEL, 1)
     order.split(split_of(12))
-    order.sums(LEVEL)
+    order.sums(LEVEL, 1)
     order.split(split_of(6, 6))
     order.end()
-    order.start()
-    order.sums(LEVEL)  # of a level where another party won
-    order.sums(LEVEL)
+    order.start(COLUMNS)
+    order.sums(LEVEL, 1)  # of a level where another party won
+    order.sums(LEVEL, 1)
     order.end()
 
 
@@ -63,7 +64,7 @@ def test_a_tree_goes_from_sums_to_split_level_by_level(order):
 )
 def test_anything_else_is_refused_naming_the_asker(order, steps, expected):
     requests = {"split": split_of(6), "small": split_of(9, 5), "empty": split_of(9, 0, 9)}
-    do = {"start": order.start, "end": order.end, "sums": lambda: order.sums(LEVEL)}
+    do = {"start": lambda: order.start(COLUMNS), "end": order.end, "sums": lambda: order.sums(LEVEL, 1)}
     do |= {name: lambda request=request: order.split(request) for name, request in requests.items()}
     *before, last = steps
     for step in before:
@@ -73,24 +74,45 @@ def test_anything_else_is_refused_naming_the_asker(order, steps, expected):
 
 
 def test_a_level_may_be_asked_for_in_as_many_pieces_as_it_may_have_nodes(order):
-    order.sums(LEVEL)
-    order.sums(PIECE)
-    order.sums(LEVEL)
+    order.sums(LEVEL, 1)
+    order.sums(PIECE, 1)
+    order.sums(LEVEL, 1)
     order.split(split_of(6, 6))
     order.end()
     for pieces in ([PIECE], [LEVEL, PIECE, PIECE]):
-        order.start()
+        order.start(COLUMNS)
         for piece in pieces:
-            order.sums(piece)
-        with pytest.raises(PeerProtocolError, match="expected no more pieces of a level than it may have nodes"):
-            order.sums(LEVEL)
+            order.sums(piece, 1)
+        with pytest.raises(PeerProtocolError, match=r"expected 1 to [12] nodes of this level"):
+            order.sums(LEVEL, 1)
         order.end()
 
 
+@pytest.mark.parametrize(("levels", "nodes"), [(0, 0), (0, 2), (1, 3)])
+def test_a_level_is_asked_about_its_nodes_alone(order, levels, nodes):
+    for _ in range(levels):
+        order.sums(LEVEL, 1)
+    with pytest.raises(PeerProtocolError, match="nodes of this level"):
+        order.sums(LEVEL, nodes)
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [([0, 0], "no more splits than the level may have nodes"), ([1], "splits of the tree's columns")],
+)
+def test_splits_are_of_the_levels_nodes_and_the_trees_columns(features, expected):
+    order = TreeOrder("bank", 2, 3, by_column=True)
+    order.start(COLUMNS)
+    order.sums(LEVEL, 1)
+    bins = Array.of(np.zeros((len(features), 32), np.uint8))
+    with pytest.raises(PeerProtocolError, match=expected):
+        order.split(SplitRequest(Array.of(np.array(features, np.int32)), bins, None))
+
+
 def test_a_split_between_pieces_is_refused(order):
-    order.sums(LEVEL)
+    order.sums(LEVEL, 1)
     order.split(split_of(12))
-    order.sums(PIECE)
+    order.sums(PIECE, 1)
     with pytest.raises(PeerProtocolError, match="expected SumsRequest before SplitRequest"):
         order.split(split_of(6))
 
@@ -101,8 +123,8 @@ def test_rows_of_nodes_are_named_just_where_that_was_agreed(by_column):
     unnamed = SplitRequest(none, none, None)
     for named, request in ((True, split_of(6)), (False, unnamed)):
         order = TreeOrder("bank", 2, 3, by_column=by_column)
-        order.start()
-        order.sums(LEVEL)
+        order.start(COLUMNS)
+        order.sums(LEVEL, 1)
         if named is by_column:
             with pytest.raises(PeerProtocolError, match="expected rows of nodes named or not as agreed - from bank"):
                 order.split(request)

@@ -292,6 +292,10 @@ class AdditiveSumsServer:
         """Drop the tree's ciphertexts; see `SumsServer.end_tree`."""
         self._ciphertexts = None
 
+    def nodes_of(self, query: Payload) -> int:
+        """Return how many nodes a query is about; see `SumsServer.nodes_of`."""
+        return len(self._read_query(query)[1]) - 1
+
     def answer(self, query: Payload) -> Payload:
         """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""
         if self._ciphertexts is None:

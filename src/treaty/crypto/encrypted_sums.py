@@ -149,6 +149,10 @@ class SumsServer(Protocol):
         """Let go of the tree's payload, so that it and the next one need not be held at one time."""
         ...
 
+    def nodes_of(self, query: Payload) -> int:
+        """Return how many nodes a query is about."""
+        ...
+
     def answer(self, query: Payload) -> Payload:
         """Answer a query: all its nodes at once."""
         ...

@@ -42,6 +42,8 @@ _HINT_BYTES = 32 << 20  # of a hint, in one message
 _QUERY_BYTES = 64 << 20  # of a level, in one message; a node that takes more has a message of its own
 _RESERVED_AT_A_TIME = 512  # vectors whose leak is entered in the ledger before the first of them is answered
 BINDING_BYTES = 32
+VERSION = 1
+"""Of all that hints depend on, from the expansion of the seed to the digits: hints of another one are not used."""
 
 
 def _fields(bounds: SumsBounds) -> tuple[list[Field], int]:
@@ -134,7 +136,7 @@ class LatticeSumsClient:
 
     def _terms(self, offsets: NDArray[np.int32]) -> bytes:
         """Commit to what a hint depends on that this end knows."""
-        return hashlib.sha256(repr((self._parameters, self._bounds, offsets.tolist())).encode()).digest()
+        return hashlib.sha256(repr((VERSION, self._parameters, self._bounds, offsets.tolist())).encode()).digest()
 
     def settle(self, seed: bytes, kept: Mapping[str, bytes] | None = None) -> None:
         """Begin under a public seed that all parties made, or under that of hints all of them kept.
@@ -241,7 +243,12 @@ class LatticeSumsClient:
         sums[..., 0] = (sums[..., 0] ^ top) - top  # signed
         # which bin is wrong is not told, nor is the question put again: either would say something of the secret
         starts = np.concatenate([[0], np.cumsum(np.diff(offsets)[chosen])[:-1]])
-        if (np.add.reduceat(sums[:, rows], starts, axis=1) != totals[:, np.newaxis]).any():
+        grad, hess, count = np.moveaxis(sums[:, rows], 2, 0)
+        fits = (count >= 0) & (np.abs(grad) <= self._bounds.grad_bound * count)
+        fits &= (hess >= 0) & (hess <= self._bounds.hess_bound * count)
+        adds_up = np.add.reduceat(sums[:, rows], starts, axis=1) == totals[:, np.newaxis]
+        if not (fits.all() and adds_up.all()):
+            self._store.forget_hint(peer, self._bindings[peer])  # or the next job would fail the same way
             raise CryptoError(f"the bins of a feature do not add up to their node, the job cannot go on - in {what}")
         return sums
 
@@ -318,7 +325,7 @@ class LatticeSumsServer:
 
     def _binding(self, nonce: bytes, seed: bytes) -> bytes:
         """Commit to all that a hint depends on: parameters, bounds, bins, cuts and the order of rows, through codes."""
-        digest = hashlib.sha256(repr((self._parameters, self._bounds, self._offsets.tolist())).encode())
+        digest = hashlib.sha256(repr((VERSION, self._parameters, self._bounds, self._offsets.tolist())).encode())
         for part in (nonce, seed, self._codes.data):
             digest.update(part)
         return digest.digest()
@@ -366,16 +373,21 @@ class LatticeSumsServer:
         """See `SumsServer.end_tree`."""
         self._in_tree = False
 
+    def nodes_of(self, query: Payload) -> int:
+        """Return how many nodes a query is about; see `SumsServer.nodes_of`."""
+        primes, n, degree = len(self._parameters.primes), self._bounds.n_rows, self._parameters.degree
+        check_payload(query, "a query", (np.uint32, (None, primes, n)), (np.uint32, (None, primes, degree)))
+        if not 0 < len(query[0]) == len(query[1]):
+            raise CryptoError("expected as many b as b_0, and one at least - in a query")
+        return len(query[0])
+
     def answer(self, query: Payload) -> Payload:
         """Return the flooded sums of all asked nodes; see `SumsServer.answer`."""
         if not self._in_tree:
             raise CryptoError("expected begin_tree before a query")
-        primes, n, degree = len(self._parameters.primes), self._bounds.n_rows, self._parameters.degree
-        check_payload(query, "a query", (np.uint32, (None, primes, n)), (np.uint32, (None, primes, degree)))
+        self.nodes_of(query)
         words, own = query
-        if len(words) != len(own):
-            raise CryptoError("expected as many b as b_0 - in a query")
-        digest = hashlib.sha256(self._features.tobytes())
+        digest = hashlib.sha256(repr((len(words), self._features.tolist())).encode())
         for part in query:
             digest.update(part.data)
         shape = (len(words), len(slots_of(self._offsets, self._features)), self._parameters.digits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,31 +49,37 @@ class TreeOrder:
     by_column: bool
     _growing: bool = False
     _levels: int = 0
-    _pieces: int = 0
+    _nodes: int = 0
     _may_split: bool = False
+    _columns: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
-    def start(self) -> None:
-        """Take note of `TreeStart`."""
+    def start(self, columns: NDArray[np.int32]) -> None:
+        """Take note of `TreeStart`, which names the tree's columns."""
         self._check(not self._growing, "TreeEnd before the next TreeStart")
-        self._growing, self._levels, self._pieces, self._may_split = True, 0, 0, False
+        self._growing, self._levels, self._nodes, self._may_split = True, 0, 0, False
+        self._columns = columns
 
     def end(self) -> None:
         """Take note of `TreeEnd`."""
         self._check(self._growing, "TreeStart before TreeEnd")
         self._growing = False
 
-    def sums(self, request: SumsRequest) -> None:
-        """Take note of `SumsRequest`."""
+    def sums(self, request: SumsRequest, nodes: int) -> None:
+        """Take note of `SumsRequest`, which is about so many nodes."""
         self._check(self._growing and self._levels < self.max_depth, f"{self.max_depth} levels in a tree at most")
-        self._check(self._pieces < 1 << self._levels, "no more pieces of a level than it may have nodes")
+        self._nodes += nodes
+        self._check(nodes > 0 and self._nodes <= 1 << self._levels, f"1 to {1 << self._levels} nodes of this level")
         self._levels += request.last
-        self._pieces = 0 if request.last else self._pieces + 1
+        self._nodes = 0 if request.last else self._nodes
         self._may_split = request.last
 
     def split(self, request: SplitRequest) -> None:
         """Take note of `SplitRequest`."""
         self._check(self._growing and self._may_split, "SumsRequest before SplitRequest, and one of it")
         self._may_split = False
+        features = view(request.features, np.int32, (None,), peer=self.lead, what="SplitRequest.features")
+        self._check(len(features) <= 1 << (self._levels - 1), "no more splits than the level may have nodes")
+        self._check(bool(np.isin(features, self._columns).all()), "splits of the tree's columns")
         self._check((request.node_of_row is None) == self.by_column, "rows of nodes named or not as agreed")
         if request.node_of_row is None:
             return

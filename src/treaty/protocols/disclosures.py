@@ -28,7 +28,7 @@ def disclosures(lead: str, others: Sequence[str], options: TreeOptions, cipher: 
             + ", and at every node the sum of gradients, sum of hessians and number of rows in each bin",
             f"of every split another party won: which of {whose} training rows go left"
             f"{', those outside the node too' if columns else ''}; for eval sets and at prediction, each row's side at "
-            "every such split",
+            "every such split; several splits of one column order the rows by it",
             "the shape of all trees and all leaf weights",
         ]
     }
@@ -67,7 +67,8 @@ def disclosures(lead: str, others: Sequence[str], options: TreeOptions, cipher: 
         if options.purity_guard is not None:
             learned[name].append(
                 f"nothing of nodes below a split with a child whose class shares differ from the table's by more than "
-                f"{options.purity_guard:g}, but that there is such a child; at a split of its own, which rows are in it"
+                f"{options.purity_guard:g}, but that there is such a child"
+                + ("" if columns else "; at a split of its own, which rows are in it")
             )
         if options.goss and not blind:
             learned[name].append(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import pieces
 from treaty.crypto.encrypted_sums import SumsClient
-from treaty.errors import PeerProtocolError
+from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import DTYPES, Array, Message, view
 from treaty.messaging.party import Party
 from treaty.privacy.commitment import commit
@@ -144,7 +144,11 @@ class EncryptedGradients:
             if rows is not None and not blind:
                 self._position = np.full(self._n_rows, -1, np.int32)
                 self._position[rows] = np.arange(len(rows), dtype=np.int32)
-            self._ciphertexts = pack(self.client.begin_tree(*((grad, hess) if blind else sampled)))
+            try:
+                self._ciphertexts = pack(self.client.begin_tree(*((grad, hess) if blind else sampled)))
+            except CryptoError as error:
+                error.public = "its gradients cannot be encrypted; it has the details"
+                raise
         self._columns[peer] = columns
         told = None if rows is None or blind else Array.of(rows)
         self._party.send(peer, TreeStart(told, Array.of(columns), self.commitment, self._ciphertexts))

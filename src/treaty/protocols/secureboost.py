@@ -351,18 +351,19 @@ def passive(
                 case TreeStart() as start:
                     if progress is not None:
                         progress(trees, part)
-                    order.start()
+                    sample, columns = checked_sample(start, lead, table.n_rows, len(categorical))
+                    order.start(columns)
                     trees += 1
                     party.round = trees
-                    sample, columns = checked_sample(start, lead, table.n_rows, len(categorical))
                     server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample, columns)
                     del start  # or it would keep the ciphertexts until the next tree's are here
                 case TreeEnd():
                     order.end()
                     server.end_tree()
                 case SumsRequest() as request:
-                    order.sums(request)
-                    party.send(lead, Sums(pack(server.answer(unpack(request.payload, lead, "SumsRequest")))))
+                    query = unpack(request.payload, lead, "SumsRequest")
+                    order.sums(request, server.nodes_of(query))
+                    party.send(lead, Sums(pack(server.answer(query))))
                 case SplitRequest() as request:
                     order.split(request)
                     party.send(lead, owner.divide(request))

@@ -157,6 +157,13 @@ class HintStore:
             raise ConfigError(f"no hint of {peer} with this binding is kept - at {self._where}", public=_UNUSABLE)
         return self._read(*row)
 
+    def forget_hint(self, peer: str, binding: bytes) -> None:
+        """Let go of a hint that gave wrong sums; nothing happens when it is not kept."""
+        with self._transaction() as db:
+            gone = db.execute("SELECT name FROM hints WHERE peer = ? AND binding = ?", (peer, binding)).fetchall()
+            _forget(db, gone)
+        self._remove(gone)
+
     # At the server, which makes hints.
 
     def keep_own(self, binding: bytes, nonce: bytes, seed: bytes, random: NDArray[np.int16]) -> None:
