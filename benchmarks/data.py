@@ -85,13 +85,18 @@ def flights() -> Data:
     return _load("flights", "flights.parquet", "arr_late15", names=FLIGHTS)
 
 
+def susy() -> Data:
+    """11 000 rows of SUSY, 8 low-level features (UCI 279)."""
+    return _load("SUSY, 11,000 rows", "susy_11k_8feat.parquet", "label", drop=["split"])
+
+
 def splits(data: Data, count: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
     """Return rows to train on (two thirds, stratified) and to test on, of the first `count` of ten fixed splits.
 
     They are kept with the results, a bit per row, 1 for training: results/splits_<title>.npy, uint8
     (10, ceil(n_rows / 8)). Split k was drawn by scikit-learn's `train_test_split` with seed k.
     """
-    path = RESULTS / f"splits_{data.title.lower().replace(' ', '_')}.npy"
+    path = RESULTS / f"splits_{data.title.lower().replace(',', '').replace(' ', '_')}.npy"
     if not path.exists():
         drawn = np.zeros((10, len(data.y)), bool)
         for seed, trained in enumerate(drawn):

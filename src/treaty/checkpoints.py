@@ -161,6 +161,11 @@ def hints_folder(folder: str | os.PathLike[str], party: str) -> Path:
     return checkpoint_file(folder, party).with_suffix(".hints")
 
 
+def noise_folder(folder: str | os.PathLike[str], party: str) -> Path:
+    """Return where the key of a party's noisy buckets and their ledger are kept: longer than checkpoints."""
+    return checkpoint_file(folder, party).with_suffix(".noise")
+
+
 @dataclass(slots=True)
 class Keeper:
     """Writes a party's checkpoint while training goes on.

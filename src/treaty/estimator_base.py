@@ -73,6 +73,8 @@ class BoostedTrees(BaseEstimator):
         mechanism: str | None = None,
         epsilon: float | None = None,
         he_inference: bool | None = None,
+        epsilon_person: float | None = None,
+        unbiased: bool | None = None,
     ) -> None:
         self.protocol = protocol
         self.n_estimators = n_estimators
@@ -108,6 +110,8 @@ class BoostedTrees(BaseEstimator):
         self.mechanism = mechanism
         self.epsilon = epsilon
         self.he_inference = he_inference
+        self.epsilon_person = epsilon_person
+        self.unbiased = unbiased
 
     # ------------------------------------------------------------ fit
 

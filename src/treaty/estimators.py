@@ -23,7 +23,7 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
 
     Parameters
     ----------
-    protocol : {"pooled", "secureboost"}
+    protocol : {"pooled", "secureboost", "federboost-vertical"}
         Where training happens: on one table, or between parties that hold different columns of the same rows.
     n_estimators : int
         Boosting rounds: one tree each, one per class for more than two classes.
@@ -55,6 +55,8 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         Guards of the labels under "secureboost", see docs/secureboost.md.
     he_inference : bool or None
         Predict on encrypted leaf values, see docs/prediction.md.
+    epsilon, epsilon_person, unbiased
+        The noise of "federboost-vertical", see docs/federboost.md.
 
     Attributes
     ----------

@@ -106,9 +106,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Folder for the models and predictions.
     checkpoints : str or None
         Folder for the checkpoints of a running training; None for `output`.
-    hints : str or None
-        Folder in which each party keeps the hints of the lattice map, for later jobs on the same rows, and how much its
-        answers about its table have told so far: one for all jobs about a table. None: beside the table.
+    store : str or None
+        Folder in which a party keeps what serves later jobs about the same table: hints of the lattice map, the key of
+        noisy buckets, and the ledgers of what both have told so far. One for all jobs about a table. None: beside the table.
     timeout : float
         Seconds a party waits for a message.
     n_jobs : int or None
@@ -125,7 +125,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     weight: str | None = None
     output: str = "model"
     checkpoints: str | None = None
-    hints: str | None = None
+    store: str | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     n_jobs: int | None = None
 
@@ -186,7 +186,7 @@ def load_job(path: str | Path) -> Job:
         align=align,
         output=str(here / job.output),
         checkpoints=absolute(job.checkpoints),
-        hints=absolute(job.hints),
+        store=absolute(job.store),
     )
 
 

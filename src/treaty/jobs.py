@@ -13,9 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.checkpoints import Keeper, checkpoint_file, hints_folder, load_checkpoint
+from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.compute import cores
-from treaty.crypto.lattice.store import HintStore
 from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerLost
 from treaty.job_file import Job, id_column
@@ -25,13 +24,14 @@ from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
 from treaty.models import ModelPart, load_part
-from treaty.protocols import decisions, secureboost
+from treaty.protocols import decisions
 from treaty.protocols.alignment import Progress as Steps
 from treaty.protocols.alignment import disclosures
 from treaty.protocols.contributions import explain_active, explain_passive
 from treaty.protocols.disclosures import disclosures as of_training
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
 from treaty.protocols.pooled import Progress
+from treaty.protocols.vertical import train_active, train_passive
 from treaty.simulation import traffic_of
 
 Phase = Callable[[str, int, int], None]
@@ -53,6 +53,8 @@ class Report(msgspec.Struct, kw_only=True):
         Of each party, in words.
     encryption, choice : str
         The cipher, and at the active party why it was chosen.
+    spent : str
+        What the party's noise cost.
     """
 
     party: str
@@ -61,6 +63,7 @@ class Report(msgspec.Struct, kw_only=True):
     learned: dict[str, list[str]]
     encryption: str = ""
     choice: str = ""
+    spent: str = ""
 
 
 def train_party(
@@ -98,15 +101,14 @@ def train_party(
     training = member.table
     aligning: Steps | None = None if phase is None else partial(phase, "aligning")
     hinting: Steps | None = None if phase is None else partial(phase, "hints")
-    keep = Path(job.output) / f"{name}.rows"
-
-    store = HintStore(hints_folder(job.hints or Path(training).parent, name) if options.may_hint else None)
+    keep, store = Path(job.output) / f"{name}.rows", Path(job.store or Path(training).parent)
 
     def role(party: Party) -> ModelPart:  # tables are read once connected, so that the others learn of a bad one
         connected = time.perf_counter()
         rows = open_rows(party, job, training, None, threads=threads, kept=keep, again=resume, progress=aligning)
         aligned.append(time.perf_counter() - connected)
         data, classes = labelled(rows, job, name, training, None, training=True)
+        numbers = rows.order
         if name == job.active and options.mechanism == "label_rr":
             noisy = member.noisy_labels or f"{training}.noisy_labels"
             data, classes = with_noisy_labels(data, rows, job, noisy, options)
@@ -116,18 +118,17 @@ def train_party(
             watched, _ = labelled(rows, job, name, path, classes, training=False)
             evals.append(replace(watched, name=f"eval_{number}"))
         if name == job.active:
-            return secureboost.active(
+            return train_active(
                 party, data, options, parties=list(job.parties), classes=classes, eval_sets=evals,
-                threads=threads, progress=watch, keeper=keeper, store=store, hinting=hinting,
+                threads=threads, progress=watch, keeper=keeper, kept=store, hinting=hinting,
             )  # fmt: skip
-        return secureboost.passive(
-            party, data.table, options, eval_tables=[e.table for e in evals],
-            threads=threads, progress=watch, keeper=keeper, store=store, hinting=hinting,
+        return train_passive(
+            party, data.table, options, eval_tables=[e.table for e in evals], row_numbers=numbers,
+            threads=threads, progress=watch, keeper=keeper, kept=store, hinting=hinting,
         )  # fmt: skip
 
     try:
-        with store:
-            part, transcript = _connected(job, name, options.protocol, role)
+        part, transcript = _connected(job, name, options.protocol, role)
     except BaseException:
         keeper.write()
         raise
@@ -278,7 +279,13 @@ def _write_report(job: Job, part: ModelPart, seconds: dict[str, float], transcri
         of_alignment = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
         learned = {party: of_alignment[party] + learned[party] for party in learned}
     report = Report(
-        party=name, seconds=seconds, sent=sent, learned=learned, encryption=part.encryption, choice=part.choice
+        party=name,
+        seconds=seconds,
+        sent=sent,
+        learned=learned,
+        encryption=part.encryption,
+        choice=part.choice,
+        spent=part.spent,
     )
     (Path(job.output) / f"{name}.report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 

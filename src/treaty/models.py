@@ -45,6 +45,8 @@ class ModelPart(msgspec.Struct, kw_only=True):
         The cipher it was trained under; empty for a pooled model.
     choice : str
         At the active party, why that cipher.
+    spent : str
+        At a passive party, what its noise cost in words; empty where there is none.
     """
 
     model_id: str
@@ -54,6 +56,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     forest: Forest | None = None
     encryption: str = ""
     choice: str = ""
+    spent: str = ""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""

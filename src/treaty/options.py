@@ -26,8 +26,9 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyo
         "epsilon",
         "he_inference",
     ),
+    "federboost-vertical": ("epsilon", "epsilon_person", "unbiased"),
 }
-VERTICAL = ("secureboost",)
+VERTICAL = ("secureboost", "federboost-vertical")
 
 MOST_LATTICE_FRACTION = 20
 
@@ -41,8 +42,9 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Attributes
     ----------
-    protocol : {"pooled", "secureboost"}
-        Where training happens: on one table, or between parties holding different columns of the same rows.
+    protocol : {"pooled", "secureboost", "federboost-vertical"}
+        Where training happens: on one table, or between parties holding different columns of the same rows, exactly and
+        under encryption, or on buckets that passive parties randomise once.
     mode : {"safe", "paper"}
         "paper" is the protocol as published, for comparison; for SecureBoost, leaves of single rows.
     allow_insecure : bool
@@ -97,12 +99,17 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     mechanism : {"label_rr"} or None
         Label protection: "label_rr" trains on labels randomised once, which all trees together cost `epsilon`.
     epsilon : float or None
-        Of `mechanism`, per label.
+        Of `mechanism`, per label. "federboost-vertical": of the noise, per value of each passive column, 4 for None;
+        infinite for none, in paper mode alone. A person's values in all columns add up.
+    epsilon_person : float or None
+        "federboost-vertical": of the noise, per person, shared evenly by a party's columns; in place of `epsilon`.
+    unbiased : bool or None
+        "federboost-vertical": correct bin sums for the noise before gains are computed. None is False.
     he_inference : bool or None
         Predict on encrypted leaf weights, so that the active party does not see the others' decisions (Fed-EINI).
     """
 
-    protocol: Literal["pooled", "secureboost"] = "pooled"
+    protocol: Literal["pooled", "secureboost", "federboost-vertical"] = "pooled"
     mode: Literal["safe", "paper"] = "safe"
     allow_insecure: bool = False
     n_estimators: AtLeastOne = 20
@@ -132,6 +139,8 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     purity_guard: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     mechanism: Literal["label_rr"] | None = None
     epsilon: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    epsilon_person: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    unbiased: bool | None = None
     he_inference: bool | None = None
 
     @property
@@ -192,13 +201,15 @@ def tree_options(values: dict[str, Any]) -> TreeOptions:
     ConfigError
         For an unknown option, a wrong type or a value out of range, or an option the protocol does not have.
     """
+    values = {name: math.inf if value == "inf" else value for name, value in values.items()}  # JSON has no infinity
     try:
         options = msgspec.convert(values, TreeOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), values)) from None
     for name in options.__struct_fields__:
         value = getattr(options, name)
-        if isinstance(value, float) and not math.isfinite(value):
+        no_noise = name == "epsilon" and value == math.inf and options.protocol == "federboost-vertical"
+        if isinstance(value, float) and not math.isfinite(value) and not no_noise:
             raise ConfigError(f"option {name}={value}: expected a finite number")
     own = PROTOCOLS[options.protocol]
     for name in {name for names in PROTOCOLS.values() for name in names}:
@@ -219,7 +230,9 @@ def _check_together(options: TreeOptions) -> None:
             "goss and purity_guard contradict each other: goss's samples show passive parties the rows with large "
             "gradients; use subsample"
         )
-    if (options.mechanism is None) != (options.epsilon is None):
+    if options.protocol == "federboost-vertical":
+        _check_noise(options)
+    elif (options.mechanism is None) != (options.epsilon is None):
         raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
     if options.cipher in ("ou", "paillier") and options.reveal == "column":
         raise ConfigError(
@@ -235,6 +248,15 @@ def _check_together(options: TreeOptions) -> None:
         raise ConfigError(
             "rerandomise=False lets the active party tell which rows are in a bin; it needs mode='paper' and "
             "allow_insecure=True"
+        )
+
+
+def _check_noise(options: TreeOptions) -> None:
+    if options.epsilon is not None and options.epsilon_person is not None:
+        raise ConfigError("expected epsilon (per value) or epsilon_person (per person, over columns), got both")
+    if options.epsilon == math.inf and options.mode != "paper":
+        raise ConfigError(
+            'epsilon=inf sends buckets in the clear, and so the order of all values; it needs mode="paper"'
         )
 
 

@@ -6,6 +6,7 @@ in the user's script.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -206,7 +207,7 @@ def train_in_processes(
         job = Job(
             name="fit", active=active, label=_LABEL, weight=None if data.weight is None else _WEIGHT,
             parties=parties, options=_given(options), task="regression" if classes is None else "classification",
-            output=str(folder / "model"), checkpoints=kept, hints=kept,
+            output=str(folder / "model"), checkpoints=kept, store=kept,
             n_jobs=n_jobs,
         )  # fmt: skip
         try:
@@ -225,7 +226,8 @@ def train_in_processes(
 
 
 def _given(options: TreeOptions) -> dict[str, Any]:
-    return {field: getattr(options, field) for field in options.__struct_fields__}
+    given = {field: getattr(options, field) for field in options.__struct_fields__}
+    return {field: "inf" if value == math.inf else value for field, value in given.items()}
 
 
 def with_classes(part: ModelPart, classes: list[Any] | None) -> ModelPart:

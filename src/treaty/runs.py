@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.checkpoints import Keeper, checkpoint_file, hints_folder
+from treaty.checkpoints import Keeper, checkpoint_file
 from treaty.compute import cores
-from treaty.crypto.lattice.store import HintStore
 from treaty.data.table import Schema, Table
 from treaty.errors import DataError
 from treaty.interpretation import Contributions, explain_pooled, rows_first
@@ -89,13 +88,10 @@ def train(
             finished({name: kept[name] for name in parties})
 
     keepers: dict[str, Keeper] = {}
-    stores: dict[str, HintStore] = {}
     with ExitStack() as held:
         if checkpoint is not None:
             checkpoint.mkdir(parents=True, exist_ok=True)
             keepers = {name: Keeper(checkpoint_file(checkpoint, name), resume=True) for name in parties}
-            if transport == "memory" and options.may_hint:
-                stores = {name: held.enter_context(HintStore(hints_folder(checkpoint, name))) for name in parties}
         bar = held.enter_context(TrainingBar(options.protocol, options.n_estimators, shown=transport == "memory"))
         noisy: Path | None = None
         # randomised labels are kept for this fit, or as long as the checkpoints' folder
@@ -118,7 +114,7 @@ def train(
                 )
             else:
                 parts, traffic = train_in_threads(
-                    data, tables, evals, active, classes, options, n_jobs, progress, keepers, stores, bar.phase
+                    data, tables, evals, active, classes, options, n_jobs, progress, keepers, checkpoint, bar.phase
                 )
         except BaseException:
             for keeper in keepers.values():

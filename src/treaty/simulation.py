@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from treaty.checkpoints import Keeper
 from treaty.compute import cores
-from treaty.crypto.lattice.store import HintStore
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
 from treaty.interpretation import Contributions, rows_first
@@ -22,10 +22,11 @@ from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
-from treaty.protocols import decisions, secureboost
+from treaty.protocols import decisions
 from treaty.protocols.contributions import explain_active, explain_passive
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
 from treaty.protocols.pooled import Labelled, Progress
+from treaty.protocols.vertical import train_active, train_passive
 
 Role = Callable[[Party], Any]
 
@@ -165,14 +166,14 @@ def train_in_threads(
     n_jobs: int | None,
     progress: Progress,
     keepers: Mapping[str, Keeper],
-    stores: Mapping[str, HintStore],
+    kept: Path | None,
     phase: Callable[[str, int, int], None],
 ) -> tuple[dict[str, ModelPart], Traffic]:
     """Train with every party in a thread of its own; return their parts and the traffic."""
     threads = cores(n_jobs)
     watched = [Labelled(rows[active], labels, None, name) for name, rows, labels in evals]
     roles: dict[str, Role] = {
-        name: lambda party, name=name: secureboost.passive(  # type: ignore[misc]
+        name: lambda party, name=name: train_passive(  # type: ignore[misc]
             party,
             tables[name],
             options,
@@ -180,13 +181,13 @@ def train_in_threads(
             threads=threads,
             progress=progress,
             keeper=keepers.get(name),
-            store=stores.get(name),
+            kept=kept,
         )
         for name in tables
     }
-    roles[active] = lambda party: secureboost.active(
+    roles[active] = lambda party: train_active(
         party, data, options, parties=list(tables), classes=classes, eval_sets=watched,
-        threads=threads, progress=progress, keeper=keepers.get(active), store=stores.get(active),
+        threads=threads, progress=progress, keeper=keepers.get(active), kept=kept,
         hinting=partial(phase, "hints"),
     )  # fmt: skip
     played = play(roles, star(active, tables), job="fit", protocol=options.protocol)

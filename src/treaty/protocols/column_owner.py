@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +110,15 @@ def checked_sample(
     return rows, columns
 
 
+class SplitsNamed(Protocol):
+    """A message that names splits: int32 features (k,), packed bits of bins left (k, 32)."""
+
+    @property
+    def features(self) -> Array: ...  # noqa: D102
+    @property
+    def left_bins(self) -> Array: ...  # noqa: D102
+
+
 class SplitOwner:
     """Decides rows at splits of own columns, and records the splits (paper, Algorithm 2).
 
@@ -128,7 +138,7 @@ class SplitOwner:
 
     def divide(self, request: SplitRequest) -> SplitAnswer | SplitColumns:
         """Look up each node's split, write its record, decide its rows or, where these are not named, all."""
-        features, left_bins = self._asked(request)
+        features, left_bins = self.asked(request)
         if request.node_of_row is None:
             return self._columns(features, left_bins)
         lead, codes, k = self._lead, self._codes, len(features)
@@ -138,27 +148,27 @@ class SplitOwner:
         rows = np.argsort(node_of_row, kind="stable")[np.count_nonzero(node_of_row < 0) :]
         node = node_of_row[rows]
         left = left_bins[node, codes[rows, features[node]]]
-        return SplitAnswer(self._record(features, left_bins), Array.of(np.packbits(left)))
+        return SplitAnswer(self.record(features, left_bins), Array.of(np.packbits(left)))
 
-    def _asked(self, request: SplitRequest) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        lead, bins = self._lead, self._bins
-        features = view(request.features, np.int32, (None,), peer=lead, what="SplitRequest.features")
-        packed = view(request.left_bins, np.uint8, (len(features), 32), peer=lead, what="SplitRequest.left_bins")
+    def asked(self, request: SplitsNamed) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Return the features of the splits and the bins going left, bool (k, 256), checked."""
+        lead, bins, what = self._lead, self._bins, type(request).__name__
+        features = view(request.features, np.int32, (None,), peer=lead, what=f"{what}.features")
+        packed = view(request.left_bins, np.uint8, (len(features), 32), peer=lead, what=f"{what}.left_bins")
         if np.any(features < 0) or np.any(features >= self._codes.shape[1]):
             raise PeerProtocolError(
-                lead, f"expected features below {self._codes.shape[1]} - at SplitRequest from {lead}"
+                lead, f"expected features below {self._codes.shape[1]} - at {what}.features from {lead}"
             )
         left_bins = np.unpackbits(packed, axis=1).astype(np.bool_)
         for feature, going in zip(features, left_bins, strict=True):
             present = going[: bins.n_bins[feature]]
             threshold = bins.cuts[feature] is not None
             if not present.any() or (threshold and not present[: np.count_nonzero(present)].all()):
-                raise PeerProtocolError(
-                    lead, f"expected the lowest bins to go left - at SplitRequest.left_bins from {lead}"
-                )
+                raise PeerProtocolError(lead, f"expected the lowest bins to go left - at {what}.left_bins from {lead}")
         return features, left_bins
 
-    def _record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Array:
+    def record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Array:
+        """Write splits into the lookup table; return their numbers."""
         records = [
             record_split(self._splits, self._bins, int(feature), going)
             for feature, going in zip(features, left_bins, strict=True)
@@ -177,7 +187,7 @@ class SplitOwner:
             numbers.append(self._told[key])
         width = -(-len(self._codes) // 8)
         return SplitColumns(
-            self._record(features, left_bins),
+            self.record(features, left_bins),
             Array.of(np.array(numbers, np.int32)),
             Array.of(np.array(new, np.uint8).reshape(-1, width)),
         )

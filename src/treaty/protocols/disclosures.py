@@ -1,7 +1,8 @@
-"""What each party of a SecureBoost training learned, in words, for reports and before consent is given."""
+"""What each party of a vertical training learned, in words, for reports and before consent is given."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from treaty.options import TreeOptions
@@ -19,6 +20,8 @@ def disclosures(lead: str, others: Sequence[str], options: TreeOptions, cipher: 
     cipher : {"lattice", "ou", "paillier"}
         The one it was trained under.
     """
+    if options.protocol == "federboost-vertical":
+        return _of_noisy_buckets(lead, others, options)
     blind, columns = cipher == "lattice", options.reveals_columns(cipher)
     whose = "all" if columns else "the node's"
     learned = {
@@ -74,4 +77,34 @@ def disclosures(lead: str, others: Sequence[str], options: TreeOptions, cipher: 
             learned[name].append(
                 "that rows in many trees' samples have large gradients: they are predicted worst (goss)"
             )
+    return learned
+
+
+def _of_noisy_buckets(lead: str, others: Sequence[str], options: TreeOptions) -> dict[str, list[str]]:
+    cost = (
+        f"epsilon {options.epsilon_person:g} per person, shared by the party's columns"
+        if options.epsilon_person is not None
+        else f"epsilon {4.0 if options.epsilon is None else options.epsilon:g} per value, and per person as many times "
+        "that as the party has columns (its report has the sum)"
+    )
+    told = (
+        "the order of all values of every column of the others, to within buckets, in the clear (epsilon=inf)"
+        if options.epsilon == math.inf
+        else f"of every column of the others and every row a bucket of values, right or randomised: {cost}, whatever "
+        "is done with them later. This is data about each aligned person, under local differential privacy"
+    )
+    learned = {
+        lead: [
+            told,
+            "how many buckets each column of the others has (by number, not name), whether it holds categories and "
+            "whether values are missing",
+            "for eval sets and at prediction, each row's true side at every split in use",
+            "the shape of all trees and all leaf weights",
+        ]
+    }
+    for name in others:
+        learned[name] = [
+            "which of its own columns and buckets were chosen, at how many nodes of which tree",
+            "nothing of labels, gradients or which rows are in a node, beyond that",
+        ]
     return learned

@@ -60,7 +60,7 @@ def objective_for(data: Labelled, classes: list[Category] | None, options: TreeO
         n_classes=len(classes or ()),
         base_score=options.base_score,
         fractional_bits=options.fractional_bits,
-        epsilon=options.epsilon,
+        epsilon=options.epsilon if options.mechanism == "label_rr" else None,
     )
 
 

@@ -322,7 +322,7 @@ def passive(
     setup = _set_up(party, lead, options)
     printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
     if setup.resumed:
-        part = _resumed_part(setup, keeper, options, printed)
+        part = resumed_part(setup.model_id, setup.records, keeper, options, printed)
     else:
         part = ModelPart(model_id=setup.model_id, party=party.name, schema=table.schema, splits=SplitTable())
     part.encryption = setup.encryption
@@ -390,18 +390,18 @@ def _set_up(party: Party, lead: str, options: TreeOptions) -> Setup:
     return message
 
 
-def _resumed_part(setup: Setup, keeper: Keeper | None, options: TreeOptions, table: bytes) -> ModelPart:
-    """Return the part to go on with: the records of the rounds that the active party kept."""
+def resumed_part(model_id: str, records: int, keeper: Keeper | None, options: TreeOptions, table: bytes) -> ModelPart:
+    """Return a passive party's part to go on with: the records of the rounds that the active party kept."""
     found = None if keeper is None else keeper.found()
-    if found is None or found.part.model_id != setup.model_id or len(found.part.splits) < setup.records:
+    if found is None or found.part.model_id != model_id or len(found.part.splits) < records:
         raise ConfigError(
-            f"cannot resume: expected a checkpoint of model {setup.model_id[:8]} with {setup.records} splits, got "
+            f"cannot resume: expected a checkpoint of model {model_id[:8]} with {records} splits, got "
             + ("none" if found is None else f"one of model {found.part.model_id[:8]} with {len(found.part.splits)}")
             + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
             public="it has no checkpoint of the training to resume",
         )
     found.check(options, (), table)
-    keep_records(found.part.splits, setup.records)
+    keep_records(found.part.splits, records)
     return found.part
 
 

@@ -1,0 +1,403 @@
+"""FederBoost on columns: the active party trains alone on noisy buckets that the others sent once.
+
+Tian, Zhang, Hou, Lyu, Zhang, Liu, Ren, "FederBoost: Private Federated Learning for GBDT" (arXiv 2011.02796; IEEE TDSC).
+
+Trees need the order of values, not the values. Roles: one active party (labels, perhaps features), any number of
+passive parties (features). Rows are aligned. Each passive party cuts its columns into tie-aware buckets, sends every
+row's bucket through k-ary randomised response (`privacy.bucket_rr`), and what comes out to the active party. Output:
+the active party gets the trees and all leaf weights, every party its own splits, in terms of true values.
+
+====================  =============  ==================================================  ========================
+message               from -> to     content                                             protection
+====================  =============  ==================================================  ========================
+`Buckets`             passive ->     of each column its number of buckets, and every     local differential
+                                     row's noisy one, packed                             privacy, epsilon a value
+`Begin`               active ->      model id, records of kept rounds                    TLS
+`Chosen`              active ->      after a tree, of each split on their columns:       TLS
+                                     feature, buckets going left
+`Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
+`DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
+`Decisions`           passive ->     which rows go left at each record, by true values   TLS
+`Finish`              active ->      training is over                                    TLS
+`Held`                passive ->     how many records it has: as many as were chosen     TLS
+====================  =============  ==================================================  ========================
+
+Adversary: honest but curious; the noise holds against an active party that departs from the protocol as well, and
+against any collusion. Epsilon is of a value given the buckets' edges; a person's values in all columns add up.
+
+Deviations from the paper: buckets are tie-aware, not of equal counts by rank; only their number is sent; missing values
+are a bucket of their own, randomised with the rest. With ``unbiased=True`` sums are corrected for the noise:
+E[noisy_b] = p true_b + r (total - true_b), so true_b is estimated by (noisy_b - r total) / (p - r).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
+from treaty.data.binning import Bins, fit_bins
+from treaty.data.columns import Category
+from treaty.data.table import Table
+from treaty.errors import PeerProtocolError
+from treaty.messaging.agreement import agree
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.models import ModelPart
+from treaty.options import TreeOptions
+from treaty.privacy.bucket_rr import BucketLedger, Column, Spent
+from treaty.protocols.column_owner import SplitOwner
+from treaty.protocols.decisions import DecideRequest, Finish, Held, decide, decided_by_all
+from treaty.protocols.pooled import Labelled, Progress, begin, objective_for, own_columns
+from treaty.protocols.secureboost import Keep, Kept, resumed_part, terms
+from treaty.trees.boosting import EvalSet, Progressed, boost
+from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.ensemble import SplitTable
+
+logger = logging.getLogger(__name__)
+
+FEW_BUCKETS = 4
+DEFAULT_EPSILON = 4.0
+
+
+class Buckets(Message):
+    """Noisy buckets: int32 buckets of present values (k,), bool kind, bool whether some are missing, packed bits.
+
+    Column after column, row after row, each in ceil(log2(buckets)) bits, a column's first byte being its own. Tells how
+    many buckets each column has and, with epsilon-local differential privacy, which one each row is in.
+    """
+
+    present: Array
+    categorical: Array
+    missing: Array
+    packed: Array
+
+
+class Begin(Message):
+    """The model's id, whether training goes on, and how many of the passive party's records its kept rounds use."""
+
+    model_id: str
+    resumed: bool
+    records: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Chosen(Message):
+    """Splits that a tree uses: int32 features (k,), packed bits of buckets left (k, 32). Tells which and how often."""
+
+    features: Array
+    left_bins: Array
+
+
+def epsilons(options: TreeOptions, names: Sequence[str]) -> dict[str, float]:
+    """Return what a value of each column costs: `epsilon`, or an even share of `epsilon_person`."""
+    if options.epsilon_person is not None:
+        return dict.fromkeys(names, options.epsilon_person / max(1, len(names)))
+    return dict.fromkeys(names, DEFAULT_EPSILON if options.epsilon is None else options.epsilon)
+
+
+# ---------------------------------------------------------------- active party
+
+
+class NoisyColumns(ColumnSource):
+    """Columns of a passive party as noisy buckets: a source of sums at hand whose splits their owner records.
+
+    Parameters
+    ----------
+    party : Party
+    peer : str
+        Whose columns; its `Buckets` is the next message.
+    n_rows : int
+    options : TreeOptions
+        `unbiased`, and what the noise is.
+    threads : int
+    """
+
+    def __init__(self, party: Party, peer: str, n_rows: int, options: TreeOptions, threads: int) -> None:
+        message = party.receive(peer, Buckets)
+        present = view(message.present, np.int32, (None,), peer=peer, what="Buckets.present")
+        flags = [
+            view(array, np.bool_, (len(present),), peer=peer, what=f"Buckets.{name}")
+            for name, array in (("categorical", message.categorical), ("missing", message.missing))
+        ]
+        self._sizes = present + flags[1]
+        if np.any(present < 0) or np.any(present > 255) or np.any(self._sizes < 1):
+            raise PeerProtocolError(peer, f"expected 1 to 256 buckets of each column - at Buckets.present from {peer}")
+        codes = _unpack(message.packed, self._sizes, n_rows, peer)
+        self._party, self._peer = party, peer
+        self._chosen: list[tuple[int, NDArray[np.bool_]]] = []
+        self._records = 0
+        self._epsilons = list(epsilons(options, [str(k) for k in range(len(present))]).values())
+        self._unbiased = bool(options.unbiased)
+        offsets = np.concatenate([[0], np.cumsum(present + 1)]).astype(np.int32)
+        super().__init__(codes, offsets, flags[0], self._choose, threads)
+
+    def begin(self, records: int) -> None:
+        """Go on from so many records."""
+        self._records = records
+
+    def check(self, held: Held) -> None:
+        """Refuse to finish where the owner has other records than it was told of."""
+        if held.records != self._records:
+            raise PeerProtocolError(
+                self._peer, f"expected {self._records} records, got {held.records} - at Held from {self._peer}"
+            )
+
+    def _choose(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
+        self._chosen.append((feature, left_bins))
+        self._records += 1
+        return self._records - 1
+
+    def end_tree(self) -> None:
+        """Tell the owner which of its splits the tree uses."""
+        super().end_tree()
+        if self._chosen:
+            features = np.array([feature for feature, _ in self._chosen], np.int32)
+            packed = np.packbits(np.stack([left for _, left in self._chosen]), axis=1)
+            self._party.send(self._peer, Chosen(Array.of(features), Array.of(packed)))
+            self._chosen = []
+
+    def sums(self) -> NDArray[np.int64]:
+        """Return the noisy sums, or estimates of the true ones."""
+        sums = super().sums()
+        if not self._unbiased:
+            return sums
+        for feature, (size, epsilon) in enumerate(zip(self._sizes.tolist(), self._epsilons, strict=True)):
+            if size > 1 and epsilon != math.inf:
+                slots = slice(self.offsets[feature], self.offsets[feature + 1])
+                kept = 1.0 / (1.0 + (size - 1) * math.exp(-epsilon))
+                other = (1.0 - kept) / (size - 1)
+                used = np.arange(slots.start, slots.start + size)
+                total = sums[:, used].sum(axis=1, keepdims=True)
+                sums[:, used] = np.rint((sums[:, used] - other * total) / (kept - other))
+        return sums
+
+
+def active(
+    party: Party,
+    data: Labelled,
+    options: TreeOptions,
+    *,
+    parties: Sequence[str],
+    classes: list[Category] | None,
+    eval_sets: Sequence[Labelled] = (),
+    threads: int = 1,
+    progress: Progress | None = None,
+    keeper: Keeper | None = None,
+) -> ModelPart:
+    """Train as the active party, on the others' noisy buckets.
+
+    Parameters
+    ----------
+    party : Party
+        Connected with every passive party, `party.peers`.
+    data : Labelled
+        Own columns (perhaps none), labels, weights.
+    parties : sequence of str
+        All parties in the job's order, which is that of the joined table's columns and of ties.
+    classes : list or None
+        Labels by class number; None for regression.
+    eval_sets : sequence of Labelled
+        Rows every party holds as well, in the same order; the others decide them by true values.
+    keeper : Keeper or None
+        Where checkpoints go, and come from.
+
+    Returns
+    -------
+    ModelPart
+        Own splits, all trees and leaf weights.
+
+    Raises
+    ------
+    ConfigError, PeerProtocolError
+        When parties disagree on parameters or rows, or one sends what the protocol does not allow.
+    """
+    n_rows = data.table.n_rows
+    agree(party, terms(options, n_rows, [e.table.n_rows for e in eval_sets]))
+    objective = objective_for(data, classes, options)
+    begun = begin(data, objective, options, party.name, tuple(parties), classes, eval_sets, keeper)
+    part, forest = begun.part, begun.forest
+    noisy = {peer: NoisyColumns(party, peer, n_rows, options, threads) for peer in party.peers}
+    for name, records in zip(parties, begun.records, strict=True):
+        if name in noisy:
+            noisy[name].begin(records)
+            party.send(name, Begin(part.model_id, begun.resume is not None, records))
+    own = own_columns(data.table, options, part.splits, threads)
+    sources: list[ColumnSource] = [noisy.get(name, own) for name in parties]
+    rules = options.rules(objective)
+
+    def on_round(progressed: Progressed) -> None:
+        if keeper is not None and keeper.due:
+            for peer in party.peers:
+                party.send(peer, Keep(progressed.rounds))
+            for peer in party.peers:
+                party.receive(peer, Kept)
+            begun.keep(keeper, options, progressed)
+        if progress is not None:
+            progress(progressed.rounds, part)
+
+    if progress is not None:
+        progress(forest.rounds, part)
+    boost(
+        SumsFinder(sources, n_rows, rules, threads, first_tree=len(forest.trees)),
+        data.y,
+        data.weight,
+        forest,
+        rules,
+        n_columns=sum(len(source.categorical) for source in sources),
+        eval_sets=[
+            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, threads))
+            for number, rows in enumerate(eval_sets)
+        ],
+        on_round=on_round,
+        resume=begun.resume,
+        threads=threads,
+        **options.sampling(),
+    )
+    for peer in party.peers:
+        party.send(peer, Finish())
+    for peer, columns in noisy.items():  # a model is none before the others have their records of it
+        columns.check(party.receive(peer, Held))
+    return part
+
+
+# ---------------------------------------------------------------- passive party
+
+
+def passive(
+    party: Party,
+    table: Table,
+    options: TreeOptions,
+    *,
+    eval_tables: Sequence[Table] = (),
+    threads: int = 1,
+    progress: Progress | None = None,
+    keeper: Keeper | None = None,
+    ledger: BucketLedger | None = None,
+    row_numbers: NDArray[np.int64] | None = None,
+) -> ModelPart:
+    """Send noisy buckets as a passive party, then record splits and decide eval rows until the active one is done.
+
+    Parameters
+    ----------
+    table : Table
+        Own columns of the aligned training rows.
+    eval_tables : sequence of Table
+        Own columns of the eval sets, in the active party's order.
+    keeper : Keeper or None
+        Where checkpoints go, and come from.
+    ledger : BucketLedger or None
+        The key of the noise and what it cost in all jobs. None: for this training.
+    row_numbers : ndarray of int64, shape (rows,), optional
+        Of each row in the party's own table, where rows were aligned: the noise goes with them.
+
+    Returns
+    -------
+    ModelPart
+        Own splits; `spent` says what the noise cost.
+    """
+    (lead,) = party.peers
+    agree(party, terms(options, table.n_rows, [t.n_rows for t in eval_tables]))
+    bins = fit_bins(table, options.max_bin, threads)
+    codes = bins.transform(table, threads)
+    numbers = np.arange(table.n_rows) if row_numbers is None else row_numbers
+    message, spent = _noisy(codes, bins, options, ledger or BucketLedger(None), numbers)
+    party.send(lead, message)
+    begun = party.receive(lead, Begin)
+    printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
+    if begun.resumed:
+        part = resumed_part(begun.model_id, begun.records, keeper, options, printed)
+    else:
+        part = ModelPart(model_id=begun.model_id, party=party.name, schema=table.schema, splits=SplitTable())
+    part.spent = str(spent)
+    if progress is not None:
+        progress(0, part)
+    owner = SplitOwner(lead, codes, bins, part.splits)
+    matrices = [t.matrix() for t in eval_tables]
+    trees = 0
+    while True:
+        match party.receive(lead, Chosen, DecideRequest, Keep, Finish):
+            case Chosen() as chosen:
+                owner.record(*owner.asked(chosen))
+                trees += 1
+                if progress is not None:
+                    progress(trees, part)
+            case DecideRequest() as request:
+                party.send(lead, decide(request, lead, matrices, part.splits, threads))
+            case Keep() as kept:
+                if keeper is not None:
+                    keeper.keep(lambda: checkpoint_of(part, options, printed))
+                if progress is not None:
+                    progress(kept.rounds, part)
+                party.send(lead, Kept())
+            case Finish():
+                if progress is not None:
+                    progress(options.n_estimators, part)
+                party.send(lead, Held(len(part.splits)))
+                return part
+
+
+def _noisy(
+    codes: NDArray[np.uint8],
+    bins: Bins,
+    options: TreeOptions,
+    ledger: BucketLedger,
+    row_numbers: NDArray[np.int64],
+) -> tuple[Buckets, Spent]:
+    """Randomise the buckets."""
+    schema = bins.schema
+    missing = (codes == bins.n_bins).any(axis=0)
+    sizes = np.maximum(bins.n_bins + missing, 1)
+    few = [name for name, size in zip(schema.names, sizes, strict=True) if size <= FEW_BUCKETS]
+    if few:
+        logger.warning("columns of at most %d buckets, whose noisy bucket is a noisy value: %s", FEW_BUCKETS, few)
+    columns = [
+        Column(name, int(size), epsilon, _edges(bins, f))
+        for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons(options, schema.names).items(), strict=True))
+    ]
+    noisy, spent = ledger.noisy(codes, columns, row_numbers)
+    categorical = np.array([c is not None for c in schema.categories], np.bool_)
+    packed = [_pack(noisy[:, f], column.size) for f, column in enumerate(columns)]
+    content = np.concatenate([np.empty(0, np.uint8), *packed])
+    return Buckets(Array.of(bins.n_bins), Array.of(categorical), Array.of(missing), Array.of(content)), spent
+
+
+def _edges(bins: Bins, feature: int) -> bytes:
+    """Return what tells the buckets of a column."""
+    cuts, of_category = bins.cuts[feature], bins.category_bins[feature]
+    if of_category is not None:
+        return msgspec.msgpack.encode([bins.schema.categories[feature], of_category.tolist()])
+    return b"" if cuts is None else cuts.tobytes()
+
+
+# ---------------------------------------------------------------- both
+
+
+def _width(size: int) -> int:
+    """Bits of a bucket's number."""
+    return (size - 1).bit_length()
+
+
+def _pack(column: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    width = _width(size)
+    return np.packbits((column[:, np.newaxis] >> np.arange(width, dtype=np.uint8)) & 1)
+
+
+def _unpack(packed: Array, sizes: NDArray[np.int32], n_rows: int, peer: str) -> NDArray[np.uint8]:
+    """Return the buckets, uint8 (rows, columns), each below its column's number of them."""
+    lengths = [-(-n_rows * _width(size) // 8) for size in sizes.tolist()]
+    content = view(packed, np.uint8, (sum(lengths),), peer=peer, what="Buckets.packed")
+    codes, start = np.empty((n_rows, len(sizes)), np.uint8), 0
+    for column, (size, length) in enumerate(zip(sizes.tolist(), lengths, strict=True)):
+        width = _width(size)
+        bits = np.unpackbits(content[start : start + length], count=n_rows * width).reshape(n_rows, width)
+        codes[:, column] = (bits << np.arange(width, dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
+        start += length
+        if n_rows and codes[:, column].max() >= size:
+            raise PeerProtocolError(peer, f"expected buckets below {size} - at Buckets.packed from {peer}")
+    return codes

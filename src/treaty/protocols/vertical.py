@@ -1,0 +1,93 @@
+"""The protocols for tables split by column, by name: both roles of whichever a job asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.checkpoints import Keeper, hints_folder, noise_folder
+from treaty.crypto.lattice.store import HintStore
+from treaty.data.columns import Category
+from treaty.data.table import Table
+from treaty.messaging.party import Party
+from treaty.models import ModelPart
+from treaty.options import TreeOptions
+from treaty.privacy.bucket_rr import BucketLedger
+from treaty.protocols import federboost_vertical, secureboost
+from treaty.protocols.pooled import Labelled, Progress
+
+FEDERBOOST = "federboost-vertical"
+
+
+def train_active(
+    party: Party,
+    data: Labelled,
+    options: TreeOptions,
+    *,
+    parties: Sequence[str],
+    classes: list[Category] | None,
+    eval_sets: Sequence[Labelled],
+    threads: int,
+    progress: Progress | None,
+    keeper: Keeper | None,
+    kept: Path | None,
+    hinting: Callable[[int, int], None] | None = None,
+) -> ModelPart:
+    """Train as the active party of the protocol that the options name.
+
+    Parameters
+    ----------
+    kept : Path or None
+        Folder for what serves later jobs about the same table. None: nothing is kept.
+    party, data, options, parties, classes, eval_sets, threads, progress, keeper, hinting
+        See the protocols' own `active`.
+    """
+    if options.protocol == FEDERBOOST:
+        return federboost_vertical.active(
+            party, data, options, parties=parties, classes=classes, eval_sets=eval_sets,
+            threads=threads, progress=progress, keeper=keeper,
+        )  # fmt: skip
+    with HintStore(hints_folder(kept, party.name) if kept is not None and options.may_hint else None) as store:
+        return secureboost.active(
+            party, data, options, parties=parties, classes=classes, eval_sets=eval_sets,
+            threads=threads, progress=progress, keeper=keeper, store=store, hinting=hinting,
+        )  # fmt: skip
+
+
+def train_passive(
+    party: Party,
+    table: Table,
+    options: TreeOptions,
+    *,
+    eval_tables: Sequence[Table],
+    threads: int,
+    progress: Progress | None,
+    keeper: Keeper | None,
+    kept: Path | None,
+    row_numbers: NDArray[np.int64] | None = None,
+    hinting: Callable[[int, int], None] | None = None,
+) -> ModelPart:
+    """Train as a passive party of the protocol that the options name.
+
+    Parameters
+    ----------
+    kept : Path or None
+        Folder for what serves later jobs about the same table, ledgers above all. None: nothing is kept.
+    row_numbers : ndarray of int64, shape (rows,), optional
+        Of each row in the party's own table, where rows were aligned.
+    party, table, options, eval_tables, threads, progress, keeper, hinting
+        See the protocols' own `passive`.
+    """
+    if options.protocol == FEDERBOOST:
+        return federboost_vertical.passive(
+            party, table, options, eval_tables=eval_tables, threads=threads, progress=progress, keeper=keeper,
+            ledger=BucketLedger(None if kept is None else noise_folder(kept, party.name)), row_numbers=row_numbers,
+        )  # fmt: skip
+    with HintStore(hints_folder(kept, party.name) if kept is not None and options.may_hint else None) as store:
+        return secureboost.passive(
+            party, table, options, eval_tables=eval_tables,
+            threads=threads, progress=progress, keeper=keeper, store=store, hinting=hinting,
+        )  # fmt: skip
