@@ -31,6 +31,7 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/pooled_speed.py
+	$(BIN)/python benchmarks/lattice_speed.py
 	$(BIN)/python benchmarks/secureboost_speed.py
 	$(BIN)/python benchmarks/secureboost_accuracy.py
 	$(BIN)/python benchmarks/secureboost_memory.py
@@ -38,6 +39,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/secureboost_convergence.py
 	$(BIN)/python benchmarks/secureboost_scaling.py
 	$(BIN)/python benchmarks/secureboost_reduced_leakage.py
+	$(BIN)/python benchmarks/federboost_vertical.py
 	$(BIN)/python benchmarks/cipher_speed.py
 	$(BIN)/python benchmarks/alignment_speed.py
 	$(BIN)/python benchmarks/prediction_speed.py

@@ -74,7 +74,6 @@ class BoostedTrees(BaseEstimator):
         epsilon: float | None = None,
         he_inference: bool | None = None,
         epsilon_person: float | None = None,
-        unbiased: bool | None = None,
     ) -> None:
         self.protocol = protocol
         self.n_estimators = n_estimators
@@ -111,7 +110,6 @@ class BoostedTrees(BaseEstimator):
         self.epsilon = epsilon
         self.he_inference = he_inference
         self.epsilon_person = epsilon_person
-        self.unbiased = unbiased
 
     # ------------------------------------------------------------ fit
 
@@ -143,7 +141,9 @@ class BoostedTrees(BaseEstimator):
         checkpoint : path or None
             Folder where every party keeps what is finished while training goes on. A fit that finds there what an
             interrupted one left, of the same rows and options (`n_estimators` may differ), goes on from it and gives
-            the model the other would have given. Removed when training is finished.
+            the model the other would have given. Removed when training is finished, but for what serves later fits on
+            the same rows: hints of the lattice map, the key of noisy buckets, and the ledgers of both. Without a folder
+            every fit counts from nothing.
 
         Returns
         -------

@@ -55,7 +55,7 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         Guards of the labels under "secureboost", see docs/secureboost.md.
     he_inference : bool or None
         Predict on encrypted leaf values, see docs/prediction.md.
-    epsilon, epsilon_person, unbiased
+    epsilon, epsilon_person
         The noise of "federboost-vertical", see docs/federboost.md.
 
     Attributes

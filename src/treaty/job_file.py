@@ -108,7 +108,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Folder for the checkpoints of a running training; None for `output`.
     store : str or None
         Folder in which a party keeps what serves later jobs about the same table: hints of the lattice map, the key of
-        noisy buckets, and the ledgers of what both have told so far. One for all jobs about a table. None: beside the table.
+        noisy buckets, and the ledgers of what both have told so far. One for all jobs about a table. None: beside it.
     timeout : float
         Seconds a party waits for a message.
     n_jobs : int or None

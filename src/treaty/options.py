@@ -26,7 +26,7 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyo
         "epsilon",
         "he_inference",
     ),
-    "federboost-vertical": ("epsilon", "epsilon_person", "unbiased"),
+    "federboost-vertical": ("epsilon", "epsilon_person"),
 }
 VERTICAL = ("secureboost", "federboost-vertical")
 
@@ -70,7 +70,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     base_score : float
         Probability (classifiers of two classes) or margin that training starts from.
     fractional_bits : int
-        Gradients are rounded once to multiples of 2^-fractional_bits.
+        Gradients are rounded once to multiples of 2^-fractional_bits; at most 20 under the lattice map.
     max_bin : int
         Most bins per feature, 2 to 255.
     early_stopping_rounds : int or None
@@ -86,7 +86,8 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         How a passive party's split is applied under the lattice map: "column" (None) has it say which of all rows go
         left, so that it learns nothing of the node; with "node" it is told the node's rows and decides these alone.
     key_bits : int or None
-        Size of the modulus: 3072 (None) or 2048.
+        Size of the modulus: 3072 (None) or 2048. Without `encryption`, "ou" is meant; under "lattice" it is of
+        `he_inference` alone.
     insecure_test_key_bits : int or None
         A smaller key, for tests alone; every party must name the same.
     rerandomise : bool or None
@@ -103,8 +104,6 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         infinite for none, in paper mode alone. A person's values in all columns add up.
     epsilon_person : float or None
         "federboost-vertical": of the noise, per person, shared evenly by a party's columns; in place of `epsilon`.
-    unbiased : bool or None
-        "federboost-vertical": correct bin sums for the noise before gains are computed. None is False.
     he_inference : bool or None
         Predict on encrypted leaf weights, so that the active party does not see the others' decisions (Fed-EINI).
     """
@@ -140,7 +139,6 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     mechanism: Literal["label_rr"] | None = None
     epsilon: Annotated[float, msgspec.Meta(gt=0)] | None = None
     epsilon_person: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    unbiased: bool | None = None
     he_inference: bool | None = None
 
     @property
@@ -244,6 +242,8 @@ def _check_together(options: TreeOptions) -> None:
             f"expected fractional_bits of at most {MOST_LATTICE_FRACTION} under the lattice map, got "
             f'{options.fractional_bits}; take encryption="ou"'
         )
+    if options.encryption == "lattice" and options.rerandomise is not None:
+        raise ConfigError("rerandomise is about ciphers with keys; the lattice map floods every answer: leave it out")
     if options.rerandomise is False and not (options.mode == "paper" and options.allow_insecure):
         raise ConfigError(
             "rerandomise=False lets the active party tell which rows are in a bin; it needs mode='paper' and "

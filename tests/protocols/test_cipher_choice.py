@@ -21,7 +21,7 @@ def offsets(columns, bins=33):
     return (np.arange(columns + 1) * bins).astype(np.int32)
 
 
-def choose(bounds=SMALL, layouts=None, trees=20, store=None, delay=0.0, **options):
+def choose(bounds=SMALL, layouts=None, trees=20, store=None, delay=0.0, left=2.0**-40, **options):
     """Let an active party choose beside passive ones that answer its probes, each after `delay` per megabyte."""
     layouts = layouts or {"b": offsets(10)}
     done = threading.Event()
@@ -33,13 +33,13 @@ def choose(bounds=SMALL, layouts=None, trees=20, store=None, delay=0.0, **option
             )
         finally:
             for peer in layouts:
-                party.send(peer, LinkProbed())  # here: that is all
+                party.send(peer, LinkProbed(left))  # here: that is all
             done.set()
 
     def passive(party: Party):
         while isinstance(message := party.receive("a", LinkProbe, LinkProbed), LinkProbe):
             time.sleep(delay * len(message.filler) / 1e6)
-            party.send("a", LinkProbed())
+            party.send("a", LinkProbed(left))
 
     roles = {"a": active, **dict.fromkeys(layouts, passive)}
     return play(roles, star("a", roles), job="test", protocol="secureboost", timeout=20).results["a"]
@@ -73,13 +73,13 @@ def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_tre
         choose(SumsBounds(100_000, 1 << 16, 1 << 14), delay=0.2, max_depth=8),
     )
     assert (fast.cipher, slow.cipher) == ("lattice", "ou")
-    assert "for 20 trees, against about" in fast.why
-    assert "under lattice (link of " in slow.why
+    assert "for 20 trees; ou would take about" in fast.why
+    assert "lattice would take about" in slow.why
 
 
 def test_the_slowest_link_is_told(monkeypatch):
     speeds = {"b": 5e6, "c": 1e9}
-    monkeypatch.setattr(cipher_choice, "_measure", lambda party, peer: speeds[peer])
+    monkeypatch.setattr(cipher_choice, "_measure", lambda party, peer: (speeds[peer], 1.0))
     assert "link of 5 MB/s" in choose(layouts={"b": offsets(10), "c": offsets(10)}).why
 
 
@@ -87,6 +87,8 @@ def test_the_slowest_link_is_told(monkeypatch):
     ("change", "said"),
     [
         ({"bounds": SumsBounds(1 << 40, 1 << 16, 1 << 14)}, "too large for the lattice map"),
+        ({"bounds": SumsBounds(1000, 1 << 31, 1 << 29)}, "lower weights"),
+        ({"bounds": SumsBounds(1000, 1 << 20, 1 << 32)}, "or weights"),
         ({"fractional_bits": 24}, "fractional_bits"),
         ({"layouts": {"b": offsets(2000, 256)}}, "GiB"),
         ({"layouts": {"b": offsets(2000, 10)}, "bounds": SumsBounds(30_000, 1 << 16, 1 << 14), "trees": 10**6}, "leak"),
@@ -97,6 +99,11 @@ def test_what_the_lattice_map_does_not_hold_goes_to_okamoto_uchiyama(change, sai
     choice = choose(**change)
     assert choice.cipher == "ou"
     assert said in choice.why
+
+
+def test_a_table_about_which_nearly_all_was_told_goes_to_okamoto_uchiyama():
+    assert choose(left=2.0**-200).cipher == "ou"
+    assert "b's answers have told nearly all" in choose(left=2.0**-200).why
 
 
 def test_a_hint_that_is_kept_counts_for_the_lattice_map(tmp_path):

@@ -31,12 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.lattice.arrays import NewHint
-from treaty.crypto.lattice.linear_map import Digits, Field, LinearMapClient, LinearMapServer, SecretMatrix
+from treaty.crypto.lattice.linear_map import Digits, Field, LinearMapClient, LinearMapServer, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.packing import SumsBounds
 from treaty.crypto.payload import Payload, check_payload
-from treaty.errors import CryptoError
+from treaty.errors import ConfigError, CryptoError
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
 _QUERY_BYTES = 64 << 20  # of a level, in one message; a node that takes more has a message of its own
@@ -62,10 +62,12 @@ def sums_parameters(bounds: SumsBounds) -> Parameters:
     CryptoError
         When they are too large for the lattice map.
     """
-    _, bits = _fields(bounds)
+    fields, bits = _fields(bounds)
     n = bounds.n_rows
     slack = n * (bounds.grad_bound + bounds.hess_bound + 1) // 2 + 1
-    return choose(bits, weight=n, slack=slack, squares=n)
+    parameters = choose(bits, weight=n, slack=slack, squares=n)
+    check_fields(fields, parameters)
+    return parameters
 
 
 def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -320,7 +322,10 @@ class LatticeSumsServer:
 
     def holds(self, binding: bytes) -> bool:
         """Whether a hint was made of this very table, and is kept."""
-        own = self._store.own(binding)
+        try:
+            own = self._store.own(binding)
+        except ConfigError:  # its file is gone or damaged, and forgotten now: a new hint is made
+            return False
         return own is not None and self._binding(own[0], own[1]) == binding
 
     def _binding(self, nonce: bytes, seed: bytes) -> bytes:

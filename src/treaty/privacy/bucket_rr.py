@@ -6,9 +6,9 @@ themselves randomised. A person has a value in every column: the columns' epsilo
 copies of each other.
 
 Noise drawn again for the same value would average out. So it is not stored but computed, from a secret key, the row's
-number in the party's own table and the column's edges: the same value gets the same noise in every later job, whatever
-rows it is aligned with and in whichever order. Other edges or another epsilon give independent noise, which a ledger
-enters.
+number in the party's own table, its bucket and the column's edges: the same value gets the same noise in every later
+job, whatever rows it is aligned with and in whichever order. Other edges or another epsilon give independent noise,
+which a ledger enters.
 
 References
 ----------
@@ -180,7 +180,9 @@ class BucketLedger:
         for f, column in enumerate(columns):
             digest = column.digest()
             self._enter(digest, column)
-            noisy[:, f] = randomise_buckets(codes[:, f], column.size, column.epsilon, self._words(digest, row_numbers))
+            noisy[:, f] = randomise_buckets(
+                codes[:, f], column.size, column.epsilon, self._words(digest, row_numbers, codes[:, f])
+            )
         now = {column.name: column.epsilon for column in columns}
         ever = dict.fromkeys(now, 0.0)
         for name, epsilon in self._entries.values():
@@ -188,12 +190,15 @@ class BucketLedger:
                 ever[name] += epsilon
         return noisy, Spent(now, ever)
 
-    def _words(self, digest: str, row_numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Two words of every row, from a keystream of the draw's own."""
+    def _words(self, digest: str, row_numbers: NDArray[np.int64], codes: NDArray[np.uint8]) -> NDArray[np.uint64]:
+        """Two words for every row and bucket: the block (row, bucket) under a key of the draw's own.
+
+        With the row's number alone, a changed value would show: what changes it would stay the same.
+        """
         key = hashlib.sha256(b"treaty noisy buckets" + self._key + digest.encode()).digest()
-        stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        raw = stream.update(bytes(16 * (int(row_numbers.max(initial=-1)) + 1)))
-        return np.frombuffer(raw, "<u8").reshape(-1, 2)[row_numbers].astype(np.uint64)
+        blocks = np.stack([row_numbers.astype("<u8"), codes.astype("<u8")], axis=1)
+        encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 - a permutation of distinct blocks
+        return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2).astype(np.uint64)
 
     def _enter(self, digest: str, column: Column) -> None:
         """Write a draw down before it is used."""

@@ -51,7 +51,9 @@ class LinkProbe(Message):
 
 
 class LinkProbed(Message):
-    """They are here."""
+    """They are here. Tells how much the party's answers about its table may still leak (`crypto.lattice.store`)."""
+
+    left: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def choose_cipher(
     store: HintStore | None,
     threads: int,
 ) -> Choice:
-    """Take the cipher the job names; else measure the links and take the faster one by the estimate.
+    """Take the cipher the job names; else measure the links and go by the estimates.
 
     Parameters
     ----------
@@ -113,7 +115,11 @@ def choose_cipher(
     vectors = trees * 2 ** (options.max_depth - 1)
     if any(vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > LEAK_LIMIT for of_peer in offsets.values()):
         return Choice("ou", "so many sums about so many columns would pass the limit of what the lattice map may leak")
-    speeds = {peer: _measure(party, peer) for peer in offsets}
+    speeds = {}
+    for peer, of_peer in offsets.items():
+        speeds[peer], left = _measure(party, peer)
+        if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > left:
+            return Choice("ou", f"{peer}'s answers have told nearly all that the lattice map may tell of its table")
     kept = client.offer(offsets) is not None
     lattice = _total([
         _lattice(parameters, bounds.n_rows, len(of_peer) - 1, int(of_peer[-1]), options.max_depth, trees, threads, kept)
@@ -125,26 +131,28 @@ def choose_cipher(
     ], speeds)  # fmt: skip
     chosen = lattice.seconds <= PREFERENCE * ou.seconds
     best, other = (("lattice", lattice), ("ou", ou)) if chosen else (("ou", ou), ("lattice", lattice))
-    link = min(speeds.values(), default=0.0)
+    times, link = other[1].seconds / best[1].seconds, min(speeds.values(), default=0.0)
+    what = f"{times:.2g} times as long" if times >= 1 else "less, but shows passive parties the rows of nodes"
     return Choice(
         best[0],
-        f"estimated {best[1]} for {trees} trees, against {other[1]} under {other[0]}"
+        f"estimated {best[1]} for {trees} trees; {other[0]} would take {other[1]}, {what}"
         f" (link of {link / 1e6:.3g} MB/s{', hints kept earlier' if kept else ''})",
     )
 
 
-def _measure(party: Party, peer: str) -> float:
-    """Bytes a second to a peer: of a long message less the time of an empty one."""
+def _measure(party: Party, peer: str) -> tuple[float, float]:
+    """Bytes a second to a peer, of a long message less the time of an empty one; and what it says is left to leak."""
+    left = []
 
     def sent(nbytes: int) -> float:
         started = time.perf_counter()
         party.send(peer, LinkProbe(bytes(nbytes)))
-        party.receive(peer, LinkProbed)
+        left.append(party.receive(peer, LinkProbed).left)
         return time.perf_counter() - started
 
     sent(0)  # the peer may have been at something else
     empty = min(sent(0) for _ in range(2))
-    return _PROBE_BYTES / max(min(sent(_PROBE_BYTES) for _ in range(2)) - empty, 1e-4)
+    return _PROBE_BYTES / max(min(sent(_PROBE_BYTES) for _ in range(2)) - empty, 1e-4), left[0]
 
 
 def _total(of_peers: list[Estimate], speeds: Mapping[str, float]) -> Estimate:

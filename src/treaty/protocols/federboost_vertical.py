@@ -26,14 +26,13 @@ Adversary: honest but curious; the noise holds against an active party that depa
 against any collusion. Epsilon is of a value given the buckets' edges; a person's values in all columns add up.
 
 Deviations from the paper: buckets are tie-aware, not of equal counts by rank; only their number is sent; missing values
-are a bucket of their own, randomised with the rest. With ``unbiased=True`` sums are corrected for the noise:
-E[noisy_b] = p true_b + r (total - true_b), so true_b is estimated by (noisy_b - r total) / (p - r).
+are a bucket of their own, randomised with the rest. Sums are not corrected for the noise: the correction would hold at
+the root alone, for below a split on a noisy column rows were selected by their noise.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -113,27 +112,23 @@ class NoisyColumns(ColumnSource):
     peer : str
         Whose columns; its `Buckets` is the next message.
     n_rows : int
-    options : TreeOptions
-        `unbiased`, and what the noise is.
     threads : int
     """
 
-    def __init__(self, party: Party, peer: str, n_rows: int, options: TreeOptions, threads: int) -> None:
+    def __init__(self, party: Party, peer: str, n_rows: int, threads: int) -> None:
         message = party.receive(peer, Buckets)
         present = view(message.present, np.int32, (None,), peer=peer, what="Buckets.present")
         flags = [
             view(array, np.bool_, (len(present),), peer=peer, what=f"Buckets.{name}")
             for name, array in (("categorical", message.categorical), ("missing", message.missing))
         ]
-        self._sizes = present + flags[1]
-        if np.any(present < 0) or np.any(present > 255) or np.any(self._sizes < 1):
+        sizes = present + flags[1]
+        if np.any(present < 0) or np.any(present > 255) or np.any(sizes < 1):
             raise PeerProtocolError(peer, f"expected 1 to 256 buckets of each column - at Buckets.present from {peer}")
-        codes = _unpack(message.packed, self._sizes, n_rows, peer)
+        codes = _unpack(message.packed, sizes, n_rows, peer)
         self._party, self._peer = party, peer
         self._chosen: list[tuple[int, NDArray[np.bool_]]] = []
         self._records = 0
-        self._epsilons = list(epsilons(options, [str(k) for k in range(len(present))]).values())
-        self._unbiased = bool(options.unbiased)
         offsets = np.concatenate([[0], np.cumsum(present + 1)]).astype(np.int32)
         super().__init__(codes, offsets, flags[0], self._choose, threads)
 
@@ -161,21 +156,6 @@ class NoisyColumns(ColumnSource):
             packed = np.packbits(np.stack([left for _, left in self._chosen]), axis=1)
             self._party.send(self._peer, Chosen(Array.of(features), Array.of(packed)))
             self._chosen = []
-
-    def sums(self) -> NDArray[np.int64]:
-        """Return the noisy sums, or estimates of the true ones."""
-        sums = super().sums()
-        if not self._unbiased:
-            return sums
-        for feature, (size, epsilon) in enumerate(zip(self._sizes.tolist(), self._epsilons, strict=True)):
-            if size > 1 and epsilon != math.inf:
-                slots = slice(self.offsets[feature], self.offsets[feature + 1])
-                kept = 1.0 / (1.0 + (size - 1) * math.exp(-epsilon))
-                other = (1.0 - kept) / (size - 1)
-                used = np.arange(slots.start, slots.start + size)
-                total = sums[:, used].sum(axis=1, keepdims=True)
-                sums[:, used] = np.rint((sums[:, used] - other * total) / (kept - other))
-        return sums
 
 
 def active(
@@ -222,7 +202,7 @@ def active(
     objective = objective_for(data, classes, options)
     begun = begin(data, objective, options, party.name, tuple(parties), classes, eval_sets, keeper)
     part, forest = begun.part, begun.forest
-    noisy = {peer: NoisyColumns(party, peer, n_rows, options, threads) for peer in party.peers}
+    noisy = {peer: NoisyColumns(party, peer, n_rows, threads) for peer in party.peers}
     for name, records in zip(parties, begun.records, strict=True):
         if name in noisy:
             noisy[name].begin(records)

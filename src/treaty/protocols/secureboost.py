@@ -55,6 +55,7 @@ import numpy as np
 
 from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
 from treaty.crypto.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.data.binning import fit_bins
@@ -319,7 +320,8 @@ def passive(
     codes = bins.transform(table, threads)
     categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
     party.send(lead, Layout(Array.of(bins.offsets), Array.of(categorical)))
-    setup = _set_up(party, lead, options)
+    left = LEAK_LIMIT - (store.spent(table.schema.names) if store is not None else 0.0)
+    setup = _set_up(party, lead, options, left)
     printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
     if setup.resumed:
         part = resumed_part(setup.model_id, setup.records, keeper, options, printed)
@@ -379,10 +381,10 @@ def passive(
                     return part
 
 
-def _set_up(party: Party, lead: str, options: TreeOptions) -> Setup:
+def _set_up(party: Party, lead: str, options: TreeOptions, left: float) -> Setup:
     """Let the active party measure the link, and take its set-up."""
     while not isinstance(message := party.receive(lead, LinkProbe, Setup), Setup):
-        party.send(lead, LinkProbed())
+        party.send(lead, LinkProbed(left))
     if message.encryption not in (("lattice", "ou") if options.cipher == "auto" else (options.cipher,)):
         raise PeerProtocolError(
             lead, f"expected encryption {options.cipher!r}, got {message.encryption!r} - at Setup from {lead}"

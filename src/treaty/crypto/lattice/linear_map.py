@@ -61,6 +61,20 @@ class Field:
     signed: bool = False
 
 
+def check_fields(fields: Sequence[Field], parameters: Parameters) -> None:
+    """Refuse fields too wide for the arithmetic of `kernels.encrypt_block`.
+
+    Raises
+    ------
+    CryptoError
+    """
+    top = 1 << 31
+    if sum(top if field.signed else field.bound for field in fields) > 2 * top:
+        raise CryptoError("vectors of such large numbers do not fit the lattice map - lower fractional_bits or weights")
+    if any(field.bound >= min(parameters.primes) for field in fields):
+        raise CryptoError("expected numbers below the primes in a vector - in the lattice map; lower weights")
+
+
 class SecretMatrix:
     """The server's matrix: indicators of the codes of columns, or columns themselves.
 
@@ -165,11 +179,8 @@ class LinearMapClient:
         self, parameters: Parameters, fields: Sequence[Field], seed: bytes, length: int, *, threads: int = 1
     ) -> None:
         self.parameters, self._fields, self._length, self._threads = parameters, fields, length, threads
-        q, top = parameters.modulus, 1 << 31
-        if sum(top if field.signed else field.bound for field in fields) > 2 * top:
-            raise CryptoError("vectors of such large numbers do not fit the lattice map - lower fractional_bits")
-        if any(field.bound >= min(parameters.primes) for field in fields):
-            raise CryptoError("expected numbers below the primes in a vector - in the lattice map")
+        check_fields(fields, parameters)
+        q = parameters.modulus
         self._public = np.ascontiguousarray(_public(parameters, seed, length, threads)[:, :, ::-1])  # a from a~
         scales = [
             (q << field.shift) + (1 << parameters.message_bits - 1) >> parameters.message_bits for field in fields
