@@ -1,8 +1,8 @@
 """The lattice map beside the other ciphers and the plain grower: a tree of encrypted sums, and whole trainings.
 
 Claims: (1) on Default of Credit Card Clients (20 000 rows, 12 columns at the passive party, 32 bins) a depth-3 tree
-takes at most 50 ms of both parties on two cores, the hint apart; (2) a training of 20 trees there takes at most 2.5 s in
-all, hint included; (3) the sums of a depth-6 tree on a million rows take at most 4 s at the active party.
+takes at most 50 ms of both parties on two cores, the hint apart; (2) a training of 20 trees there takes at most 2.5 s
+in all, hint included; (3) the sums of a depth-6 tree on a million rows take at most 4 s at the active party.
 
 `lattice_speed.csv` holds, by size and depth, one tree of made-up codes through the seam that the protocol uses: every
 node split into random halves, of each pair of siblings one asked for. Sums of the first and last column are checked.
