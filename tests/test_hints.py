@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from treaty import GBDTClassifier
+from treaty.crypto.lattice.linear_map import LinearMapClient
 from treaty.crypto.lattice.store import HintStore
 from treaty.errors import TreatyError
 
@@ -30,6 +31,24 @@ def test_a_second_fit_on_the_same_rows_sends_no_hint_and_gives_the_same_model(tm
     assert hint_bytes(first) > 100_000 > 1000 > hint_bytes(again)
     assert np.array_equal(first.predict_proba(TABLES), again.predict_proba(TABLES))
     assert 0 < once < spent(tmp_path, first) <= 2.01 * once
+
+
+def test_no_secret_serves_twice_under_one_hint(tmp_path, monkeypatch):
+    encrypt, drawn = LinearMapClient.encrypt, []
+
+    def watched(client, vectors):
+        made = encrypt(client, vectors)
+        drawn.extend(secret.tobytes() for secret in made[0])
+        return made
+
+    monkeypatch.setattr(LinearMapClient, "encrypt", watched)
+    once = []
+    for _ in range(2):  # the second time with the hint kept, as a resumed training has it
+        model = GBDTClassifier("secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
+        once.append(len(drawn))
+    assert hint_bytes(model) < 1000
+    assert once[1] == 2 * once[0] >= 4
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_changed_rows_get_a_new_hint(tmp_path):

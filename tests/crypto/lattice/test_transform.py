@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import subprocess
@@ -129,3 +130,29 @@ def test_builds_with_and_without_vector_instructions_agree_bit_for_bit(tmp_path)
     found, has_wide_vectors = json.loads(done.stdout)
     assert not has_wide_vectors
     assert found == fingerprints()
+
+
+@pytest.mark.parametrize(
+    ("degree", "digest"),
+    [
+        (128, "fea166275f82f8fc6e97c10d9e13a60391f045effe3aaed74e3d435d136ae34f"),
+        (8192, "64bd9eb248fec7131d1dfa086fd5268c7159ad95848379af17c356bedc011bb7"),
+    ],
+)
+def test_the_transform_of_a_known_polynomial_is_known(degree, digest):
+    """Kept hints and the words on the wire hang on it: of k^2 * 12345, modulo each prime in turn."""
+    said = hashlib.sha256()
+    for prime in PRIMES:
+        polynomial = [k * k * 12345 % prime for k in range(degree)]
+        said.update(forward(polynomial, prime).astype("<u4").tobytes())
+    assert said.hexdigest() == digest
+
+
+def test_the_first_values_of_a_known_polynomial_are_those_at_odd_powers_of_the_root():
+    prime, degree = PRIMES[0], 128
+    base = next(x for x in range(2, prime) if pow(x, (prime - 1) // 2, prime) == prime - 1)
+    root = pow(base, (prime - 1) // (2 * degree), prime)
+    polynomial = [k * k * 12345 % prime for k in range(degree)]
+    places = [int(format(k, "07b")[::-1], 2) for k in range(4)]
+    found = [sum(c * pow(root, (2 * e + 1) * k, prime) for k, c in enumerate(polynomial)) % prime for e in places]
+    assert found == forward(polynomial, prime)[:4].tolist() == [1323220990, 798264688, 1993139515, 1243523180]
