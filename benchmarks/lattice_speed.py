@@ -7,7 +7,7 @@ in all, hint included; (3) the sums of a depth-6 tree on a million rows take at 
 `lattice_speed.csv` holds, by size and depth, one tree of made-up codes through the seam that the protocol uses: every
 node split into random halves, of each pair of siblings one asked for. Sums of the first and last column are checked.
 Beside is what a whole tree of the pooled grower takes on the same table.
-`lattice_training.csv` holds whole trainings. Two threads; about 25 minutes, most of them
+`lattice_training.csv` holds whole trainings. Two threads; about 15 minutes, most of them
 Paillier's on a million rows; `--quick` one.
 """
 
