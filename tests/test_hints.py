@@ -6,7 +6,8 @@ import pytest
 from treaty import GBDTClassifier
 from treaty.crypto.lattice.linear_map import LinearMapClient
 from treaty.crypto.lattice.store import HintStore
-from treaty.errors import TreatyError
+from treaty.crypto.lattice_sums import LatticeSumsClient
+from treaty.errors import CryptoError, TreatyError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 4))
@@ -49,6 +50,16 @@ def test_no_secret_serves_twice_under_one_hint(tmp_path, monkeypatch):
     assert hint_bytes(model) < 1000
     assert once[1] == 2 * once[0] >= 4
     assert len(set(drawn)) == len(drawn)
+
+
+def test_what_is_wrong_with_gradients_is_told_to_their_owner_alone(monkeypatch):
+    def refuse(client, grad, hess):
+        raise CryptoError("a gradient exceeds its declared bound")
+
+    monkeypatch.setattr(LatticeSumsClient, "begin_tree", refuse)
+    with pytest.raises(CryptoError) as caught:
+        GBDTClassifier("secureboost", **SETTINGS).fit(TABLES, Y)
+    assert caught.value.public == "its gradients cannot be encrypted; it has the details"
 
 
 def test_changed_rows_get_a_new_hint(tmp_path):

@@ -294,7 +294,8 @@ class AdditiveSumsServer:
 
     def nodes_of(self, query: Payload) -> int:
         """Return how many nodes a query is about; see `SumsServer.nodes_of`."""
-        return len(self._read_query(query)[1]) - 1
+        check_payload(query[1:], "a query", (np.int32, (1,)))
+        return int(query[1][0])
 
     def answer(self, query: Payload) -> Payload:
         """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""

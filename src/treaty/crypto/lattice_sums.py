@@ -31,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.lattice.arrays import NewHint
-from treaty.crypto.lattice.linear_map import Digits, Field, LinearMapClient, LinearMapServer, SecretMatrix, check_fields
+from treaty.crypto.lattice.linear_map import Digits, LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.packing import SumsBounds

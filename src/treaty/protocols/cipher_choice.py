@@ -106,10 +106,9 @@ def choose_cipher(
     if options.fractional_bits > MOST_LATTICE_FRACTION:
         return Choice("ou", f"fractional_bits is above the {MOST_LATTICE_FRACTION} that the lattice map takes")
     try:
-        client = LatticeSumsClient(bounds, store or HintStore(None), threads=threads)
+        parameters = sums_parameters(bounds)
     except CryptoError as error:
         return Choice("ou", str(error))
-    parameters = sums_parameters(bounds)
     if sum(_hint_bytes(parameters, int(of_peer[-1])) for of_peer in offsets.values()) > MOST_HINT_BYTES:
         return Choice("ou", f"hints of the lattice map would exceed {MOST_HINT_BYTES >> 30} GiB")
     vectors = trees * 2 ** (options.max_depth - 1)
@@ -120,7 +119,7 @@ def choose_cipher(
         speeds[peer], left = _measure(party, peer)
         if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > left:
             return Choice("ou", f"{peer}'s answers have told nearly all that the lattice map may tell of its table")
-    kept = client.offer(offsets) is not None
+    kept = store is not None and LatticeSumsClient(bounds, store).offer(offsets) is not None
     lattice = _total([
         _lattice(parameters, bounds.n_rows, len(of_peer) - 1, int(of_peer[-1]), options.max_depth, trees, threads, kept)
         for of_peer in offsets.values()

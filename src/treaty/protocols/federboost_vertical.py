@@ -52,10 +52,10 @@ from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.privacy.bucket_rr import BucketLedger, Column, Spent
 from treaty.protocols.column_owner import SplitOwner
-from treaty.protocols.decisions import DecideRequest, Finish, Held, decide, decided_by_all
+from treaty.protocols.decisions import DecideRequest, Finish, Held, decide
+from treaty.protocols.leading import Keep, Kept, grow
 from treaty.protocols.pooled import Labelled, Progress, begin, objective_for, own_columns
-from treaty.protocols.secureboost import Keep, Kept, resumed_part, terms
-from treaty.trees.boosting import EvalSet, Progressed, boost
+from treaty.protocols.secureboost import resumed_part, terms
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
 
@@ -209,38 +209,8 @@ def active(
             party.send(name, Begin(part.model_id, begun.resume is not None, records))
     own = own_columns(data.table, options, part.splits, threads)
     sources: list[ColumnSource] = [noisy.get(name, own) for name in parties]
-    rules = options.rules(objective)
-
-    def on_round(progressed: Progressed) -> None:
-        if keeper is not None and keeper.due:
-            for peer in party.peers:
-                party.send(peer, Keep(progressed.rounds))
-            for peer in party.peers:
-                party.receive(peer, Kept)
-            begun.keep(keeper, options, progressed)
-        if progress is not None:
-            progress(progressed.rounds, part)
-
-    if progress is not None:
-        progress(forest.rounds, part)
-    boost(
-        SumsFinder(sources, n_rows, rules, threads, first_tree=len(forest.trees)),
-        data.y,
-        data.weight,
-        forest,
-        rules,
-        n_columns=sum(len(source.categorical) for source in sources),
-        eval_sets=[
-            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, threads))
-            for number, rows in enumerate(eval_sets)
-        ],
-        on_round=on_round,
-        resume=begun.resume,
-        threads=threads,
-        **options.sampling(),
-    )
-    for peer in party.peers:
-        party.send(peer, Finish())
+    finder = SumsFinder(sources, n_rows, options.rules(objective), threads, first_tree=len(forest.trees))
+    grow(party, data, options, begun, finder, sources, eval_sets, threads, progress, keeper)
     for peer, columns in noisy.items():  # a model is none before the others have their records of it
         columns.check(party.receive(peer, Held))
     return part

@@ -70,7 +70,7 @@ from treaty.options import TreeOptions
 from treaty.privacy.guard import mixed_nodes
 from treaty.protocols.cipher_choice import LinkProbe, LinkProbed, choose_cipher
 from treaty.protocols.column_owner import SplitOwner, TreeOrder, checked_sample, send_hint
-from treaty.protocols.decisions import DecideRequest, Finish, decide, decided_by_all
+from treaty.protocols.decisions import DecideRequest, Finish, decide
 from treaty.protocols.encrypted_columns import (
     EncryptedGradients,
     Layout,
@@ -84,9 +84,9 @@ from treaty.protocols.encrypted_columns import (
     take_hints,
     unpack,
 )
+from treaty.protocols.leading import Keep, Kept, grow
 from treaty.protocols.pooled import Begun, Labelled, Progress, begin, objective_for, own_columns
 from treaty.protocols.public_seed import agree_on_seed, follow_seed
-from treaty.trees.boosting import EvalSet, Progressed, boost
 from treaty.trees.columns import MayShow, SumsFinder
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
@@ -107,16 +107,6 @@ class Setup(Message):
     records: Annotated[int, msgspec.Meta(ge=0)]
     encryption: str
     payload: list[Array]
-
-
-class Keep(Message):
-    """A round is finished: write a checkpoint. Tells how many rounds there are."""
-
-    rounds: int
-
-
-class Kept(Message):
-    """The checkpoint is written, if one is."""
 
 
 # ---------------------------------------------------------------- active party
@@ -193,36 +183,7 @@ def active(
         first_tree=len(forest.trees),
     )
 
-    def on_round(progressed: Progressed) -> None:
-        if keeper is not None and keeper.due:
-            for peer in party.peers:
-                party.send(peer, Keep(progressed.rounds))
-            for peer in party.peers:
-                party.receive(peer, Kept)
-            begun.keep(keeper, options, progressed)
-        if progress is not None:
-            progress(progressed.rounds, part)
-
-    if progress is not None:
-        progress(forest.rounds, part)
-    boost(
-        finder,
-        data.y,
-        data.weight,
-        forest,
-        rules,
-        n_columns=sum(len(source.categorical) for source in sources),
-        eval_sets=[
-            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, threads))
-            for number, rows in enumerate(eval_sets)
-        ],
-        on_round=on_round,
-        resume=begun.resume,
-        threads=threads,
-        **options.sampling(),
-    )
-    for peer in party.peers:
-        party.send(peer, Finish())
+    grow(party, data, options, begun, finder, sources, eval_sets, threads, progress, keeper)
     return part
 
 

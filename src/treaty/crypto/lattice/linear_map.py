@@ -22,9 +22,6 @@ What it rests on, and what each side learns: docs/lattice.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,109 +30,14 @@ from treaty.compute import share
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
 from treaty.crypto.lattice.lanes import WORDS
-from treaty.crypto.lattice.parameters import DIGIT_BITS, PRIMES, Parameters
+from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
+from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters
 from treaty.crypto.lattice.sampling import errors, flood, public_ring_elements, ternary
 from treaty.crypto.lattice.transform import Tables, shoup_quotients, tables
 from treaty.errors import CryptoError
 
 Residues = NDArray[np.uint32]
 Digits = NDArray[np.uint16]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A part of a message: entries of a vector are sums of fields, each shifted to its place.
-
-    Parameters
-    ----------
-    shift : int
-        Bits below it.
-    bound : int
-        Largest size of an entry.
-    signed : bool
-        Whether entries may be negative; of the topmost field only.
-    """
-
-    shift: int
-    bound: int
-    signed: bool = False
-
-
-def check_fields(fields: Sequence[Field], parameters: Parameters) -> None:
-    """Refuse fields too wide for the arithmetic of `kernels.encrypt_block`.
-
-    Raises
-    ------
-    CryptoError
-    """
-    top = 1 << 31
-    if sum(top if field.signed else field.bound for field in fields) > 2 * top:
-        raise CryptoError("vectors of such large numbers do not fit the lattice map - lower fractional_bits or weights")
-    if any(field.bound >= min(parameters.primes) for field in fields):
-        raise CryptoError("expected numbers below the primes in a vector - in the lattice map; lower weights")
-
-
-class SecretMatrix:
-    """The server's matrix: indicators of the codes of columns, or columns themselves.
-
-    Parameters
-    ----------
-    columns : ndarray of uint8 or int32, shape (columns, n), C order
-    column_of_row, code_of_row : ndarray of int64, shape (rows,)
-        Row s is the indicator of code_of_row[s] in columns[column_of_row[s]], or that column where the code is -1.
-    """
-
-    def __init__(self, columns: NDArray[Any], column_of_row: NDArray[np.int64], code_of_row: NDArray[np.int64]) -> None:
-        self.columns, self.column_of_row, self.code_of_row = columns, column_of_row, code_of_row
-
-    @classmethod
-    def of_bins(cls, codes: NDArray[np.uint8], offsets: NDArray[np.int64]) -> SecretMatrix:
-        """Rows are the bins of all features: bin c of feature f is row offsets[f] + c.
-
-        Parameters
-        ----------
-        codes : ndarray of uint8, shape (features, n), C order
-        offsets : ndarray of int64, shape (features + 1,)
-
-        Raises
-        ------
-        CryptoError
-            When a feature has no bins, or a code is not among them.
-        """
-        sizes = np.diff(offsets)
-        if len(sizes) != len(codes) or (sizes < 1).any() or (codes.max(axis=1, initial=0) >= sizes).any():
-            raise CryptoError("expected codes within the bins of their feature - in the matrix of the lattice map")
-        feature = np.repeat(np.arange(len(sizes)), sizes)
-        return cls(codes, feature, np.arange(int(offsets[-1])) - offsets[feature])
-
-    @classmethod
-    def of_integers(cls, values: NDArray[np.int32]) -> SecretMatrix:
-        """Rows are given, int32 (rows, n).
-
-        Raises
-        ------
-        CryptoError
-            When an entry is not below the smallest prime, in size.
-        """
-        if len(values) and np.abs(values.astype(np.int64)).max(initial=0) >= min(PRIMES):
-            raise CryptoError(f"expected entries below {min(PRIMES)} in size - in the matrix of the lattice map")
-        rows = np.arange(len(values))
-        return cls(np.ascontiguousarray(values), rows, np.full(len(values), -1))
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.column_of_row)
-
-    @property
-    def length(self) -> int:
-        """Entries of a row, n."""
-        return int(self.columns.shape[1])
-
-    @cached_property
-    def is_bins(self) -> bool:
-        """Whether every row is an indicator."""
-        return bool((self.code_of_row >= 0).all())
 
 
 def _transforms(parameters: Parameters) -> list[Tables]:

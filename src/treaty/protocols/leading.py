@@ -1,0 +1,83 @@
+"""What the active parties of vertical protocols share: growing over a finder, checkpoints that all keep, eval sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treaty.checkpoints import Keeper
+from treaty.messaging.messages import Message
+from treaty.messaging.party import Party
+from treaty.options import TreeOptions
+from treaty.protocols.decisions import Finish, decided_by_all
+from treaty.protocols.pooled import Begun, Labelled, Progress
+from treaty.trees.boosting import EvalSet, Progressed, boost
+from treaty.trees.columns import SumsFinder, SumsSource
+
+
+class Keep(Message):
+    """A round is finished: write a checkpoint. Tells how many rounds there are."""
+
+    rounds: int
+
+
+class Kept(Message):
+    """The checkpoint is written, if one is."""
+
+
+def grow(
+    party: Party,
+    data: Labelled,
+    options: TreeOptions,
+    begun: Begun,
+    finder: SumsFinder,
+    sources: Sequence[SumsSource],
+    eval_sets: Sequence[Labelled],
+    threads: int,
+    progress: Progress | None,
+    keeper: Keeper | None,
+) -> None:
+    """Grow the trees of a training that has begun into its part, then tell all passive parties that it is over.
+
+    Every passive party answers `Keep` with `Kept` after a round, and `DecideRequest` for eval sets.
+
+    Parameters
+    ----------
+    finder : SumsFinder
+        Over `sources`, those of all parties in their order.
+    eval_sets : sequence of Labelled
+        Decided by all owners, by their number.
+    party, data, options, begun, threads, progress, keeper
+        As the protocols' `active` have them.
+    """
+    part, forest = begun.part, begun.forest
+
+    def on_round(progressed: Progressed) -> None:
+        if keeper is not None and keeper.due:
+            for peer in party.peers:
+                party.send(peer, Keep(progressed.rounds))
+            for peer in party.peers:
+                party.receive(peer, Kept)
+            begun.keep(keeper, options, progressed)
+        if progress is not None:
+            progress(progressed.rounds, part)
+
+    if progress is not None:
+        progress(forest.rounds, part)
+    boost(
+        finder,
+        data.y,
+        data.weight,
+        forest,
+        options.rules(forest.objective),
+        n_columns=sum(len(source.categorical) for source in sources),
+        eval_sets=[
+            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, threads))
+            for number, rows in enumerate(eval_sets)
+        ],
+        on_round=on_round,
+        resume=begun.resume,
+        threads=threads,
+        **options.sampling(),
+    )
+    for peer in party.peers:
+        party.send(peer, Finish())
