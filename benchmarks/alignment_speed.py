@@ -12,7 +12,6 @@ import argparse
 import math
 import os
 import resource
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from treaty.data.ids import read_ids
 from treaty.messaging.certificates import load_certificate, write_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
+from treaty.processes import free_ports
 from treaty.protocols.alignment import align_active, align_passive
 
 SIDES = ("active", "passive")
@@ -65,12 +65,6 @@ def hash_of(numbers: np.ndarray) -> int:
     return int((numbers.astype(np.uint64) * weights).sum())
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def measure(count: int, cores: int, bar: float) -> list[dict[str, object]]:
     from data import cpu_of_others, verdict
 
@@ -78,7 +72,7 @@ def measure(count: int, cores: int, bar: float) -> list[dict[str, object]]:
         folder = Path(name)
         for side in SIDES:
             write_identity(folder, side)
-        ports = [free_port(), free_port()]
+        ports = free_ports(2)
         available = sorted(os.sched_getaffinity(0))[:cores]
         started = {
             side: subprocess.Popen(

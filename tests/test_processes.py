@@ -25,7 +25,7 @@ from treaty.job_file import load_job
 from treaty.jobs import find_part
 from treaty.messaging.certificates import write_identity
 from treaty.models import load_part
-from treaty.processes import compile_kernels, free_port
+from treaty.processes import PORTS, compile_kernels, free_ports
 
 TREATY = [sys.executable, "-m", "treaty"]
 EACH_WITHIN = 10.0  # seconds from the fault to the last party's end
@@ -41,13 +41,14 @@ def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = Fa
     X, y = real_table("binary", rows=rows)
     tables = {"clinic": X.iloc[:, :4].assign(y=y), "lab": X.iloc[:, 4:8], "imaging": X.iloc[:, 8:]}
     lines = ['name = "test"', 'active = "clinic"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
-    for name, table in tables.items():
+    ports = free_ports(len(tables))
+    for (name, table), port in zip(tables.items(), ports, strict=True):
         table.assign(id=np.arange(len(table))).to_csv(folder / f"{name}.csv", index=False)
         lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"', 'drop = ["id"]']
         if alone:
             write_identity(folder, name)
             lines += [
-                f'address = "127.0.0.1:{free_port()}"',
+                f'address = "127.0.0.1:{port}"',
                 f'certificate = "{name}.cert.pem"',
                 f'key = "{name}.key.pem"',
             ]
@@ -63,7 +64,24 @@ def start(job: Path, name: str, verb: str = "train", *, resume: bool = False) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},  # see `wait_for_rounds`
     )
+
+
+def wait_for_rounds(processes: dict[str, subprocess.Popen[str]], kept: Path, rounds: int) -> None:
+    """Wait for that many rounds in a checkpoint; failing, end the processes and show where each stood."""
+    deadline = time.monotonic() + 60
+    while not (kept.exists() and load_checkpoint(kept).rounds >= rounds):
+        ended = [name for name, process in processes.items() if process.poll() is not None]
+        if ended or time.monotonic() > deadline:
+            said = {}
+            for name, process in processes.items():
+                process.send_signal(signal.SIGABRT)  # prints the stack of every thread
+                said[name] = process.communicate()[1]
+            raise AssertionError(
+                "\n".join([f"ended: {ended}", *(f"--- {name}\n{text}" for name, text in said.items())])
+            )
+        time.sleep(0.002)
 
 
 def finish(processes: dict[str, subprocess.Popen[str]], seconds: float) -> dict[str, tuple[int, str]]:
@@ -135,6 +153,16 @@ def test_estimators_over_grpc_equal_the_pooled_ones(task):
     assert federated.communication_["p0 -> p1"]["bytes"] > 0
 
 
+def test_parties_listen_at_ports_that_no_outgoing_connection_is_lent():
+    ports = free_ports(40)
+    assert len(set(ports)) == 40
+    assert all(port in PORTS for port in ports)
+    lent = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if lent.exists():
+        first, last = map(int, lent.read_text().split())
+        assert not set(PORTS) & set(range(first, last + 1))
+
+
 def test_parties_started_apart_with_their_own_files_train_together(tmp_path):
     job = write_job(tmp_path, alone=True)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
@@ -149,10 +177,7 @@ def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tm
     job = write_job(tmp_path, trees=2000, alone=True, rows=500)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"
-    deadline = time.monotonic() + 60
-    while not (kept.exists() and load_checkpoint(kept).rounds >= 3):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for_rounds(processes, kept, 3)
     os.kill(processes["lab"].pid, signal.SIGKILL)
     killed = time.monotonic()
     ended = finish(processes, EACH_WITHIN)
@@ -375,10 +400,7 @@ def test_a_killed_training_resumes_to_the_identical_model(tmp_path):
     job = write_job(tmp_path, alone=True, **options)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"
-    deadline = time.monotonic() + 60
-    while not (kept.exists() and load_checkpoint(kept).rounds >= rounds):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_for_rounds(processes, kept, rounds)
     os.kill(processes[victim].pid, signal.SIGKILL)
     codes = {name: code for name, (code, _) in finish(processes, EACH_WITHIN).items()}
     assert codes[victim] == -signal.SIGKILL
@@ -441,10 +463,7 @@ def test_a_resumed_job_keeps_its_alignment(tmp_path):
     job, _ = write_unaligned(tmp_path, alone=True, **options)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"
-    deadline = time.monotonic() + 60
-    while not (kept.exists() and load_checkpoint(kept).rounds >= 2):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_for_rounds(processes, kept, 2)
     os.kill(processes["imaging"].pid, signal.SIGKILL)
     finish(processes, EACH_WITHIN)
     begun = load_checkpoint(kept)
@@ -471,10 +490,7 @@ def test_an_interrupted_alignment_is_not_put_on_other_ids(tmp_path):
     job, _ = write_unaligned(tmp_path, alone=True, trees=2000)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"
-    deadline = time.monotonic() + 60
-    while not kept.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_rounds(processes, kept, 0)
     os.kill(processes["clinic"].pid, signal.SIGKILL)
     finish(processes, EACH_WITHIN)
     lab = pd.read_csv(tmp_path / "lab.csv")

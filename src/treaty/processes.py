@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from treaty.protocols.blinded_lists import OwnList
 from treaty.protocols.pooled import Labelled, Progress
 from treaty.simulation import Traffic, active_of, play
 
+PORTS = range(15_000, 32_000)  # those that parties on one machine listen at
 GRACE = 8.0  # seconds the others get to end by themselves after one party failed
 
 
@@ -154,10 +156,11 @@ def _wait(started: Mapping[str, subprocess.Popen[bytes]]) -> list[str]:
 def _completed(job: Job, folder: Path) -> Job:
     """Make up addresses, keys and certificates where the job names none."""
     parties = {}
+    ports = iter(free_ports(len(job.parties)))
     for name, member in job.parties.items():
         changes: dict[str, Any] = {}
         if member.address is None:
-            changes["address"] = f"127.0.0.1:{free_port()}"
+            changes["address"] = f"127.0.0.1:{next(ports)}"
         if member.key is None or member.certificate is None:
             write_identity(folder, name)
             changes["key"], changes["certificate"] = str(folder / f"{name}.key.pem"), str(folder / f"{name}.cert.pem")
@@ -165,11 +168,21 @@ def _completed(job: Job, folder: Path) -> Job:
     return msgspec.structs.replace(job, parties=parties)
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on.
+
+    They lie below the ports that systems lend to outgoing connections (from 32768 on Linux, 49152 elsewhere): parties
+    try to reach each other before all listen, and such a try would now and then be lent the very port that a party
+    was about to listen at.
+    """
+    ports: list[int] = []
+    with ExitStack() as held:
+        while len(ports) < count:
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", secrets.choice(PORTS)))
+                ports.append(probe.getsockname()[1])
+    return ports
 
 
 # ---------------------------------------------------------------- for the estimators' transport="grpc"
