@@ -172,20 +172,12 @@ def boost(
     objective.check_sums(n_rows)
     rng = np.random.default_rng(random_state)
     margins = np.full((n_outputs, n_rows), objective.base_margin)
-    eval_margins = [np.full((len(e.y), n_outputs), objective.base_margin) for e in eval_sets]
-    if resume is None:
-        forest.history = {e.name: [] for e in eval_sets}
-    else:
+    if resume is not None:
         margins[:] = resume.margins
         rng.bit_generator.state = json.loads(resume.random_state)
-        for e, e_margins in zip(eval_sets, eval_margins, strict=True):
-            e.add_trees(forest.trees, e_margins)
     all_columns = np.arange(n_columns, dtype=np.int32)
-    for done in range(forest.rounds + 1, n_estimators + 1):
-        if early_stopping_rounds is not None and eval_sets and done > 1:
-            forest.best_round = int(np.argmin(forest.history[eval_sets[-1].name])) + 1
-            if done - 1 - forest.best_round >= early_stopping_rounds:
-                break
+
+    def grow() -> list[Tree]:
         grad, hess, clipped = objective.gradients(margins.T, y, weight, threads)
         forest.clipped_rows = max(forest.clipped_rows, clipped)
         new: list[Tree] = []
@@ -194,20 +186,60 @@ def boost(
             if one_side is not None:
                 rows, g, h = one_side.draw(rng, g, h)
             elif subsample < 1.0:
-                rows = _draw(rng, n_rows, subsample)
-            columns = all_columns if colsample_bytree >= 1.0 else _draw(rng, n_columns, colsample_bytree)
+                rows = draw(rng, n_rows, subsample)
+            columns = all_columns if colsample_bytree >= 1.0 else draw(rng, n_columns, colsample_bytree)
             new.append(grow_tree(finder, g, h, margins[output], rules, rows=rows, columns=columns))
+        return new
+
+    def after_round(done: int) -> None:
+        if on_round is not None:
+            on_round(Progressed(done, margins, json.dumps(rng.bit_generator.state)))
+
+    run_rounds(grow, forest, after_round, n_estimators, eval_sets, early_stopping_rounds)
+
+
+def run_rounds(
+    grow: Callable[[], Sequence[Tree]],
+    forest: Forest,
+    after_round: Callable[[int], None],
+    n_estimators: int,
+    eval_sets: Sequence[EvalSet] = (),
+    early_stopping_rounds: int | None = None,
+) -> None:
+    """Add rounds to a forest until there are enough, or early stopping says so; what is finished survives an error.
+
+    Parameters
+    ----------
+    grow : callable
+        Returns the trees of the next round, one per output.
+    forest : Forest
+        Without trees, or with those of earlier rounds and their history.
+    after_round : callable
+        Called with the number of finished rounds.
+    """
+    n_outputs = forest.objective.n_outputs
+    eval_margins = [np.full((len(e.y), n_outputs), forest.objective.base_margin) for e in eval_sets]
+    for e, e_margins in zip(eval_sets, eval_margins, strict=True):
+        if forest.trees:
+            e.add_trees(forest.trees, e_margins)
+        forest.history.setdefault(e.name, [])
+    for done in range(forest.rounds + 1, n_estimators + 1):
+        if early_stopping_rounds is not None and eval_sets and done > 1:
+            forest.best_round = int(np.argmin(forest.history[eval_sets[-1].name])) + 1
+            if done - 1 - forest.best_round >= early_stopping_rounds:
+                break
+        new = grow()
         forest.trees.extend(new)
         for e, e_margins in zip(eval_sets, eval_margins, strict=True):
             e.add_trees(new, e_margins)
-            forest.history[e.name].append(objective.loss(e_margins, e.y, e.weight))
-        if on_round is not None:
-            on_round(Progressed(done, margins, json.dumps(rng.bit_generator.state)))
+            forest.history[e.name].append(forest.objective.loss(e_margins, e.y, e.weight))
+        after_round(done)
     if early_stopping_rounds is not None and eval_sets:
         forest.best_round = int(np.argmin(forest.history[eval_sets[-1].name])) + 1
         del forest.trees[forest.best_round * n_outputs :]
 
 
-def _draw(rng: np.random.Generator, total: int, share: float) -> NDArray[np.int32]:
+def draw(rng: np.random.Generator, total: int, share: float) -> NDArray[np.int32]:
+    """Draw a share of so many rows or columns, at least one; ascending."""
     size = max(1, round(share * total)) if total else 0
     return np.sort(rng.choice(total, size, replace=False)).astype(np.int32)

@@ -41,6 +41,57 @@ class SplitFinder(Protocol):
         """Add the finished tree's leaf values to the margins (n_rows,) of the rows."""
 
 
+class Growth:
+    """One tree while it grows, without its rows: which nodes are to be split next, and what is known of the others.
+
+    Parameters
+    ----------
+    totals : int64 (3,)
+        Of the root: sum of grad, sum of hess, number of sampled rows.
+    rules : SplitRules
+
+    Attributes
+    ----------
+    level : Level or None
+        The nodes whose best splits are wanted next; None when the tree is grown.
+    """
+
+    def __init__(self, totals: NDArray[np.int64], rules: SplitRules) -> None:
+        self._rules = rules
+        self._totals = [totals[None]]
+        self._n_nodes = 1
+        self._divided: list[_Divided] = []
+        self.level = _first_level(totals[None], rules)
+
+    def take(self, splits: Splits) -> tuple[NDArray[np.int32], NDArray[np.int32], Splits] | None:
+        """Take the best splits of the level; return nodes to divide, their left children and splits, if there are any.
+
+        `divided` must follow before the next level.
+        """
+        assert self.level is not None
+        kept = np.flatnonzero(splits.feature >= 0)
+        level, self.level = self.level, None
+        if len(kept) == 0:
+            return None
+        nodes, chosen = level.nodes[kept], splits.take(kept)
+        children = (self._n_nodes + 2 * np.arange(len(kept))).astype(np.int32)
+        of_pairs = np.stack([chosen.left_totals, level.totals[kept] - chosen.left_totals], axis=1)
+        self._totals.append(of_pairs.reshape(-1, 3))
+        self._n_nodes += 2 * len(kept)
+        self.level = _next_level(level.depth + 1, of_pairs, children, kept, self._rules)
+        self._taken = nodes, children, chosen
+        return self._taken
+
+    def divided(self, records: NDArray[np.int32]) -> None:
+        """Note the owners' record numbers of the splits that `take` returned."""
+        nodes, children, chosen = self._taken
+        self._divided.append((nodes, children, records, chosen))
+
+    def tree(self) -> Tree:
+        """Return the tree."""
+        return _tree(np.concatenate(self._totals), self._divided, self._rules)
+
+
 def grow_tree(
     finder: SplitFinder,
     grad: NDArray[np.int64],
@@ -70,34 +121,26 @@ def grow_tree(
     -------
     Tree
     """
-    totals = [finder.start_tree(grad, hess, rows, columns)[None]]
-    n_nodes = 1
-    divided: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Splits]] = []
-    level = _first_level(totals[0], rules)
-    while level is not None:
-        splits = finder.best_splits(level)
-        kept = np.flatnonzero(splits.feature >= 0)
-        if len(kept) == 0:
-            break
-        nodes, chosen = level.nodes[kept], splits.take(kept)
-        children = (n_nodes + 2 * np.arange(len(kept))).astype(np.int32)
-        divided.append((nodes, children, finder.divide(nodes, children, chosen), chosen))
-        right_totals = level.totals[kept] - chosen.left_totals
-        of_pairs = np.stack([chosen.left_totals, right_totals], axis=1)
-        totals.append(of_pairs.reshape(-1, 3))
-        n_nodes += 2 * len(kept)
-        level = _next_level(level.depth + 1, of_pairs, children, kept, rules)
-    tree = _tree(np.concatenate(totals), divided, rules)
+    growth = Growth(finder.start_tree(grad, hess, rows, columns), rules)
+    while growth.level is not None:
+        taken = growth.take(finder.best_splits(growth.level))
+        if taken is not None:
+            growth.divided(finder.divide(*taken))
+    tree = growth.tree()
     finder.finish(tree, margins)
     return tree
 
 
+_Divided = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Splits]
+"""Nodes of a level, their left children, records and splits."""
+
+
 def _tree(
     totals: NDArray[np.int64],
-    divided: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Splits]],
+    divided: list[_Divided],
     rules: SplitRules,
 ) -> Tree:
-    """Make a tree of all nodes' totals and, for every level, the divided nodes, their children, records and splits."""
+    """Make a tree of all nodes' totals and what was divided at every level."""
     source, gain = np.full(len(totals), -1, np.int16), np.zeros(len(totals))
     record, left = np.full(len(totals), -1, np.int32), np.full(len(totals), -1, np.int32)
     for nodes, children, records, chosen in divided:
