@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
-from treaty.trees.boosting import EvalSet, Forest, OneSide, _draw, boost
+from treaty.trees.boosting import EvalSet, Forest, OneSide, draw, boost
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import Objective, make_objective
@@ -149,7 +149,7 @@ def test_boost_draws_the_same_from_the_same_seed():
 
 @pytest.mark.parametrize(("total", "share", "size"), [(10, 0.01, 1), (10, 0.26, 3), (1, 0.5, 1), (0, 0.5, 0)])
 def test_draw_takes_the_nearest_number_and_at_least_one(total, share, size):
-    assert len(_draw(np.random.default_rng(0), total, share)) == size
+    assert len(draw(np.random.default_rng(0), total, share)) == size
 
 
 def test_boost_keeps_finished_trees_when_stopped_by_an_error():
