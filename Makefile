@@ -32,6 +32,7 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/pooled_speed.py
 	$(BIN)/python benchmarks/lattice_speed.py
+	$(BIN)/python benchmarks/lattice_skew.py
 	$(BIN)/python benchmarks/secureboost_speed.py
 	$(BIN)/python benchmarks/secureboost_accuracy.py
 	$(BIN)/python benchmarks/secureboost_memory.py

@@ -35,7 +35,7 @@ Words = NDArray[np.uint64]
 
 _LOW, _HALF_WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 COPIES = 4  # of the places that residues are added up in
-_TILE = 1024  # rows taken through all columns at a time, so that their residues stay near the processor
+_TILE = 1024  # rows, a multiple of COPIES, taken through all columns at a time: their residues stay near the processor
 
 
 @kernel
@@ -155,10 +155,12 @@ def bin_sums(
 ) -> None:
     """Add words[i * 8:] to the place of bin offsets[f] + codes[f, i], over all rows i, of features[first:stop].
 
-    `sums` holds `COPIES` of all places, one after the other, that rows go to in turn: their sum is meant. An addition
-    to a place waits for the last one to it, so that with a single copy the time would tell how skewed bins are.
+    `sums` holds `COPIES` of each place, one after the other, and row i goes to copy i % COPIES: their sum is meant. An
+    addition to a place waits for the last one to it, so that with a single copy the time would tell how skewed bins
+    are. Copies of a place lie side by side, not a whole table apart: addresses that differ by a multiple of 4096 bytes,
+    as theirs would with 64 bins in all, processors take one for the other, and wait all the same.
     """
-    rows, size = codes.shape[1], len(sums) // COPIES
+    rows = codes.shape[1]
     for start in range(0, rows, _TILE):
         end = min(start + _TILE, rows)
         whole = start + (end - start) // COPIES * COPIES
@@ -166,10 +168,11 @@ def bin_sums(
             column, offset = codes[features[k]], offsets[features[k]]
             for i in range(start, whole, COPIES):
                 for copy in range(COPIES):
-                    place = (offset + np.int64(column[i + copy])) * WORDS
-                    add_words(sums, copy * size + place, words, (i + copy) * WORDS)
+                    place = (offset + np.int64(column[i + copy])) * COPIES + copy
+                    add_words(sums, place * WORDS, words, (i + copy) * WORDS)
             for i in range(whole, end):
-                add_words(sums, (offset + np.int64(column[i])) * WORDS, words, i * WORDS)
+                place = (offset + np.int64(column[i])) * COPIES + i - whole
+                add_words(sums, place * WORDS, words, i * WORDS)
 
 
 @kernel

@@ -21,7 +21,9 @@ What it rests on, and what each side learns: docs/lattice.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +41,8 @@ from treaty.errors import CryptoError
 Residues = NDArray[np.uint32]
 Digits = NDArray[np.uint16]
 
+_LINE = 64  # bytes
+
 
 def _transforms(parameters: Parameters) -> list[Tables]:
     return [tables(prime, parameters.degree) for prime in parameters.primes]
@@ -55,6 +59,24 @@ def _public(parameters: Parameters, seed: bytes, length: int, threads: int) -> R
 
     share(expand, blocks + 1, threads)
     return out
+
+
+def zeros_on_lines(shape: tuple[int, ...], dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+    """Return zeros that begin at one of the processor's cache lines, so that eight words of a row never straddle two.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    dtype : numpy unsigned integer type
+
+    Returns
+    -------
+    ndarray of `shape` and `dtype`, C order
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + _LINE, np.uint8)
+    skip = -raw.ctypes.data % _LINE
+    return raw[skip : skip + size].view(dtype).reshape(shape)
 
 
 class LinearMapClient:
@@ -344,7 +366,7 @@ class LinearMapServer:
                 self._threads,
             )
             return dense
-        words = np.zeros((matrix.length, WORDS), np.uint32)
+        words = zeros_on_lines((matrix.length, WORDS), np.uint32)
         fine: list[bool] = []
         share(
             lambda a, b: fine.append(kernels.interleave(planes, self._primes, a, b, words)),
@@ -354,12 +376,12 @@ class LinearMapServer:
         )
         if not all(fine):
             raise CryptoError("a word is not below its prime - in a query")
-        copies = np.zeros((kernels.COPIES, matrix.rows, WORDS), np.uint64)
+        copies = zeros_on_lines((matrix.rows, kernels.COPIES, WORDS), np.uint64)
         offsets = np.flatnonzero(matrix.code_of_row == 0)  # every feature has a first bin
         share(
             lambda a, b: kernels.bin_sums(words.ravel(), matrix.columns, offsets, features, a, b, copies.reshape(-1)),
             len(features),
             self._threads,
         )
-        sums: NDArray[np.uint64] = copies.sum(axis=0)[rows, : len(modulus)] % self._primes.astype(np.uint64)
+        sums: NDArray[np.uint64] = copies.sum(axis=1)[rows, : len(modulus)] % self._primes.astype(np.uint64)
         return sums.astype(np.int64)

@@ -1,0 +1,231 @@
+"""One message per secret of the lattice map, whatever breaks: two of them under one secret show what they differ in."""
+
+import itertools
+import threading
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from messaging.test_grpc_link import Proxy
+from tables import cut, real_table
+from treaty import GBDTClassifier
+from treaty.checkpoints import Keeper, checkpoint_file
+from treaty.crypto.lattice.linear_map import LinearMapClient
+from treaty.crypto.lattice.parameters import DEGREE, PRIMES
+from treaty.data.table import to_table
+from treaty.errors import PeerLost, PeerTimeout
+from treaty.messaging import grpc_link
+from treaty.messaging.grpc_server import Server
+from treaty.messaging.grpc_wire import Announcement, decode
+from treaty.messaging.memory import MemoryChannel
+from treaty.messaging.messages import decode_body, decode_envelope
+from treaty.messaging.party import Party, run_role
+from treaty.options import TreeOptions
+from treaty.protocols import secureboost
+from treaty.protocols.encrypted_columns import SumsRequest
+from treaty.protocols.pooled import Labelled
+from treaty.simulation import play, star
+
+SETTINGS = {"encryption": "lattice", "n_estimators": 2, "max_depth": 3, "max_bin": 4, "min_child_samples": 5}
+LARGEST_ERROR = 21
+
+
+def query_of(frame):
+    """The arrays (b, b_0) of a frame that asks for sums, as bytes; None of another frame."""
+    envelope = decode_envelope(frame, peer="test")
+    if envelope.step != "SumsRequest":
+        return None
+    return tuple(bytes(array.data) for array in decode_body(envelope.body, SumsRequest, peer="test").payload)
+
+
+@pytest.fixture
+def encrypted(monkeypatch):
+    """What `LinearMapClient.encrypt` returns, call by call."""
+    made, real = [], LinearMapClient.encrypt
+
+    def watched(client, vectors):
+        made.append(real(client, vectors))
+        return made[-1]
+
+    monkeypatch.setattr(LinearMapClient, "encrypt", watched)
+    return made
+
+
+def assert_one_message_per_secret(queries, encrypted):
+    """Of frames that went out: each holds one result of an encryption as it was made, and no secret comes twice."""
+    assert len(encrypted) >= 2
+    secrets = [secret.tobytes() for made, _, _ in encrypted for secret in made]
+    assert len(set(secrets)) == len(secrets)
+    assert set(queries) <= {(words.tobytes(), own.tobytes()) for _, words, own in encrypted}
+    # And without a look at secrets: b_0 = a_0 s + e_0 of two vectors under one s differ by errors alone.
+    first = [np.frombuffer(own, np.uint32).reshape(-1, 5, DEGREE)[:, 0] for _, own in set(queries)]
+    for one, other in itertools.combinations(np.concatenate(first).astype(np.int64), 2):
+        apart = np.abs((one - other + PRIMES[0] // 2) % PRIMES[0] - PRIMES[0] // 2)
+        assert apart.max() > 2 * LARGEST_ERROR
+
+
+# ---------------------------------------------------------------- a broken connection
+
+
+class Wire:
+    """What clinic sent and the others took in, attempt by attempt, by receiver and number of the delivery."""
+
+    def __init__(self):
+        self.sent, self.seen = defaultdict(list), defaultdict(list)
+        self.came = threading.Event()  # a piece of the query that is to be broken off, at lab
+        self.broken = None  # receiver and number of that query
+
+    def is_to_break(self, frame):
+        """Whether it is lab's second query, for the first time."""
+        queries = [key for key, (first, *_) in self.sent.items() if key[0] == "lab" and query_of(first) is not None]
+        return self.broken is None and query_of(frame) is not None and len(queries) == 2
+
+
+@pytest.fixture
+def wire(monkeypatch):
+    """Watch what clinic delivers, and break the query in the midst or, once it is taken in, before it is answered."""
+    wire, chunks, deliver = Wire(), grpc_link.chunks, Server._deliver
+    wire.break_within = wire.break_after = lambda: None
+
+    def sending(announcement, frame):
+        pieces = list(chunks(announcement, frame))
+        if announcement.introduction.sender != "clinic":
+            yield from pieces
+            return
+        key = decode_envelope(frame, peer="test").receiver, announcement.number
+        wire.sent[key].append(bytes(frame))
+        if key[0] != "lab" or not wire.is_to_break(frame):
+            yield from pieces
+            return
+        wire.broken = key
+        assert len(pieces) > 3
+        yield from pieces[:2]
+        assert wire.came.wait(20)
+        wire.break_within()
+        yield from pieces[2:]
+
+    def receiving(server, requests, context):
+        if server._name == "clinic":
+            return deliver(server, requests, context)
+        first = next(requests)
+        announced = decode(first, Announcement)
+        key, frame = (server._name, announced.number), bytearray()
+        wire.seen[key].append(frame)
+
+        def listening():
+            yield first
+            for piece in requests:
+                frame.extend(piece)
+                if key == wire.broken:
+                    wire.came.set()
+                yield piece
+
+        pieces = listening()
+        answer = deliver(server, pieces, context)
+        if len(wire.seen[key]) > 1:  # a repetition, which the server need not read
+            for _ in pieces:
+                pass
+        elif key == wire.broken and len(frame) == announced.size:
+            wire.break_after()
+        return answer
+
+    monkeypatch.setattr(grpc_link, "chunks", sending)
+    monkeypatch.setattr(Server, "_deliver", receiving)
+    return wire
+
+
+@pytest.fixture
+def linked(wire, grpc_end, connect):
+    """Clinic, lab and shop; clinic dials lab through a proxy."""
+    ends = [grpc_end("clinic", ["lab", "shop"]), grpc_end("lab", ["clinic"]), grpc_end("shop", ["clinic"])]
+    proxy = Proxy(ends[1].address)
+    addresses = {end.name: end.address for end in ends} | {"lab": proxy.address}
+    assert set(connect(ends, addresses).values()) == {None}
+    yield {end.name: end for end in ends}, proxy
+    proxy.close()
+
+
+def roles_of_training():
+    X, y = real_table("binary", rows=200)
+    tables = {
+        name: to_table(part, party=name)
+        for name, part in zip(["clinic", "lab", "shop"], cut(X, 3).values(), strict=True)
+    }
+    options = TreeOptions(protocol="secureboost", **SETTINGS)
+
+    def active(party):
+        return secureboost.active(
+            party, Labelled(tables["clinic"], y.astype(float)), options, parties=list(tables), classes=[0, 1]
+        )
+
+    passive = {
+        name: lambda party, name=name: secureboost.passive(party, tables[name], options) for name in ["lab", "shop"]
+    }
+    return {"clinic": active, **passive}, star("clinic", tables)
+
+
+@pytest.mark.parametrize("when", ["within", "after"])
+def test_a_query_whose_connection_breaks_goes_out_again_with_the_same_bytes(linked, wire, encrypted, together, when):
+    channels, proxy = linked
+    setattr(wire, f"break_{when}", proxy.cut)
+    roles, links = roles_of_training()
+    results = {}
+
+    def program(name):
+        party = Party(name, "j", "secureboost", channels[name], links[name], timeout=30)
+        results[name] = run_role(party, lambda: roles[name](party))
+
+    outcome = together(**{name: lambda name=name: program(name) for name in roles})
+    assert set(outcome.values()) == {None}
+
+    sent, seen = wire.sent[wire.broken], wire.seen[wire.broken]
+    assert len(sent) >= 2  # more where it was not dialled again yet
+    assert len(seen) == 2
+    assert set(sent) == {bytes(seen[1])}
+    assert 0 < len(seen[0]) <= len(seen[1])
+    assert (len(seen[0]) < len(seen[1])) == (when == "within")
+    assert seen[1].startswith(seen[0])
+    assert all(len(frames) == 1 for key, frames in wire.sent.items() if key != wire.broken)
+    assert all(len(frames) == 1 for key, frames in wire.seen.items() if key != wire.broken)
+
+    queries = [query for frames in wire.sent.values() for frame in frames if (query := query_of(frame))]
+    assert_one_message_per_secret(queries, encrypted)
+    assert len(set(queries)) == len(encrypted)  # lab and shop are asked alike
+    undisturbed = play(roles, links, job="j", protocol="secureboost").results["clinic"]
+    assert results["clinic"].forest.trees == undisturbed.forest.trees
+
+
+# ---------------------------------------------------------------- a peer that is given up
+
+
+@pytest.mark.parametrize("error", [PeerLost, PeerTimeout])
+def test_a_query_that_could_not_be_delivered_is_not_put_again_by_this_job_or_its_resumption(
+    monkeypatch, tmp_path, encrypted, error
+):
+    frames, real = [], MemoryChannel.send
+    X, y = real_table("binary", rows=200)
+    tables = cut(X, 3)
+    active, _, unreachable = tables
+
+    def sending(channel, to, frame, timeout):
+        if channel.name != active or query_of(frame) is None:
+            return real(channel, to, frame, timeout)
+        frames.append(bytes(frame))
+        if failing and to == unreachable and checkpoint_file(tmp_path, active).exists():
+            failing.clear()
+            raise error(to, "its connection broke")
+        return real(channel, to, frame, timeout)
+
+    failing = [True]
+    monkeypatch.setattr(MemoryChannel, "send", sending)
+    monkeypatch.setattr(Keeper, "due", True)
+    with pytest.raises(error, match="its connection broke"):
+        GBDTClassifier("secureboost", **SETTINGS).fit(tables, y, checkpoint=tmp_path)
+    before, calls = {query_of(frame) for frame in frames}, len(encrypted)
+    assert len(before) == calls
+    GBDTClassifier("secureboost", **SETTINGS).fit(tables, y, checkpoint=tmp_path)
+    queries = [query_of(frame) for frame in frames]
+    assert len(set(queries)) == len(encrypted) > calls
+    assert before.isdisjoint(queries[2 * calls :])
+    assert_one_message_per_secret(queries, encrypted)
