@@ -78,6 +78,43 @@ def test_closing_wakes_a_thread_that_waits(ends, together):
     assert time.monotonic() - start < 5
 
 
+def test_inbox_gives_items_when_due_and_equal_ones_in_order():
+    inbox = Inbox("clinic")
+    start = time.monotonic()
+    for name, after in [("c", 0.2), ("a", 0.1), ("b", 0.1), ("now", -1.0)]:
+        inbox.put(Arrival(name, b""), start + after)
+    assert inbox.get(0).sender == "now"
+    assert inbox.get(0) is None
+    for name, after in [("a", 0.1), ("b", 0.1), ("c", 0.2)]:
+        assert inbox.get(5).sender == name
+        assert time.monotonic() >= start + after
+
+
+def test_inbox_wakes_for_an_item_due_before_the_one_it_waits_for():
+    inbox = Inbox("clinic")
+    start = time.monotonic()
+    inbox.put(Arrival("late", b""), start + 30)
+    threading.Timer(0.1, inbox.put, [Arrival("soon", b""), start + 0.3]).start()
+    assert inbox.get(20).sender == "soon"
+    assert 0.3 <= time.monotonic() - start < 10
+
+
+def test_inbox_waits_no_longer_than_its_timeout_for_what_is_not_due():
+    inbox = Inbox("clinic")
+    inbox.put(Arrival("late", b""), time.monotonic() + 30)
+    start = time.monotonic()
+    assert inbox.get(0.1) is None
+    assert 0.1 <= time.monotonic() - start < 10
+
+
+def test_waiting_for_what_is_not_due_takes_no_processor_time():
+    inbox = Inbox("clinic")
+    inbox.put(Arrival("late", b""), time.monotonic() + 0.5)
+    before = time.thread_time()
+    assert inbox.get(5).sender == "late"
+    assert time.thread_time() - before < 0.1
+
+
 def test_inbox_drops_what_comes_after_closing():
     inbox = Inbox("clinic")
     inbox.put(Arrival("lab", b"x"))

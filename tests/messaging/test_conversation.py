@@ -83,6 +83,26 @@ def test_message_of_another_round_or_class_is_refused_when_read(clinic, planted)
         clinic.read([Count], 0)
 
 
+def test_messages_of_missed_rounds_are_dropped_once_a_later_round_is_current(clinic):
+    for seq, round in enumerate([2, 3, 4]):
+        clinic.take_in(frame(seq=seq, round=round))
+    clinic.missed = 3
+    clinic.drop_late(3)  # the third round still runs: its message is no longer late
+    assert clinic.read([Count], 3).n == 1
+    clinic.drop_late(5)  # the fourth was not missed, so that its message is a mistake and stays
+    with pytest.raises(PeerProtocolError, match="got Count of round 4"):
+        clinic.read([Count], 5)
+
+
+def test_message_that_is_refused_or_peeked_at_stays_unread(clinic):
+    clinic.take_in(frame())
+    for _ in range(2):
+        with pytest.raises(PeerProtocolError, match="expected Other of round 0"):
+            clinic.read([Other], 0)
+    assert clinic.peek([Count], 0).n == clinic.read([Count], 0).n == 1
+    assert not clinic.has_unread
+
+
 def test_class_is_chosen_by_the_receiver_not_by_the_name_on_the_wire(clinic):
     clinic.take_in(frame(Goodbye(), step="Count"))
     with pytest.raises(PeerProtocolError, match="missing required field `n` - at Count from lab"):

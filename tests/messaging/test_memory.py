@@ -1,7 +1,21 @@
+import math
+import threading
+import time
+
 import pytest
 
-from treaty.errors import LocalProtocolError
-from treaty.messaging.memory import memory_channels
+from treaty.errors import ConfigError, LocalProtocolError, PeerAborted, PeerLost
+from treaty.messaging.memory import Link, memory_channels
+from treaty.messaging.messages import Message
+from treaty.messaging.party import Party
+from treaty.simulation import play
+
+SLOW = Link(bits_per_second=1e6, delay=0.1)
+PATIENCE = 20  # seconds; no upper bound of a time is claimed beyond this
+
+
+class Count(Message):
+    n: int
 
 
 def test_every_party_gets_its_own_end():
@@ -18,3 +32,139 @@ def test_a_party_that_has_gone_is_not_told_of_later_departures():
     channels = memory_channels(["clinic", "lab"])
     channels["lab"].close()
     channels["clinic"].close()
+
+
+@pytest.mark.parametrize(("rate", "delay"), [(0.0, 0.1), (-1.0, 0.1), (math.nan, 0.1), (1e6, -0.1), (1e6, math.nan)])
+def test_link_refuses_rates_and_delays_that_mean_nothing(rate, delay):
+    with pytest.raises(ConfigError, match="expected bits_per_second above 0 and delay of 0 or more"):
+        Link(rate, delay)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1000, 50_000])
+def test_frame_arrives_after_its_time_on_the_line_plus_the_delay(nbytes):
+    channels = memory_channels(["clinic", "lab"], SLOW)
+    start = time.monotonic()
+    channels["lab"].send("clinic", bytes(nbytes), 5)
+    assert len(channels["clinic"].receive(PATIENCE).frame) == nbytes
+    assert 8 * nbytes / 1e6 + 0.1 <= time.monotonic() - start < PATIENCE
+
+
+def test_second_frame_is_due_when_both_have_left_plus_the_delay_and_the_sender_does_not_wait():
+    channels = memory_channels(["clinic", "lab", "shop"], Link(1e6, 100.0))
+    start = time.monotonic()
+    channels["lab"].send("shop", bytes(3_000_000), 5)
+    channels["lab"].send("clinic", bytes(1_000_000), 5)
+    end = time.monotonic()
+    due = channels["clinic"]._own._items[0][0]
+    assert start + 132 <= due <= end + 132  # 8 * 4e6 / 1e6 + 100
+    assert end - start < PATIENCE
+    assert channels["clinic"].receive(0.01) is None
+
+
+def test_request_and_answer_take_two_delays():
+    channels = memory_channels(["clinic", "lab"], Link(math.inf, 0.15))
+    start = time.monotonic()
+    channels["clinic"].send("lab", b"?", 5)
+    channels["lab"].send("clinic", channels["lab"].receive(PATIENCE).frame, 5)
+    channels["clinic"].receive(PATIENCE)
+    assert 0.3 <= time.monotonic() - start < PATIENCE
+
+
+def test_frames_to_several_peers_share_the_uplink():
+    channels = memory_channels(["clinic", "lab", "shop"], SLOW)
+    start = time.monotonic()
+    for peer in ("lab", "shop", "lab"):
+        channels["clinic"].send(peer, bytes(25_000), 5)  # 0.2 s each
+    arrived = {}
+
+    def take(peer):
+        channels[peer].receive(PATIENCE)
+        arrived[peer] = time.monotonic() - start
+
+    for peer in ("shop", "lab"):
+        take(peer)
+    assert arrived["shop"] >= 0.5  # behind the first to lab: 2 * 0.2 + 0.1
+    take("lab")
+    assert 0.7 <= arrived["lab"] < PATIENCE
+
+
+def test_uplinks_of_two_senders_are_apart():
+    channels = memory_channels(["clinic", "lab", "shop"], Link(1e6, 0.0))
+    channels["lab"].send("clinic", bytes(4_000_000), 5)  # 32 s, which the other sender does not wait for
+    channels["shop"].send("clinic", b"small", 5)
+    first = channels["clinic"].receive(PATIENCE)
+    assert first is not None
+    assert bytes(first.frame) == b"small"
+
+
+def test_line_that_was_idle_has_saved_nothing_up():
+    channels = memory_channels(["clinic", "lab"], Link(1e6, 0.0))
+    channels["lab"].send("clinic", b"before", 5)
+    channels["clinic"].receive(PATIENCE)
+    time.sleep(0.3)
+    start = time.monotonic()
+    channels["lab"].send("clinic", bytes(25_000), 5)
+    channels["clinic"].receive(PATIENCE)
+    assert 0.2 <= time.monotonic() - start
+
+
+def test_frames_of_a_sender_keep_their_order_over_a_link():
+    channels = memory_channels(["clinic", "lab"], Link(1e8, 0.01))
+    sizes = [5000 if n % 3 else 1 for n in range(60)]
+    for n, size in enumerate(sizes):
+        channels["lab"].send("clinic", bytes([n]) * size, 5)
+    arrived = [bytes(channels["clinic"].receive(PATIENCE).frame) for _ in sizes]
+    assert arrived == [bytes([n]) * size for n, size in enumerate(sizes)]
+
+
+def test_departure_travels_behind_the_last_frame():
+    channels = memory_channels(["clinic", "lab"], SLOW)
+    start = time.monotonic()
+    channels["lab"].send("clinic", bytes(25_000), 5)
+    channels["lab"].close()
+    assert len(channels["clinic"].receive(PATIENCE).frame) == 25_000
+    with pytest.raises(PeerLost, match="lab is lost: it has closed its channel"):
+        channels["clinic"].receive(PATIENCE)
+    assert 0.3 <= time.monotonic() - start < PATIENCE
+    with pytest.raises(PeerLost, match="lab is lost"):
+        channels["clinic"].send("lab", b"x", 5)
+
+
+def test_what_is_sent_to_a_party_before_its_departure_is_heard_of_vanishes():
+    channels = memory_channels(["clinic", "lab"], Link(1e6, 100.0))
+    channels["lab"].close()
+    channels["clinic"].send("lab", b"to nobody", 5)
+    assert channels["clinic"].receive(0.01) is None
+
+
+def test_abort_explains_a_departure_over_a_link_too():
+    channels = memory_channels(["clinic", "lab"], SLOW)
+    clinic, lab = (Party(a, "j", "p", channels[a], [b], timeout=5) for a, b in [("clinic", "lab"), ("lab", "clinic")])
+    lab.abort("disk full")
+    channels["lab"].close()
+    with pytest.raises(PeerAborted, match="disk full"):
+        clinic.receive("lab", Count)
+    with pytest.raises(PeerAborted, match="disk full"):
+        clinic.send("lab", Count(1))
+
+
+def test_threads_that_send_at_once_queue_at_one_uplink():
+    channels = memory_channels(["clinic", "lab"], Link(1e6, 0.0))
+    start = time.monotonic()
+    threads = [threading.Thread(target=channels["lab"].send, args=("clinic", bytes(5000), 5)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert all(channels["clinic"].receive(PATIENCE) for _ in threads)
+    assert 8 * 0.04 <= time.monotonic() - start
+
+
+def test_play_passes_its_link_on():
+    def ask(party):
+        party.send("lab", Count(1))
+        return party.receive("lab", Count).n
+
+    roles = {"clinic": ask, "lab": lambda party: party.send("clinic", party.receive("clinic", Count))}
+    links = {"clinic": ["lab"], "lab": ["clinic"]}
+    start = time.monotonic()
+    assert play(roles, links, job="j", protocol="p", link=Link(1e6, 0.1)).results["clinic"] == 1
+    assert 0.2 <= time.monotonic() - start < PATIENCE

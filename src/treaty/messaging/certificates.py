@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -208,6 +208,24 @@ def check_certificate(certificate: bytes, name: str) -> x509.Certificate:
             f"expected a certificate of {name} valid today, got one valid {first:%Y-%m-%d} to {last:%Y-%m-%d}"
         )
     return parsed
+
+
+def vouch(identity: Identity, content: bytes) -> bytes:
+    """Sign with the key of a certificate: ECDSA P-256 with SHA-256, DER."""
+    key = serialization.load_pem_private_key(identity.key, password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key.sign(content, ec.ECDSA(hashes.SHA256()))
+
+
+def vouches(certificate: bytes, signature: bytes, content: bytes) -> bool:
+    """Tell whether the key of a certificate signed `content`."""
+    key = _parse(certificate, "a pinned certificate").public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    try:
+        key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _parse(pem: bytes, what: str) -> x509.Certificate:

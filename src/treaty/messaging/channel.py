@@ -1,8 +1,8 @@
 """What a party needs of a transport, and the mailbox both transports share."""
 
+import heapq
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,10 @@ class Channel(Protocol):
     @property
     def name(self) -> str:
         """The party this end belongs to."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether sending takes the time of a way to the peer and back, so that several at a time are worth it."""
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:
         """Hand `frame` over to the peer's mailbox; returns when it is there.
@@ -81,28 +85,42 @@ class Inbox:
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._changed = threading.Condition()
-        self._items: deque[Arrival | PeerError] = deque()
+        self._items: list[tuple[float, int, Arrival | PeerError]] = []  # a heap: due time, then order of `put`
+        self._count = 0
         self._closed = False
 
-    def put(self, item: Arrival | PeerError) -> None:
-        """Append an arrival, or an error that `get` raises in its turn; dropped when closed."""
+    def put(self, item: Arrival | PeerError, due: float = 0.0) -> None:
+        """Add an arrival, or an error that `get` raises in its turn; dropped when closed.
+
+        Parameters
+        ----------
+        item : Arrival or PeerError
+            What has come, or is on its way.
+        due : float
+            Monotonic time before which `get` does not see it; items come out by `due`, equal ones as they were put in.
+        """
         with self._changed:
             if not self._closed:
-                self._items.append(item)
+                heapq.heappush(self._items, (due, self._count, item))
+                self._count += 1
                 self._changed.notify()
 
     def get(self, timeout: float) -> Arrival | None:
-        """Take the oldest item, waiting up to `timeout` seconds; see `Channel.receive`."""
-        deadline = time.monotonic() + timeout
+        """Take the first item that is due, waiting up to `timeout` seconds; see `Channel.receive`."""
+        now = time.monotonic()
+        deadline = now + timeout
         with self._changed:
-            while not self._items:
+            while not self._items or self._items[0][0] > now:
                 if self._closed:
                     raise LocalProtocolError(f"expected an open channel, got one that {self._owner} has closed")
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
+                now = time.monotonic()
+                until = min(deadline, self._items[0][0]) if self._items else deadline
+                if until > now:
+                    self._changed.wait(min(until - now, threading.TIMEOUT_MAX))
+                    now = time.monotonic()
+                elif now >= deadline:
                     return None
-                self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
-            item = self._items.popleft()
+            item = heapq.heappop(self._items)[2]
         if isinstance(item, PeerError):
             raise item
         return item

@@ -41,6 +41,8 @@ class Conversation:
         The peer said goodbye or aborted; it sends nothing more.
     abort_reason : str or None
         Why the peer stopped the job, when it did.
+    missed : int
+        Last round that went on without a message of the peer, -1 if none; see `drop_late`.
     """
 
     def __init__(self, me: str, peer: str, job: str, protocol: str) -> None:
@@ -50,6 +52,7 @@ class Conversation:
         self.protocol = protocol
         self.left = False
         self.abort_reason: str | None = None
+        self.missed = -1
         self._sent = 0
         self._received = 0
         self._unread: deque[Envelope[msgspec.Raw]] = deque()
@@ -101,15 +104,34 @@ class Conversation:
             self._unread.append(envelope)
         return envelope
 
+    def drop_late(self, round: int) -> None:
+        """Drop, unread, what the peer sent for rounds before `round` that it missed."""
+        while self._unread and self._unread[0].round <= self.missed and self._unread[0].round < round:
+            self._unread.popleft()
+
+    def drop_first(self) -> None:
+        """Drop the oldest unread message, which `peek` has returned."""
+        self._unread.popleft()
+
+    def drop_unread(self) -> None:
+        """Drop everything that waits for `read`."""
+        self._unread.clear()
+
     def read(self, kinds: Sequence[type[M]], round: int) -> M:
-        """Decode the oldest unread message as one of those the role expects now.
+        """Decode the oldest unread message as one of those the role expects now, and take it; see `peek`."""
+        message = self.peek(kinds, round)
+        self._unread.popleft()
+        return message
+
+    def peek(self, kinds: Sequence[type[M]], round: int) -> M:
+        """Decode the oldest unread message as one of those the role expects now; it stays unread.
 
         Raises
         ------
         PeerProtocolError
             When it is of another class or round, or its body is not exactly one of that class.
         """
-        envelope = self._unread.popleft()
+        envelope = self._unread[0]
         kind = next((kind for kind in kinds if kind.__name__ == envelope.step), None)
         if kind is None or envelope.round != round:
             raise self._error(

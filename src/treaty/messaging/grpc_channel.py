@@ -113,6 +113,11 @@ class GrpcChannel:
         return self._name
 
     @property
+    def waits(self) -> bool:
+        """See `Channel.waits`."""
+        return True
+
+    @property
     def address(self) -> str:
         """Where this end listens, ``host:port`` with the actual port."""
         return self._server.address

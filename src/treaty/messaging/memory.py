@@ -1,18 +1,63 @@
-"""Channels between threads of one process, carrying the same encoded frames as the network does."""
+"""Channels between threads of one process, carrying the same encoded frames as the network does.
 
+They are as fast as the machine unless a `Link` says how slow the parties' lines are.
+"""
+
+import threading
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from treaty.errors import LocalProtocolError, PeerLost
+from treaty.errors import ConfigError, LocalProtocolError, PeerLost
 from treaty.messaging.channel import Arrival, Inbox
 
 
-def memory_channels(names: Iterable[str]) -> dict[str, "MemoryChannel"]:
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The line of every party to the others, as at a home or an office: its own uplink is what is scarce.
+
+    A frame of n bytes waits until the frames sent before it, to whatever peer, have left; takes ``8 n /
+    bits_per_second`` to leave; and arrives whole `delay` after that. All in real time.
+
+    Parameters
+    ----------
+    bits_per_second : float
+        Of each party's uplink, shared by what it sends to all its peers.
+    delay : float
+        Seconds one way: a path with a round trip of 100 ms has ``delay=0.05``.
+
+    Raises
+    ------
+    ConfigError
+        When the rate is not above 0 or the delay below 0.
+
+    Notes
+    -----
+    Left out: the downlink (of many times the rate in most houses, but a leader who hears of 32 parties at once may
+    find it scarce too), losses and TCP's slow start, the bytes of TLS and TCP. `send` does not wait, as if there was
+    always room in a socket's buffer; `GrpcChannel.send` waits for an acknowledgment, one round trip a message.
+    """
+
+    bits_per_second: float
+    delay: float
+
+    def __post_init__(self) -> None:
+        if not (self.bits_per_second > 0 and self.delay >= 0):
+            raise ConfigError(
+                f"expected bits_per_second above 0 and delay of 0 or more, got {self.bits_per_second} and "
+                f"{self.delay} - at Link"
+            )
+
+
+def memory_channels(names: Iterable[str], link: Link | None = None) -> dict[str, "MemoryChannel"]:
     """Connect parties of one process, each with each.
 
     Parameters
     ----------
     names : iterable of str
         Party names, all different.
+    link : Link, optional
+        How slow each party's line is; None: frames are there at once.
 
     Returns
     -------
@@ -28,33 +73,49 @@ def memory_channels(names: Iterable[str]) -> dict[str, "MemoryChannel"]:
     if len(set(names)) != len(names):
         raise LocalProtocolError(f"expected different party names, got {names}")
     inboxes = {name: Inbox(name) for name in names}
-    return {name: MemoryChannel(name, inboxes) for name in names}
+    departures: dict[str, float] = {}
+    return {name: MemoryChannel(name, inboxes, departures, link) for name in names}
 
 
 class MemoryChannel:
-    """One party's end; made by `memory_channels`. Closing it tells all others that this party is gone."""
+    """One party's end; made by `memory_channels`. Closing it tells all others that this party is gone.
 
-    def __init__(self, name: str, inboxes: dict[str, Inbox]) -> None:
+    Over a `Link` that news travels as a frame of no bytes, behind the frames sent before; until it is there, what
+    others send to the party vanishes without an error.
+    """
+
+    def __init__(self, name: str, inboxes: dict[str, Inbox], departures: dict[str, float], link: Link | None) -> None:
         self._name = name
         self._inboxes = inboxes  # shared by all ends: a party that has closed is no longer in it
+        self._departures = departures  # shared too: when the others hear that a party has closed
         self._own = inboxes[name]
         self._names = frozenset(inboxes)
+        self._link = link
+        self._queueing = threading.Lock()
+        self._uplink_free = 0.0  # monotonic time at which all frames sent so far have left
 
     @property
     def name(self) -> str:
         """The party this end belongs to."""
         return self._name
 
+    @property
+    def waits(self) -> bool:
+        """See `Channel.waits`."""
+        return False
+
     def send(self, to: str, frame: bytes, timeout: float) -> None:
-        """Put the frame into the peer's inbox; never waits. See `Channel.send`."""
+        """Put the frame into the peer's inbox, or on its way there; never waits. See `Channel.send`."""
         if to not in self._names or to == self._name:
             raise LocalProtocolError(f"expected a peer of {self._name}, got {to!r} - at send")
         if self._name not in self._inboxes:
             raise LocalProtocolError(f"expected an open channel, got one that {self._name} has closed")
         inbox = self._inboxes.get(to)
-        if inbox is None:
+        if inbox is None and time.monotonic() >= self._departures[to]:
             raise PeerLost(to, f"{to} is lost: it has closed its channel")
-        inbox.put(Arrival(self._name, frame))
+        due = 0.0 if self._link is None else self._due(len(frame), self._link)
+        if inbox is not None:
+            inbox.put(Arrival(self._name, frame), due)
 
     def receive(self, timeout: float) -> Arrival | None:
         """Take the next frame or notice; see `Channel.receive`."""
@@ -62,7 +123,15 @@ class MemoryChannel:
 
     def close(self) -> None:
         """Leave; see `Channel.close`."""
+        due = 0.0 if self._link is None else self._due(0, self._link)
+        self._departures.setdefault(self._name, due)  # before it is missing from the inboxes
         if self._inboxes.pop(self._name, None) is not None:
             self._own.close()
             for inbox in list(self._inboxes.values()):
-                inbox.put(PeerLost(self._name, f"{self._name} is lost: it has closed its channel"))
+                inbox.put(PeerLost(self._name, f"{self._name} is lost: it has closed its channel"), due)
+
+    def _due(self, nbytes: int, link: Link) -> float:
+        """Queue a frame at the uplink; return when it arrives."""
+        with self._queueing:
+            self._uplink_free = max(self._uplink_free, time.monotonic()) + 8 * nbytes / link.bits_per_second
+            return self._uplink_free + link.delay

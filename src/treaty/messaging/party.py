@@ -7,9 +7,10 @@ A role is a plain function that calls `Party.send` and `Party.receive` and reads
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from treaty.compute import concurrently
 from treaty.errors import (
     LocalProtocolError,
     PeerAborted,
@@ -55,6 +56,8 @@ class Party:
     ----------
     round : int
         Set by the protocol, from 0; put on what is sent and demanded of what is received.
+    peers : tuple of str
+        The parties this one talks to, less those it has left out.
 
     Raises
     ------
@@ -64,6 +67,10 @@ class Party:
     Notes
     -----
     One thread receives; any thread may send.
+
+    Where peers may vanish, a role collects with `gather`, speaks to many with `send_to_all` or `send_each`, and
+    calls `leave_out` for whoever was absent or not reached; what it does not leave out is still a failure to
+    `receive` and `send`.
     """
 
     def __init__(
@@ -91,7 +98,7 @@ class Party:
         self._talks = {peer: Conversation(name, peer, job, protocol) for peer in peers}
         self._sending = {peer: threading.Lock() for peer in peers}
         self._reading = threading.Lock()
-        self._aborted: PeerAborted | None = None
+        self._aborted: dict[str, PeerAborted] = {}
         self._lost: dict[str, PeerLost] = {}
         self._over = False
 
@@ -119,24 +126,63 @@ class Party:
             When `to` is no peer, the message cannot be encoded or is larger than `to` accepts, or this
             party has already left.
         """
-        kind = type(message).__name__
-        if kind in (Abort.__name__, Goodbye.__name__):
-            raise LocalProtocolError(f"expected a protocol's own message, got {kind}; call abort() or close()")
-        talk = self._talk(to, kind)
-        doing = f"{self.name} was sending {kind} of round {self.round}"
+        talk, doing = self._outgoing(to, message)
         with self._sending[to]:
             self._listen()
             self._raise_if_stopped([to], doing)
             self._raise_if_left(talk, doing)
-            frame = talk.write(message, self.round)
             try:
-                self.channel.send(to, frame, self.timeout)
+                self._write(talk, message)
             except PeerLost:
                 self._listen()  # a peer that stopped the job said why before it went
                 self._raise_if_stopped([to], doing)
                 raise
-            talk.wrote()
-            self._record_sent(to, message, len(frame))
+
+    def send_to_all(self, peers: Iterable[str], message: Message) -> list[str]:
+        """Send one message to several peers of whom some may be gone; see `send_each`."""
+        return self.send_each(dict.fromkeys(peers, message))
+
+    def send_each(self, messages: Mapping[str, Message]) -> list[str]:
+        """Send a message to each of several peers of whom some may be gone.
+
+        Parameters
+        ----------
+        messages : mapping of str to Message
+            What to say to whom; keys are of `peers`. Where sending takes time, all at once.
+
+        Returns
+        -------
+        list of str
+            Those reached, in the order of `messages`. The others are gone, have left, have stopped the job or took
+            nothing for `timeout` seconds; call `leave_out` for them, since they have missed a message.
+
+        Raises
+        ------
+        PeerAborted
+            When a peer not in `messages` has stopped the job; nothing has been sent.
+        PeerProtocolError
+            When a peer has sent something wrong before (nothing has been sent), or refuses to talk to us.
+        LocalProtocolError
+            As in `send`. Nothing has been sent if one of the keys is no peer.
+        """
+        outgoing = {to: self._outgoing(to, message) for to, message in messages.items()}
+        self._listen()
+        self._raise_if_stopped([], "", tolerated=messages)
+
+        def reach(to: str) -> bool:
+            talk, doing = outgoing[to]
+            try:
+                with self._sending[to]:
+                    self._raise_if_stopped([to], doing, tolerated=self._talks)
+                    self._raise_if_left(talk, doing)
+                    self._write(talk, messages[to])
+            except (PeerLost, PeerTimeout) as error:
+                logger.info("%s has not reached %s: %s", self.name, to, error)
+                return False
+            return True
+
+        reached = concurrently(reach, outgoing, len(outgoing) if self.channel.waits else 1)
+        return [to for to, was in zip(outgoing, reached, strict=True) if was]
 
     def receive(self, frm: str, *kinds: type[M], timeout: float | None = None) -> M:
         """Wait for the next message of a peer.
@@ -176,6 +222,7 @@ class Party:
         self._listen()
         while True:
             self._raise_if_stopped(self.peers, doing)
+            talk.drop_late(self.round)
             if talk.has_unread:
                 return talk.read(kinds, self.round)
             self._raise_if_left(talk, doing)
@@ -183,6 +230,99 @@ class Party:
             if remaining <= 0:
                 raise PeerTimeout(frm, f"{doing} for {patience:g} s and got nothing; {frm} is connected but silent")
             self._listen(remaining)
+
+    def gather(self, peers: Iterable[str], *kinds: type[M], timeout: float | None = None) -> dict[str, M]:
+        """Wait for the next message of each of several peers of whom some may vanish.
+
+        Ends when nothing more can come, or after `timeout` seconds. A peer from which nothing came because it is gone,
+        has left, has stopped the job or is slow is absent from the result. A message that came counts, whatever has
+        become of its sender since.
+
+        Parameters
+        ----------
+        peers : iterable of str
+            Of `Party.peers`.
+        *kinds : types of Message
+            The classes the protocol allows here, usually one.
+        timeout : float, optional
+            Seconds to wait; the party's `timeout` by default.
+
+        Returns
+        -------
+        dict of str to Message
+            By peer, in the order of `peers`: instances of one of `kinds`, of the current `round`.
+
+        Raises
+        ------
+        PeerAborted, PeerLost
+            At once when a peer that is neither among `peers` nor left out has stopped the job or is gone.
+        PeerProtocolError
+            When any peer sent something malformed, repeated or out of order, or one of `peers` something else.
+        LocalProtocolError
+            When one of `peers` is no peer or this party has already left.
+
+        Notes
+        -----
+        An error takes nothing away: the messages of others stay unread for another call.
+
+        A caller may treat the sender of something malformed as absent, by ``leave_out(error.peer)`` and another call:
+        one faulty party among hundreds must not be able to stop the rest. It is an error first, since it is no
+        accident of a network but a bug or an attack, and whoever goes on should have decided and noted so.
+
+        A peer that was only slow may be gathered from again. What it still sends for the round it missed is dropped
+        unread once `round` is higher, by `gather` and `receive` alike. Within one round a late message cannot be told
+        from the next one, so a role that goes on with slow peers counts `round` up between two calls.
+        """
+        peers = list(peers)
+        awaited = " or ".join(kind.__name__ for kind in kinds)
+        talks = {peer: self._talk(peer, awaited) for peer in peers}
+        waiting = dict(talks)
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        doing = f"{self.name} was gathering {awaited} of round {self.round}"
+        others = [peer for peer in self.peers if peer not in talks]
+        found: dict[str, M] = {}
+        self._listen()
+        while True:
+            self._raise_if_stopped(others, doing, tolerated=talks)
+            for peer, talk in list(waiting.items()):
+                talk.drop_late(self.round)
+                if talk.has_unread:
+                    found[peer] = talk.peek(kinds, self.round)
+                if peer in found or talk.left or peer in self._lost:
+                    del waiting[peer]
+            remaining = deadline - time.monotonic()
+            if not waiting or remaining <= 0:
+                break
+            self._listen(remaining)
+        for peer, talk in talks.items():
+            if peer in found:
+                talk.drop_first()
+            else:
+                talk.missed = self.round
+                logger.info("%s goes on without %s of round %d from %s", self.name, awaited, self.round, peer)
+        return {peer: found[peer] for peer in talks if peer in found}
+
+    def leave_out(self, peer: str) -> None:
+        """Go on without a peer, for good.
+
+        Its loss, abort, goodbye and messages are ignored from now on (what comes whole is in the transcript, and
+        dropped unread), nothing can be sent to it, and `peers` no longer names it. `abort` and `close` tell it, after
+        the others. Leaving a peer out twice is fine.
+
+        Parameters
+        ----------
+        peer : str
+            One of `peers`; it need not be gone.
+
+        Raises
+        ------
+        LocalProtocolError
+            When it never was a peer.
+        """
+        if peer not in self._talks:
+            raise LocalProtocolError(f"{self._expected_peer()}, got {peer!r} - at leave_out")
+        self.peers = tuple(other for other in self.peers if other != peer)
+        self._talks[peer].drop_unread()
 
     def heed(self) -> None:
         """Raise PeerAborted if a peer has stopped the job; for a failure of the channel, which such a stop explains."""
@@ -207,7 +347,8 @@ class Party:
         if self._over:
             return
         self._over = True
-        for peer, talk in self._talks.items():
+        for peer in (*self.peers, *(peer for peer in self._talks if peer not in self.peers)):
+            talk = self._talks[peer]
             # A thread stuck in `send` to this peer keeps the lock: then the broken connection has to tell.
             if talk.left or peer in self._lost or not self._sending[peer].acquire(timeout=FAREWELL_TIMEOUT):
                 continue
@@ -221,18 +362,34 @@ class Party:
             finally:
                 self._sending[peer].release()
 
+    def _outgoing(self, to: str, message: Message) -> tuple[Conversation, str]:
+        """Check that a message may be sent; return the talk it belongs to, and what errors shall say of it."""
+        kind = type(message).__name__
+        if kind in (Abort.__name__, Goodbye.__name__):
+            raise LocalProtocolError(f"expected a protocol's own message, got {kind}; call abort() or close()")
+        return self._talk(to, kind), f"{self.name} was sending {kind} of round {self.round}"
+
+    def _write(self, talk: Conversation, message: Message) -> None:
+        frame = talk.write(message, self.round)
+        self.channel.send(talk.peer, frame, self.timeout)
+        talk.wrote()
+        self._record_sent(talk.peer, message, len(frame))
+
     def _talk(self, peer: str, kind: str) -> Conversation:
-        if peer not in self._talks:
-            raise LocalProtocolError(
-                f"expected a peer of {self.name} ({', '.join(self.peers)}), got {peer!r} - at {kind}"
-            )
+        if peer not in self.peers:
+            left_out = ", which was left out" if peer in self._talks else ""
+            raise LocalProtocolError(f"{self._expected_peer()}, got {peer!r}{left_out} - at {kind}")
         if self._over:
             raise LocalProtocolError(f"expected nothing more after {self.name} left the job, got {kind}")
         return self._talks[peer]
 
-    def _raise_if_stopped(self, needed: Iterable[str], doing: str) -> None:
-        if self._aborted is not None:
-            raise self._aborted
+    def _expected_peer(self) -> str:
+        return f"expected a peer of {self.name} ({', '.join(self.peers)})"
+
+    def _raise_if_stopped(self, needed: Iterable[str], doing: str, tolerated: Container[str] = ()) -> None:
+        for peer, aborted in list(self._aborted.items()) if self._aborted else ():
+            if peer in self.peers and peer not in tolerated:
+                raise aborted
         for peer in needed:
             if peer in self._lost:
                 lost = self._lost[peer]
@@ -252,13 +409,16 @@ class Party:
             while True:
                 try:
                     arrival = self.channel.receive(timeout)
-                except PeerLost as lost:
-                    if lost.peer in self._talks and not self._talks[lost.peer].left:
-                        self._lost[lost.peer] = lost
-                else:
                     if arrival is None:
                         return
                     self._take_in(arrival)
+                except PeerLost as lost:
+                    if lost.peer in self._talks and not self._talks[lost.peer].left:
+                        self._lost[lost.peer] = lost
+                except PeerProtocolError as error:
+                    if error.peer in self.peers or error.peer not in self._talks:
+                        raise
+                    logger.info("%s ignores what %s, left out, sent: %s", self.name, error.peer, error)
                 timeout = 0.0
         finally:
             self._reading.release()
@@ -269,8 +429,10 @@ class Party:
             raise PeerProtocolError(peer, f"expected messages of {', '.join(self.peers)} alone, got one from {peer}")
         talk = self._talks[peer]
         envelope = talk.take_in(arrival.frame)
-        if talk.abort_reason is not None and self._aborted is None:
-            self._aborted = PeerAborted(peer, f"{peer} stopped the job: {talk.abort_reason}")
+        if talk.abort_reason is not None:
+            self._aborted.setdefault(peer, PeerAborted(peer, f"{peer} stopped the job: {talk.abort_reason}"))
+        if peer not in self.peers:
+            talk.drop_unread()
         if envelope.step != Goodbye.__name__:
             step, nbytes = clean(envelope.step), len(arrival.frame)
             content = bytes(envelope.body) if self.transcript.record_content else None
