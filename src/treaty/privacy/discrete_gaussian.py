@@ -1,0 +1,243 @@
+"""Discrete Gaussian noise: sampled exactly, and in shares that participants of a sum add before anybody sees it.
+
+N_Z(0, sigma^2) gives the integer x with a probability proportional to exp(-x^2 / (2 sigma^2)). Nothing here is rounded
+from real numbers, so that the low bits of a noisy sum tell nothing (Mironov's attack on floating-point noise).
+
+**Exact:** given uniform random bits, every number drawn has the very distribution. Only integers are compared, with
+uniform integers that are exactly uniform. The standard deviation is a fraction s / 2^f of 41 significant bits, the next
+one at or above what was asked for: noise is larger by a factor of at most 1 + 2^-40, never smaller.
+
+**Not exact:** bits are an AES-256-CTR keystream under a key of the operating system (telling them from uniform ones is
+breaking AES, whatever the statistical distance); and the time taken, which depends on what is drawn, is not hidden.
+
+How a number is drawn: its size is i = (k + x) sigma, k whole and 0 <= x < 1. k comes with exp(-k^2 / 2), a sign and i
+uniformly among the integers of the k-th step, and x is a fraction a / s. The number is kept with exp(-x (2k + x) / 2),
+in all exp(-(k + x)^2 / 2). Every factor is a product of exp(-1/2), exp(-x) and exp(-x^2 / 2), and a chance of exp(-y),
+y <= 1, is whether the first failure of trials with chances y, y/2, y/3 ... has an odd number.
+
+References
+----------
+Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020 (arXiv 2004.00010), algorithms
+1 and 3: chances of exp(-y). Karney, "Sampling exactly from the normal distribution", ACM TOMS 42 (2016), algorithm D:
+steps of one sigma. Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism", ICML 2021 (arXiv 2102.06387):
+sums of shares.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from treaty.compute import kernel
+from treaty.errors import ConfigError
+
+LEAST_SIGMA, MOST_SIGMA = 0.5, 2.0**40
+LEAST_SHARE = 1.0
+"""Least standard deviation of one participant's share: below it, a sum of shares is too far from the distribution."""
+
+_PRECISION = 41  # significant bits of a standard deviation: those of the largest
+_CHUNK = 1 << 15  # random words at a time: they stay in the cache
+_WORDS = 32  # random words at a time for each of the last numbers: as many as they need on average, or twice that
+
+
+def discrete_gaussian(sigma: NDArray[np.float64], key: bytes | None = None) -> NDArray[np.int64]:
+    """Draw independent numbers from N_Z(0, sigma^2).
+
+    Parameters
+    ----------
+    sigma : float64 (length,)
+        Of every number, from 0.5 to 2^40; rounded up to 41 significant bits.
+    key : bytes of length 32, optional
+        From the operating system's generator when left out. Only tests give one.
+
+    Returns
+    -------
+    int64 (length,)
+        Beyond 10 sigma with a chance below 2^-71.
+
+    Raises
+    ------
+    ConfigError
+        When a sigma is out of range or not a number.
+    """
+    if sigma.ndim != 1 or not np.all((sigma >= LEAST_SIGMA) & (sigma <= MOST_SIGMA)):
+        raise ConfigError("expected standard deviations from 0.5 to 2^40 in one dimension - at the noise")
+    scaled, fractional = _fractions(sigma)
+    stream = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), modes.CTR(bytes(16))).encryptor()
+    out = np.empty(len(sigma), np.int64)
+    done, words = 0, np.empty(0, np.uint64)
+    while done < len(out):
+        fresh = np.frombuffer(stream.update(bytes(8 * min(_CHUNK, _WORDS * (len(out) - done)))), np.dtype("<u8"))
+        words = np.concatenate([words, fresh])
+        drawn, used = _fill(out[done:], scaled[done:], fractional[done:], words)
+        done, words = done + drawn, words[used:]
+    return out
+
+
+def noise_share(sigma: NDArray[np.float64], honest: int, key: bytes | None = None) -> NDArray[np.int64]:
+    """Draw one participant's share of the noise on a sum: N_Z(0, sigma^2 / honest) for every coordinate.
+
+    Parameters
+    ----------
+    sigma : float64 (length,)
+        Standard deviation that the sum's noise shall have at least, in the units of each coordinate's integers.
+    honest : int
+        Fewest participants whose shares are in the sum and unknown to those it is to be protected from: all n when
+        nobody drops out and none of them looks at the sum, n - 1 when one that does knows its own share, fewer by
+        those who may drop out or collude. More than that many shares only add noise.
+    key : bytes of length 32, optional
+        From the operating system's generator when left out. Only tests give one.
+
+    Returns
+    -------
+    int64 (length,)
+        A sum of `honest` shares is beyond 10 sigma with a chance below 2^-71: leave room for that in the integers.
+
+    Raises
+    ------
+    ConfigError
+        When `honest` is below 1, or sigma / sqrt(honest) below 1 or above 2^40 somewhere.
+
+    Notes
+    -----
+    A sum of shares is not quite a discrete Gaussian: see `convolution_gap`, for which accounts are to provide.
+    """
+    _check_honest(honest)
+    each = sigma * ((1.0 + 2.0**-50) / math.sqrt(honest))  # the factor is above what the floats are off by
+    if not np.all(each >= LEAST_SHARE):
+        raise ConfigError(
+            f"expected noise of a standard deviation of {math.sqrt(honest):g} or more for {honest} to share, got "
+            f"{np.min(sigma):g}; scale the values up or add more noise"
+        )
+    return discrete_gaussian(each, key)
+
+
+def convolution_gap(sigma: float, honest: int) -> float:
+    """Bound how far a sum of `honest` shares is from a discrete Gaussian of variance sigma^2.
+
+    Parameters
+    ----------
+    sigma : float
+        Of the sum: the least over coordinates, in the units of the integers.
+    honest : int
+
+    Returns
+    -------
+    float
+        tau = 10 sum_{k=1}^{honest-1} exp(-2 pi^2 (sigma^2 / honest) k / (k + 1)), rounded up. Probabilities of any
+        outcome differ by a factor of at most exp(tau / 2), and between sums that differ by d the Rényi divergence of
+        order a is at most a (|d| / sigma + tau)^2 / 2. At shares of standard deviation 1, 2, 3 and 4 tau is below
+        6e-4, 8e-17, 3e-38 and 3e-68 with up to 100 shares.
+
+    Raises
+    ------
+    ConfigError
+        When `honest` is below 1 or a share's standard deviation below 1.
+
+    References
+    ----------
+    Kairouz, Liu, Steinke 2021, theorem on sums of discrete Gaussians (it needs shares of 1/2 or more).
+    """
+    _check_honest(honest)
+    share = sigma**2 / honest
+    if not share * (1.0 + 2.0**-40) >= LEAST_SHARE**2:
+        raise ConfigError(f"expected shares of a standard deviation of 1 or more, got {math.sqrt(max(share, 0.0)):g}")
+    terms = (math.exp(-2.0 * math.pi**2 * share * k / (k + 1)) for k in range(1, honest))
+    return 10.0 * math.fsum(terms) * (1.0 + 1e-9)
+
+
+def _fractions(sigma: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return s and f of the least s / 2^f >= sigma with s of 41 bits; every step is exact in float64."""
+    fractional = _PRECISION - np.frexp(sigma)[1]
+    return np.ceil(np.ldexp(sigma, fractional)).astype(np.int64), fractional.astype(np.int64)
+
+
+def _check_honest(honest: int) -> None:
+    if honest < 1:
+        raise ConfigError(f"expected at least one honest participant whose noise is in a sum, got {honest}")
+
+
+# ---------------------------------------------------------------- kernels: words are read one after the other
+
+
+@kernel
+def _below(words: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int:
+    """Return an exactly uniform number below `bound`; `bound` itself when words run out."""
+    modulus = np.uint64(bound)
+    last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - np.uint64(1))
+    while at[0] < len(words):
+        word = words[at[0]]
+        at[0] += 1
+        rest = word % modulus
+        if word - rest <= last:  # within a whole multiple of bound
+            return int(np.int64(rest))  # int of an unsigned one would stay unsigned
+    return bound
+
+
+@kernel
+def _exp_minus(words: NDArray[np.uint64], at: NDArray[np.int64], numerator: int, denominator: int) -> bool:
+    """Return true with a chance of exp(-numerator / denominator), a fraction in [0, 1]."""
+    trial = 1
+    while _below(words, at, denominator * trial) < numerator:
+        trial += 1
+    return trial % 2 == 1
+
+
+@kernel
+def _exp_minus_square(words: NDArray[np.uint64], at: NDArray[np.int64], numerator: int, denominator: int) -> bool:
+    """Return true with a chance of exp(-x^2 / 2), x = numerator / denominator in [0, 1)."""
+    trial = 1
+    while _below(words, at, denominator) < numerator and _below(words, at, 2 * trial * denominator) < numerator:
+        trial += 1
+    return trial % 2 == 1
+
+
+@kernel
+def _attempt(words: NDArray[np.uint64], at: NDArray[np.int64], scaled: int, fractional: int) -> tuple[bool, int]:
+    """Propose a number; false when it is to be thrown away."""
+    k = 0
+    while _exp_minus(words, at, 1, 2):
+        k += 1
+        if at[0] == len(words):
+            return False, 0
+    for _ in range(k * (k - 1)):
+        if not _exp_minus(words, at, 1, 2):
+            return False, 0
+    one = 1 << fractional
+    first = (k * scaled + one - 1) >> fractional  # least integer of the k-th step
+    width = (scaled + one - 1) >> fractional
+    drawn = _below(words, at, 2 * width)
+    size = first + (drawn >> 1)
+    x = (size << fractional) - k * scaled
+    negative = drawn & 1 == 1
+    if x >= scaled or (negative and size == 0):
+        return False, 0
+    for _ in range(k):
+        if not _exp_minus(words, at, x, scaled):
+            return False, 0
+    return _exp_minus_square(words, at, x, scaled), -size if negative else size
+
+
+@kernel
+def _fill(
+    out: NDArray[np.int64], scaled: NDArray[np.int64], fractional: NDArray[np.int64], words: NDArray[np.uint64]
+) -> tuple[int, int]:
+    """Draw numbers until words run out; return how many, and how many words they took.
+
+    A number is drawn only when words are left after it. The words of one that is not are to be given again, with more
+    behind them: thrown away, they would take numbers that need many words with them.
+    """
+    at = np.zeros(1, np.int64)
+    used = 0
+    for i in range(len(out)):
+        kept = False
+        while not kept and at[0] < len(words):
+            kept, out[i] = _attempt(words, at, scaled[i], fractional[i])
+        if at[0] == len(words):
+            return i, used
+        used = at[0]
+    return len(out), used
