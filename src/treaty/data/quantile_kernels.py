@@ -1,0 +1,173 @@
+"""The two compiled loops of the joint quantile search: placing cuts on what is known, and adding what was opened.
+
+A feature's opened points are keys in ascending order with the number of rows below each; two neighbours k and k'
+bound an interval of the keys k..k'-1. An interval of one key is a value; a wider one may hold several.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import kernel
+
+_NARROW = 1 << 12  # keys, within a thousandth of the number: for the targets of other bins taken as one value
+_SHARE = 8  # a bin is never more than a share / 8 off, however generous the tolerance is to small bins
+
+
+@kernel
+def _place(
+    keys: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    max_bin: int,
+    least_rows: int,
+    tolerance: float,
+    wanted: NDArray[np.bool_],
+    opens: NDArray[np.bool_],
+) -> None:
+    last = keys.size - 1
+    n = counts[last]
+    filled = 0
+    for i in range(last):
+        filled += counts[i + 1] > counts[i]
+    if filled <= max_bin:
+        for i in range(last):
+            rows = counts[i + 1] - counts[i]
+            opens[i] = rows > 0
+            wanted[i] = rows >= least_rows and keys[i + 1] - keys[i] > 1
+        return
+
+    rows_left, bins_left = np.float64(n), max_bin
+    for i in range(last):
+        rows, width = counts[i + 1] - counts[i], keys[i + 1] - keys[i]
+        if rows * max_bin > n:  # heavy, or may hold a heavy value
+            wanted[i] = rows >= least_rows and width > 1
+            if not wanted[i] or width <= _NARROW:
+                rows_left -= rows
+                bins_left -= 1
+
+    slack = min(tolerance * n, rows_left / (_SHARE * bins_left))
+    is_open = False
+    start = target = 0.0  # of the open bin, as numbers of rows below
+    lacking = 0.0  # rows by which the last bin, closed within the slack, misses its target; negative: exceeds it
+    for i in range(last):
+        low, high = counts[i], counts[i + 1]
+        if low == high:
+            continue
+        rows, width = high - low, keys[i + 1] - keys[i]
+        divisible = rows >= least_rows and width > 1
+        if rows * max_bin > n and (not divisible or width <= _NARROW):
+            is_open, opens[i], lacking = False, True, 0.0
+            continue
+        if not is_open and bins_left > 0:
+            is_open, opens[i] = True, True
+            start, target = np.float64(low), low + lacking + (rows_left - lacking) / bins_left
+            bins_left -= 1
+        is_value = rows == 1 or width == 1
+        while is_open and target <= high:
+            ends_before = not is_value and low > start and target - low < high - target
+            off = target - low if ends_before else high - target
+            if divisible and off > slack:
+                wanted[i] = True
+                start = target  # for this round, as if the interval could be cut exactly there
+                is_open = width > _NARROW
+                lacking = 0.0
+            elif ends_before:
+                opens[i] = bins_left > 0
+                start = np.float64(low)
+                lacking = target - low if off <= slack else 0.0
+            else:
+                is_open = False
+                # a bin closed within the slack moves no other target, or each end found would unsettle all after it
+                lacking = target - high if off <= slack else 0.0
+            if bins_left == 0:
+                is_open = False
+            if is_open:
+                begin = start + lacking
+                target = begin + (rows_left - (begin - low)) / bins_left
+                bins_left -= 1
+        rows_left -= rows
+
+
+@kernel
+def place_cuts(
+    keys: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    max_bin: int,
+    least_rows: int,
+    tolerance: float,
+    wanted: NDArray[np.bool_],
+    opens: NDArray[np.bool_],
+) -> None:
+    """Place every feature's bins by the rule of `tie_aware_cuts`, its intervals standing for values.
+
+    Parameters
+    ----------
+    keys, counts : NDArray[np.int64]
+        Shape (n_points,): the opened points, feature after feature, and the rows below them; the first and the
+        last of a feature are the ends of its domain, with 0 and n rows below.
+    offsets : NDArray[np.int64]
+        Shape (n_features + 1,): points of feature f are offsets[f]..offsets[f+1]-1, at least two.
+    max_bin : int
+        Most bins of a feature, q.
+    least_rows : int
+        Intervals of fewer rows are taken as they are; at least 2.
+    tolerance : float
+        A bin may end this share of a feature's rows away from its target.
+    wanted : NDArray[np.bool_]
+        Shape (n_points,), False throughout; set where the interval after the point has to be divided.
+    opens : NDArray[np.bool_]
+        Shape (n_points,), False throughout; set where the interval after the point is the first of a bin. Only
+        when nothing is wanted are these all bins.
+
+    Notes
+    -----
+    Wanted are: an interval that may hold a heavy value (more than n/q rows); every divisible one while no more
+    than q intervals have rows, as the distinct values may be as few; and one with a target inside, none of whose
+    ends is near enough. There the walk goes on from the target (or from the end, of an interval so narrow that
+    it probably holds one value), so that all targets are sought in one round.
+    With tolerance 0 and least_rows 2, bins of intervals of which none is wanted are the bins of the values: a
+    walk over the values would also stop at their ends, and only there.
+    """
+    for feature in range(offsets.size - 1):
+        a, b = offsets[feature], offsets[feature + 1]
+        _place(keys[a:b], counts[a:b], max_bin, least_rows, tolerance, wanted[a:b], opens[a:b])
+
+
+@kernel
+def insert_points(
+    keys: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    new_keys: NDArray[np.uint32],
+    new_counts: NDArray[np.int64],
+    new_offsets: NDArray[np.int32],
+    all_keys: NDArray[np.int64],
+    all_counts: NDArray[np.int64],
+) -> None:
+    """Merge newly opened points, moving counts that noise has driven out of order to the nearest that is in order.
+
+    Parameters
+    ----------
+    keys, counts, offsets
+        As in `place_cuts`; counts ascend within a feature.
+    new_keys : NDArray[np.uint32]
+        Shape (n_new,): per feature ascending, strictly between its first and last key and not opened before.
+    new_counts : NDArray[np.int64]
+        Shape (n_new,): rows below, perhaps with noise.
+    new_offsets : NDArray[np.int32]
+        Shape (n_features + 1,).
+    all_keys, all_counts : NDArray[np.int64]
+        Shape (n_points + n_new,): written; feature f begins at offsets[f] + new_offsets[f].
+    """
+    for feature in range(offsets.size - 1):
+        new, end = new_offsets[feature], new_offsets[feature + 1]
+        place = offsets[feature] + new
+        for i in range(offsets[feature], offsets[feature + 1]):
+            while new < end and np.int64(new_keys[new]) < keys[i]:
+                all_keys[place] = new_keys[new]
+                all_counts[place] = min(max(new_counts[new], all_counts[place - 1]), counts[i])
+                new += 1
+                place += 1
+            all_keys[place] = keys[i]
+            all_counts[place] = counts[i]
+            place += 1

@@ -1,0 +1,293 @@
+"""The joint quantile search of horizontal FederBoost, as arithmetic: no message is sent here and nothing is hidden.
+
+Participants hold rows of the same features. A leader learns, round by round, how many rows of all participants
+together lie below its probes, and ends with the cuts that `fit_bins` would choose on the pooled table.
+
+Deviations from the paper (Tian et al., FederBoost, section on distributed bucket construction):
+
+* All quantiles of all features are sought together, one round for all of their probes.
+* The search runs over float32 numbers in their order, each a whole number (`keys_of`), not over real numbers of a
+  domain: none has to be declared, nothing has to be scaled, and the finest step is from one float32 to the next.
+* A probe is not the middle of its interval but the roundest key in it (most trailing zero bits). Intervals still
+  halve, so a number is reached in 32 rounds, and 0, powers of two and whole numbers are reached long before. Where
+  a halving took nothing off above, the rows probably share the value the interval begins with: the key after it is
+  opened too. (Opening it with every probe saves a round or two, and shows single rows three to five times as often.)
+* Cuts are tie-aware, as everywhere in Treaty: targets are placed anew in every round on what is known by then, so a
+  heavy value found early (a column that is 94 % zeros) leaves the other bins to the other values.
+
+What is opened, the leader learns: the number of rows below each probe. No interval of fewer than `least_rows` rows
+is probed, but a probe may cut a few rows off a large one; `smallest_interval` says how few it came to.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import concurrently
+from treaty.data.binning import MOST_BINS
+from treaty.data.float_keys import floats_of, keys_of
+from treaty.data.quantile_kernels import insert_points, place_cuts
+from treaty.errors import ConfigError, LocalProtocolError
+
+_EVERY = (-np.inf, np.inf)
+_NO_INTERVAL = np.iinfo(np.int64).max  # as `least_rows`: take every interval as it is
+
+
+class Probes(NamedTuple):
+    """Points of one round: those of feature f are ``keys[offsets[f]:offsets[f + 1]]``, ascending.
+
+    Parameters
+    ----------
+    keys : NDArray[np.uint32]
+        Shape (n_probes,).
+    offsets : NDArray[np.int32]
+        Shape (n_features + 1,).
+    """
+
+    keys: NDArray[np.uint32]
+    offsets: NDArray[np.int32]
+
+
+def sorted_keys(columns: Sequence[NDArray[np.float32]], threads: int = 1) -> list[NDArray[np.uint32]]:
+    """Prepare a participant's columns for `count_below`.
+
+    Parameters
+    ----------
+    columns : sequence of NDArray[np.float32]
+        One per feature, shape (n_rows,), NaN where missing.
+    threads : int, default 1
+        Threads to use.
+
+    Returns
+    -------
+    list of NDArray[np.uint32]
+        One per feature: keys of the values that are present, ascending. Their lengths are the participant's
+        part of what `QuantileSearch.present` takes.
+    """
+    return concurrently(lambda column: np.sort(keys_of(column[~np.isnan(column)])), columns, threads)
+
+
+def count_below(ordered: Sequence[NDArray[np.uint32]], probes: Probes, threads: int = 1) -> NDArray[np.int64]:
+    """Count a participant's rows below each probe: its part of what `QuantileSearch.take` takes.
+
+    Parameters
+    ----------
+    ordered : sequence of NDArray[np.uint32]
+        As `sorted_keys` returns.
+    probes : Probes
+        Of one round.
+    threads : int, default 1
+        Threads to use.
+
+    Returns
+    -------
+    NDArray[np.int64]
+        Shape (n_probes,).
+    """
+    below = np.zeros(len(probes.keys), dtype=np.int64)
+
+    def count(feature: int) -> None:
+        own = slice(probes.offsets[feature], probes.offsets[feature + 1])
+        below[own] = np.searchsorted(ordered[feature], probes.keys[own])
+
+    concurrently(count, np.flatnonzero(np.diff(probes.offsets)).tolist(), threads)
+    return below
+
+
+class QuantileSearch:
+    """The leader's side: says what to probe, takes what was counted, ends with cuts.
+
+    ``present`` first; then ``probes`` and ``take`` in turn until ``probes`` returns None; then ``cuts``.
+
+    Parameters
+    ----------
+    n_features : int
+        Number of numeric features.
+    max_bin : int
+        Most bins of a feature, 2..255, missing values apart.
+    least_rows : int
+        No interval between opened points that holds fewer rows is probed; at least 1.
+    tolerance : float, default 0.002
+        Share of a feature's rows by which a bin may end beside its target (or an eighth of a bin, if that is
+        less). With 0, least_rows = 1 and rounds enough, the rows are parted as `fit_bins` parts them.
+    domains : mapping of int to (float, float), optional
+        Lowest and highest value of a feature, by its position; those beyond count as these. Saves rounds, as
+        does any declared fact; must not come from the data.
+    most_rounds : int, default 34
+        Rounds after which what is known must do.
+
+    Raises
+    ------
+    ConfigError
+        A parameter is out of range.
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        max_bin: int,
+        *,
+        least_rows: int,
+        tolerance: float = 0.002,
+        domains: Mapping[int, tuple[float, float]] | None = None,
+        most_rounds: int = 34,
+    ) -> None:
+        if not 2 <= max_bin <= MOST_BINS:
+            raise ConfigError(f"expected max_bin between 2 and {MOST_BINS}, got {max_bin!r}")
+        if least_rows < 1 or not 0 <= tolerance < 1 or most_rounds < 0:
+            raise ConfigError(
+                "expected least_rows >= 1, 0 <= tolerance < 1 and most_rounds >= 0, "
+                f"got {least_rows!r}, {tolerance!r} and {most_rounds!r}"
+            )
+        self._max_bin, self._least_rows, self._tolerance = max_bin, least_rows, tolerance
+        self._rounds_left = most_rounds
+        self._keys = _ends(n_features, domains or {})
+        self._counts = np.zeros(2 * n_features, dtype=np.int64)
+        self._offsets = np.arange(0, 2 * n_features + 1, 2, dtype=np.int64)
+        self._knows_present = False
+        self._asked: Probes | None = None
+
+    def present(self, counts: NDArray[np.int64]) -> None:
+        """Take the number of rows of all participants in which each feature is present.
+
+        Parameters
+        ----------
+        counts : NDArray[np.int64]
+            Shape (n_features,); what noise made negative counts as 0.
+
+        Raises
+        ------
+        LocalProtocolError
+            It was called before, or the shape is wrong.
+        """
+        if self._knows_present or counts.shape != (len(self._offsets) - 1,):
+            raise LocalProtocolError(f"expected one count per feature, once, got shape {counts.shape} - at present")
+        self._counts[self._offsets[1:] - 1] = np.maximum(counts, 0)
+        self._knows_present = True
+
+    def probes(self) -> Probes | None:
+        """Return what to count next, or None at the end.
+
+        Returns
+        -------
+        Probes or None
+            Every probe lies strictly between opened points.
+
+        Raises
+        ------
+        LocalProtocolError
+            `present` was not called, or the last probes were not answered.
+        """
+        if not self._knows_present or self._asked is not None:
+            raise LocalProtocolError("expected the counts asked for before new probes are - at probes")
+        if self._rounds_left == 0:
+            return None
+        wanted, _ = self._place(max(self._least_rows, 2))  # one row is one value
+        start = np.flatnonzero(wanted)
+        if len(start) == 0:
+            return None
+        low, high = self._keys[start], self._keys[start + 1]
+        roundest = _roundest(low, high)
+        pair = np.stack([low + 1, roundest], axis=1)
+        empty_above = np.append(self._counts, 0)[start + 2] == self._counts[start + 1]
+        kept = np.ones_like(pair, dtype=np.bool_)
+        kept[:, 0] = empty_above & (low % 2 == 0) & (low + 1 < roundest)  # even: not opened for this already
+        before = np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
+        offsets = before[np.searchsorted(start, self._offsets)].astype(np.int32)
+        self._asked = Probes(pair[kept].astype(np.uint32), offsets)
+        return self._asked
+
+    def take(self, counts: NDArray[np.int64]) -> None:
+        """Take the answer to the last `probes`.
+
+        Parameters
+        ----------
+        counts : NDArray[np.int64]
+            Shape (n_probes,): rows of all participants whose key is less than the probe. Noise may have put them
+            out of order: they are moved between the counts already known on either side.
+
+        Raises
+        ------
+        LocalProtocolError
+            No probes were asked, or the shape is wrong.
+        """
+        if self._asked is None or counts.shape != self._asked.keys.shape:
+            raise LocalProtocolError(f"expected one count per probe asked, got shape {counts.shape} - at take")
+        length = len(self._keys) + len(counts)
+        keys, below = np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64)
+        insert_points(
+            self._keys, self._counts, self._offsets, self._asked.keys, counts, self._asked.offsets, keys, below
+        )
+        self._keys, self._counts = keys, below
+        self._offsets = self._offsets + self._asked.offsets
+        self._asked = None
+        self._rounds_left -= 1
+
+    def cuts(self) -> list[NDArray[np.float32]]:
+        """Return the cuts of every feature on what is known; x < cut goes left.
+
+        Returns
+        -------
+        list of NDArray[np.float32]
+            Ascending, fewer than `max_bin`.
+
+        Notes
+        -----
+        Between the largest number the lower bin may hold and the smallest the upper one may hold: where the two
+        bins touch at an opened point, that point; where no row lies between two opened points, the middle.
+        """
+        _, opens = self._place(_NO_INTERVAL)
+        cuts = []
+        for a, b in zip(self._offsets[:-1], self._offsets[1:], strict=True):
+            keys, counts = self._keys[a:b], self._counts[a:b]
+            first = np.flatnonzero(opens[a:b])[1:]
+            # of the points with this count below, the lowest ends the interval before
+            end = np.searchsorted(counts, counts[first])
+            cuts.append(_between(floats_of(keys[end] - 1), floats_of(keys[first])))
+        return cuts
+
+    def smallest_interval(self) -> NDArray[np.int64]:
+        """Return, for every feature, the fewest rows (not 0) between neighbouring opened points: for disclosure.
+
+        Returns
+        -------
+        NDArray[np.int64]
+            Shape (n_features,); 0 where no row has the feature.
+        """
+        rows = np.diff(self._counts, append=0)
+        rows[self._offsets[1:] - 1] = 0  # after a feature's last point comes the next feature
+        fewest = np.minimum.reduceat(np.where(rows > 0, rows, _NO_INTERVAL), self._offsets[:-1])
+        return np.where(fewest == _NO_INTERVAL, 0, fewest)
+
+    def _place(self, least_rows: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        wanted, opens = np.zeros((2, len(self._keys)), dtype=np.bool_)
+        place_cuts(self._keys, self._counts, self._offsets, self._max_bin, least_rows, self._tolerance, wanted, opens)
+        return wanted, opens
+
+
+def _ends(n_features: int, domains: Mapping[int, tuple[float, float]]) -> NDArray[np.int64]:
+    """First key of every feature's domain and the one after its last."""
+    bounds = np.full((n_features, 2), _EVERY, dtype=np.float32)
+    for feature, (lowest, highest) in domains.items():
+        if not 0 <= feature < n_features or not lowest <= highest:
+            raise ConfigError(f"expected a feature of 0..{n_features - 1} and lowest <= highest - at domain {feature}")
+        bounds[feature] = lowest, highest
+    keys = keys_of(bounds).astype(np.int64)
+    keys[:, 1] += 1
+    return keys.ravel()
+
+
+def _roundest(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of the keys in low + 1 .. high - 1 (there is one), the one that ends in the most zero bits."""
+    differing = np.frexp((low ^ (high - 1)).astype(np.float64))[1] - 1  # the highest bit in which they do
+    roundest: NDArray[np.int64] = (high - 1) >> differing << differing
+    return roundest
+
+
+def _between(lower: NDArray[np.float32], upper: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Take the middle as `fit_bins` does: above `lower`, at most `upper`, never a negative zero."""
+    with np.errstate(invalid="ignore"):  # of the two infinities
+        middle = ((lower.astype(np.float64) + upper) * 0.5).astype(np.float32) + np.float32(0)
+    return np.where(middle > lower, middle, upper)
