@@ -203,11 +203,7 @@ def test_odd_columns_have_the_cuts_they_should(column: list[float], cuts: list[f
     assert not np.signbit(found[found == 0]).any()
 
 
-@settings(max_examples=60, deadline=None)
-@given(columns(), st.integers(2, 40), st.integers(1, 60), st.sampled_from([0.0, 0.002, 0.1]))
-def test_only_intervals_with_rows_enough_are_probed(column: np.ndarray, q: int, least: int, tolerance: float) -> None:
-    """Also: probes ascend and lie strictly between opened points."""
-    run = Run([column], q, least_rows=least, tolerance=tolerance)
+def assert_only_large_intervals_are_probed(run: Run, column: np.ndarray, least: int) -> None:
     keys = np.sort(keys_of(column))
     opened = [int(keys_of(np.float32([-np.inf]))[0]), int(keys_of(np.float32([np.inf]))[0]) + 1]
     for probes in run.asked:
@@ -221,6 +217,20 @@ def test_only_intervals_with_rows_enough_are_probed(column: np.ndarray, q: int, 
         opened = sorted([*opened, *ascending])
     below = np.searchsorted(keys, opened)
     assert run.search.smallest_interval().tolist() == [min(rows for rows in np.diff(below) if rows)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(columns(), st.integers(2, 40), st.integers(1, 60), st.sampled_from([0.0, 0.002, 0.1]))
+def test_only_intervals_with_rows_enough_are_probed(column: np.ndarray, q: int, least: int, tolerance: float) -> None:
+    """Also: probes ascend and lie strictly between opened points."""
+    run = Run([column], q, least_rows=least, tolerance=tolerance)
+    assert_only_large_intervals_are_probed(run, column, least)
+
+
+def test_an_interval_that_may_hold_a_heavy_value_is_not_probed_either_when_it_has_few_rows() -> None:
+    outliers = [-1e9, -5, -1, -0.01, 1e-9, 0.001, 0.1, 0.3, 3, 9, 1e4, 1e9]
+    column = np.concatenate([np.random.default_rng(0).uniform(1, 2, 100), outliers]).astype(np.float32)
+    assert_only_large_intervals_are_probed(Run([column], 4, least_rows=45), column, 45)
 
 
 @settings(max_examples=80, deadline=None)

@@ -256,8 +256,7 @@ class QuantileSearch:
         NDArray[np.int64]
             Shape (n_features,); 0 where no row has the feature.
         """
-        rows = np.diff(self._counts, append=0)
-        rows[self._offsets[1:] - 1] = 0  # after a feature's last point comes the next feature
+        rows = np.diff(self._counts, append=0)  # not above 0 from one feature to the next
         fewest = np.minimum.reduceat(np.where(rows > 0, rows, _NO_INTERVAL), self._offsets[:-1])
         return np.where(fewest == _NO_INTERVAL, 0, fewest)
 
