@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import unicodedata
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,3 +171,73 @@ def test_groups_are_those_of_a_dictionary(column: list[str | None]) -> None:
     ids = read_ids(column, normalise=["nfc"], on_duplicate="expand")
     found = {form[1:].decode(): group for form, group in zip(forms(ids), groups(ids), strict=True)}
     assert found == expected
+
+
+# ---------------------------------------------------------------- columns too long to hold
+
+COLUMNS: dict[str, Any] = {
+    "numbers": [5, None, 3, 5, 20, 3, -1, None, 5, 7],
+    "floats": np.array([5.0, np.nan, 3.0, 5.0, 7.0, 8.0]),
+    "texts": ["b", "", "é", "e\u0301", " b", None, "a" * 300, "中", "b", "\U0001f600"],
+    "bytes": [b"x", b"\0", b"x", b"", b"yy"],
+    "dates": [DAY, None, DAY, datetime.date(1969, 1, 1)],
+    "categories": pd.Series(["b", "a", "é", "b", None, "a"], dtype="category"),
+    "chunks": pa.chunked_array([["b", "a"], [], ["é", "b", None], ["c"]]),
+    "one null piece": [None, None, None, "a", "b", "a"],
+    "all the same": ["x"] * 20,
+}
+
+
+@pytest.mark.parametrize("how", ["first", "expand"])
+@pytest.mark.parametrize("column", COLUMNS.values(), ids=COLUMNS)
+@pytest.mark.parametrize("in_memory", [1, 3, 24], ids=str)
+def test_long_columns_are_read_from_files_to_the_same_ids(column: Any, how: Any, in_memory: int) -> None:
+    held, stored = read_ids(column, on_duplicate=how), read_ids(column, on_duplicate=how, in_memory=in_memory)
+    assert isinstance(stored.data.base, memoryview) == (in_memory < len(column))
+    same_ids(stored, held)
+
+
+def same_ids(stored: Ids, held: Ids) -> None:
+    for name in ("kind", "n_rows", "n_null", "n_repeated"):
+        assert getattr(stored, name) == getattr(held, name)
+    for name in ("data", "offsets", "rows", "starts"):
+        assert getattr(stored, name).dtype == getattr(held, name).dtype
+        assert getattr(stored, name).tolist() == getattr(held, name).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), st.integers(0, 9), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=80),
+    st.sampled_from(["first", "expand"]),
+    st.integers(1, 40),
+)
+def test_long_columns_with_repeats_are_grouped_as_short_ones(column: list[Any], how: Any, in_memory: int) -> None:
+    if any(value is not None for value in column):
+        column = pa.array(column, pa.int64())
+        same_ids(read_ids(column, on_duplicate=how, in_memory=in_memory), read_ids(column, on_duplicate=how))
+
+
+@pytest.mark.parametrize("column", [["a", "b", "c", "a", "a"], [None] * 5], ids=["repeated", "nothing"])
+def test_long_columns_are_refused_like_short_ones(
+    column: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    messages = []
+    for in_memory in (3, 100):
+        with pytest.raises(DataError) as caught:
+            read_ids(column, in_memory=in_memory)
+        messages.append((str(caught.value), caught.value.public))
+    assert messages[0] == messages[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_ids_last_as_long_as_the_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ids = read_ids(list(range(100)), in_memory=10)
+    data, offsets = ids.strings(98, 100)
+    assert [data[a:b].tobytes() for a, b in itertools.pairwise(offsets)] == [b"i98", b"i99"]
+    assert ids.first_rows(97, 100).tolist() == [97, 98, 99]
+    mapped = Path("/proc/self/maps").read_text().count(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    del ids
+    assert (mapped, Path("/proc/self/maps").read_text().count(str(tmp_path))) == (4, 0)

@@ -13,17 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto import ristretto
-from treaty.data.ids import read_ids
+from treaty.crypto import hashing, ristretto
+from treaty.data.ids import Ids, read_ids
+from treaty.data.large import Scratch, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
 from treaty.protocols import alignment, blinded_lists, common_order
 from treaty.protocols.alignment import Aligned, align_active, align_passive
-from treaty.protocols.blinded_lists import OwnList, bucket, in_both
-from treaty.protocols.common_order import Challenge, OrderDigest, Unsealed, ranking
+from treaty.protocols.blinded_lists import OwnList, bucket
+from treaty.protocols.common_order import Challenge, OrderDigest, Unsealed
 from treaty.protocols.joined_rows import Copies, Layout
+from treaty.protocols.matches import PAIR, in_both
 from treaty.simulation import Played, play, star
 
 SMALLEST, BATCH = 32, 16
@@ -316,8 +318,8 @@ def test_abort_does_not_tell_how_many_ids_there_are() -> None:
     def probe(places: int) -> None:
         def cheat(party: Party) -> None:
             ids = read_ids([1, 2])
-            own, opened = alignment._open(party, ids, bytes(32), "both", BATCH, None, 1)
-            alignment._exchange(party, own, opened.sizes, BATCH, None)
+            own, opened = alignment._open(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
+            alignment._exchange(party, own, opened.sizes, BATCH, None, Scratch())
             values = np.zeros((places, 16))
             party.send("b", alignment.Matches(array(np.arange(places), np.int32), array(values)))
             party.send("b", KEY)
@@ -425,6 +427,12 @@ def test_shuffling_step_3_breaks_matching_and_is_noticed(monkeypatch: pytest.Mon
         run(columns)
 
 
+def ranking(ids: Ids, numbers: np.ndarray, key: bytes) -> np.ndarray:
+    """The order of some ids under a key."""
+    drawn = hashing.digests(ids.data, ids.offsets, numbers, key)
+    return np.lexsort((drawn[:, 1], drawn[:, 0]))
+
+
 class Cheat:
     """An active party that claims to hold one id of b which it does not, knowing by an oracle all but one thing."""
 
@@ -434,31 +442,37 @@ class Cheat:
 
     def __call__(self, party: Party) -> None:
         ids, b_ids = read_ids(SHARED), read_ids(B_IDS)
-        own, opened = alignment._open(party, ids, bytes(32), "both", BATCH, None, 1)
-        mine, theirs = alignment._exchange(party, own, opened.sizes, BATCH, None)
-        at, place = in_both(mine["b"], theirs["b"], "b")
-        number, unmatched = own.order[at].astype(np.int64), np.setdiff1d(np.arange(own.size), at)[:1]
+        own, opened = alignment._open(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
+        lists = alignment._exchange(party, own, opened.sizes, BATCH, None, Scratch())
+        mine, theirs = (every["b"][:] for every in lists)
+        at, found = in_both(mine["value"], theirs["value"], "b")
+        number, place = mine["number"][at].astype(np.int64), theirs["place"][found]
+        unmatched = np.setdiff1d(np.arange(own.size), at)[:1]
         free = np.setdiff1d(np.arange(opened.sizes["b"]), place)[:1]  # b's list is full: its one unmatched id is here
         key = secrets.token_bytes(32)
 
         def arranged(key: bytes, shift: int) -> tuple[np.ndarray, np.ndarray]:
             """Places and values in the order under a key, the false match where b has it, or beside that."""
-            rank = ranking(ids, number, key, 1)
-            where = int(np.flatnonzero(ranking(b_ids, np.arange(len(b_ids)), key, 1) == len(b_ids) - 1)[0])
+            rank = ranking(ids, number, key)
+            where = int(np.flatnonzero(ranking(b_ids, np.arange(len(b_ids)), key) == len(b_ids) - 1)[0])
             where = (where + shift) % (len(at) + 1)
             return (
                 np.insert(place[rank], where, free).astype(np.int32),
-                np.insert(mine["b"][at][rank], where, mine["b"][unmatched], axis=0),
+                np.insert(mine["value"][at][rank], where, mine["value"][unmatched], axis=0),
             )
 
         places, values = arranged(key, 0)
-        alignment._tell(party, "b", places, values, key, BATCH)
+        told = Scratch().sorted(PAIR, "place", own.size, own.size)
+        told.add(records(PAIR, value=values, place=places, number=0))
+        alignment._tell(party, "b", told, own.size, key, BATCH, Scratch())
         challenge = party.receive("b", Challenge)
         other = challenge.key.data.tobytes()
         guess = arranged(other, 0 if self.challenge_known else 1)[1]
         index = {value.tobytes(): k for k, value in enumerate(values)}
         order = np.array([index[value.tobytes()] for value in guess])
-        party.send("b", OrderDigest(common_order._array(common_order._digest("active", other, values, order))))
+        party.send(
+            "b", OrderDigest(common_order._array(common_order._digest("active", other, [values, values[order]])))
+        )
         try:
             party.receive("b", Unsealed)
         except PeerAborted as error:
@@ -494,8 +508,8 @@ def test_neither_side_can_send_back_the_others_proof(monkeypatch: pytest.MonkeyP
     crooked(monkeypatch, "b", Unsealed, lambda m: Unsealed(seen["digest"].digest))
     with pytest.raises(PeerProtocolError, match="at Unsealed from b"):
         run({"a": [1, 2, 3], "b": [1, 2, 4]})
-    key, order = bytes(32), np.arange(2)
-    roles = {common_order._digest(role, key, np.zeros((2, 2), np.uint64), order) for role in ("active", "passive")}
+    key = bytes(32)
+    roles = {common_order._digest(role, key, [np.zeros((2, 2), np.uint64)]) for role in ("active", "passive")}
     assert len(roles) == 2
 
 
@@ -514,21 +528,21 @@ def test_matches_travel_in_an_order_that_tells_nothing_of_the_active_partys_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = alignment._told
-    arrived: list[np.ndarray] = []
-    lists: list[OwnList] = []
+    numbers: list[np.ndarray] = []
 
-    def noting(*args: Any) -> Any:
-        result = told(*args)
-        arrived.append(result[0])
-        lists.append(args[2])
-        return result
+    def noting(party: Party, lead: str, own: OwnList, *args: Any) -> Any:
+        numbers.append(own.numbers(slice(0, own.size)))
+        return told(party, lead, own, *args)
 
     monkeypatch.setattr(alignment, "_told", noting)
-    results = run({"a": list(range(50)), "b": list(range(10, 60))}).results
-    places = np.argsort(lists[0].order)[arrived[0]]
+    played = run({"a": list(range(50)), "b": list(range(10, 60))})
+    entries = [entry for entry in played.transcripts["b"].entries if entry.step == "Matches"]
+    matches = [decode_body(entry.content or b"", alignment.Matches, peer="a") for entry in entries]
+    places = np.concatenate([np.frombuffer(message.places.data, np.int32) for message in matches])
+    assert [len(message.places.data) // 4 for message in matches] == [BATCH, BATCH, 8]
     assert np.all(np.diff(places) > 0)  # by place in b's list, whose order is b's secret
-    assert set(arrived[0]) == set(results["b"].rows)
-    assert not np.all(np.diff(results["a"].rows) > 0)
+    assert set(numbers[0][places]) == set(played.results["b"].rows)
+    assert not np.all(np.diff(played.results["a"].rows) > 0)
 
 
 @pytest.mark.parametrize("count", [1, 20, 32], ids=str)
@@ -579,7 +593,7 @@ def test_bucket_is_the_next_eighth_of_a_power_of_two(count: int) -> None:
 
 def test_secret_order_is_a_fresh_permutation() -> None:
     ids = read_ids(list(range(1000)))
-    first, second = (OwnList(ids, b"domain", 1).order for _ in range(2))
+    first, second = (OwnList(ids, b"domain", 1).numbers(slice(0, 1024)) for _ in range(2))
     assert sorted(first) == list(range(1024))
     assert not np.array_equal(first, second)
 

@@ -23,6 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from treaty.compute import pieces
+from treaty.data.grouping import grouped, grouped_in_files
+from treaty.data.large import IN_MEMORY, forget, part_of
 from treaty.errors import ConfigError, DataError
 
 OnDuplicate = Literal["error", "first", "expand"]
@@ -52,6 +55,10 @@ class Ids:
         Rows of the column; without an id; with one that an earlier row has.
     normalise, on_duplicate
         As read; all parties must have the same.
+
+    Notes
+    -----
+    Of a long column the arrays lie in temporary files without names, mapped into memory.
     """
 
     kind: str
@@ -68,6 +75,22 @@ class Ids:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def strings(self, start: int, stop: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return `data` and `offsets` of some ids in succession, copied: a file's pages do not stay in memory."""
+        offsets = self.offsets[start : stop + 1]
+        data = self.data[offsets[0] : offsets[-1]].copy()
+        offsets = offsets - offsets[0]
+        forget(self.data)
+        forget(self.offsets)
+        return data, offsets
+
+    def first_rows(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the first row of each of some ids in succession, int64 (stop - start,)."""
+        rows = self.rows[self.starts[start:stop]]
+        forget(self.rows)
+        forget(self.starts)
+        return rows
+
 
 def read_ids(
     column: Any,
@@ -75,6 +98,7 @@ def read_ids(
     party: str = "the table",
     normalise: Sequence[Normalisation] = NORMALISE,
     on_duplicate: OnDuplicate = "error",
+    in_memory: int = IN_MEMORY,
 ) -> Ids:
     """Read a column of ids.
 
@@ -89,6 +113,8 @@ def read_ids(
     on_duplicate : {"error", "first", "expand"}, default "error"
         Of an id in several rows: refuse, keep the first row, or keep all of them, to be joined with every row of the
         other parties that has it (as a plain join does).
+    in_memory : int, default 2**20
+        A column of more rows is read piece by piece, into temporary files (`treaty.data.large`).
 
     Returns
     -------
@@ -107,40 +133,52 @@ def read_ids(
         raise ConfigError(f"expected normalise of {', '.join(get_args(Normalisation))}, got {normalise!r}")
     if on_duplicate not in get_args(OnDuplicate):
         raise ConfigError(f"expected on_duplicate of {', '.join(get_args(OnDuplicate))}, got {on_duplicate!r}")
-    array = _to_arrow(column, party)
-    kind, texts = _canonical(array, frozenset(normalise), party)
-    texts = pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, texts.type), texts)
-    present = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
-    if len(present) == 0:
-        raise DataError(
-            f"{party}: expected ids, got a column of {len(array)} rows without any", public="its table holds no ids"
-        )
+    array, steps = _to_arrow(column, party), frozenset(normalise)
     n_rows = len(array)
-    del array  # at ten million ids each copy counts
-    encoded = pc.drop_null(texts).dictionary_encode()
-    del texts
-    rows, starts = _group(present, encoded.indices.to_numpy(), len(encoded.dictionary), on_duplicate, party)
-    distinct = encoded.dictionary
-    del encoded
-    data, offsets = _buffers(distinct, _TAGS[kind])
-    del distinct
+    kind = _canonical(_whole_array(array[:0]), steps, party)[0]
+
+    def present(part: slice) -> tuple[NDArray[np.int64], Any]:
+        """Return some rows' numbers, and their ids; without those that have none."""
+        texts = _canonical(_whole_array(array[part]), steps, party)[1]
+        texts = pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, texts.type), texts)
+        rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
+        return rows + part.start, pc.drop_null(texts)
+
+    def refuse(repeated: int) -> None:
+        if on_duplicate == "error":
+            raise DataError(
+                f"{party}: expected every id once, got {repeated} rows with an id seen before; "
+                'on_duplicate="first" keeps the first row of each, "expand" joins all of them',
+                public="its table holds ids more than once",
+            )
+
+    tag, every = _TAGS[kind], on_duplicate == "expand"
+    if n_rows <= in_memory:
+        found = grouped(*present(slice(0, n_rows)), tag, refuse, every=every)
+    else:
+        chunks = (present(part) for part in pieces(n_rows, part_of(in_memory)))
+        found = grouped_in_files(chunks, tag, n_rows, in_memory, refuse, every=every)
+    if found is None:
+        raise DataError(
+            f"{party}: expected ids, got a column of {n_rows} rows without any", public="its table holds no ids"
+        )
     pa.default_memory_pool().release_unused()
     return Ids(
         kind=kind,
-        data=data,
-        offsets=offsets,
-        rows=rows,
-        starts=starts,
+        data=found.data,
+        offsets=found.offsets,
+        rows=found.rows,
+        starts=found.starts,
         n_rows=n_rows,
-        n_null=n_rows - len(present),
-        n_repeated=len(present) - (len(offsets) - 1),
+        n_null=n_rows - found.n_present,
+        n_repeated=found.n_present - (len(found.offsets) - 1),
         normalise=tuple(step for step in get_args(Normalisation) if step in normalise),
         on_duplicate=on_duplicate,
     )
 
 
 def _to_arrow(column: Any, party: str) -> Any:
-    """Return the column as one arrow array."""
+    """Return the column as an arrow array, which may be chunked."""
     try:
         native = nw.from_native(column, pass_through=True, allow_series=True)
         if isinstance(native, nw.DataFrame | nw.LazyFrame):
@@ -160,11 +198,14 @@ def _to_arrow(column: Any, party: str) -> Any:
             f"{party}: expected ids of one type (whole numbers below 2^63, text, dates or bytes), got a column that "
             "mixes types or holds others; convert it to text at every party"
         ) from None
+    return array
+
+
+def _whole_array(array: Any) -> Any:
+    """Return a column, or a piece of one, as one plain array."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    return array
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def _canonical(array: Any, normalise: frozenset[str], party: str) -> tuple[str, Any]:
@@ -224,35 +265,3 @@ def _normalised(texts: Any, normalise: frozenset[str]) -> Any:
     if "nfc" in normalise:  # last, as small letters may compose where large ones do not
         texts = pc.utf8_normalize(texts, form="NFC")
     return pc.utf8_trim_whitespace(texts) if "strip" in normalise else texts
-
-
-def _group(
-    present: NDArray[np.int64], number: NDArray[np.int32], n_ids: int, on_duplicate: OnDuplicate, party: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows grouped by id, and where each group starts."""
-    repeated = len(present) - n_ids
-    if repeated and on_duplicate == "error":
-        raise DataError(
-            f'{party}: expected every id once, got {repeated} rows with an id seen before; on_duplicate="first" keeps '
-            'the first row of each, "expand" joins all of them',
-            public="its table holds ids more than once",
-        )
-    if repeated and on_duplicate == "expand":
-        counts = np.bincount(number, minlength=n_ids)
-        return present[np.argsort(number, kind="stable")], np.concatenate([[0], np.cumsum(counts)])
-    if repeated:  # numbers are given in order of first appearance
-        _, first = np.unique(number, return_index=True)
-        present = present[first]
-    return present, np.arange(n_ids + 1, dtype=np.int64)
-
-
-def _buffers(distinct: Any, tag: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Put the kind's letter before each string and return bytes and offsets."""
-    texts = distinct.cast(pa.large_binary())
-    letter = pa.scalar(tag, pa.large_binary())
-    tagged = pc.binary_join_element_wise(letter, texts, pa.scalar(b"", pa.large_binary()))
-    _, offsets, data = tagged.buffers()
-    return (
-        np.frombuffer(data, np.uint8).copy(),
-        np.frombuffer(offsets, np.int64)[tagged.offset : tagged.offset + len(tagged) + 1].copy(),
-    )

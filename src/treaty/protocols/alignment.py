@@ -28,8 +28,8 @@ step  message          from -> to          content                              
 ====  ===============  ==================  ====================================================  ===================
 
 H is hash-to-group under a domain of job and salt; a and b are fresh in every run. Points travel in batches of `BATCH`,
-each answered before the next but one is sent, so neither side holds more than two. Of a double-encrypted value 16 bytes
-are kept and sent: among 2^24 ids two agree in them with probability below 2^-78.
+each answered before the next but one is sent, so neither side holds more than two; long lists lie in files. Of a
+double-encrypted value 16 bytes are kept and sent: among 2^24 ids two agree in them with probability below 2^-78.
 
 Adversary: honest but curious. What each learns is in `disclosures`, how far step 7 goes against others in
 `common_order`.
@@ -47,8 +47,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import pieces
-from treaty.crypto import hashing, ristretto
+from treaty.crypto import ristretto
 from treaty.data.ids import Ids, OnDuplicate
+from treaty.data.large import IN_MEMORY, WORDS, Scratch, Sorted, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.messaging.agreement import agree
@@ -59,15 +60,16 @@ from treaty.protocols.blinded_lists import (
     SMALLEST,
     OwnList,
     bucket,
+    committed,
     from_bytes,
-    in_both,
     points_of,
     to_bytes,
     valid,
     values_of,
 )
-from treaty.protocols.common_order import prove, ranking, verify
+from treaty.protocols.common_order import prove, ranked, verify
 from treaty.protocols.joined_rows import arrange, arranged, joined
+from treaty.protocols.matches import MINE, PAIR, THEIRS, VALUE, confirmed, held_by_all, matched
 
 ResultTo = Literal["both", "active"]
 Progress = Callable[[int, int], None]
@@ -159,6 +161,7 @@ def align_active(
     log: RunLog | None = None,
     threads: int = 1,
     progress: Progress | None = None,
+    in_memory: int = IN_MEMORY,
 ) -> Aligned:
     """Align with every passive party, `party.peers`.
 
@@ -177,6 +180,8 @@ def align_active(
     threads : int
     progress : callable, optional
         Called with points done and points in all.
+    in_memory : int, default 2**20
+        Lists longer than that lie in temporary files (`treaty.data.large`).
 
     Returns
     -------
@@ -192,61 +197,55 @@ def align_active(
     PeerProtocolError
         When a peer sends what is no point, or lists that do not fit together.
     """
-    salt = secrets.token_bytes(32)
-    own, opened = _open(party, ids, salt, result_to, batch, log, threads)
-    mine, theirs = _exchange(party, own, opened.sizes, batch, progress)
-    places, pairwise = {}, {}
-    for peer in party.peers:  # step 5
-        at, place = in_both(mine[peer], theirs.pop(peer), peer)
-        number = own.order[at]
-        if np.any(number >= len(ids)):
-            raise PeerProtocolError(peer, f"expected no match of a random point - at Blinded from {peer}")
-        places[peer] = np.full(len(ids), -1, np.int32)
-        places[peer][number] = place
-        pairwise[peer] = len(at)
-    common = np.flatnonzero(np.all([place >= 0 for place in places.values()], axis=0))
-    if result_to == "active":  # before anything that depends on the number of common ids
-        for peer in party.peers:
-            party.send(peer, Ended())
-    if len(common) == 0:
-        if result_to == "active":
-            party.close()  # the error below would be told
-            _finish(party, opened, own, log, dict.fromkeys(party.peers, 0))
-        shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
-        raise DataError(
-            f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); see that all "
-            "name the same column and write ids alike",
-            public="the parties have no id in common",
+    with Scratch(in_memory) as scratch:
+        own, opened = _open(party, ids, secrets.token_bytes(32), result_to, batch, log, threads, scratch)
+        mine, theirs = _exchange(party, own, opened.sizes, batch, progress, scratch)
+        own.close()
+        pairs = {peer: matched(mine[peer], theirs[peer], len(ids), peer, scratch) for peer in party.peers}  # step 5
+        pairwise = {peer: len(matches) for peer, matches in pairs.items()}
+        pairs = held_by_all(pairs, len(ids), scratch)
+        n_common = len(pairs[party.peers[0]])
+        if result_to == "active":  # before anything that depends on the number of common ids
+            for peer in party.peers:
+                party.send(peer, Ended())
+        if n_common == 0:
+            if result_to == "active":
+                party.close()  # the error below would be told
+                _finish(party, opened, own, log, dict.fromkeys(party.peers, 0))
+            shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
+            raise DataError(
+                f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); see that "
+                "all name the same column and write ids alike",
+                public="the parties have no id in common",
+            )
+        key = secrets.token_bytes(32)
+        common = ranked(ids, pairs[party.peers[0]], key, threads, scratch)
+        if result_to == "both":
+            for number, peer in enumerate(party.peers):
+                _tell(party, peer, pairs[peer], opened.sizes[peer], key, batch, scratch)
+                if number:  # the same ids, with values under this peer's key
+                    common.close()
+                    common = ranked(ids, pairs[peer], key, threads, scratch)
+                prove(party, peer, ids, pairs[peer], common, threads, scratch)
+                pairs[peer].close()
+        rows = _rows(
+            ids, common, lambda own: arrange(party, own, batch) if result_to == "both" else (own, np.ones_like(own))
         )
-    key = secrets.token_bytes(32)
-    common = common[ranking(ids, common, key, threads)]
-    totals, repeats = np.ones(len(common), np.int64), np.ones(len(common), np.int64)
-    if result_to == "active":
-        totals = np.diff(ids.starts)[common]
-    else:
-        where = np.empty(len(ids), np.int64)  # of an id in the own list
-        real = np.flatnonzero(own.order < len(ids))
-        where[own.order[real]] = real
-        for peer in party.peers:
-            values = mine.pop(peer)[where[common]]
-            _tell(party, peer, places[peer][common], values, key, batch)
-            prove(party, peer, ids, common, values, threads)
-        if ids.on_duplicate == "expand":
-            totals, repeats = arrange(party, np.diff(ids.starts)[common], batch)
-    _finish(party, opened, own, log, dict.fromkeys(party.peers, len(common)))
-    rows = joined(ids, common, totals, repeats)
-    return Aligned(rows, len(common), ids.n_null, ids.n_repeated, opened.sizes, pairwise, opened.changed)
+        _finish(party, opened, own, log, dict.fromkeys(party.peers, n_common))
+    return Aligned(rows, n_common, ids.n_null, ids.n_repeated, opened.sizes, pairwise, opened.changed)
 
 
 def _exchange(
-    party: Party, own: OwnList, sizes: dict[str, int], batch: int, progress: Progress | None
-) -> tuple[dict[str, NDArray[np.uint64]], dict[str, NDArray[np.uint64]]]:
-    """Go through steps 2 to 4 with all peers at a time; return both lists under both keys, uint64 (size, 2) per peer.
+    party: Party, own: OwnList, sizes: dict[str, int], batch: int, progress: Progress | None, scratch: Scratch
+) -> tuple[dict[str, Sorted], dict[str, Sorted]]:
+    """Go through steps 2 to 4 with all peers at a time; return of each peer both lists under both keys.
 
     A batch is sent one ahead of the answers awaited, so that both sides compute at the same time.
     """
-    mine = {peer: np.empty((own.size, 2), np.uint64) for peer in party.peers}
-    theirs = {peer: np.empty((size, 2), np.uint64) for peer, size in sizes.items()}
+    mine, theirs = (
+        {peer: scratch.sorted(kind, "value", WORDS, max(own.size, size)) for peer, size in sizes.items()}
+        for kind in (MINE, THEIRS)
+    )
     parts = pieces(own.size, batch)
     their_parts = {peer: pieces(size, batch) for peer, size in sizes.items()}
     done, total = 0, own.size + sum(sizes.values())
@@ -271,22 +270,23 @@ def _exchange(
             if number < len(parts):
                 raised = points_of(party.receive(peer, Raised).points, parts[number], peer, "Raised")
                 valid(peer, "Raised", lambda raised=raised: ristretto.validate(raised, own.threads))  # type: ignore[misc]
-                mine[peer][parts[number]] = values_of(raised)
+                mine[peer].add(records(MINE, value=values_of(raised), number=own.numbers(parts[number])))
             if number < len(their_parts[peer]):
                 part = their_parts[peer][number]
-                theirs[peer][part] = values_of(own.raised(party.receive(peer, Blinded).points, part, peer))
+                raised = own.raised(party.receive(peer, Blinded).points, part, peer)
+                theirs[peer].add(records(THEIRS, value=values_of(raised), place=np.arange(part.start, part.stop)))
                 advance(part.stop - part.start)
     return mine, theirs
 
 
-def _tell(
-    party: Party, peer: str, places: NDArray[np.int32], values: NDArray[np.uint64], key: bytes, batch: int
-) -> None:
+def _tell(party: Party, peer: str, pairs: Sorted, size: int, key: bytes, batch: int, scratch: Scratch) -> None:
     """Step 6: name the common ids, by their places: any other order would tell of ids that the peer may not hold."""
-    order = np.argsort(places)
-    places, values = places[order], values[order]
-    for part in pieces(len(places), batch):
-        party.send(peer, Matches(Array.of(places[part]), Array.of(to_bytes(values[part]))))
+    told = scratch.sorted(PAIR, "place", size, len(pairs))
+    for part in pairs.parts():
+        told.add(part)
+    for part in told.pieces(batch):
+        party.send(peer, Matches(Array.of(part["place"].copy()), Array.of(to_bytes(part["value"]))))
+    told.close()
     party.send(peer, OrderKey(Array.of(np.frombuffer(key, np.uint8))))
 
 
@@ -302,70 +302,60 @@ def align_passive(
     log: RunLog | None = None,
     threads: int = 1,
     progress: Progress | None = None,
+    in_memory: int = IN_MEMORY,
 ) -> Aligned:
     """Align with the active party, `party.peers[0]`; parameters, result and errors as of `align_active`."""
     (lead,) = party.peers
-    own, opened = _open(party, ids, None, result_to, batch, log, threads)
-    size = opened.sizes[lead]
-    made = np.empty((size, 2), np.uint64)
-    parts, own_parts = pieces(size, batch), pieces(own.size, batch)
-    done = 0
-    for number in range(max(len(parts), len(own_parts))):
-        if number < len(parts):  # step 3: the order is what links the answer with the active party's ids
-            raised = own.raised(party.receive(lead, Blinded).points, parts[number], lead)
-            party.send(lead, Raised(Array.of(raised)))
-            made[parts[number]] = values_of(raised)
-            done += len(raised)
-        if number < len(own_parts):  # step 4
-            blinded = own.blinded(own_parts[number])
-            party.send(lead, Blinded(Array.of(blinded)))
-            done += len(blinded)
-        if progress is not None:
-            progress(done, size + own.size)
-
-    if result_to == "active":
-        party.receive(lead, Ended)
-        _finish(party, opened, own, log, {lead: None})
-        none = np.zeros(0, np.int64)
-        return Aligned(none, None, ids.n_null, ids.n_repeated, opened.sizes, {}, opened.changed)
-    common, values, key = _told(party, lead, own, made, len(ids))
-    order = ranking(ids, common, key, threads)
-    common, values = common[order], values[order]
-    verify(party, lead, ids, common, values, threads)
-    totals, repeats = np.ones(len(common), np.int64), np.ones(len(common), np.int64)
-    if ids.on_duplicate == "expand":
-        totals, repeats = arranged(party, lead, np.diff(ids.starts)[common], batch)
-    _finish(party, opened, own, log, {lead: len(common)})
-    rows = joined(ids, common, totals, repeats)
+    with Scratch(in_memory) as scratch:
+        own, opened = _open(party, ids, None, result_to, batch, log, threads, scratch)
+        size = opened.sizes[lead]
+        made = scratch.sorted(VALUE, "value", WORDS, size)
+        parts, own_parts = pieces(size, batch), pieces(own.size, batch)
+        done = 0
+        for number in range(max(len(parts), len(own_parts))):
+            if number < len(parts):  # step 3: the order is what links the answer with the active party's ids
+                raised = own.raised(party.receive(lead, Blinded).points, parts[number], lead)
+                party.send(lead, Raised(Array.of(raised)))
+                made.add(records(VALUE, value=values_of(raised)))
+                done += len(raised)
+            if number < len(own_parts):  # step 4
+                blinded = own.blinded(own_parts[number])
+                party.send(lead, Blinded(Array.of(blinded)))
+                done += len(blinded)
+            if progress is not None:
+                progress(done, size + own.size)
+        if result_to == "active":
+            party.receive(lead, Ended)
+            _finish(party, opened, own, log, {lead: None})
+            return Aligned(np.zeros(0, np.int64), None, ids.n_null, ids.n_repeated, opened.sizes, {}, opened.changed)
+        pairs, key = _told(party, lead, own, made, size, len(ids), scratch)
+        common = ranked(ids, pairs, key, threads, scratch)
+        verify(party, lead, ids, pairs, common, threads, scratch)
+        rows = _rows(ids, common, lambda own: arranged(party, lead, own, batch))
+        _finish(party, opened, own, log, {lead: len(common)})
     return Aligned(rows, len(common), ids.n_null, ids.n_repeated, opened.sizes, {}, opened.changed)
 
 
 def _told(
-    party: Party, lead: str, own: OwnList, made: NDArray[np.uint64], n_ids: int
-) -> tuple[NDArray[np.int64], NDArray[np.uint64], bytes]:
-    """Step 6: return own common ids, their values and the key of the order."""
-    places: list[NDArray[np.int32]] = []
-    values: list[NDArray[np.uint64]] = []
+    party: Party, lead: str, own: OwnList, made: Sorted, size: int, n_ids: int, scratch: Scratch
+) -> tuple[Sorted, bytes]:
+    """Step 6: return own common ids, of type `PAIR`, by number, and the key of the order."""
+    told = scratch.sorted(THEIRS, "place", own.size, own.size)
+    odd = False
     while not isinstance(answer := party.receive(lead, Matches, OrderKey), OrderKey):
         assert isinstance(answer, Matches)
         place = view(answer.places, np.int32, (None,), peer=lead, what="Matches.places")
-        if len(place) == 0 or sum(len(told) for told in places) + len(place) > own.size:
+        if len(place) == 0 or len(told) + len(place) > own.size:
             raise PeerProtocolError(lead, f"expected 1 to {own.size} places - at Matches.places from {lead}")
-        places.append(place)
-        values.append(from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=lead, what="Matches.values")))
+        odd |= bool(np.any(place < 0) or np.any(place >= own.size))
+        values = from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=lead, what="Matches.values"))
+        told.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
     key = view(answer.key, np.uint8, (32,), peer=lead, what="OrderKey.key").tobytes()
-    if not places:
+    if len(told) == 0:
         raise PeerProtocolError(lead, f"expected common ids before OrderKey, got none - from {lead}")
-    place, value = np.concatenate(places), np.concatenate(values)
-    if np.any(place < 0) or np.any(place >= own.size) or len(np.unique(place)) < len(place):
+    if odd:
         raise PeerProtocolError(lead, f"expected different places below {own.size} - at Matches.places from {lead}")
-    common = own.order[place].astype(np.int64)
-    if np.any(common >= n_ids):
-        raise PeerProtocolError(lead, f"expected no match of a random point - at Matches.places from {lead}")
-    known, _ = in_both(value, made, lead)
-    if len(known) < len(value):
-        raise PeerProtocolError(lead, f"expected values made in step 3, got others - at Matches.values from {lead}")
-    return common, value, key
+    return confirmed(told, own, made, size, n_ids, lead, scratch), key
 
 
 # ---------------------------------------------------------------- both
@@ -387,6 +377,7 @@ def _open(
     batch: int,
     log: RunLog | None,
     threads: int,
+    scratch: Scratch,
 ) -> tuple[OwnList, _Opened]:
     """Step 1: agree on the options, exchange kinds, sizes and commitments; note the run before any id is used."""
     if result_to not in get_args(ResultTo):
@@ -406,8 +397,7 @@ def _open(
     )  # fmt: skip
     commitment = np.zeros((0, 32), np.uint8)
     if log is not None:
-        everyone = np.arange(len(ids))
-        commitment = hashing.commit(hashing.digests(ids.data, ids.offsets, everyone, log.key, threads), log.key)
+        commitment = committed(ids, log.key, threads, scratch)
     opening = Opening(
         ids.kind,
         bucket(len(ids)),
@@ -436,7 +426,17 @@ def _open(
         for peer in party.peers:
             changed[peer] = log.start(party.job, peer, bucket(len(ids)), sizes[peer], commitment, theirs[peer])
     domain = _DOMAIN + hashlib.sha256(party.job.encode() + b"\0" + salt).digest()
-    return OwnList(ids, domain, threads), _Opened(sizes, changed)
+    return OwnList(ids, domain, threads, scratch), _Opened(sizes, changed)
+
+
+def _rows(
+    ids: Ids, common: Sorted, lay_out: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]]
+) -> NDArray[np.int64]:
+    """Return own rows in the common order: one of each id or, as laid out from how many it has, all."""
+    if ids.on_duplicate != "expand":
+        return common.column("row")
+    number = common.column("number")
+    return joined(ids, number, *lay_out(np.diff(ids.starts)[number]))
 
 
 def _finish(party: Party, opened: _Opened, own: OwnList, log: RunLog | None, common: dict[str, int | None]) -> None:

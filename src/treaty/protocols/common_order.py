@@ -14,16 +14,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto import hashing
 from treaty.data.ids import Ids
+from treaty.data.large import WORDS, Scratch, Sorted, records
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.protocols.blinded_lists import to_bytes
+
+RANKED = np.dtype([("drawn", np.uint64, (2,)), ("value", np.uint64, (2,)), ("number", np.int32), ("row", np.int64)])
+"""A common id in an order: its pseudorandom place, double-encrypted value, number, and first row."""
 
 
 class Challenge(Message):
@@ -45,35 +50,40 @@ class Unsealed(Message):
     opening: Array
 
 
-def ranking(ids: Ids, numbers: NDArray[np.int64], key: bytes, threads: int) -> NDArray[np.int64]:
-    """Return the order of some ids under a key: by a pseudorandom function of the id, the same for all who hold it.
+def ranked(ids: Ids, matches: Sorted, key: bytes, threads: int, scratch: Scratch) -> Sorted:
+    """Put common ids in order under a key: by a pseudorandom function of the id, the same for all who hold it.
 
     Parameters
     ----------
-    numbers : int64 (n,)
-        Which ids.
+    matches : Sorted
+        The ids, of type `PAIR`, by number.
     key : bytes of length 32
 
     Returns
     -------
-    int64 (n,)
-        Places in `numbers`.
+    Sorted
+        Of type `RANKED`.
     """
-    drawn = hashing.digests(ids.data, ids.offsets, numbers, key, threads)
-    return np.lexsort((drawn[:, 1], drawn[:, 0]))
+    order = scratch.sorted(RANKED, "drawn", WORDS, len(matches))
+    for part in matches.parts():
+        if len(part):
+            number = part["number"].astype(np.int64)
+            first, last = int(number[0]), int(number[-1])
+            drawn = hashing.digests(*ids.strings(first, last + 1), number - first, key, threads)
+            rows = ids.first_rows(first, last + 1)[number - first]
+            order.add(records(RANKED, drawn=drawn, value=part["value"], number=number, row=rows))
+    return order
 
 
-def prove(
-    party: Party, peer: str, ids: Ids, common: NDArray[np.int64], values: NDArray[np.uint64], threads: int
-) -> None:
+def prove(party: Party, peer: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch) -> None:
     """Step 7 of the active party: show a passive one that it has the same ids, then see that this one has them too.
 
     Parameters
     ----------
-    common : int64 (n,)
-        Own common ids, in the common order.
-    values : uint64 (n, 2)
-        Their double-encrypted values.
+    matches : Sorted
+        The common ids, of type `PAIR`, by number, with their double-encrypted values.
+    common : Sorted
+        The same in the common order, of type `RANKED`.
 
     Raises
     ------
@@ -83,31 +93,36 @@ def prove(
     challenge = party.receive(peer, Challenge)
     key = view(challenge.key, np.uint8, (32,), peer=peer, what="Challenge.key").tobytes()
     sealed = view(challenge.sealed, np.uint8, (32,), peer=peer, what="Challenge.sealed").tobytes()
-    order = ranking(ids, common, key, threads)
-    party.send(peer, OrderDigest(_array(_digest("active", key, values, order))))
+    other = ranked(ids, matches, key, threads, scratch)
+    party.send(peer, OrderDigest(_array(_digest("active", key, _values(common, other)))))
     opening = view(party.receive(peer, Unsealed).opening, np.uint8, (32,), peer=peer, what="Unsealed.opening").tobytes()
-    _check(sealed, _seal(opening, _digest("passive", key, values, order)), peer, "Unsealed")
+    _check(sealed, _seal(opening, _digest("passive", key, _values(common, other))), peer, "Unsealed")
+    other.close()
 
 
-def verify(
-    party: Party, lead: str, ids: Ids, common: NDArray[np.int64], values: NDArray[np.uint64], threads: int
-) -> None:
+def verify(party: Party, lead: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch) -> None:
     """Step 7 of a passive party: have the active one show that it has the same ids, then show it that this one has.
 
     Parameters and errors as of `prove`.
     """
     key, opening = secrets.token_bytes(32), secrets.token_bytes(32)
-    order = ranking(ids, common, key, threads)
-    party.send(lead, Challenge(_array(key), _array(_seal(opening, _digest("passive", key, values, order)))))
+    other = ranked(ids, matches, key, threads, scratch)
+    own = _digest("passive", key, _values(common, other))
+    party.send(lead, Challenge(_array(key), _array(_seal(opening, own))))
     theirs = view(party.receive(lead, OrderDigest).digest, np.uint8, (32,), peer=lead, what="OrderDigest.digest")
-    _check(theirs.tobytes(), _digest("active", key, values, order), lead, "OrderDigest")
+    _check(theirs.tobytes(), _digest("active", key, _values(common, other)), lead, "OrderDigest")
     party.send(lead, Unsealed(_array(opening)))
+    other.close()
 
 
-def _digest(role: str, key: bytes, values: NDArray[np.uint64], order: NDArray[np.int64]) -> bytes:
+def _values(*orders: Sorted) -> Iterator[NDArray[np.uint64]]:
+    return (part["value"] for order in orders for part in order.parts())
+
+
+def _digest(role: str, key: bytes, orders: Iterable[NDArray[np.uint64]]) -> bytes:
     digest = hashlib.sha256(f"treaty-alignment-order-{role}\0".encode() + key)
-    digest.update(to_bytes(values).tobytes())
-    digest.update(to_bytes(values[order]).tobytes())
+    for values in orders:
+        digest.update(to_bytes(values).tobytes())
     return digest.digest()
 
 

@@ -1,0 +1,190 @@
+"""Grouping the rows of a column by id: in memory, or in temporary files where it is too long to hold.
+
+There repeated ids are found by a keyed hash of 16 bytes, under a key drawn for the purpose: among 2^28 different ids
+two have the same with a probability below 2^-72, whoever chose them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from treaty.compute import pieces
+from treaty.data.large import WORDS, Column, Scratch, Sorted, forget, records
+
+_SEEN = np.dtype([("hash", np.uint64, (2,)), ("place", np.int64), ("row", np.int64)])
+_FOUND = np.dtype([("first", np.int64), ("row", np.int64)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grouped:
+    """Distinct ids and their rows: `data`, `offsets`, `rows` and `starts` as in `Ids`; how many rows have an id."""
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    n_present: int
+
+
+def grouped(
+    rows: NDArray[np.int64], texts: Any, tag: bytes, refuse: Callable[[int], None], *, every: bool
+) -> Grouped | None:
+    """Group the rows of a column by id, ids in the order in which they first come.
+
+    Parameters
+    ----------
+    rows, texts : int64 (n,), arrow array of strings or bytes
+        The rows that have an id, and the ids.
+    tag : bytes
+        Put before each id.
+    refuse : callable
+        Called with the number of rows that have an id seen before, when there are any; may raise.
+    every : bool
+        Keep all rows of each id, or its first.
+
+    Returns
+    -------
+    Grouped or None
+        None when there is no id.
+    """
+    if len(rows) == 0:
+        return None
+    encoded = texts.dictionary_encode()
+    number, n_ids = encoded.indices.to_numpy(), len(encoded.dictionary)
+    data, offsets = _tagged(encoded.dictionary, tag)
+    starts, kept = np.arange(n_ids + 1, dtype=np.int64), rows
+    if len(rows) > n_ids:
+        refuse(len(rows) - n_ids)
+        if every:
+            kept = rows[np.argsort(number, kind="stable")]
+            starts[1:] = np.cumsum(np.bincount(number, minlength=n_ids))
+        else:  # numbers are given in order of first appearance
+            kept = rows[np.unique(number, return_index=True)[1]]
+    return Grouped(data.copy(), offsets.copy(), kept, starts, len(rows))
+
+
+def grouped_in_files(
+    chunks: Iterable[tuple[NDArray[np.int64], Any]],
+    tag: bytes,
+    n_rows: int,
+    in_memory: int,
+    refuse: Callable[[int], None],
+    *,
+    every: bool,
+) -> Grouped | None:
+    """Do the same for a column that comes in pieces, without holding more of it than a piece.
+
+    Parameters
+    ----------
+    chunks : iterable of (rows, texts)
+    tag, refuse, every
+        As of `grouped`.
+    n_rows : int
+        Of the whole column.
+    in_memory : int
+        As of `Scratch`.
+    """
+    with ExitStack() as stack:
+        scratch = stack.enter_context(Scratch(in_memory))
+        data, offsets, rows, starts = _columns(stack)
+        seen = scratch.sorted(_SEEN, "hash", WORDS, n_rows)
+        key = secrets.token_bytes(32)
+        for row, texts in chunks:
+            if len(row):
+                content, ends = _tagged(texts, tag)
+                place = rows.length + np.arange(len(row))
+                seen.add(records(_SEEN, hash=_hashes(content, ends, key), place=place, row=row))
+                offsets.append(data.length + ends[1:])
+                data.append(content)
+                rows.append(row)
+        if rows.length == 0:
+            return None
+        repeated = rows.length - sum(int(np.count_nonzero(_new(part["hash"]))) for part in seen.parts())
+        if repeated:
+            refuse(repeated)
+            first = _by_first(seen, rows.length, scratch)
+            return _distinct(first, data.mapped(), offsets.mapped(), rows.length, every, stack)
+        for part in pieces(rows.length, scratch.part):
+            starts.append(np.arange(part.start + 1, part.stop + 1))
+        return Grouped(data.mapped(), offsets.mapped(), rows.mapped(), starts.mapped(), rows.length)
+
+
+def _columns(stack: ExitStack) -> tuple[Column, Column, Column, Column]:
+    """Open files for data, offsets, rows and starts."""
+    data, offsets, rows, starts = (
+        stack.enter_context(closing(Column(kind))) for kind in (np.uint8, np.int64, np.int64, np.int64)
+    )
+    offsets.append(np.zeros(1, np.int64))
+    starts.append(np.zeros(1, np.int64))
+    return data, offsets, rows, starts
+
+
+def _tagged(texts: Any, tag: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Put a tag before each string; return bytes and offsets."""
+    kind = pa.large_binary()
+    tagged = pc.binary_join_element_wise(pa.scalar(tag, kind), texts.cast(kind), pa.scalar(b"", kind))
+    _, offsets, data = tagged.buffers()
+    return (
+        np.frombuffer(data, np.uint8),
+        np.frombuffer(offsets, np.int64)[tagged.offset : tagged.offset + len(tagged) + 1],
+    )
+
+
+def _hashes(data: NDArray[np.uint8], offsets: NDArray[np.int64], key: bytes) -> NDArray[np.uint64]:
+    texts = data.data
+    drawn = [blake2b(texts[a:b], digest_size=16, key=key).digest() for a, b in pairwise(offsets.tolist())]
+    return np.frombuffer(b"".join(drawn), np.uint64).reshape(-1, 2)
+
+
+def _new(values: NDArray[np.uint64] | NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which of some sorted values, (n,) or (n, 2), differ from those before."""
+    new = np.ones(len(values), np.bool_)
+    differ = values[1:] != values[:-1]
+    new[1:] = differ.any(axis=1) if differ.ndim == 2 else differ
+    return new
+
+
+def _by_first(seen: Sorted, count: int, scratch: Scratch) -> Sorted:
+    """Sort rows by the place at which their id first came, then ascending."""
+    found = scratch.sorted(_FOUND, "first", count, count)
+    for part in seen.parts():
+        new = _new(part["hash"])
+        first = part["place"][new][np.cumsum(new) - 1]
+        found.add(records(_FOUND, first=first, row=part["row"]))
+    seen.close()
+    return found
+
+
+def _distinct(
+    found: Sorted, texts: NDArray[np.uint8], ends: NDArray[np.int64], n_present: int, every: bool, stack: ExitStack
+) -> Grouped:
+    """Write each string once, in the order of first places, with its rows."""
+    data, offsets, rows, starts = _columns(stack)
+    for part in found.parts():
+        if len(part):
+            new = _new(part["first"])
+            kept = part if every else part[new]
+            ends_of_groups = np.append(np.flatnonzero(_new(kept["first"]))[1:], len(kept))
+            starts.append(rows.length + ends_of_groups)
+            rows.append(kept["row"])
+            first = part["first"][new]
+            bounds = ends[first[0] : first[-1] + 2]
+            buffers = [None, pa.py_buffer(bounds - bounds[0]), pa.py_buffer(texts[bounds[0] : bounds[-1]])]
+            piece = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
+            content, stops = _tagged(piece.take(pa.array(first - first[0])), b"")
+            offsets.append(data.length + stops[1:])
+            data.append(content)
+            forget(texts)
+            forget(ends)
+    return Grouped(data.mapped(), offsets.mapped(), rows.mapped(), starts.mapped(), n_present)

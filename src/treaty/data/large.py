@@ -1,0 +1,249 @@
+"""Sorting more records than memory holds: by parts, in temporary files that have no name.
+
+A file is open to its process alone from the start: it is made with mode 0600 and unlinked at once (or never linked,
+where the system can), so it is gone when closed, also after a crash. Files lie in the folder of `tempfile`, which
+``TMPDIR`` names.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterator
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from treaty.errors import ConfigError
+
+IN_MEMORY = 1 << 20
+"""Records that are kept in memory; longer lists lie in files. Work is done on an eighth of that at a time."""
+
+WORDS = 1 << 64
+"""The span of a key of words, which are compared as such and should be hashes."""
+
+
+def part_of(in_memory: int) -> int:
+    """Return how many records to work on at a time."""
+    return max(1, in_memory // 8)
+
+
+def records(dtype: np.dtype[Any], **columns: Any) -> NDArray[Any]:
+    """Put columns of one length together, the first an array; (n,) of a structured dtype."""
+    out = np.empty(len(columns[next(iter(columns))]), dtype)
+    for name, values in columns.items():
+        out[name] = values
+    return out
+
+
+class Sorted:
+    """Records that come back in the order of a key.
+
+    They are dealt to parts by ranges of the key, each of which is sorted when it is read. Of equal keys those added
+    first come first.
+
+    Parameters
+    ----------
+    dtype : structured dtype
+    key : str
+        The field to sort by: numbers below `span`, or uint64 words, shape (n,) or (n, 2).
+    span : int
+        Above every key, at most `WORDS`; keys should be spread evenly over it, or parts grow too large.
+    rows : int
+        About how many records will come. Two of the same span and number have the same parts.
+    in_memory : int
+        So many records at most lie in memory.
+    """
+
+    def __init__(self, dtype: DTypeLike, key: str, span: int, rows: int, in_memory: int) -> None:
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self._key = key
+        self._shift = 32 if span > 1 << 32 else 0  # so that a key times the number of parts fits a word
+        self._span = -(-span >> self._shift)
+        self._length = part_of(in_memory)
+        self._parts = max(1, -(-rows // self._length))
+        self._file = open_unnamed() if rows > in_memory else None
+        self._blocks: list[NDArray[Any]] = []  # each sorted by part; in the file, one after another
+        self._edges: list[NDArray[np.int32]] = []  # of each block: where its parts begin and end
+        self._counts = np.zeros(self._parts, np.int64)
+        self._waiting: list[NDArray[Any]] = []
+        self._last: tuple[int, NDArray[Any]] | None = None
+
+    def __len__(self) -> int:
+        return int(self._counts.sum()) + sum(map(len, self._waiting))
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """Take in some records, (n,)."""
+        self._last = None
+        self._waiting.append(rows)
+        if sum(map(len, self._waiting)) >= self._length:
+            self._flush()
+
+    def parts(self) -> Iterator[NDArray[Any]]:
+        """Give all records in order, in pieces; some may be empty."""
+        for number in range(self._parts):
+            yield self._part(number)
+
+    def pieces(self, length: int) -> Iterator[NDArray[Any]]:
+        """Give all records in order, `length` at a time but for the last."""
+        for start in range(0, len(self), length):
+            yield self[start : start + length]
+
+    def __getitem__(self, place: slice) -> NDArray[Any]:
+        """Return the records of a range of places in the order: cheap where the ranges asked for follow each other."""
+        self._flush()
+        start, stop, _ = place.indices(len(self))
+        ends = np.cumsum(self._counts)
+        found = [np.empty(0, self.dtype)]
+        for number in range(int(np.searchsorted(ends, start, "right")), self._parts):
+            before = int(ends[number] - self._counts[number])
+            if before >= stop:
+                break
+            if self._last is None or self._last[0] != number:
+                self._last = None  # room for the next
+                self._last = number, self._part(number)
+            found.append(self._last[1][max(0, start - before) : stop - before])
+        return np.concatenate(found)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one field of all records, in order."""
+        out = np.empty(len(self), self.dtype[name])
+        done = 0
+        for part in self.parts():
+            out[done : done + len(part)] = part[name]
+            done += len(part)
+        return out
+
+    def close(self) -> None:
+        """Give memory and file back."""
+        self._blocks, self._waiting, self._last = [], [], None
+        if self._file is not None:
+            self._file.close()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        block = np.concatenate(self._waiting)
+        self._waiting = []
+        key = block[self._key]
+        high = (key[:, 0] if key.ndim == 2 else key).astype(np.uint64) >> np.uint64(self._shift)
+        part = (high * np.uint64(self._parts) // np.uint64(self._span)).astype(np.int64)
+        counts = np.bincount(part, minlength=self._parts)
+        block = block[np.argsort(part, kind="stable")]
+        self._edges.append(np.append(0, np.cumsum(counts)).astype(np.int32))
+        self._counts += counts
+        if self._file is None:
+            self._blocks.append(block)
+        else:
+            write_all(self._file, block)
+
+    def _part(self, number: int) -> NDArray[Any]:
+        self._flush()
+        out = np.empty(self._counts[number], self.dtype)
+        done = before = 0
+        for at, edges in enumerate(self._edges):
+            start, stop = edges[number : number + 2].tolist()
+            into = out[done : done + stop - start]
+            if self._file is None:
+                into[:] = self._blocks[at][start:stop]
+            else:
+                read_all(self._file, (before + start) * self.dtype.itemsize, into)
+            done += stop - start
+            before += int(edges[-1])
+        key = out[self._key]
+        return out[np.lexsort((key[:, 1], key[:, 0])) if key.ndim == 2 else np.argsort(key, kind="stable")]
+
+
+class Scratch:
+    """The lists that one piece of work sorts, all closed at its end, however that comes."""
+
+    def __init__(self, in_memory: int = IN_MEMORY) -> None:
+        if in_memory < 1:
+            raise ConfigError(f"expected in_memory of at least 1 record, got {in_memory}")
+        self.in_memory = in_memory
+        self.part = part_of(in_memory)
+        self._made: list[Sorted] = []
+
+    def sorted(self, dtype: DTypeLike, key: str, span: int, rows: int) -> Sorted:
+        """Make a list; parameters as of `Sorted`."""
+        made = Sorted(dtype, key, span, rows, self.in_memory)
+        self._made.append(made)
+        return made
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for made in self._made:
+            made.close()
+
+
+# ---------------------------------------------------------------- files
+
+
+class Column:
+    """An array that is written to a file piece by piece and mapped into memory when it is whole."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self.length = 0
+        self._dtype = np.dtype(dtype)
+        self._file = open_unnamed()
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Write more, (n,)."""
+        write_all(self._file, np.ascontiguousarray(values, self._dtype))
+        self.length += len(values)
+
+    def mapped(self) -> NDArray[Any]:
+        """Return what the file holds, read-only; the last array to go takes the file with it, once that is closed."""
+        content = mmap.mmap(self._file.fileno(), self.length * self._dtype.itemsize, access=mmap.ACCESS_READ)
+        return np.frombuffer(content, self._dtype)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def forget(array: NDArray[Any]) -> None:
+    """Take the pages of a mapped array out of memory, until they are next read; other arrays are left alone."""
+    if isinstance(array.base, memoryview) and isinstance(array.base.obj, mmap.mmap):
+        array.base.obj.madvise(mmap.MADV_DONTNEED)
+
+
+def open_unnamed() -> IO[bytes]:
+    """Open a temporary file that nobody else can open."""
+    try:
+        return tempfile.TemporaryFile(buffering=0, prefix="treaty-")
+    except OSError as error:
+        raise _unusable(error) from None
+
+
+def write_all(file: IO[bytes], values: NDArray[Any]) -> None:
+    """Write an array at the end of a file."""
+    left = values.reshape(-1).view(np.uint8).data
+    try:
+        file.seek(0, 2)
+        while left:
+            left = left[file.write(left) :]
+    except OSError as error:
+        raise _unusable(error) from None
+
+
+def read_all(file: IO[bytes], at: int, into: NDArray[Any]) -> None:
+    """Fill an array with what a file holds from a place on."""
+    left = into.view(np.uint8).data
+    file.seek(at)
+    while left:
+        count = file.readinto(left)  # type: ignore[attr-defined]
+        assert count, "a temporary file is shorter than what was written to it"
+        left = left[count:]
+
+
+def _unusable(error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot use the folder of temporary files, {tempfile.gettempdir()}: {error.strerror}; long lists of ids need "
+        "some 200 bytes of it per id - set TMPDIR to a folder with room",
+        public="its folder of temporary files cannot be used",
+    )
