@@ -271,3 +271,11 @@ def test_bytes_and_records_are_a_problem(values: np.ndarray) -> None:
 def test_text_among_numbers_is_a_problem() -> None:
     with pytest.raises(ColumnProblem, match=r"mixing numbers with text in 1 rows"):
         column_from_array(objects("a", 1, None))
+
+
+def test_text_in_pieces_is_text() -> None:
+    """Concatenated frames hold arrow text in several chunks."""
+    column = pd.concat([pd.Series(["b", None], dtype="string[pyarrow]"), pd.Series(["a"], dtype="string[pyarrow]")])
+    made = column_from_series(nw.from_native(column, series_only=True), text_as_categories=True)
+    assert made.categories == ("a", "b")
+    np.testing.assert_array_equal(made.values, [1, np.nan, 0])

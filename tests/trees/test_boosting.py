@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
-from treaty.trees.boosting import EvalSet, Forest, OneSide, draw, boost
+from treaty.trees.boosting import EvalSet, Forest, OneSide, boost, draw
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import Objective, make_objective

@@ -252,6 +252,8 @@ def _categories(series: nw.Series[Any]) -> Column:
 
 def _text(strings: Any) -> Column:
     """Categories of an arrow array of text: its distinct values, sorted."""
+    if isinstance(strings, pa.ChunkedArray):  # of a concatenated frame
+        strings = strings.combine_chunks()
     encoded = strings.cast(pa.large_string()).dictionary_encode()
     values: list[str] = encoded.dictionary.to_pylist()
     categories = sorted(values)
