@@ -125,11 +125,12 @@ def stop_passive(monkeypatch, tree):
 
 @pytest.mark.parametrize("stop", [stop_active, stop_passive], ids=["active", "passive"])
 @pytest.mark.parametrize("tree", range(TREES))
+@pytest.mark.parametrize("unbiased", [None, True])
 def test_an_interrupted_fit_goes_on_with_the_same_noise_to_the_same_model(
-    monkeypatch, table, drawn, folder, stop, tree
+    monkeypatch, table, drawn, folder, stop, tree, unbiased
 ):
     tables, y = table
-    options = {"subsample": 0.7, "colsample_bytree": 0.9, "random_state": 4, "epsilon": 3.0}
+    options = {"subsample": 0.7, "colsample_bytree": 0.9, "random_state": 4, "epsilon": 3.0, "unbiased": unbiased}
     whole = fit(tables, y, folder, **options)
     monkeypatch.setattr(Keeper, "due", True)
     with monkeypatch.context() as patch:

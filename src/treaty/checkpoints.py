@@ -52,6 +52,8 @@ class Checkpoint(msgspec.Struct, kw_only=True):
         At the active party, after those rounds.
     random_state : str or None
         At the active party: the sampling generator after those rounds.
+    bins : bytes
+        Of a horizontal training, encoded, for they cost rounds to find.
     """
 
     part: ModelPart
@@ -60,6 +62,7 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     rounds: int = 0
     margins: NDArray[np.float64] | None = None
     random_state: str | None = None
+    bins: bytes = b""
 
     def progressed(self, n_outputs: int) -> Progressed:
         """Return what boosting goes on from."""

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 
 import treaty
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
-from treaty.job_file import id_column, load_job
-from treaty.jobs import explain_party, find_part, load_reports, part_file, predict_party, train_party
+from treaty.horizontal_jobs import participants
+from treaty.job_file import Job, id_column, load_job
+from treaty.jobs import check_explainable, explain_party, find_part, load_reports, part_file, predict_party, train_party
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
+from treaty.options import HORIZONTAL
 from treaty.processes import run_all
 from treaty.progress import TrainingBar, steps_bar
 
@@ -50,8 +53,14 @@ def common(
 
 @app.command()
 def demo(
-    protocol: Annotated[str, typer.Option(help="secureboost, or pooled for the plain grower.")] = "secureboost",
-    parties: Annotated[int, typer.Option(min=2, max=10, help="How many organisations the columns are cut among.")] = 3,
+    protocol: Annotated[
+        str,
+        typer.Option(
+            help="secureboost or federboost-vertical, split by column; federboost-horizontal, split by row; or pooled "
+            "for the plain grower."
+        ),
+    ] = "secureboost",
+    parties: Annotated[int, typer.Option(min=2, max=10, help="How many organisations the table is cut among.")] = 3,
     data: Annotated[str, typer.Option(help="breast (scikit-learn's, built in), or a CSV or Parquet file.")] = "breast",
     label: Annotated[str | None, typer.Option(help="Label column of a file.")] = None,
     split: Annotated[
@@ -60,20 +69,33 @@ def demo(
             help="How columns are cut: 'age,income/visits,spend' gives the first party two; in place of --parties."
         ),
     ] = None,
-    transport: Annotated[str, typer.Option(help="grpc: one process each, mutual TLS; memory: threads.")] = "grpc",
+    transport: Annotated[
+        Literal["grpc", "memory"], typer.Option(help="grpc: one process each, mutual TLS; memory: threads.")
+    ] = "grpc",
     trees: Annotated[int, typer.Option(min=1, help="Boosting rounds.")] = 20,
     encryption: Annotated[
-        str, typer.Option(help="auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier.")
+        str, typer.Option(help="Of secureboost: auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier.")
     ] = "auto",
 ) -> None:
     """Train and predict between organisations on this machine and compare with XGBoost on the pooled table.
 
     The first party has the labels. With the built-in data a clinic (labels, some measurements), a laboratory and an
     imaging centre hold different columns of the same patients. Each lacks some of them and has them in an order of its
-    own, so they first find those they share without showing each other their lists.
+    own, so they first find those they share without showing each other their lists. Under federboost-horizontal three
+    hospitals have patients of their own, with all measurements and labels; each is compared with what it gets alone.
     """
     from treaty.demo import run_demo  # scikit-learn, which no other command needs
+    from treaty.demo_rows import run_rows_demo
 
+    if protocol in HORIZONTAL:
+        if split is not None or encryption != "auto":
+            raise ConfigError(
+                f"--split and --encryption are about columns; protocol {protocol!r} splits rows: use --parties"
+            )
+        run_rows_demo(
+            console, protocol=protocol, parties=parties, data=data, label=label, transport=transport, trees=trees
+        )
+        return
     run_demo(
         console, protocol=protocol, parties=parties, data=data, label=label, split=split,
         transport=transport, trees=trees, encryption=encryption,
@@ -94,12 +116,16 @@ def train(
     """Train the model a job file describes.
 
     Without --as every party runs on this machine, each its own process; keys, certificates and ports are made up where
-    the job names none. With --as only that party runs: start the others on their own machines with the same file.
-    Each party's part of the model is written to the job's output folder. While it trains each keeps a checkpoint there:
-    after a crash, start all again and give the active party --resume. The model is the same as without the crash.
+    the job names none. Parties hold different columns of the same rows, or, under federboost-horizontal, different rows
+    of the same columns, each with labels. With --as only that party runs: start the others on their own machines with
+    the same file. Each party's part of the model (under federboost-horizontal the whole model) is written to the job's
+    output folder. While it trains each keeps a checkpoint there: after a crash, start all again and give the active
+    party --resume. The model is the same as without the crash.
     """
     described = load_job(job)
     rounds = described.tree_options().n_estimators
+    if described.horizontal:
+        participants(described)
     if party is None:
         run_all(described, "train", progress=True, arguments=["--resume"] if resume else [])
         reports = load_reports(described)
@@ -108,18 +134,24 @@ def train(
             took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
             console.print(f"{name}: {part_file(described.output, name)}  ({took})", soft_wrap=True)
         lead = reports[described.active]
-        console.print(f"encryption: {lead.encryption}, {lead.choice}", soft_wrap=True)
+        if lead.encryption:
+            console.print(f"encryption: {lead.encryption}, {lead.choice}", soft_wrap=True)
+        for name, report in reports.items():
+            if report.spent and (name == described.active or not described.horizontal):
+                console.print(f"{name}: {report.spent}", soft_wrap=True)
         console.print("What each party learned is in the .report.json files beside them.")
         return
     _check_party(party, list(described.parties))
     with TrainingBar(party, rounds, shown=party == described.active) as bar:
         part = train_party(described, party, bar, resume=resume, phase=bar.phase)
-    kept = f"{len(part.splits)} splits of its own"
+    kept = f"{len(part.splits)} splits{'' if described.horizontal else ' of its own'}"
     if part.forest is not None:
         kept = f"{len(part.forest.trees)} trees, {kept}"
     console.print(f"{party}: {kept} in {part_file(described.output, party)}", soft_wrap=True)
     if part.choice:
         console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
+    if part.spent:
+        console.print(f"{party}: {part.spent}", soft_wrap=True)
 
 
 @app.command()
@@ -127,18 +159,30 @@ def predict(
     job: Annotated[Path, typer.Argument(help="The training job's file, with predict_table for each party.")],
     party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Where the active party writes predictions: CSV or Parquet by its ending.")
+        Path | None,
+        typer.Option(
+            help="Where predictions go: CSV or Parquet by its ending. Under federboost-horizontal, without --as, each "
+            "party's name is put in front: model/out.csv becomes model/north.out.csv."
+        ),
     ] = None,
     margins: Annotated[Path | None, typer.Option(hidden=True, help="Write margins as .npy instead.")] = None,
 ) -> None:
-    """Predict with a trained model; all parties take part, the active one gets the result."""
+    """Predict with a trained model.
+
+    All parties take part, the active one gets the result. Under federboost-horizontal each has the whole model and
+    predicts its own rows alone; --as north needs no network and writes north.predictions.csv.
+    """
     described = load_job(job)
     path = output or Path(described.output) / "predictions.csv"
+    if party is not None:
+        _check_party(party, list(described.parties))
+    if described.horizontal:
+        _predict_rows(described, party, path, named=output is not None)
+        return
     if party is None:
         run_all(described, "predict", arguments=["--output", str(path.resolve())])
         console.print(f"predictions: {path}", soft_wrap=True)
         return
-    _check_party(party, list(described.parties))
     with steps_bar("predicting", shown=party == described.active) as steps:
         ids, found = predict_party(described, party, steps)
     if found is None:
@@ -146,12 +190,29 @@ def predict(
     if margins is not None:
         np.save(margins, found)
         return
-    forest = find_part(described, party).forest
+    _write_predicted(described, party, found, {} if ids is None else {id_column(described, party): ids}, path)
+
+
+def _predict_rows(job: Job, party: str | None, path: Path, *, named: bool) -> None:
+    """Predict each party's own rows, or one's."""
+    names = [party] if party else [name for name, member in job.parties.items() if member.predict_table]
+    if not names:
+        raise ConfigError("the job names no rows to predict: add parties.NAME.predict_table")
+    for name in names:
+        _, margins = predict_party(job, name)
+        assert margins is not None
+        own = path if party and named else path.with_name(f"{name}.{path.name}")
+        _write_predicted(job, name, margins, {}, own)
+        console.print(f"{name}: {own}", soft_wrap=True)
+
+
+def _write_predicted(job: Job, party: str, margins: NDArray[np.float64], columns: dict[str, Any], path: Path) -> None:
+    """Write predictions beside the columns there are."""
+    forest = find_part(job, party).forest
     assert forest is not None
-    predicted = forest.objective.predictions(found)
-    columns = {} if ids is None else {id_column(described, party): ids}
+    predicted = forest.objective.predictions(margins)
     if forest.classes is None:
-        columns["prediction"] = predicted[:, 0]
+        columns |= {"prediction": predicted[:, 0]}
     else:
         p = np.hstack([1.0 - predicted, predicted]) if predicted.shape[1] == 1 else predicted
         columns |= {"prediction": np.array(forest.classes)[np.argmax(p, axis=1)]}
@@ -168,10 +229,12 @@ def explain(
     """Say what each column adds to each row's prediction (exact TreeSHAP, on the margin).
 
     Every party gets its own columns' values, in NAME.contributions.csv in the job's output folder; the active party the
-    bias and each other party's total besides. docs/interpretation.md says what this tells beyond a prediction.
+    bias and each other party's total besides. Not under federboost-horizontal, whose models leave out what this is
+    computed from. docs/interpretation.md says what this tells beyond a prediction.
     """
     described = load_job(job)
     if party is None:
+        check_explainable(described)
         run_all(described, "explain", arguments=["--ending", ending], to_all=True)
         for name in described.parties:
             console.print(f"{name}: {Path(described.output) / f'{name}.contributions.{ending}'}", soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
@@ -17,15 +17,15 @@ from treaty.compute import cores
 from treaty.data.labels import check_weights
 from treaty.data.table import Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.inputs import known_tables, training_tables
+from treaty.inputs import are_labelled, check_one_kind, known_tables, participants, training_tables
 from treaty.interpretation import Contributions, Kind, importances, joined_booster
 from treaty.models import ModelPart, forest_of
-from treaty.options import VERTICAL, TreeOptions, tree_options
+from treaty.options import HORIZONTAL, VERTICAL, TreeOptions, tree_options
 from treaty.protocols import decisions
 from treaty.protocols.decisions import Decided
-from treaty.protocols.disclosures import disclosures
+from treaty.protocols.disclosures import disclosures, horizontal_disclosures
 from treaty.protocols.pooled import Labelled
-from treaty.runs import ALONE, decided, explained, predict, train
+from treaty.runs import ALONE, Trained, decided, explained, predict, train, train_horizontal
 from treaty.saving import Saved, write_model
 from treaty.simulation import active_of
 from treaty.trees.boosting import Forest
@@ -74,6 +74,10 @@ class BoostedTrees(BaseEstimator):
         epsilon: float | None = None,
         he_inference: bool | None = None,
         epsilon_person: float | None = None,
+        unbiased: bool | None = None,
+        dropout: str | None = None,
+        epsilon_total: float | None = None,
+        delta: float | None = None,
     ) -> None:
         self.protocol = protocol
         self.n_estimators = n_estimators
@@ -110,13 +114,17 @@ class BoostedTrees(BaseEstimator):
         self.epsilon = epsilon
         self.he_inference = he_inference
         self.epsilon_person = epsilon_person
+        self.unbiased = unbiased
+        self.dropout = dropout
+        self.epsilon_total = epsilon_total
+        self.delta = delta
 
     # ------------------------------------------------------------ fit
 
     def fit(
         self,
         X: Tables,
-        y: ArrayLike,
+        y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
         early_stopping_rounds: int | None = None,
@@ -126,16 +134,19 @@ class BoostedTrees(BaseEstimator):
 
         Parameters
         ----------
-        X : table, or mapping of party name to table
-            Any dataframe or 2-D array (n_rows, n_features). Vertical protocols take a mapping: every party's own
-            columns of the same rows in the same order. The first party is the active one unless `active` names
-            another; its table may have no column.
-        y : array-like (n_rows,)
-            Labels, held by the active party.
+        X : table, or mapping of party name to table, or mapping of party name to (table, labels)
+            Any dataframe or 2-D array (n_rows, n_features). Vertical protocols take a mapping of party to table: every
+            party's own columns of the same rows in the same order. The first party is the active one unless `active`
+            names another; its table may have no column. Horizontal protocols take a mapping of participant to
+            ``(X, y)`` or ``(X, y, sample_weight)``: its own rows of the same columns, by name as the first participant
+            calls them (a column that another lacks is missing there) or, in arrays, by position.
+        y : array-like (n_rows,) or None
+            Labels, held by the active party; None under a horizontal protocol.
         sample_weight : array-like (n_rows,) or None
-            Not negative, held by the active party.
+            Not negative, held by the active party; None under a horizontal protocol.
         eval_set : (X, y) or list of them
-            Watched after every round, see `evals_result_`; the last one decides early stopping.
+            Watched after every round, see `evals_result_`; the last one decides early stopping. Under a horizontal
+            protocol X is a plain table that the leader has.
         early_stopping_rounds : int or None
             For this fit, in place of the parameter of the same name.
         checkpoint : path or None
@@ -160,40 +171,104 @@ class BoostedTrees(BaseEstimator):
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)  # nothing of an earlier fit remains
         options = self._options(early_stopping_rounds)
+        folder = None if checkpoint is None else Path(checkpoint)
+        on_rows = options.protocol in HORIZONTAL
+        trained = (self._train_on_rows if on_rows else self._train_on_columns)(
+            X, y, sample_weight, eval_set, options, folder
+        )
+        self.parts_, self.communication_ = trained.parts, trained.traffic.totals
+        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
+        self._keep(forest_of(list(self.parts_.values())))
+        return self
+
+    def _train_on_columns(
+        self,
+        X: Tables,
+        y: ArrayLike | None,
+        sample_weight: ArrayLike | None,
+        eval_set: Any,
+        options: TreeOptions,
+        checkpoint: Path | None,
+    ) -> Trained:
+        """Train on one table, or between parties that hold columns of the same rows."""
+        if y is None and are_labelled(X):
+            raise DataError(
+                f"protocol {options.protocol!r} expects tables and their labels apart, fit(X, y), got (X, y) by party, "
+                f"which is for {', '.join(map(repr, HORIZONTAL))}"
+            )
         tables = self._tables(X, reset=True)
         active = self._active(tables)
         n_rows = next(iter(tables.values())).n_rows
-        classes, target = self._target(column_or_1d(y, warn=True), active, n_rows)
+        classes, target = self._target(None if y is None else column_or_1d(y, warn=True), active, n_rows)
         match_rows(tables, target)
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
-        evals = self._eval_sets(eval_set, active, classes)
-        if options.early_stopping_rounds is not None and not evals:
-            raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
-
-        def finished(parts: dict[str, ModelPart]) -> None:  # by an error later on: what there is predicts
-            self.parts_ = parts
-
         trained = train(
             tables,
             Labelled(tables[active], target, weight),
-            evals,
+            self._eval_sets(eval_set, active, classes, options),
             active,
             classes,
             options,
             transport=self.transport,
             n_jobs=self.n_jobs,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
-            finished=finished,
+            checkpoint=checkpoint,
+            finished=self._finished,
         )
-        self.parts_, self.communication_ = trained.parts, trained.traffic.totals
-        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
-        self.disclosures_ = self._disclosures(options, active)
-        self._keep(forest_of(list(self.parts_.values())))
-        return self
+        if options.protocol == "pooled":
+            self.disclosures_ = {ALONE: ["everything: all columns and labels are in one place"]}
+        else:
+            others = [name for name in tables if name != active]
+            self.disclosures_ = disclosures(active, others, options, trained.parts[active].encryption)
+        return trained
+
+    def _train_on_rows(
+        self, X: Any, y: Any, sample_weight: Any, eval_set: Any, options: TreeOptions, checkpoint: Path | None
+    ) -> Trained:
+        """Train between participants that hold labelled rows of the same columns."""
+        rows = participants(X, options.protocol)
+        if y is not None or sample_weight is not None:
+            raise ConfigError(
+                f"protocol {options.protocol!r} takes labels and weights with each participant's rows: expected y=None "
+                "and sample_weight=None"
+            )
+        first = next(iter(rows))
+        lead = first if self.active is None else self.active
+        if not isinstance(lead, str) or not lead:
+            raise ConfigError(
+                f"expected active to be the name of a participant or of a party without data, got {lead!r}"
+            )
+        validate_data(self, X[first][0], reset=True, skip_check_array=True)
+        self.schemas_ = {ALONE: rows[first].table.schema}  # everybody's columns are the first participant's
+        labels = {name: own.y for name, own in rows.items()}
+        if is_classifier(self):
+            check_one_kind(labels)
+        edges = np.cumsum([own.table.n_rows for own in rows.values()])
+        classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(edges[-1]))
+        shards = {
+            name: Labelled(own.table, of_own, own.weight)
+            for (name, own), of_own in zip(rows.items(), np.split(target, edges[:-1]), strict=True)
+        }
+        evals = self._eval_sets(eval_set, lead, classes, options)
+        trained = train_horizontal(
+            shards,
+            [Labelled(tables[ALONE], of_set, None, name) for name, tables, of_set in evals],
+            lead,
+            classes,
+            options,
+            transport=self.transport,
+            n_jobs=self.n_jobs,
+            checkpoint=checkpoint,
+            finished=self._finished,
+        )
+        self.disclosures_ = horizontal_disclosures(lead, list(rows), options, trained.parts[ALONE].spent)
+        return trained
+
+    def _finished(self, parts: dict[str, ModelPart]) -> None:
+        self.parts_ = parts  # by an error later on: what there is predicts
 
     def _eval_sets(
-        self, eval_set: Any, active: str, classes: list[Any] | None
+        self, eval_set: Any, active: str, classes: list[Any] | None, options: TreeOptions
     ) -> list[tuple[str, dict[str, Table], NDArray[np.float64]]]:
         """Check eval sets against the training tables; return name, tables and labels of each."""
         pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else eval_set
@@ -205,6 +280,8 @@ class BoostedTrees(BaseEstimator):
             _, target = self._target(column_or_1d(y), active, next(iter(tables.values())).n_rows, classes)
             match_rows(tables, target)
             evals.append((f"eval_{number}", tables, target))
+        if options.early_stopping_rounds is not None and not evals:
+            raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
         return evals
 
     def _keep(self, forest: Forest) -> None:
@@ -247,6 +324,8 @@ class BoostedTrees(BaseEstimator):
             if reset:
                 validate_data(self, X, reset=True, skip_check_array=True)
             return {ALONE: table}
+        if self.protocol in HORIZONTAL:
+            raise DataError(f"a model of protocol {self.protocol!r} takes one table, as it is whole; got a mapping")
         if not all(isinstance(name, str) for name in X) or not X:
             raise DataError("expected a mapping of party names (text) to tables")
         if not reset:
@@ -268,12 +347,6 @@ class BoostedTrees(BaseEstimator):
         if self.active not in tables:
             raise ConfigError(f"expected active to be one of {', '.join(tables)}, got {self.active!r}")
         return self.active
-
-    def _disclosures(self, options: TreeOptions, active: str) -> dict[str, list[str]]:
-        if options.protocol == "pooled":
-            return {ALONE: ["everything: all columns and labels are in one place"]}
-        others = [name for name in self.parts_ if name != active]
-        return disclosures(active, others, options, self.parts_[active].encryption)
 
     # ------------------------------------------------------------ use
 
@@ -313,8 +386,8 @@ class BoostedTrees(BaseEstimator):
         Returns
         -------
         float64 (n_rows, n_features + 1) or (n_rows, n_classes, n_features + 1)
-            Of a pooled model; the second form with more than two classes. The last column is the bias; a row adds up
-            to its margin.
+            Of a model on one table; the second form with more than two classes. The last column is the bias; a row adds
+            up to its margin.
         treaty.interpretation.Contributions
             Of a vertical model: each party's own columns, and the bias; its ``joined()`` is the array above. Parties
             are played in threads. See docs/interpretation.md for what explaining tells a party beyond predicting.
@@ -322,7 +395,8 @@ class BoostedTrees(BaseEstimator):
         Raises
         ------
         ConfigError
-            With `he_inference`, which hides the decisions that contributions are made of.
+            With `he_inference`, which hides the decisions that contributions are made of; of a horizontal model, which
+            says nothing of how many rows its nodes had.
         """
         check_is_fitted(self, "parts_")
         if self.he_inference:
@@ -337,7 +411,7 @@ class BoostedTrees(BaseEstimator):
         Parameters
         ----------
         kind : {"gain", "cover", "count"}
-            Total gain of the column's splits, total cover of their nodes, or their number.
+            Total gain of the column's splits, total cover of their nodes (not of a horizontal model), or their number.
         consent : iterable of str or None, default ()
             Parties that let their columns be named; None for all. The columns of others that are in use are called
             "shop #1" and so on.

@@ -23,8 +23,9 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
 
     Parameters
     ----------
-    protocol : {"pooled", "secureboost", "federboost-vertical"}
-        Where training happens: on one table, or between parties that hold different columns of the same rows.
+    protocol : {"pooled", "secureboost", "federboost-vertical", "federboost-horizontal"}
+        Where training happens: on one table; between parties that hold different columns of the same rows; or between
+        participants that hold different rows of the same columns.
     n_estimators : int
         Boosting rounds: one tree each, one per class for more than two classes.
     max_depth, learning_rate, reg_lambda, reg_alpha, min_split_loss, min_child_weight, subsample, colsample_bytree
@@ -46,7 +47,8 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
     n_jobs : int or None
         Threads; None for all cores.
     active : str or None
-        The party with the labels; None for the first.
+        The party with the labels; None for the first. "federboost-horizontal": the participant that leads; with the
+        name of no participant, a party without data leads.
     transport : {"memory", "grpc"}
         How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
     mode, allow_insecure, encryption, reveal, key_bits, insecure_test_key_bits, rerandomise
@@ -55,14 +57,18 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         Guards of the labels under "secureboost", see docs/secureboost.md.
     he_inference : bool or None
         Predict on encrypted leaf values, see docs/prediction.md.
-    epsilon, epsilon_person
+    epsilon, epsilon_person, unbiased
         The noise of "federboost-vertical", see docs/federboost.md.
+    dropout : {"accept"} or None
+        Whether "federboost-horizontal" goes on without a participant that is lost.
+    epsilon_total, delta : float or None
+        The noise of "federboost-horizontal"; None for none.
 
     Attributes
     ----------
     classes_ : ndarray (n_classes,)
     parts_ : dict of str to ModelPart
-        Each party's part of the model.
+        Each party's part of the model; one part, "pooled", where the model is whole.
     evals_result_ : dict
         ``{"eval_0": {"logloss": [...]}}``, one number per round.
     feature_importances_ : float64 (n_features,)
@@ -97,7 +103,7 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         return (np.asarray(self.classes_[np.argmax(p, axis=1)]) for p in self.staged_predict_proba(X))
 
     def _target(
-        self, y: NDArray[Any], party: str, n_rows: int, classes: list[Any] | None = None
+        self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[list[Any], NDArray[np.float64]]:
         y = check_labels(y, party, n_rows)
         if classes is None:
@@ -126,7 +132,7 @@ class GBDTRegressor(RegressorMixin, BoostedTrees):
         return (means[:, 0] for means in self._stages(X))
 
     def _target(
-        self, y: NDArray[Any], party: str, n_rows: int, classes: list[Any] | None = None
+        self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[None, NDArray[np.float64]]:
         return None, check_targets(y, party, n_rows)
 

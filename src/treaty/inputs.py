@@ -1,12 +1,15 @@
-"""Tables as users hand them to an estimator: a mapping of party to dataframe, checked and put in order."""
+"""Tables and labels as users hand them to an estimator: mappings of party to data, checked and put in order."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from treaty.data.labels import check_labels, check_weights
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import DataError
 
@@ -25,6 +28,85 @@ def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:
     if active not in tables:  # labels, but no features of its own
         tables[active] = Table(Schema((), ()), [], next(iter(tables.values())).n_rows)
     return {name: tables[name] for name in X}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a participant of a horizontal training brings.
+
+    Attributes
+    ----------
+    table : Table
+    y : ndarray (n_rows,)
+        Labels as they came; none is missing.
+    weight : float64 (n_rows,) or None
+    """
+
+    table: Table
+    y: NDArray[Any]
+    weight: NDArray[np.float64] | None
+
+
+def participants(X: Any, protocol: str) -> dict[str, Rows]:
+    """Convert a mapping of party to (X, y) or (X, y, sample_weight).
+
+    Raises
+    ------
+    DataError
+        For anything else, naming the party; for a table, labels or weights that cannot be used.
+    """
+    expected = f"protocol {protocol!r} expects a mapping of party to (X, y) or (X, y, sample_weight)"
+    if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
+        raise DataError(f"{expected}, got {type(X).__name__}")
+    if not X or not all(isinstance(name, str) for name in X):
+        raise DataError(f"{expected}, got {'parties that are not named by text' if X else 'no party'}")
+    found: dict[str, Rows] = {}
+    unnamed: dict[str, int] = {}
+    for name, given in X.items():
+        if not isinstance(given, tuple) or len(given) not in (2, 3):
+            got = f"a tuple of {len(given)}" if isinstance(given, tuple) else type(given).__name__
+            raise DataError(f"{expected}, got {got} - at {name}")
+        table = to_table(given[0], party=name)
+        weight = given[2] if len(given) == 3 else None
+        found[name] = Rows(
+            table,
+            check_labels(given[1], name, table.n_rows),
+            None if weight is None else check_weights(weight, n_rows=table.n_rows, party=name),
+        )
+        if not hasattr(given[0], "columns"):  # an array: only its columns' number says which they are
+            unnamed[name] = len(table.schema.names)
+    if len(set(unnamed.values())) > 1:
+        counts = ", ".join(f"{name} {n}" for name, n in unnamed.items())
+        raise DataError(
+            f"expected arrays of as many columns at all participants, as columns go by position, got {counts}; with "
+            "dataframes, which name their columns, a participant may lack some"
+        )
+    return found
+
+
+def check_one_kind(labels: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse classes that cannot be compared between participants.
+
+    Raises
+    ------
+    DataError
+        For numbers at one and text at another, for example.
+    """
+    kinds = {
+        name: " and ".join(sorted({type(label).__name__ for label in (y if y.dtype.kind == "O" else y[:1]).tolist()}))
+        for name, y in labels.items()
+    }
+    if len(set(kinds.values())) > 1:
+        listed = ", ".join(f"{kind} at {name}" for name, kind in kinds.items())
+        raise DataError(f"expected labels of one kind at all participants, got {listed}")
+
+
+def are_labelled(X: Any) -> bool:
+    """Whether X is a mapping of party to (X, y), for which only horizontal protocols have a use."""
+    return isinstance(X, Mapping) and any(
+        isinstance(given, tuple) and len(given) in (2, 3) and len(getattr(given[0], "shape", ())) == 2
+        for given in X.values()
+    )
 
 
 def known_tables(X: Mapping[str, Any], schemas: Mapping[str, Schema], needed: Collection[str]) -> dict[str, Table]:

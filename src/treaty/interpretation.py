@@ -71,13 +71,15 @@ def importances(
     Raises
     ------
     ConfigError
-        For another kind, or a name that is no party.
+        For another kind, or a name that is no party; for covers of a model that has none.
     DataError
         If the parts are not those of one model, or lack splits.
     """
     if kind not in ("gain", "cover", "count"):
         raise ConfigError(f"expected importance kind 'gain', 'cover' or 'count', got {kind!r}")
     forest = forest_of(parts)
+    if kind == "cover":
+        _check_covers(forest, "importances of this kind")
     known = _willing([part.party for part in parts], consent) | _willing([part.party for part in parts], [viewer])
     by_name = {part.party: part for part in parts}
     found: dict[str, dict[str, float]] = {}
@@ -108,6 +110,16 @@ def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[NDArray[np.int32]
         amounts = np.concatenate([getattr(t, kind)[at] for t, at in zip(forest.trees, mine, strict=True)] or [records])
     order = np.argsort(records, kind="stable")
     return records[order], amounts[order].astype(np.float64)
+
+
+def _check_covers(forest: Forest, what: str) -> None:
+    """Refuse what needs the nodes' covers of a model that has none."""
+    if any(tree.count[0] == 0 for tree in forest.trees):
+        raise ConfigError(
+            f"{what} are made from covers (how many rows, and how much hess, a node has), and a model trained on "
+            "several participants' rows leaves these out: from them a participant could reconstruct rows of others. "
+            "Importances by gain and by count are there"
+        )
 
 
 def _columns_of(part: ModelPart, records: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -215,8 +227,14 @@ def explain_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads:
     -------
     float64 (n_outputs, n_rows, n_features + 1)
         All columns side by side, the bias last; as `treaty.trees.shap.contributions`.
+
+    Raises
+    ------
+    ConfigError
+        For a model without covers.
     """
     forest = forest_of(parts)
+    _check_covers(forest, "contributions")
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
     decided = [part.splits.decide(table.matrix(), None, threads) for part, table in zip(parts, tables, strict=True)]
     return contributions(

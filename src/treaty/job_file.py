@@ -13,7 +13,7 @@ import msgspec
 
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate
 from treaty.errors import ConfigError
-from treaty.options import VERTICAL, TreeOptions, tree_options
+from treaty.options import HORIZONTAL, VERTICAL, TreeOptions, tree_options
 
 Address = Annotated[str, msgspec.Meta(pattern=r"^.+:\d{1,5}$")]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]  # stands in a certificate
@@ -33,7 +33,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     id : str or None
         Its column of ids, where it is called otherwise than `align.on`.
     table : str or None
-        Path of its training rows, CSV or Parquet; only its own copy names it.
+        Path of its training rows, CSV or Parquet; only its own copy names it. In a horizontal job it says who brings
+        rows: everybody's copy names one for each participant, and only a party's own is read.
     eval_tables, predict_table : list of str, str or None
         Paths of its rows of the eval sets, and of the rows to predict.
     columns : list of str or None
@@ -92,11 +93,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     name : str
         Put on every message; the same at all parties.
     active : str
-        The party with the labels.
+        The party with the labels; in a horizontal job the leader, which may bring no table.
     label, weight : str, str or None
-        Columns of the active party's table.
+        Columns of the active party's table; in a horizontal job of every table.
     parties : dict of str to Member
-        In the order of the joined table's columns.
+        In the order of the joined table's columns; in a horizontal job the first table's columns are everybody's.
     align : Align or None
         How rows are brought into common order first. None: they are in the same order in all tables.
     options : dict
@@ -132,11 +133,15 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def tree_options(self) -> TreeOptions:
         """Return the checked options."""
         options = tree_options({"protocol": "secureboost", **self.options})
-        if options.protocol not in VERTICAL:
-            raise ConfigError(
-                f"a job runs between parties: expected one of {', '.join(VERTICAL)}, got {options.protocol!r}"
-            )
+        if options.protocol not in (*VERTICAL, *HORIZONTAL):
+            known = ", ".join((*VERTICAL, *HORIZONTAL))
+            raise ConfigError(f"a job runs between parties: expected one of {known}, got {options.protocol!r}")
         return options
+
+    @property
+    def horizontal(self) -> bool:
+        """Whether parties hold rows of the same columns, each with labels."""
+        return self.options.get("protocol") in HORIZONTAL
 
 
 def load_job(path: str | Path) -> Job:
@@ -145,8 +150,8 @@ def load_job(path: str | Path) -> Job:
     Raises
     ------
     ConfigError
-        If the file cannot be read, a field is unknown, missing, of the wrong type, or the active party is none of
-        the parties.
+        If the file cannot be read, a field is unknown, missing, of the wrong type, the active party is none of
+        the parties, or rows are to be aligned that are of different people.
     """
     path = Path(path)
     try:
@@ -162,6 +167,11 @@ def load_job(path: str | Path) -> Job:
     if len(job.parties) < 2:
         raise ConfigError(f"expected at least two parties, got {', '.join(job.parties)} - in {path}")
     job.tree_options()
+    if job.horizontal and job.align is not None:
+        raise ConfigError(
+            f"expected no [align] with protocol {job.options['protocol']!r}, whose parties hold different people's "
+            f"rows; take it out - in {path}"
+        )
     here = path.resolve().parent
 
     def absolute(name: str | None) -> str | None:

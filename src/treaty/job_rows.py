@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,7 @@ def open_rows(
         Called while rows are aligned, with points done and points in all.
     """
     name, member = party.name, job.parties[party.name]
-    known = {} if schema is None else dict(zip(schema.names, schema.kinds, strict=True))
-    text = [column for column, kind in known.items() if kind == "categorical"]
+    text = [] if schema is None else text_columns(schema)
     column = None if job.align is None else id_column(job, name)
     if column is not None and job.align is not None and job.align.text:
         text = [*text, column]
@@ -115,20 +115,54 @@ def open_rows(
         order = _common_rows(party, job, arrow[column], threads, kept, again, progress)
         ids = arrow[column].take(pa.array(order))
         arrow = arrow.drop_columns([column]).take(pa.array(order))
+    return Rows(arrow, _features(arrow, job, name, path, schema), whole, order, ids)
+
+
+def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:
+    """Read a party's file of a horizontal job: nothing is aligned, and nobody else needed.
+
+    Parameters
+    ----------
+    schema : Schema or None
+        The model's, None as long as there is none. Of its columns those that the file lacks are missing in all rows.
+    text : sequence of str
+        Columns that are text even where they look like numbers.
+    """
+    known = () if schema is None else schema.names
+    text = text if schema is None else text_columns(schema)
+    arrow = read_table(path, drop=job.parties[name].drop, text=text, party=name)
+    checked = checked_columns(arrow)
+    if checked is not None:
+        return Rows(arrow, checked, arrow)
+    for column in known:
+        if column not in arrow.column_names:
+            arrow = arrow.append_column(column, pa.nulls(arrow.num_rows, pa.float32()))
+    return Rows(arrow, _features(arrow, job, name, path, schema), arrow)
+
+
+def text_columns(schema: Schema) -> list[str]:
+    """Return the columns whose cells are text in a file."""
+    return [column for column, kind in zip(schema.names, schema.kinds, strict=True) if kind == "categorical"]
+
+
+def _features(arrow: Any, job: Job, name: str, path: str, schema: Schema | None) -> Table:
+    """Check the columns that trees may split on."""
     extra = labels_of(job, name)
-    wanted = [column for column in member.columns or arrow.column_names if column not in extra]
+    wanted = [column for column in job.parties[name].columns or arrow.column_names if column not in extra]
     absent = [column for column in wanted if column not in arrow.column_names]
     if absent:
         raise DataError(f"{name}: expected columns {', '.join(absent)}, got a file without them - at {path}")
-    features = to_table(
-        arrow.select(wanted), party=name, schema=schema, text_as_categories=True, allow_no_features=name == job.active
+    only_labels = name == job.active and not job.horizontal
+    return to_table(
+        arrow.select(wanted), party=name, schema=schema, text_as_categories=True, allow_no_features=only_labels
     )
-    return Rows(arrow, features, whole, order, ids)
 
 
 def labels_of(job: Job, name: str) -> list[str]:
-    """Return a party's columns that are no features: label and weight, at the active one."""
-    return [job.label, *([job.weight] if job.weight else [])] if name == job.active else []
+    """Return a party's columns that are no features: label and weight, at whoever has labels."""
+    if name != job.active and not job.horizontal:
+        return []
+    return [job.label, *([job.weight] if job.weight else [])]
 
 
 def _common_rows(
@@ -177,9 +211,13 @@ def _digest(column: Any) -> bytes:
 def labelled(
     rows: Rows, job: Job, name: str, path: str, classes: list[Any] | None, *, training: bool
 ) -> tuple[Labelled, list[Any] | None]:
-    """Check the active party's labels and (for training) weights; return them with the classes."""
+    """Check labels and (for training) weights of whoever has some; return them with the classes.
+
+    Without `classes` those found are taken: all there are, but in a horizontal job, where a party may have rows of one
+    class alone.
+    """
     arrow, n_rows = rows.arrow, rows.features.n_rows
-    if name != job.active:
+    if not labels_of(job, name):
         return Labelled(rows.features, np.zeros(0)), None
     weighted = job.weight is not None and training  # eval rows all weigh the same
     for column in [job.label, *([job.weight] if weighted else [])]:
@@ -191,7 +229,7 @@ def labelled(
     y = check_labels(arrow[job.label].to_numpy(zero_copy_only=False), name, n_rows)
     if classes is None:
         classes = np.unique(y).tolist()
-        if len(classes) < 2:
+        if len(classes) < 2 and not job.horizontal:
             raise DataError(f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows")
     unseen = set(np.unique(y).tolist()) - set(classes)
     if unseen:

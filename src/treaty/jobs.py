@@ -17,6 +17,7 @@ from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.compute import cores
 from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerLost
+from treaty.horizontal_jobs import participants, predict_rows, train_on_rows
 from treaty.job_file import Job, id_column
 from treaty.job_rows import labelled, open_rows, with_noisy_labels
 from treaty.messaging.certificates import load_certificate
@@ -29,6 +30,7 @@ from treaty.protocols.alignment import Progress as Steps
 from treaty.protocols.alignment import disclosures
 from treaty.protocols.contributions import explain_active, explain_passive
 from treaty.protocols.disclosures import disclosures as of_training
+from treaty.protocols.disclosures import horizontal_disclosures
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
 from treaty.protocols.pooled import Progress
 from treaty.protocols.vertical import train_active, train_passive
@@ -86,7 +88,9 @@ def train_party(
     """
     started = time.perf_counter()
     member, options, threads = job.parties[name], job.tree_options(), cores(job.n_jobs)
-    if member.table is None:
+    if job.horizontal:
+        participants(job)  # refused before anybody waits for a connection
+    elif member.table is None:
         raise ConfigError(f"the job names no table of {name}: add parties.{name}.table")
     Path(job.output).mkdir(parents=True, exist_ok=True)
     keeper = Keeper(checkpoint_file(job.checkpoints or job.output, name), resume=resume or name != job.active)
@@ -98,13 +102,15 @@ def train_party(
         if progress is not None:
             progress(done, part)
 
-    training = member.table
+    training = str(member.table)
     aligning: Steps | None = None if phase is None else partial(phase, "aligning")
     hinting: Steps | None = None if phase is None else partial(phase, "hints")
     keep, store = Path(job.output) / f"{name}.rows", Path(job.store or Path(training).parent)
 
     def role(party: Party) -> ModelPart:  # tables are read once connected, so that the others learn of a bad one
         connected = time.perf_counter()
+        if job.horizontal:
+            return train_on_rows(party, job, threads=threads, progress=watch, keeper=keeper)
         rows = open_rows(party, job, training, None, threads=threads, kept=keep, again=resume, progress=aligning)
         aligned.append(time.perf_counter() - connected)
         data, classes = labelled(rows, job, name, training, None, training=True)
@@ -144,15 +150,17 @@ def train_party(
 
 
 def predict_party(job: Job, name: str, steps: Steps | None = None) -> tuple[Any, NDArray[np.float64] | None]:
-    """Run one party's role of a prediction with its saved part.
+    """Run one party's role of a prediction with its saved part; in a horizontal job that is the whole model.
 
     Returns
     -------
     ids : pyarrow.ChunkedArray or None
         Of the rows, where they were aligned.
     margins : float64 (n_rows, n_outputs) or None
-        At the active party.
+        At the active party; in a horizontal job at each, of its own rows.
     """
+    if job.horizontal:
+        return None, predict_rows(job, name, find_part(job, name), _to_predict(job, name))
     options, threads = job.tree_options(), cores(job.n_jobs)
     bits = options.insecure_test_key_bits
 
@@ -182,9 +190,8 @@ def explain_party(job: Job, name: str) -> dict[str, Any]:
         Their ids, where rows were aligned; and what each of its own columns adds to each row's margin (TreeSHAP), at
         the active party the bias and the others' totals as well; with more than two classes, by column and class.
     """
+    check_explainable(job)
     threads = cores(job.n_jobs)
-    if job.tree_options().he_inference:
-        raise ConfigError("he_inference hides the decisions that contributions are made of; take it out of the job")
 
     def role(party: Party, part: ModelPart, table: Table) -> dict[str, NDArray[np.float64]]:
         names = part.schema.names
@@ -207,12 +214,25 @@ def explain_party(job: Job, name: str) -> dict[str, Any]:
     return found if ids is None else {id_column(job, name): ids, **found}
 
 
+def check_explainable(job: Job) -> None:
+    """Refuse to explain where that would show what the protocol hides.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if job.tree_options().he_inference:
+        raise ConfigError("he_inference hides the decisions that contributions are made of; take it out of the job")
+    if job.horizontal:
+        raise ConfigError(
+            f"contributions need how many rows reached each node, which a {job.options['protocol']} model leaves out: "
+            "participants could tell each other's rows from it"
+        )
+
+
 def _with_rows(job: Job, name: str, role: Callable[[Party, ModelPart, Table], Result]) -> tuple[Any, Result]:
     """Run a role with the party's saved part and its rows to predict; return their ids too, if they were aligned."""
-    to_predict = job.parties[name].predict_table
-    if to_predict is None:
-        raise ConfigError(f"the job names no rows of {name} to predict: add parties.{name}.predict_table")
-    part = find_part(job, name)
+    to_predict, part = _to_predict(job, name), find_part(job, name)
 
     def with_table(party: Party) -> tuple[Any, Result]:
         rows = open_rows(party, job, to_predict, part.schema, threads=cores(job.n_jobs))
@@ -222,16 +242,23 @@ def _with_rows(job: Job, name: str, role: Callable[[Party, ModelPart, Table], Re
     return found
 
 
+def _to_predict(job: Job, name: str) -> str:
+    path = job.parties[name].predict_table
+    if path is None:
+        raise ConfigError(f"the job names no rows of {name} to predict: add parties.{name}.predict_table")
+    return path
+
+
 def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Result]) -> tuple[Result, Transcript]:
     """Connect to the peers, run the role, leave in order."""
     peers = [other for other in job.parties if other != name] if name == job.active else [job.active]
     me = job.parties[name]
-    missing = [
-        f"parties.{who}.{what}"
-        for who in (name, *peers)
-        for what in ("address", "certificate", *(("key",) if who == name else ()))
-        if getattr(job.parties[who], what) is None
-    ]
+    vouched = (
+        participants(job) if job.horizontal else []
+    )  # participants check also the keys of whom they do not talk to
+    needed = [(who, "address") for who in (name, *peers)] + [(name, "key")]
+    needed += [(who, "certificate") for who in dict.fromkeys((name, *peers, *vouched))]
+    missing = [f"parties.{who}.{what}" for who, what in needed if getattr(job.parties[who], what) is None]
     if missing or me.key is None or me.certificate is None or me.address is None:
         raise ConfigError(f"to run as {name} alone the job must name {', '.join(missing)}")
     pinned = {
@@ -274,7 +301,10 @@ def _write_report(job: Job, part: ModelPart, seconds: dict[str, float], transcri
     name = part.party
     sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
     others = [other for other in job.parties if other != job.active]
-    learned = of_training(job.active, others, job.tree_options(), part.encryption)
+    if job.horizontal:
+        learned = horizontal_disclosures(job.active, participants(job), job.tree_options(), part.spent)
+    else:
+        learned = of_training(job.active, others, job.tree_options(), part.encryption)
     if job.align is not None:
         of_alignment = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
         learned = {party: of_alignment[party] + learned[party] for party in learned}

@@ -26,8 +26,10 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyo
         "epsilon",
         "he_inference",
     ),
-    "federboost-vertical": ("epsilon", "epsilon_person"),
+    "federboost-vertical": ("epsilon", "epsilon_person", "unbiased"),
+    "federboost-horizontal": ("dropout", "epsilon_total", "delta"),
 }
+HORIZONTAL = ("federboost-horizontal",)
 VERTICAL = ("secureboost", "federboost-vertical")
 
 MOST_LATTICE_FRACTION = 20
@@ -42,9 +44,10 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Attributes
     ----------
-    protocol : {"pooled", "secureboost", "federboost-vertical"}
-        Where training happens: on one table, or between parties holding different columns of the same rows, exactly and
-        under encryption, or on buckets that passive parties randomise once.
+    protocol : {"pooled", "secureboost", "federboost-vertical", "federboost-horizontal"}
+        Where training happens: on one table; between parties holding different columns of the same rows, exactly and
+        under encryption, or on buckets that passive parties randomise once; or between parties holding different rows
+        of the same columns, on sums of histograms that nobody sees the terms of.
     mode : {"safe", "paper"}
         "paper" is the protocol as published, for comparison; for SecureBoost, leaves of single rows.
     allow_insecure : bool
@@ -104,11 +107,20 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         infinite for none, in paper mode alone. A person's values in all columns add up.
     epsilon_person : float or None
         "federboost-vertical": of the noise, per person, shared evenly by a party's columns; in place of `epsilon`.
+    unbiased : bool or None
+        "federboost-vertical": whether splits on columns that no tree has used yet are chosen on sums corrected for the
+        noise. None is False: no gain was measured.
     he_inference : bool or None
         Predict on encrypted leaf weights, so that the active party does not see the others' decisions (Fed-EINI).
+    dropout : {"accept"} or None
+        "federboost-horizontal": what a lost participant means. None: training stops, and goes on from checkpoints when
+        everybody is back. "accept": it goes on without, and the leader may tell the lost one's histograms apart.
+    epsilon_total, delta : float or None
+        "federboost-horizontal": noise on all that is opened, so that the whole training is (epsilon, delta)
+        differentially private for every row. None: no noise; delta 1e-6.
     """
 
-    protocol: Literal["pooled", "secureboost", "federboost-vertical"] = "pooled"
+    protocol: Literal["pooled", "secureboost", "federboost-vertical", "federboost-horizontal"] = "pooled"
     mode: Literal["safe", "paper"] = "safe"
     allow_insecure: bool = False
     n_estimators: AtLeastOne = 20
@@ -139,7 +151,11 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     mechanism: Literal["label_rr"] | None = None
     epsilon: Annotated[float, msgspec.Meta(gt=0)] | None = None
     epsilon_person: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    unbiased: bool | None = None
     he_inference: bool | None = None
+    dropout: Literal["accept"] | None = None
+    epsilon_total: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
 
     @property
     def fewest_rows(self) -> int:
@@ -228,6 +244,15 @@ def _check_together(options: TreeOptions) -> None:
             "goss and purity_guard contradict each other: goss's samples show passive parties the rows with large "
             "gradients; use subsample"
         )
+    if options.goss and options.protocol in HORIZONTAL:
+        raise ConfigError("goss ranks rows by gradient, which participants cannot do together; use subsample")
+    if options.epsilon_total is not None and options.subsample < 1.0:
+        raise ConfigError(
+            "epsilon_total counts on a row changing nothing but its own part of sums, and a sample of fixed size "
+            "changes with every row: leave subsample at 1"
+        )
+    if options.delta is not None and options.epsilon_total is None:
+        raise ConfigError("delta goes with epsilon_total; give both or leave delta out")
     if options.protocol == "federboost-vertical":
         _check_noise(options)
     elif (options.mechanism is None) != (options.epsilon is None):

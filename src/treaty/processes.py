@@ -32,11 +32,13 @@ from treaty.job_file import Job, Member
 from treaty.jobs import find_part, load_reports, part_file
 from treaty.messaging.certificates import write_identity
 from treaty.models import ModelPart
-from treaty.options import TreeOptions, tree_options
-from treaty.protocols import secureboost
+from treaty.options import HORIZONTAL, TreeOptions, tree_options
+from treaty.protocols import federboost_horizontal
 from treaty.protocols.blinded_lists import OwnList
+from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled, Progress
-from treaty.simulation import Traffic, active_of, play
+from treaty.protocols.vertical import train_active, train_passive
+from treaty.simulation import Role, Traffic, active_of, play, star
 
 PORTS = range(15_000, 32_000)  # those that parties on one machine listen at
 GRACE = 8.0  # seconds the others get to end by themselves after one party failed
@@ -46,33 +48,63 @@ class PartyFailed(TreatyError):
     """One or more of the parties' processes ended with an error; the message holds what each said."""
 
 
-def compile_kernels() -> None:
-    """Compile everything training uses, on a handful of made-up rows, so that the parties' processes find it cached."""
-    ids = read_ids(["a"])
-    OwnList(ids, b"compile", 1).blinded(slice(0, 1))
-    hashing.digests(ids.data, ids.offsets, np.arange(1), bytes(32))
-    ristretto.validate(ristretto.from_uniform(np.ones((1, 64), np.uint8)))
+def compile_kernels(protocol: str | None = None) -> None:
+    """Compile what training uses, on a handful of made-up rows, so that the parties' processes find it cached.
+
+    Parameters
+    ----------
+    protocol : str or None
+        What it is for; None: every protocol.
+    """
     rng = np.random.default_rng(0)
     columns = [rng.normal(size=64).astype(np.float32) for _ in range(2)]
     table = Table(Schema(("a", "b"), (None, None)), columns, 64)
     data = Labelled(table, rng.integers(0, 2, 64).astype(np.float64))
-    for cipher in ({"insecure_test_key_bits": 512}, {"encryption": "lattice"}):
-        options = tree_options(
-            {"protocol": "secureboost", "n_estimators": 1, "min_child_samples": 1, "max_bin": 4, **cipher}
+    if protocol not in HORIZONTAL:
+        _compile_alignment()
+    if protocol in (None, "secureboost"):
+        for cipher in ({"insecure_test_key_bits": 512}, {"encryption": "lattice"}):
+            _compile_on_columns(data, {"protocol": "secureboost", "min_child_samples": 1, **cipher})
+    if protocol in (None, "federboost-vertical"):
+        _compile_on_columns(data, {"protocol": "federboost-vertical"})
+    if protocol is None or protocol in HORIZONTAL:
+        _compile_on_rows(data)
+
+
+def _compile_alignment() -> None:
+    ids = read_ids(["a"])
+    OwnList(ids, b"compile", 1).blinded(slice(0, 1))
+    hashing.digests(ids.data, ids.offsets, np.arange(1), bytes(32))
+    ristretto.validate(ristretto.from_uniform(np.ones((1, 64), np.uint8)))
+
+
+def _compile_on_columns(data: Labelled, given: dict[str, Any]) -> None:
+    options = tree_options({"n_estimators": 1, "max_bin": 6, **given})
+    roles: dict[str, Role] = {
+        "a": lambda party: train_active(
+            party, data, options, parties=["a", "b"], classes=[0, 1], eval_sets=[data],
+            threads=1, progress=None, keeper=None, kept=None,
+        ),
+        "b": lambda party: train_passive(
+            party, data.table, options, eval_tables=[data.table], threads=1, progress=None, keeper=None, kept=None
+        ),
+    }  # fmt: skip
+    play(roles, star("a", roles), job="compile", protocol=options.protocol)
+
+
+def _compile_on_rows(data: Labelled) -> None:
+    options = tree_options({"protocol": "federboost-horizontal", "n_estimators": 1, "max_bin": 4})
+    members = ["a", "b", "c"]
+    roles: dict[str, Role] = {
+        name: lambda party: federboost_horizontal.participate(
+            party, data, options, members=members, classes=[0, 1], vouching=Vouching()
         )
-        play(
-            {
-                "a": lambda party, options=options: secureboost.active(  # type: ignore[misc]
-                    party, data, options, parties=["a", "b"], classes=[0, 1], eval_sets=[data]
-                ),
-                "b": lambda party, options=options: secureboost.passive(  # type: ignore[misc]
-                    party, table, options, eval_tables=[table]
-                ),
-            },
-            {"a": ["b"], "b": ["a"]},
-            job="compile",
-            protocol="secureboost",
-        )
+        for name in members[1:]
+    }
+    roles["a"] = lambda party: federboost_horizontal.lead(
+        party, data, options, members=members, classes=[0, 1], eval_sets=[data], vouching=Vouching()
+    )
+    play(roles, star("a", members), job="compile", protocol=options.protocol)
 
 
 def run_all(
@@ -83,7 +115,8 @@ def run_all(
     Parameters
     ----------
     job : Job
-        Every party must name its table; addresses, keys and certificates are made up where they are missing.
+        Every party must name its table, but a leader without rows; addresses, keys and certificates are made up where
+        they are missing.
     verb : {"train", "predict", "explain"}
     arguments : sequence of str
         Passed on to the active party's command.
@@ -98,7 +131,7 @@ def run_all(
         When a process fails, with the error of each.
     """
     if verb == "train":
-        compile_kernels()
+        compile_kernels(job.tree_options().protocol)
     with tempfile.TemporaryDirectory(prefix="treaty-") as folder:
         path = Path(folder) / "job.json"
         path.write_bytes(msgspec.json.encode(_completed(job, Path(folder))))
@@ -223,19 +256,87 @@ def train_in_processes(
             output=str(folder / "model"), checkpoints=kept, store=kept,
             n_jobs=n_jobs,
         )  # fmt: skip
-        try:
-            run_all(job, "train", progress=True, arguments=[] if checkpoints is None else ["--resume"])
-        except PartyFailed:
-            for party in tables:  # what was finished survives
-                with suppress(ConfigError):  # raised where nothing was
-                    progress(1, with_classes(find_part(job, party), classes))
-            raise
-        parts = {party: with_classes(find_part(job, party), classes) for party in tables}
-        reports = load_reports(job)
-        sent = {
-            f"{party} -> {peer}": totals for party, report in reports.items() for peer, totals in report.sent.items()
-        }
-        return parts, Traffic(sent, reports[active].seconds)
+        return _run_training(job, classes, progress, resume=checkpoints is not None)
+
+
+def train_horizontal_in_processes(
+    data: Mapping[str, Labelled],
+    evals: Sequence[Labelled],
+    active: str,
+    classes: list[Any] | None,
+    options: TreeOptions,
+    n_jobs: int | None,
+    progress: Progress,
+    checkpoints: Path | None = None,
+) -> tuple[dict[str, ModelPart], Traffic]:
+    """Train between holders of rows, every party in a process of its own.
+
+    Parameters
+    ----------
+    data : mapping of str to Labelled
+        Participants' rows, in the job's order; labels are numbers of `classes`. Weights at all of them or at none.
+    evals : sequence of Labelled
+        Whole tables, watched by the leader.
+    active : str
+        The leader; one that is not in `data` brings no rows.
+    classes : list or None
+        Labels by class number, each of them in the rows of some participant; None for regression.
+    options, n_jobs
+        See `Job`.
+    progress : callable
+        Called after a failure with 1 and what each party has finished.
+    checkpoints : Path or None
+        Folder of checkpoints, from which an interrupted training goes on.
+
+    Returns
+    -------
+    parts : dict of str to ModelPart
+        The whole model, at every party; the leader's first where it brings no rows.
+    traffic : Traffic
+
+    Raises
+    ------
+    PartyFailed
+        When a process fails, with the error of each.
+    """
+    weighted = any(rows.weight is not None for rows in data.values())
+    with tempfile.TemporaryDirectory(prefix="treaty-") as name:
+        folder = Path(name)
+
+        def written(rows: Labelled, file: str, *, weights: bool) -> str:
+            weight = {_WEIGHT: np.ones(len(rows.y)) if rows.weight is None else rows.weight} if weights else {}
+            write_columns(folder / file, rows.table, {_LABEL: rows.y, **weight})
+            return str(folder / file)
+
+        watched = [written(rows, f"eval_{k}.arrow", weights=False) for k, rows in enumerate(evals)]
+        parties = {} if active in data else {active: Member(eval_tables=watched)}
+        for party, rows in data.items():
+            table = written(rows, f"{party}.arrow", weights=weighted)
+            parties[party] = Member(table=table, eval_tables=watched if party == active else [])
+        job = Job(
+            name="fit", active=active, label=_LABEL, weight=_WEIGHT if weighted else None,
+            parties=parties, options=_given(options), task="regression" if classes is None else "classification",
+            output=str(folder / "model"), checkpoints=None if checkpoints is None else str(checkpoints.resolve()),
+            n_jobs=n_jobs,
+        )  # fmt: skip
+        return _run_training(job, classes, progress, resume=checkpoints is not None)
+
+
+def _run_training(
+    job: Job, classes: list[Any] | None, progress: Progress, *, resume: bool
+) -> tuple[dict[str, ModelPart], Traffic]:
+    """Run a job that an estimator has written; return what its parties have made."""
+    try:
+        run_all(job, "train", progress=True, arguments=["--resume"] if resume else [])
+    except PartyFailed:
+        for party in job.parties:  # what was finished survives
+            with suppress(ConfigError):  # raised where nothing was
+                progress(1, with_classes(find_part(job, party), classes))
+        raise
+    parts = {party: with_classes(find_part(job, party), classes) for party in job.parties}
+    reports = load_reports(job)
+    sent = {f"{party} -> {peer}": totals for party, report in reports.items() for peer, totals in report.sent.items()}
+    return parts, Traffic(sent, reports[job.active].seconds)
 
 
 def _given(options: TreeOptions) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,12 +21,19 @@ from treaty.errors import DataError
 from treaty.interpretation import Contributions, explain_pooled, rows_first
 from treaty.models import ModelPart, predict_pooled
 from treaty.options import TreeOptions
-from treaty.processes import predict_in_processes, train_in_processes
+from treaty.processes import predict_in_processes, train_horizontal_in_processes, train_in_processes
 from treaty.progress import TrainingBar, steps_bar
 from treaty.protocols import pooled
 from treaty.protocols.decisions import Decided
 from treaty.protocols.pooled import Labelled, noisy_labels
-from treaty.simulation import Traffic, decide_in_threads, explain_in_threads, predict_in_threads, train_in_threads
+from treaty.simulation import (
+    Traffic,
+    decide_in_threads,
+    explain_in_threads,
+    predict_in_threads,
+    train_horizontal_in_threads,
+    train_in_threads,
+)
 
 ALONE = "pooled"  # the party of a plain table
 
@@ -87,11 +95,8 @@ def train(
         if done and len(kept) == len(parties):
             finished({name: kept[name] for name in parties})
 
-    keepers: dict[str, Keeper] = {}
     with ExitStack() as held:
-        if checkpoint is not None:
-            checkpoint.mkdir(parents=True, exist_ok=True)
-            keepers = {name: Keeper(checkpoint_file(checkpoint, name), resume=True) for name in parties}
+        keepers = held.enter_context(_keepers(checkpoint, parties))
         bar = held.enter_context(TrainingBar(options.protocol, options.n_estimators, shown=transport == "memory"))
         noisy: Path | None = None
         # randomised labels are kept for this fit, or as long as the checkpoints' folder
@@ -99,32 +104,102 @@ def train(
             noisy = (checkpoint or Path(held.enter_context(TemporaryDirectory()))) / "noisy_labels"
             if transport == "memory":
                 data = replace(data, y=noisy_labels(noisy, data.y, classes, options))
-        try:
-            if options.protocol == "pooled":
-                joined = replace(data, table=join(tables))
-                watched = [Labelled(join(rows), y, None, name) for name, rows, y in evals]
-                part = pooled.train(
-                    joined, options, classes=classes, eval_sets=watched, threads=cores(n_jobs), progress=progress,
-                    keeper=keepers.get(ALONE),
-                )  # fmt: skip
-                parts, traffic = {ALONE: part}, Traffic()
-            elif transport == "grpc":
-                parts, traffic = train_in_processes(
-                    data, tables, evals, active, classes, options, n_jobs, progress, checkpoint, noisy
-                )
-            else:
-                parts, traffic = train_in_threads(
-                    data, tables, evals, active, classes, options, n_jobs, progress, keepers, checkpoint, bar.phase
-                )
-        except BaseException:
-            for keeper in keepers.values():
-                keeper.write()
-            raise
+        if options.protocol == "pooled":
+            joined = replace(data, table=join(tables))
+            watched = [Labelled(join(rows), y, None, name) for name, rows, y in evals]
+            part = pooled.train(
+                joined, options, classes=classes, eval_sets=watched, threads=cores(n_jobs), progress=progress,
+                keeper=keepers.get(ALONE),
+            )  # fmt: skip
+            parts, traffic = {ALONE: part}, Traffic()
+        elif transport == "grpc":
+            parts, traffic = train_in_processes(
+                data, tables, evals, active, classes, options, n_jobs, progress, checkpoint, noisy
+            )
+        else:
+            parts, traffic = train_in_threads(
+                data, tables, evals, active, classes, options, n_jobs, progress, keepers, checkpoint, bar.phase
+            )
+    return Trained(parts, traffic, _seconds(traffic, started, begun))
+
+
+def train_horizontal(
+    shards: Mapping[str, Labelled],
+    evals: Sequence[Labelled],
+    lead: str,
+    classes: list[Any] | None,
+    options: TreeOptions,
+    *,
+    transport: str,
+    n_jobs: int | None,
+    checkpoint: Path | None,
+    finished: Callable[[dict[str, ModelPart]], None],
+) -> Trained:
+    """Train between participants that hold rows of the same columns, playing all of them on this machine.
+
+    The model is whole and the same at all of them, so what is returned has one part, `ALONE`.
+
+    Parameters
+    ----------
+    shards : mapping of str to Labelled
+        Every participant's rows; labels are class numbers.
+    evals : sequence of Labelled
+        Watched by the leader.
+    lead : str
+        A participant, or a party without data.
+    transport, n_jobs, checkpoint, finished
+        As `train` has them.
+    """
+    started = time.perf_counter()
+    begun: list[float] = []
+
+    def progress(done: int, part: ModelPart) -> None:
+        begun.append(time.perf_counter())
+        bar(done, part)
+        if done and part.party == lead:  # processes tell, after a failure, what each of them has
+            finished({ALONE: _whole(part)})
+
+    with ExitStack() as held:
+        keepers = held.enter_context(_keepers(checkpoint, dict.fromkeys([*shards, lead])))
+        bar = held.enter_context(TrainingBar(options.protocol, options.n_estimators, shown=transport == "memory"))
+        if transport == "grpc":
+            parts, traffic = train_horizontal_in_processes(
+                shards, evals, lead, classes, options, n_jobs, progress, checkpoint
+            )
+        else:
+            parts, traffic = train_horizontal_in_threads(
+                shards, evals, lead, classes, options, n_jobs, progress, keepers
+            )
+    return Trained({ALONE: _whole(parts[lead])}, traffic, _seconds(traffic, started, begun))
+
+
+def _whole(part: ModelPart) -> ModelPart:
+    """Return a participant's part, which is a whole model, as that of a plain table."""
+    assert part.forest is not None
+    return msgspec.structs.replace(part, party=ALONE, forest=replace(part.forest, sources=(ALONE,)))
+
+
+@contextmanager
+def _keepers(folder: Path | None, parties: Iterable[str]) -> Iterator[dict[str, Keeper]]:
+    """Yield what keeps parties' checkpoints, if there is a folder: written after an error, removed at the end."""
+    keepers: dict[str, Keeper] = {}
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        keepers = {name: Keeper(checkpoint_file(folder, name), resume=True) for name in parties}
+    try:
+        yield keepers
+    except BaseException:
+        for keeper in keepers.values():
+            keeper.write()
+        raise
     for keeper in keepers.values():
         keeper.done()
+
+
+def _seconds(traffic: Traffic, started: float, begun: Sequence[float]) -> dict[str, float]:
     ended = time.perf_counter()
     seconds = traffic.seconds or {"setup": begun[0] - started, "boosting": ended - begun[0]}
-    return Trained(parts, traffic, {**seconds, "total": ended - started})
+    return {**seconds, "total": ended - started}
 
 
 def predict(

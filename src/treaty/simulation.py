@@ -17,14 +17,15 @@ from treaty.compute import cores
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
 from treaty.interpretation import Contributions, rows_first
-from treaty.messaging.memory import memory_channels
+from treaty.messaging.memory import Link, memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
-from treaty.protocols import decisions
+from treaty.protocols import decisions, federboost_horizontal
 from treaty.protocols.contributions import explain_active, explain_passive
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
+from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled, Progress
 from treaty.protocols.vertical import train_active, train_passive
 
@@ -47,6 +48,7 @@ def play(
     protocol: str,
     timeout: float = 3600.0,
     record_content: bool = False,
+    link: Link | None = None,
 ) -> Played:
     """Run every role in a thread of its own.
 
@@ -62,6 +64,8 @@ def play(
         Seconds a party waits for a message.
     record_content : bool
         Keep the content of messages in the transcripts, for audits and tests.
+    link : Link, optional
+        How slow each party's line is; None: messages are there at once.
 
     Returns
     -------
@@ -72,7 +76,7 @@ def play(
     Exception
         What the first role to fail raised; the others end with it.
     """
-    channels = memory_channels(roles)
+    channels = memory_channels(roles, link)
     parties = {
         name: Party(
             name, job, protocol, channels[name], links[name],
@@ -192,6 +196,50 @@ def train_in_threads(
     )  # fmt: skip
     played = play(roles, star(active, tables), job="fit", protocol=options.protocol)
     return {name: played.results[name] for name in tables}, traffic_of(played.transcripts.values())
+
+
+def train_horizontal_in_threads(
+    shards: Mapping[str, Labelled],
+    evals: Sequence[Labelled],
+    lead: str,
+    classes: list[Any] | None,
+    options: TreeOptions,
+    n_jobs: int | None,
+    progress: Progress,
+    keepers: Mapping[str, Keeper],
+) -> tuple[dict[str, ModelPart], Traffic]:
+    """Train with every participant in a thread of its own; return the model as each has it, and the traffic.
+
+    Parameters
+    ----------
+    shards : mapping of str to Labelled
+        Every participant's rows; `lead` need not be among them.
+    evals : sequence of Labelled
+        Watched by the leader.
+    progress : callable
+        Called by the leader alone: participants follow it tree by tree.
+    """
+    members, every = list(shards), cores(n_jobs)
+    each = max(1, every // len(members))  # participants work at the same time, and a leader without data waits then
+    roles: dict[str, Role] = {
+        name: lambda party, name=name: federboost_horizontal.participate(  # type: ignore[misc]
+            party,
+            shards[name],
+            options,
+            members=members,
+            classes=classes,
+            threads=each,
+            keeper=keepers.get(name),
+            vouching=Vouching(),
+        )
+        for name in members
+    }
+    roles[lead] = lambda party: federboost_horizontal.lead(
+        party, shards.get(lead), options, members=members, classes=classes, eval_sets=evals,
+        threads=each if lead in shards else every, progress=progress, keeper=keepers.get(lead), vouching=Vouching(),
+    )  # fmt: skip
+    played = play(roles, star(lead, roles), job="fit", protocol=options.protocol)
+    return {name: played.results[name] for name in roles}, traffic_of(played.transcripts.values())
 
 
 def predict_in_threads(

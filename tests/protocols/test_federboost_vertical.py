@@ -331,7 +331,7 @@ def test_transcripts_hold_declared_messages_alone_without_values_names_or_labels
     assert any("buckets" in form for form in leaks(contents, mine))  # they would be found
 
 
-# ---------------------------------------------------------------- sums corrected for the noise
+# ---------------------------------------------------------------- packing
 
 
 class Fake:
@@ -348,22 +348,26 @@ class Fake:
         self.sent.append(message)
 
 
-def buckets(columns: list[np.ndarray], present: list[int], missing: list[bool]) -> Buckets:
+def buckets(
+    columns: list[np.ndarray],
+    present: list[int],
+    missing: list[bool],
+    epsilon: float = 4.0,
+    categorical: list[bool] | None = None,
+) -> Buckets:
     sizes = [count + flag for count, flag in zip(present, missing, strict=True)]
     packed = [federboost_vertical._pack(c.astype(np.uint8), k) for c, k in zip(columns, sizes, strict=True)]
     return Buckets(
         Array.of(np.array(present, np.int32)),
-        Array.of(np.zeros(len(present), np.bool_)),
+        Array.of(np.array(categorical or [False] * len(present), np.bool_)),
         Array.of(np.array(missing, np.bool_)),
+        Array.of(np.full(len(present), epsilon)),
         Array.of(np.concatenate([np.empty(0, np.uint8), *packed])),
     )
 
 
 def columns_of(message: Buckets, n_rows: int) -> NoisyColumns:
     return NoisyColumns(Fake(message), "shop", n_rows, 1)  # type: ignore[arg-type]
-
-
-# ---------------------------------------------------------------- packing
 
 
 @settings(deadline=None, max_examples=150)
@@ -396,7 +400,13 @@ def uint8(*values: int) -> Array:
     return Array.of(np.array(values, np.uint8))
 
 
-GOOD = Buckets(int32(5, 2), bools(0, 0), bools(0, 1), uint8(0o01, 0, 0))  # 3 and 2 bits for each of four rows
+def float64(*values: float) -> Array:
+    return Array.of(np.array(values, np.float64))
+
+
+GOOD = Buckets(
+    int32(5, 2), bools(0, 0), bools(0, 1), float64(4, 1), uint8(0o01, 0, 0)
+)  # 3 and 2 bits for each of four rows
 
 
 @pytest.mark.parametrize(
@@ -419,6 +429,11 @@ GOOD = Buckets(int32(5, 2), bools(0, 0), bools(0, 1), uint8(0o01, 0, 0))  # 3 an
         ({"present": int32(5, 2, 1)}, "at Buckets.categorical"),
         ({"categorical": bools(0)}, "at Buckets.categorical"),
         ({"missing": bools(0, 1, 1)}, "at Buckets.missing"),
+        ({"epsilon": float64(4)}, "at Buckets.epsilon"),
+        ({"epsilon": int32(4, 1)}, "expected float64"),
+        ({"epsilon": float64(4, 0)}, "expected epsilons above 0 - at Buckets.epsilon"),
+        ({"epsilon": float64(-4, 1)}, "expected epsilons above 0 - at Buckets.epsilon"),
+        ({"epsilon": float64(math.nan, 1)}, "expected epsilons above 0 - at Buckets.epsilon"),
         ({"missing": Array("bool", (2,), memoryview(b"\0\2"))}, "expected bool bytes 0 and 1"),
     ],
 )
@@ -634,6 +649,8 @@ def test_checkpoints_are_kept_by_all(monkeypatch, tmp_path):
         ({"purity_guard": 0.2}, "has no option 'purity_guard'"),
         ({"he_inference": True}, "has no option 'he_inference'"),
         ({"protocol": "secureboost", "epsilon_person": 1.0}, "has no option 'epsilon_person'"),
+        ({"protocol": "secureboost", "unbiased": True}, "has no option 'unbiased'"),
+        ({"protocol": "pooled", "unbiased": False}, "has no option 'unbiased'"),
         ({"protocol": "secureboost", "mechanism": "label_rr", "epsilon": math.inf, "mode": "paper"}, "finite number"),
         ({"protocol": "pooled", "epsilon": 1.0}, "has no option 'epsilon'"),
     ],

@@ -164,17 +164,39 @@ def _fit_numbers(values: NDArray[np.float32], max_bin: int) -> _Fitted:
 
 def _fit_categories(values: NDArray[np.float32], n_categories: int, max_bin: int) -> _Fitted:
     codes = values[~np.isnan(values)].astype(np.intp)
-    counts = np.bincount(codes, minlength=n_categories)[:n_categories]
-    kept = np.flatnonzero(counts)
-    has_other = len(kept) > max_bin
-    if has_other:
-        by_frequency = np.argsort(-counts, kind="stable")  # stable: among equals the lower code first
+    of_category, has_other, n_bins = category_bins_of(np.bincount(codes, minlength=n_categories + 1), max_bin)
+    return _Fitted(n_bins, category_bins=of_category, has_other=has_other)
+
+
+def category_bins_of(counts: NDArray[np.int64], max_bin: int) -> tuple[NDArray[np.int16], bool, int]:
+    """Choose the bins of a categorical feature.
+
+    Parameters
+    ----------
+    counts : NDArray[np.int64]
+        Shape (K + 1,): training rows of each category and, last, of those the schema does not know.
+    max_bin : int
+
+    Returns
+    -------
+    NDArray[np.int16]
+        Shape (K + 1,): the bin of each.
+    bool
+        Whether the last bin is "other".
+    int
+        Bins in all.
+    """
+    of_known = counts[:-1]
+    kept = np.flatnonzero(of_known)
+    has_other = bool(counts[-1] > 0) or len(kept) > max_bin
+    if len(kept) + has_other > max_bin:
+        by_frequency = np.argsort(-of_known, kind="stable")  # stable: among equals the lower code first
         kept = np.sort(by_frequency[: max_bin - 1])
     n_bins = len(kept) + has_other
     elsewhere = n_bins - 1 if has_other else n_bins  # "other", or the code for missing
-    category_bins = np.full(n_categories + 1, elsewhere, dtype=np.int16)
+    category_bins = np.full(len(counts), elsewhere, dtype=np.int16)
     category_bins[kept] = np.arange(len(kept), dtype=np.int16)
-    return _Fitted(n_bins, category_bins=category_bins, has_other=has_other)
+    return category_bins, has_other, n_bins
 
 
 def _bins_of_categories(codes: NDArray[np.float32], lookup: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -132,6 +132,42 @@ def randomise_buckets(
     return np.where(words[:, 0] < np.uint64(limit), other + (other >= codes), codes).astype(np.uint8)
 
 
+def chances(size: int, epsilon: float) -> tuple[float, float]:
+    """Return r and p - r of k-ary randomised response: 0 and 1 without noise or with one bucket."""
+    if size < 2:
+        return 0.0, 1.0
+    fade = math.exp(-epsilon)
+    total = 1.0 + (size - 1) * fade
+    return fade / total, -math.expm1(-epsilon) / total
+
+
+def unbiased(sums: NDArray[np.int64], totals: NDArray[np.int64], size: int, epsilon: float) -> NDArray[np.float64]:
+    """Return sums over true buckets, right on average, from sums over noisy ones.
+
+    Parameters
+    ----------
+    sums : ndarray of int64, shape (..., size, parts)
+        Of numbers that do not depend on the noise, over rows that were not chosen by it.
+    totals : ndarray of int64, shape (..., parts)
+        Of the same rows.
+    size : int
+        k
+    epsilon : float
+        Per value, above 0; infinite for no noise.
+
+    Returns
+    -------
+    ndarray of float64, shape (..., size, parts)
+
+    Notes
+    -----
+    E[noisy sum of b] = p sum_b + r (total - sum_b), so that sum_b is (noisy sum - r total) / (p - r) on average, with a
+    deviation larger by 1 / (p - r) than that of the noisy sum.
+    """
+    r, excess = chances(size, epsilon)
+    return (sums - r * totals[..., np.newaxis, :]) / excess
+
+
 class BucketLedger:
     """The key of a party's noise, and what it has cost.
 

@@ -10,9 +10,11 @@ the active party gets the trees and all leaf weights, every party its own splits
 ====================  =============  ==================================================  ========================
 message               from -> to     content                                             protection
 ====================  =============  ==================================================  ========================
-`Buckets`             passive ->     of each column its number of buckets, and every     local differential
-                                     row's noisy one, packed                             privacy, epsilon a value
+`Buckets`             passive ->     of each column its number of buckets and epsilon,   local differential
+                                     and every row's noisy bucket, packed                privacy, epsilon a value
 `Begin`               active ->      model id, records of kept rounds                    TLS
+`Used`                passive ->     `unbiased` and training goes on: which columns      TLS
+                                     those records are of
 `Chosen`              active ->      after a tree, of each split on their columns:       TLS
                                      feature, buckets going left
 `Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
@@ -26,8 +28,9 @@ Adversary: honest but curious; the noise holds against an active party that depa
 against any collusion. Epsilon is of a value given the buckets' edges; a person's values in all columns add up.
 
 Deviations from the paper: buckets are tie-aware, not of equal counts by rank; only their number is sent; missing values
-are a bucket of their own, randomised with the rest. Sums are not corrected for the noise: the correction would hold at
-the root alone, for below a split on a noisy column rows were selected by their noise.
+are a bucket of their own, randomised with the rest. Sums are corrected for the noise on request (`unbiased`), for the
+choice of splits alone, and only those of columns that no split has used yet: below such a split rows are selected by
+the column's noise, and in later trees their gradients depend on it.
 """
 
 from __future__ import annotations
@@ -44,13 +47,13 @@ from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
 from treaty.data.binning import Bins, fit_bins
 from treaty.data.columns import Category
 from treaty.data.table import Table
-from treaty.errors import PeerProtocolError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
-from treaty.privacy.bucket_rr import BucketLedger, Column, Spent
+from treaty.privacy.bucket_rr import BucketLedger, Column, Spent, chances, unbiased
 from treaty.protocols.column_owner import SplitOwner
 from treaty.protocols.decisions import DecideRequest, Finish, Held, decide
 from treaty.protocols.leading import Keep, Kept, grow
@@ -58,6 +61,7 @@ from treaty.protocols.pooled import Labelled, Progress, begin, objective_for, ow
 from treaty.protocols.secureboost import resumed_part, terms
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
+from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -66,15 +70,17 @@ DEFAULT_EPSILON = 4.0
 
 
 class Buckets(Message):
-    """Noisy buckets: int32 buckets of present values (k,), bool kind, bool whether some are missing, packed bits.
+    """Noisy buckets: int32 buckets of present values (k,), bool kind, bool whether some are missing, float64 epsilon.
 
-    Column after column, row after row, each in ceil(log2(buckets)) bits, a column's first byte being its own. Tells how
-    many buckets each column has and, with epsilon-local differential privacy, which one each row is in.
+    Then packed bits: column after column, row after row, each in ceil(log2(buckets)) bits, a column's first byte being
+    its own. Tells how many buckets each column has and, with epsilon-local differential privacy, which one each row is
+    in.
     """
 
     present: Array
     categorical: Array
     missing: Array
+    epsilon: Array
     packed: Array
 
 
@@ -84,6 +90,12 @@ class Begin(Message):
     model_id: str
     resumed: bool
     records: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Used(Message):
+    """Columns that the records of kept rounds are of: bool (k,). The active party chose them, and has forgotten."""
+
+    columns: Array
 
 
 class Chosen(Message):
@@ -125,8 +137,13 @@ class NoisyColumns(ColumnSource):
         sizes = present + flags[1]
         if np.any(present < 0) or np.any(present > 255) or np.any(sizes < 1):
             raise PeerProtocolError(peer, f"expected 1 to 256 buckets of each column - at Buckets.present from {peer}")
+        epsilon = view(message.epsilon, np.float64, (len(present),), peer=peer, what="Buckets.epsilon")
+        if not np.all(epsilon > 0.0):
+            raise PeerProtocolError(peer, f"expected epsilons above 0 - at Buckets.epsilon from {peer}")
         codes = _unpack(message.packed, sizes, n_rows, peer)
         self._party, self._peer = party, peer
+        self._sizes, self._epsilon = sizes, epsilon
+        self._corrected = np.zeros(len(sizes), np.bool_)
         self._chosen: list[tuple[int, NDArray[np.bool_]]] = []
         self._records = 0
         offsets = np.concatenate([[0], np.cumsum(present + 1)]).astype(np.int32)
@@ -135,6 +152,38 @@ class NoisyColumns(ColumnSource):
     def begin(self, records: int) -> None:
         """Go on from so many records."""
         self._records = records
+
+    def correct(self, objective: Objective, n_rows: int, *, resumed: bool) -> None:
+        """Correct sums for the noise from now on; take `Used` where training goes on."""
+        self._corrected = (self._sizes > 1) & (self._epsilon < np.inf)
+        bound = n_rows * max(objective.grad_bound, objective.hess_bound)
+        for size, epsilon in zip(self._sizes[self._corrected], self._epsilon[self._corrected], strict=True):
+            # buckets to the left of a split sum up to less than 2 / (p - r) times the bound, the others to 3 / (p - r)
+            if bound >= 2**61 * chances(int(size), float(epsilon))[1]:
+                raise ConfigError(
+                    f"sums of {n_rows} gradients, corrected for the noise of {size} buckets at epsilon={epsilon:g}, do "
+                    "not fit 64 bits; lower fractional_bits, raise epsilon or leave out unbiased"
+                )
+        if resumed:
+            used = self._party.receive(self._peer, Used).columns
+            self._corrected &= ~view(used, np.bool_, self._corrected.shape, peer=self._peer, what="Used.columns")
+
+    def for_gains(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return sums of grad and hess over true buckets, right on average, of the columns that are to be corrected.
+
+        Counts stay those of rows that go left, which are what `min_child_samples` is about.
+        """
+        columns = np.flatnonzero(self._corrected).tolist()
+        if not columns:
+            return sums
+        seen = sums.copy()
+        for column in columns:
+            size = int(self._sizes[column])
+            slots = slice(self.offsets[column], self.offsets[column] + size)
+            estimates = unbiased(sums[:, slots, :2], totals[:, :2], size, float(self._epsilon[column]))
+            np.maximum(estimates[..., 1], 0.0, out=estimates[..., 1])
+            seen[:, slots, :2] = np.rint(estimates)
+        return seen
 
     def check(self, held: Held) -> None:
         """Refuse to finish where the owner has other records than it was told of."""
@@ -145,6 +194,7 @@ class NoisyColumns(ColumnSource):
 
     def _choose(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
         self._chosen.append((feature, left_bins))
+        self._corrected[feature] = False
         self._records += 1
         return self._records - 1
 
@@ -207,6 +257,9 @@ def active(
         if name in noisy:
             noisy[name].begin(records)
             party.send(name, Begin(part.model_id, begun.resume is not None, records))
+    if options.unbiased:
+        for columns in noisy.values():
+            columns.correct(objective, n_rows, resumed=begun.resume is not None)
     own = own_columns(data.table, options, part.splits, threads)
     sources: list[ColumnSource] = [noisy.get(name, own) for name in parties]
     finder = SumsFinder(sources, n_rows, options.rules(objective), threads, first_tree=len(forest.trees))
@@ -262,6 +315,9 @@ def passive(
     printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
     if begun.resumed:
         part = resumed_part(begun.model_id, begun.records, keeper, options, printed)
+        if options.unbiased:
+            used = np.isin(np.arange(len(table.schema.names)), part.splits.feature)
+            party.send(lead, Used(Array.of(used)))
     else:
         part = ModelPart(model_id=begun.model_id, party=party.name, schema=table.schema, splits=SplitTable())
     part.spent = str(spent)
@@ -314,7 +370,8 @@ def _noisy(
     categorical = np.array([c is not None for c in schema.categories], np.bool_)
     packed = [_pack(noisy[:, f], column.size) for f, column in enumerate(columns)]
     content = np.concatenate([np.empty(0, np.uint8), *packed])
-    return Buckets(Array.of(bins.n_bins), Array.of(categorical), Array.of(missing), Array.of(content)), spent
+    arrays = bins.n_bins, categorical, missing, np.array([column.epsilon for column in columns], np.float64), content
+    return Buckets(*map(Array.of, arrays)), spent
 
 
 def _edges(bins: Bins, feature: int) -> bytes:

@@ -141,8 +141,8 @@ def begin(
     ConfigError
         When the checkpoint is of other options, parties, rows, classes or eval sets.
     """
-    watched = [(of.table, (of.y, of.weight)) for of in (data, *eval_sets)]
-    rows = b"" if keeper is None else fingerprint(watched, classes or ())
+    printed = [(of.table, (of.y, of.weight)) for of in (data, *eval_sets)]
+    rows = b"" if keeper is None else fingerprint(printed, classes or ())
     found = None if keeper is None else keeper.found()
     if found is None:
         forest = Forest(objective, sources, classes)
@@ -188,14 +188,6 @@ def train(
     part, forest, splits = begun.part, begun.forest, begun.part.splits
     source = own_columns(data.table, options, splits, threads)
 
-    def watch(rows: Labelled) -> EvalSet:
-        matrix = rows.table.matrix()
-
-        def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:
-            margins_from_values(trees, join_splits([splits], [matrix.shape[1]]), matrix, margins, threads)
-
-        return EvalSet(rows.name, rows.y, rows.weight, add_trees)
-
     def on_round(progressed: Progressed) -> None:
         if keeper is not None and keeper.due:
             begun.keep(keeper, options, progressed)
@@ -212,13 +204,23 @@ def train(
         forest,
         rules,
         n_columns=len(source.categorical),
-        eval_sets=[watch(rows) for rows in eval_sets],
+        eval_sets=[watched(rows, splits, threads) for rows in eval_sets],
         on_round=on_round,
         resume=begun.resume,
         threads=threads,
         **options.sampling(),
     )
     return part
+
+
+def watched(rows: Labelled, splits: SplitTable, threads: int) -> EvalSet:
+    """Watch rows that a party holds with all the splits of the trees."""
+    matrix = rows.table.matrix()
+
+    def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:
+        margins_from_values(trees, join_splits([splits], [matrix.shape[1]]), matrix, margins, threads)
+
+    return EvalSet(rows.name, rows.y, rows.weight, add_trees)
 
 
 def decided(part: ModelPart, table: Table, threads: int = 1) -> Decided:

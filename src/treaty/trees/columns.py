@@ -13,7 +13,7 @@ from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.kernels import look_up_left
 from treaty.trees.partition import RowPartition
-from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan
+from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan, settle
 
 _SCANNED_BYTES = 64 << 20  # sums of a tree's last level that are completed and scanned at a time
 
@@ -115,6 +115,17 @@ class ColumnSource:
         """See `SumsSource`."""
         sums = self._sums
         del self._sums  # as large as anything the finder holds, which decides how long they live
+        return sums
+
+    def for_gains(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sums that splits are chosen on: these themselves, unless a subclass has better ones.
+
+        Parameters
+        ----------
+        sums : int64 (n_nodes, slots, 3)
+            Complete. Children get their true totals from them in any case.
+        totals : int64 (n_nodes, 3)
+        """
         return sums
 
     def ask_left(
@@ -240,11 +251,12 @@ class SumsFinder:
         at_a_time = max(self._threads, _SCANNED_BYTES // max(1, asked[0].nbytes)) if last else len(level.nodes)
         found = []
         for part in pieces(len(level.nodes), at_a_time):
-            sums = complete_sums(level, asked, parents, part)
+            sums, totals = complete_sums(level, asked, parents, part), level.totals[part]
+            seen = source.for_gains(sums, totals) if isinstance(source, ColumnSource) else sums
             found.append(
                 scan(
-                    sums,
-                    level.totals[part],
+                    seen,
+                    totals,
                     self._features[k],
                     source.offsets,
                     source.categorical,
@@ -253,6 +265,8 @@ class SumsFinder:
                     threads=self._threads,
                 )
             )
+            if seen is not sums:
+                settle(found[-1], sums, totals, source.offsets, self._rules)
             if not last:
                 self._parents[k] = sums
         return end_to_end(found)

@@ -246,7 +246,7 @@ def make_objective(
             raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {epsilon}")
     if name == "logistic" and not 0.0 < base_score < 1.0:
         raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {base_score}")
-    spread = 2.0 * float(np.max(np.abs(y - base_score))) if name == "squared_error" else 0.0
+    spread = 2.0 * float(np.max(np.abs(y - base_score), initial=0.0)) if name == "squared_error" else 0.0
     if not math.isfinite(spread):
         raise ConfigError("labels and base_score are too far apart to subtract; scale the labels down")
     return Objective(

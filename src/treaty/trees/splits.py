@@ -220,6 +220,30 @@ def scan(
     return found
 
 
+def settle(
+    found: Splits, sums: NDArray[np.int64], totals: NDArray[np.int64], offsets: NDArray[np.int32], rules: SplitRules
+) -> None:
+    """Give splits that were found on estimated sums the true totals of their left children, in place.
+
+    A split with a child whose true hess is below `min_child_weight` is none.
+
+    Parameters
+    ----------
+    found : Splits
+    sums : int64 (n_nodes, slots, 3)
+        The true ones.
+    totals : int64 (n_nodes, 3)
+    offsets : int32 (n_features + 1,)
+    """
+    for node in np.flatnonzero(found.feature >= 0):
+        feature = found.feature[node]
+        first, stop = offsets[feature], offsets[feature + 1]
+        left = sums[node, first:stop][found.left_bins[node, : stop - first]].sum(axis=0)
+        found.left_totals[node] = left
+        if min(left[1], totals[node, 1] - left[1]) * rules.hess_unit < rules.min_child_weight:
+            found.gain[node], found.feature[node] = 0.0, -1
+
+
 def end_to_end(parts: Sequence[Splits]) -> Splits:
     """Return the splits of the nodes of all parts, one part after the other."""
     if len(parts) == 1:

@@ -1,0 +1,439 @@
+"""FederBoost on rows: participants hold rows of the same columns, and a leader grows trees on sums of their histograms.
+
+Tian, Zhang, Hou, Lyu, Zhang, Liu, Ren, "FederBoost: Private Federated Learning for GBDT" (arXiv 2011.02796; IEEE TDSC).
+
+Roles: participants with rows, all columns and labels; a leader, which is one of them or brings no data. Output: the
+whole model, the same at all of them.
+
+==================  =============  ===================================================  ===============================
+message             from -> to     content                                              protection
+==================  =============  ===================================================  ===============================
+`Described`         member ->      names and categories of columns, classes             TLS
+`Begin`             leader -> all  those of all, model id                               TLS
+keys                both ways      see `masked_members`                                 signatures, vouching
+sums                member ->      rows, values below probes (`horizontal_bins`);        masks; noise, if asked for
+                                   bin sums of grad, hess and rows of a level's nodes
+`Count`, `Asked`,   leader -> all  the search begins; probes; the bins                  TLS
+`Agreed`
+`Step`              leader -> all  splits of the last level or values of finished        TLS
+                                   trees, and which nodes' sums come next
+`Keep`, `Kept`      both ways      write a checkpoint; it is written                    TLS
+`End`               leader -> all  how many rounds the model has                        TLS
+==================  =============  ===================================================  ===============================
+
+One sum per level serves all nodes, features, bins and classes. Adversary: honest but curious, members and leader;
+the leader with all members but one sees that one's histograms, whatever is done. Of a node smaller than
+`min_child_samples` nothing enters the model; what the leader sees of it in sums is not hidden.
+
+**Lost participants.** Masks cancel only if all vectors come. By default a lost one ends the job: checkpoints are kept,
+and it goes on when everybody is back. With ``dropout="accept"`` sums are opened over those still there, and the round's
+trees are begun anew: from the sums before and after, the leader can tell the lost one's histograms. That is why it must
+be asked for.
+
+Deviations from the paper: masks are fresh for every vector (there, one pairwise secret serves twice); quantiles of all
+features are sought at once, tie-aware; all bounds are checked before training; exported trees say nothing of covers.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from treaty.checkpoints import Keeper
+from treaty.data.binning import Bins
+from treaty.data.columns import Category
+from treaty.data.quantile_search import sorted_keys
+from treaty.data.table import Schema, Table
+from treaty.errors import ConfigError, PeerProtocolError
+from treaty.messaging.agreement import Term, agree
+from treaty.messaging.messages import Message, encode_body
+from treaty.messaging.party import Party
+from treaty.models import ModelPart
+from treaty.options import TreeOptions
+from treaty.protocols.horizontal_bins import (
+    Agreed,
+    Asked,
+    Count,
+    Opening,
+    agreed_objective,
+    answer_probes,
+    choose_bins,
+    pack_bins,
+    unpack_bins,
+)
+from treaty.protocols.horizontal_noise import SEARCH_ROUNDS, SumNoise, check_noise, plan_noise
+from treaty.protocols.horizontal_rows import (
+    Begin,
+    Described,
+    all_classes,
+    checkpoint_with,
+    common_rows,
+    describe,
+    kept_here,
+    own_seed,
+    printed_rows,
+    sampler,
+    schema_of,
+    shard_of,
+    taken_up,
+)
+from treaty.protocols.horizontal_trees import Step, TreeLeader, TreeMember
+from treaty.protocols.leading import Keep, Kept
+from treaty.protocols.masked_members import Membership, Vouching, join
+from treaty.protocols.masked_sums import Collector
+from treaty.protocols.pooled import Labelled, Progress, objective_for, watched
+from treaty.trees.boosting import Forest, Progressed, run_rounds
+from treaty.trees.ensemble import SplitTable
+from treaty.trees.objectives import Objective
+
+MOST_ROUNDS = 34  # of the quantile search
+
+
+class End(Message):
+    """The model is finished, and has so many rounds."""
+
+    rounds: Annotated[int, msgspec.Meta(ge=0)]
+
+
+def may_be_two(options: TreeOptions) -> bool:
+    """Whether two participants are enough: each sees the other's histograms in the sum."""
+    return options.mode == "paper" or options.epsilon_total is not None
+
+
+def check_members(options: TreeOptions, members: Sequence[str]) -> None:
+    """Refuse so few participants that a sum shows what one of them has.
+
+    Raises
+    ------
+    ConfigError
+    """
+    least = 2 if may_be_two(options) else 3
+    if len(members) < least:
+        raise ConfigError(
+            f"expected {least} participants with data or more, got {len(members)}: of a sum of two each sees the "
+            "other's part; add noise (epsilon_total), or permit it (mode='paper')"
+        )
+    if options.dropout == "accept" and len(members) < 4:
+        raise ConfigError(
+            f'dropout="accept" goes on without a lost participant: expected 4 or more, got {len(members)}'
+        )
+    if options.dropout == "accept" and options.epsilon_total is not None:
+        raise ConfigError(
+            'dropout="accept" begins trees anew, which would cost more than epsilon_total: leave one of them out'
+        )
+
+
+# ---------------------------------------------------------------- leader
+
+
+def lead(
+    party: Party,
+    data: Labelled | None,
+    options: TreeOptions,
+    *,
+    members: Sequence[str],
+    classes: list[Category] | None,
+    eval_sets: Sequence[Labelled] = (),
+    threads: int = 1,
+    progress: Progress | None = None,
+    keeper: Keeper | None = None,
+    vouching: Vouching,
+) -> ModelPart:
+    """Train as the leader.
+
+    Parameters
+    ----------
+    party : Party
+        Connected with all other participants, `party.peers`.
+    data : Labelled or None
+        Own rows; labels are numbers of `classes`. None: the leader brings no data.
+    members : sequence of str
+        All participants with data, in the job's order; the first one's columns are everybody's.
+    classes : list or None
+        Labels by class number; None for regression. A leader without data names those of its eval sets.
+    eval_sets : sequence of Labelled
+        Watched by the leader alone.
+    keeper : Keeper or None
+        Where checkpoints go, and come from.
+    vouching : Vouching
+        Whose certificates are pinned; nobody's between threads.
+
+    Returns
+    -------
+    ModelPart
+        The whole model.
+
+    Raises
+    ------
+    ConfigError
+        When parties disagree on options, or are too few for a sum to hide anything.
+    CryptoError, PeerError
+        When a participant is lost, or sends what the protocol does not allow.
+    """
+    agree(party, _terms(options, members))
+    check_members(options, members)
+    described = {name: party.receive(name, Described) for name in members if name != party.name}
+    if data is not None:
+        described[party.name] = describe(data, classes)
+        check_noise(options, data, classes)
+    first, labels = described[members[0]], all_classes(described)
+    schema = schema_of(first)
+    noise = plan_noise(options, schema, labels, len(members))
+    found = None if keeper is None else keeper.found()
+    if found is not None and noise.budget is not None:
+        raise ConfigError(
+            "cannot resume with epsilon_total: sums opened since the checkpoint would be opened again, at a further "
+            "cost; begin anew, which costs a whole epsilon_total again"
+        )
+    model_id = secrets.token_hex(16) if found is None else found.part.model_id
+    rounds = None if found is None else min(found.rounds, options.n_estimators)
+    begin = Begin(model_id, first.names, first.categories, labels, rounds)
+    for peer in party.peers:
+        party.send(peer, begin)
+    collector = Collector(
+        party,
+        members,
+        vouching,
+        _begun(options, members, begin),
+        recover=options.dropout == "accept",
+        allow_two=may_be_two(options),
+    )
+    table = Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0)
+    rows = common_rows(data, schema, classes, labels, party.name) if data is not None else Labelled(table, np.empty(0))
+    watching = [common_rows(e, schema, classes, labels, party.name) for e in eval_sets]
+    printed = b"" if keeper is None else printed_rows([rows, *watching], labels)
+    if found is None:
+        bins, objective, spent = _agree_on_bins(
+            collector, rows, data is not None, schema, labels, options, noise, threads
+        )
+        forest = Forest(objective, (party.name,), labels)
+        part = ModelPart(
+            model_id=model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest, spent=spent
+        )
+        rng = np.random.default_rng(options.random_state)
+        seed = own_seed(options, party.name)
+    else:
+        found.check(options, (party.name,), printed)
+        part, bins = taken_up(found, rounds or 0, options.max_bin, party.name)
+        rng, seed = np.random.default_rng(), 0
+        rng.bit_generator.state, seed = json.loads(found.random_state or "")
+        assert part.forest is not None
+        forest = part.forest
+    told = pack_bins(bins, forest.objective)
+    collector.tell_all(told)
+    shard = shard_of(rows, bins, part, threads)
+    leader = TreeLeader(
+        collector, shard, data is not None, bins, part.splits, options.rules(forest.objective),
+        sampler(shard, forest, options, seed), partial(noise.on_trees, objective=forest.objective),
+        options.colsample_bytree, rng, threads,
+    )  # fmt: skip
+
+    def after_round(done: int) -> None:
+        forest.clipped_rows = max(forest.clipped_rows, shard.clipped)
+        if keeper is not None and keeper.due:
+            leader.flush()
+            collector.tell_all(Keep(done))
+            collector.hear_all(Kept)
+            kept = Progressed(done, shard.margins.copy(), json.dumps([rng.bit_generator.state, seed]))
+            keeper.keep(lambda: checkpoint_with(part, options, printed, kept, told))
+        if progress is not None:
+            progress(done, part)
+
+    if progress is not None:
+        progress(forest.rounds, part)
+    evals = [watched(e, part.splits, threads) for e in watching]
+    run_rounds(leader.grow, forest, after_round, options.n_estimators, evals, options.early_stopping_rounds)
+    leader.flush()
+    collector.tell_all(End(forest.rounds))
+    return part
+
+
+def _agree_on_bins(
+    collector: Collector,
+    rows: Labelled,
+    has_rows: bool,
+    schema: Schema,
+    classes: list[Category] | None,
+    options: TreeOptions,
+    noise: SumNoise,
+    threads: int,
+) -> tuple[Bins, Objective, str]:
+    """Open how many rows there are and what bounds gradients, then search for bins; tell what was parted or spent."""
+    own_objective = objective_for(rows, classes, options)
+    opening = Opening(schema, bounds=noise.budget is None)
+    own = opening.of(rows.table, own_objective)
+    while True:
+        cohort = list(collector.members)
+        collector.tell_all(Count())
+        opened = collector.total(opening.length, noise.on_opening(own) if has_rows else None)
+        objective = opening.bounded(opened, own_objective)
+        objective.check_sums(opening.rows(opened))
+        bins, smallest = choose_bins(
+            lambda own, length: collector.total(length, own if own is None else noise.on_search(own)),
+            collector.tell_all,
+            opening,
+            opened,
+            schema,
+            options.max_bin,
+            own=rows.table if has_rows else None,
+            least_rows=options.fewest_rows,
+            most_rounds=_search_rounds(noise),
+            threads=threads,
+        )
+        if collector.members == cohort:  # what was opened with somebody's rows does not fit what is opened without
+            break
+    if noise.budget is not None:
+        return bins, objective, str(noise.budget)
+    fewest = int(smallest[smallest > 0].min(initial=opening.rows(opened)))
+    return bins, objective, f"the search for quantiles parted groups of as few as {fewest} rows"
+
+
+# ---------------------------------------------------------------- participant
+
+
+def participate(
+    party: Party,
+    data: Labelled,
+    options: TreeOptions,
+    *,
+    members: Sequence[str],
+    classes: list[Category] | None,
+    threads: int = 1,
+    progress: Progress | None = None,
+    keeper: Keeper | None = None,
+    vouching: Vouching,
+) -> ModelPart:
+    """Train as a participant other than the leader; parameters as `lead` has them.
+
+    Returns
+    -------
+    ModelPart
+        The whole model.
+    """
+    (leader,) = party.peers
+    agree(party, _terms(options, members))
+    check_members(options, members)
+    party.send(leader, describe(data, classes))
+    begun = party.receive(leader, Begin)
+    schema = schema_of(begun)
+    rows = common_rows(data, schema, classes, begun.classes, party.name)
+    check_noise(options, rows, begun.classes)
+    if begun.rounds is not None and options.epsilon_total is not None:
+        raise ConfigError("cannot resume with epsilon_total: sums would be opened again, at a further cost; begin anew")
+    sums = join(
+        party, leader, members, vouching, _begun(options, members, begun),
+        recover=options.dropout == "accept", allow_two=may_be_two(options),
+    )  # fmt: skip
+    noise = plan_noise(options, schema, begun.classes, len(members))
+    printed = b"" if keeper is None else printed_rows([rows], begun.classes)
+    objective = objective_for(rows, begun.classes, options)
+    if begun.rounds is None:
+        agreed = _answer_bins(party, leader, rows, objective, noise, sums, options.max_bin, threads)
+        bins = unpack_bins(agreed, schema, options.max_bin, leader)
+        objective = agreed_objective(agreed, objective, noise=noise.budget is not None, peer=leader)
+        forest = Forest(objective, (party.name,), begun.classes)
+        part = ModelPart(
+            model_id=begun.model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest,
+            spent="" if noise.budget is None else str(noise.budget),
+        )  # fmt: skip
+        seed = own_seed(options, party.name)
+    else:
+        agreed = party.receive(leader, Agreed)
+        found = kept_here(keeper, begun.model_id, begun.rounds)
+        found.check(options, (party.name,), printed)
+        if found.bins != encode_body(agreed):
+            raise PeerProtocolError(
+                leader, f"expected the bins of the checkpoint, got others - at Agreed from {leader}"
+            )
+        part, bins = taken_up(found, begun.rounds, options.max_bin, party.name)
+        _, seed = json.loads(found.random_state or "")
+        assert part.forest is not None
+        forest = part.forest
+    sums.hear(agreed)
+    shard = shard_of(rows, bins, part, threads)
+    member = TreeMember(
+        shard, bins, part.splits, forest, sampler(shard, forest, options, seed), leader,
+        most_rounds=options.n_estimators, max_depth=options.max_depth, cohort=lambda: sums.member.there,
+    )  # fmt: skip
+    if progress is not None:
+        progress(forest.rounds, part)
+    while True:
+        match party.receive(leader, Step, Keep, End):
+            case Step() as step:
+                sums.hear(step)
+                before = forest.rounds
+                asked = member.take(step)
+                if asked is not None:
+                    sums.give(noise.on_trees(asked, forest.objective))
+                if forest.rounds > before and progress is not None:
+                    progress(forest.rounds, part)
+            case Keep() as keep:
+                sums.hear(keep)
+                if keep.rounds != forest.rounds:
+                    raise PeerProtocolError(
+                        leader, f"expected {forest.rounds} rounds, got others - at Keep from {leader}"
+                    )
+                if keeper is not None:
+                    kept = Progressed(keep.rounds, shard.margins.copy(), json.dumps([None, seed]))
+                    keeper.keep(lambda kept=kept: checkpoint_with(part, options, printed, kept, agreed))  # type: ignore[misc]
+                party.send(leader, Kept())
+            case End() as end:
+                forest.cut(end.rounds)
+                forest.clipped_rows = shard.clipped
+                return part
+
+
+def _answer_bins(
+    party: Party,
+    leader: str,
+    rows: Labelled,
+    objective: Objective,
+    noise: SumNoise,
+    sums: Membership,
+    max_bin: int,
+    threads: int,
+) -> Agreed:
+    """Take part in the search for bins."""
+    opening = Opening(rows.table.schema, bounds=noise.budget is None)
+    ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
+    rounds, cohort = 0, frozenset[str]()
+    while True:
+        match party.receive(leader, Count, Asked, Agreed):
+            case Count() as count:
+                sums.hear(count)
+                if sums.member.there == cohort:
+                    raise PeerProtocolError(
+                        leader, f"expected the search to go on, got another - at Count from {leader}"
+                    )
+                rounds, cohort = _search_rounds(noise), sums.member.there
+                sums.give(noise.on_opening(opening.of(rows.table, objective)))
+            case Asked() as asked:
+                sums.hear(asked)
+                if rounds == 0:
+                    raise PeerProtocolError(leader, f"expected the bins, got more probes - at Asked from {leader}")
+                rounds -= 1
+                sums.give(noise.on_search(answer_probes(asked, ordered, max_bin, leader, threads)))
+            case Agreed() as agreed:
+                return agreed
+
+
+def _search_rounds(noise: SumNoise) -> int:
+    """Return how many rounds the search for quantiles may take."""
+    return MOST_ROUNDS if noise.budget is None else SEARCH_ROUNDS
+
+
+def _begun(options: TreeOptions, members: Sequence[str], begin: Begin) -> bytes:
+    """Return what all were told at the beginning: masks cancel only between those with the same."""
+    return msgspec.json.encode(_terms(options, members), order="sorted") + encode_body(begin)
+
+
+def _terms(options: TreeOptions, members: Sequence[str]) -> Mapping[str, Term]:
+    """Return what all must agree on before anything is sent."""
+    public = {name: getattr(options, name) for name in options.__struct_fields__ if name != "random_state"}
+    return {**public, "participants": list(members)}

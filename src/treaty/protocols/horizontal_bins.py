@@ -1,0 +1,263 @@
+"""The same bins at all participants of a horizontal job, from sums alone (Tian et al. 2020, FederBoost, section 4.2).
+
+First a vector that all add up: rows, rows in which each feature is present, rows of each category, and, in unary, the
+powers of two that bound gradients. Then the quantile search of `data.quantile_search`, a summed vector of counts per
+round. Last the leader tells all participants the cuts.
+
+What this shows the leader: sums over all participants, which are how many rows lie below each probe; see
+`data.quantile_search` for what limits that and what does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.binning import Bins, category_bins_of
+from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sorted_keys
+from treaty.data.table import Schema, Table
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, Message, view
+from treaty.trees.objectives import Objective
+
+EXPONENTS = range(-128, 128)  # of the powers of two that bound gradients
+
+Give = Callable[[NDArray[np.int64]], None]
+Total = Callable[[NDArray[np.int64] | None, int], NDArray[np.int64]]
+
+
+class Count(Message):
+    """Bins are to be sought, from the beginning: give the first vector."""
+
+
+class Asked(Message):
+    """Probes: uint32 keys of float32 numbers, int32 (numeric features + 1,) first probe of each feature.
+
+    Tell participants about where quantiles of all rows lie.
+    """
+
+    keys: Array
+    offsets: Array
+
+
+class Agreed(Message):
+    """The bins: int32 (features,) how many, float32 cuts and int16 bins of categories, feature after feature.
+
+    Tell participants the quantiles of all rows, which categories are frequent, and the order of magnitude of the
+    largest target and weight.
+    """
+
+    n_bins: Array
+    cuts: Array
+    category_bins: Array
+    has_other: Array
+    grad_clip: float
+    weight_bound: float
+
+
+class Opening:
+    """The first vector that is summed.
+
+    Parameters
+    ----------
+    schema : Schema
+    bounds : bool
+        Whether it tells, in unary, powers of two that bound gradients.
+    """
+
+    def __init__(self, schema: Schema, *, bounds: bool) -> None:
+        self.numeric = [f for f, categories in enumerate(schema.categories) if categories is None]
+        self._categorical = [(f, len(c) + 1) for f, c in enumerate(schema.categories) if c is not None]
+        sizes = [1, len(self.numeric), *(size for _, size in self._categorical), *[len(EXPONENTS)] * (2 * bounds)]
+        self._starts = np.cumsum([0, *sizes])
+        self._bounds = bounds
+        self.length = int(self._starts[-1])
+
+    def of(self, table: Table, objective: Objective) -> NDArray[np.int64]:
+        """Return a participant's vector."""
+        columns = table.columns
+        parts = [[table.n_rows], [int(np.count_nonzero(~np.isnan(columns[f]))) for f in self.numeric]]
+        for f, size in self._categorical:
+            codes = columns[f][~np.isnan(columns[f])].astype(np.intp)
+            parts.append(np.bincount(codes, minlength=size).tolist())
+        if self._bounds:
+            for bound in (objective.grad_clip, objective.weight_bound):
+                exponent = min(max(round(math.log2(bound)), EXPONENTS[0]), EXPONENTS[-1])
+                parts.append([int(exponent == e) for e in EXPONENTS])
+        return np.concatenate([np.array(part, np.int64) for part in parts])
+
+    def rows(self, total: NDArray[np.int64]) -> int:
+        """Return how many rows all have."""
+        return max(int(total[0]), 0)
+
+    def present(self, total: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return in how many rows each numeric feature is present."""
+        return self._part(total, 1)
+
+    def categories(self, total: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+        """Return of each categorical feature how many rows each category has, unknown ones last."""
+        return {f: np.maximum(self._part(total, 2 + k), 0) for k, (f, _) in enumerate(self._categorical)}
+
+    def bounded(self, total: NDArray[np.int64], objective: Objective) -> Objective:
+        """Return the objective with bounds that hold for all participants' gradients."""
+        if not self._bounds:
+            return objective
+        clip, weight = (2.0 ** EXPONENTS[int(np.flatnonzero(self._part(total, k))[-1])] for k in (-2, -1))
+        return replace(objective, grad_clip=clip, weight_bound=weight)
+
+    def _part(self, total: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+        k %= len(self._starts) - 1
+        return total[self._starts[k] : self._starts[k + 1]]
+
+
+def choose_bins(
+    total: Total,
+    ask: Callable[[Asked], None],
+    opening: Opening,
+    opened: NDArray[np.int64],
+    schema: Schema,
+    max_bin: int,
+    *,
+    own: Table | None,
+    least_rows: int,
+    most_rounds: int,
+    threads: int,
+) -> tuple[Bins, NDArray[np.int64]]:
+    """Search for quantiles as the leader.
+
+    Parameters
+    ----------
+    total : callable
+        ``total(own, length)`` opens the next sum.
+    ask : callable
+        Sends probes to all participants.
+    opened : int64
+        The sum of `opening`.
+    own : Table or None
+        The leader's own rows, if it has some.
+    least_rows, most_rounds
+        See `QuantileSearch`.
+
+    Returns
+    -------
+    Bins
+    int64 (n_numeric,)
+        Of each numeric feature the fewest rows that two neighbouring probes were found to part.
+    """
+    search = QuantileSearch(len(opening.numeric), max_bin, least_rows=least_rows, most_rounds=most_rounds)
+    search.present(opening.present(opened))
+    ordered = None if own is None else sorted_keys([own.columns[f] for f in opening.numeric], threads)
+    while (probes := search.probes()) is not None:
+        ask(Asked(Array.of(probes.keys), Array.of(probes.offsets)))
+        counted = None if ordered is None else count_below(ordered, probes, threads)
+        search.take(total(counted, len(probes.keys)))
+    # noise may put a cut beyond all numbers
+    found = dict(zip(opening.numeric, (cuts[np.isfinite(cuts)] for cuts in search.cuts()), strict=True))
+    of_categories = {f: category_bins_of(c, max_bin) for f, c in opening.categories(opened).items()}
+    n_features, present = len(schema.names), opening.present(opened)
+    n_bins = np.zeros(n_features, np.int32)
+    for k, f in enumerate(opening.numeric):
+        n_bins[f] = len(found[f]) + 1 if present[k] > 0 else 0
+    for f, (_, _, size) in of_categories.items():
+        n_bins[f] = size
+    bins = Bins(
+        schema,
+        tuple(found.get(f) for f in range(n_features)),
+        tuple(of_categories[f][0] if f in of_categories else None for f in range(n_features)),
+        tuple(of_categories[f][1] if f in of_categories else False for f in range(n_features)),
+        n_bins,
+    )
+    return bins, search.smallest_interval()
+
+
+def most_probes(max_bin: int) -> int:
+    """Return how many probes a round of the search has of one feature: one per bin, each perhaps with the next key."""
+    return 2 * max_bin
+
+
+def answer_probes(
+    asked: Asked, ordered: list[NDArray[np.uint32]], max_bin: int, lead: str, threads: int
+) -> NDArray[np.int64]:
+    """Count a participant's rows below each probe.
+
+    Raises
+    ------
+    PeerProtocolError
+        When more is asked of a feature than a search for `max_bin` bins needs.
+    """
+    offsets = view(asked.offsets, np.int32, (len(ordered) + 1,), peer=lead, what="Asked.offsets")
+    keys = view(asked.keys, np.uint32, (None,), peer=lead, what="Asked.keys")
+    if offsets[0] != 0 or offsets[-1] != len(keys) or np.any(np.diff(offsets) < 0):
+        raise PeerProtocolError(lead, f"expected probes feature by feature, got others - at Asked from {lead}")
+    first = np.zeros(len(keys), np.bool_)
+    first[offsets[:-1][np.diff(offsets) > 0]] = True
+    if np.any(np.diff(offsets) > most_probes(max_bin)) or np.any((keys[1:] <= keys[:-1]) & ~first[1:]):
+        raise PeerProtocolError(
+            lead, f"expected at most {most_probes(max_bin)} ascending probes of a feature - at Asked from {lead}"
+        )
+    return count_below(ordered, Probes(keys, offsets), threads)
+
+
+def agreed_objective(agreed: Agreed, own: Objective, *, noise: bool, peer: str) -> Objective:
+    """Return the objective with the bounds that a message tells.
+
+    Raises
+    ------
+    PeerProtocolError
+        When they are no powers of two, or below the own ones; with noise, which bounds scale, when they are others.
+    """
+    told, mine = (agreed.grad_clip, agreed.weight_bound), (own.grad_clip, own.weight_bound)
+    allowed = [2.0**exponent for exponent in EXPONENTS]
+    if (noise and told != mine) or any(t not in allowed or t < m for t, m in zip(told, mine, strict=True)):
+        raise PeerProtocolError(peer, f"expected bounds of everybody's gradients, got others - at Agreed from {peer}")
+    return replace(own, grad_clip=agreed.grad_clip, weight_bound=agreed.weight_bound)
+
+
+def pack_bins(bins: Bins, objective: Objective) -> Agreed:
+    """Return what tells a participant the bins."""
+    empty, none = np.empty(0, np.float32), np.empty(0, np.int16)
+    return Agreed(
+        Array.of(bins.n_bins),
+        Array.of(np.concatenate([empty, *(c for c in bins.cuts if c is not None)])),
+        Array.of(np.concatenate([none, *(c for c in bins.category_bins if c is not None)])),
+        Array.of(np.array(bins.has_other, np.bool_)),
+        objective.grad_clip,
+        objective.weight_bound,
+    )
+
+
+def unpack_bins(agreed: Agreed, schema: Schema, max_bin: int, peer: str) -> Bins:
+    """Return the bins that a message tells.
+
+    Raises
+    ------
+    PeerProtocolError
+        When they are not those of the schema's features, or more than `max_bin`.
+    """
+    n_features = len(schema.names)
+    n_bins = view(agreed.n_bins, np.int32, (n_features,), peer=peer, what="Agreed.n_bins")
+    cuts = view(agreed.cuts, np.float32, (None,), peer=peer, what="Agreed.cuts")
+    of_category = view(agreed.category_bins, np.int16, (None,), peer=peer, what="Agreed.category_bins")
+    has_other = view(agreed.has_other, np.bool_, (n_features,), peer=peer, what="Agreed.has_other")
+    numeric = np.array([c is None for c in schema.categories], np.bool_)
+    sizes = np.array([0 if c is None else len(c) + 1 for c in schema.categories], np.int64)
+    n_cuts = np.where(numeric, np.maximum(n_bins - 1, 0), 0)
+    if np.any((n_bins < 0) | (n_bins > max_bin)) or len(cuts) != n_cuts.sum() or len(of_category) != sizes.sum():
+        raise PeerProtocolError(peer, f"expected bins of {n_features} features, got others - at Agreed from {peer}")
+    by_cut = np.split(cuts, np.cumsum(n_cuts)[:-1]) if n_features else []
+    by_category = np.split(of_category, np.cumsum(sizes)[:-1]) if n_features else []
+    for f in range(n_features):
+        ascending = np.all(np.isfinite(by_cut[f])) and np.all(np.diff(by_cut[f]) > 0) if numeric[f] else True
+        if not ascending or np.any((by_category[f] < 0) | (by_category[f] > n_bins[f])):
+            raise PeerProtocolError(peer, f"expected ascending cuts and bins there are - at Agreed from {peer}")
+    return Bins(
+        schema,
+        tuple(c if numeric[f] else None for f, c in enumerate(by_cut)),
+        tuple(None if numeric[f] else c for f, c in enumerate(by_category)),
+        tuple(bool(other) for other in has_other),
+        n_bins.copy(),
+    )

@@ -1,0 +1,63 @@
+"""Parties of a job as processes: started, waited for, and what they said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from treaty.checkpoints import load_checkpoint
+
+TREATY = [sys.executable, "-m", "treaty"]
+EACH_WITHIN = 10.0  # seconds from the fault to the last party's end
+
+
+def start(job: Path, name: str, verb: str = "train", *, resume: bool = False) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TREATY, verb, str(job), "--as", name, *(["--resume"] if resume else [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},  # see `wait_for_rounds`
+    )
+
+
+def wait_for_rounds(processes: dict[str, subprocess.Popen[str]], kept: Path, rounds: int) -> None:
+    """Wait for that many rounds in a checkpoint; failing, end the processes and show where each stood."""
+    deadline = time.monotonic() + 60
+    while not (kept.exists() and load_checkpoint(kept).rounds >= rounds):
+        ended = [name for name, process in processes.items() if process.poll() is not None]
+        if ended or time.monotonic() > deadline:
+            said = {}
+            for name, process in processes.items():
+                process.send_signal(signal.SIGABRT)  # prints the stack of every thread
+                said[name] = process.communicate()[1]
+            raise AssertionError(
+                "\n".join([f"ended: {ended}", *(f"--- {name}\n{text}" for name, text in said.items())])
+            )
+        time.sleep(0.002)
+
+
+def finish(processes: dict[str, subprocess.Popen[str]], seconds: float) -> dict[str, tuple[int, str]]:
+    """Wait for all; return exit codes and what was said on standard error."""
+    deadline = time.monotonic() + seconds
+    ended = {}
+    try:
+        for name, process in processes.items():
+            _, said = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            ended[name] = (process.returncode, said)
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+    return ended
+
+
+def one_line(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip()]
+    assert len(lines) == 1, said
+    assert lines[0].startswith("treaty: ")
+    return lines[0]
