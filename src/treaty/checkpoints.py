@@ -180,7 +180,7 @@ class Keeper:
     resume : bool
         Whether to go on from the file, if there is one, or to begin anew and replace it.
     share : float
-        Of the time, at most, goes into writing.
+        Of the time, at most, goes into keeping.
     """
 
     path: Path
@@ -198,16 +198,22 @@ class Keeper:
         """Whether enough time has passed since the last writing."""
         return time.perf_counter() >= self._next
 
-    def keep(self, current: Callable[[], Checkpoint]) -> None:
-        """Write the file; `current` is called again for what to write if training ends early."""
-        self._current = current
-        self.write()
+    def keep(self, current: Callable[[], Checkpoint], began: float | None = None) -> None:
+        """Write the file; `current` is called again for what to write if training ends early.
 
-    def write(self) -> None:
+        Parameters
+        ----------
+        began : float or None
+            When keeping began, by `time.perf_counter`, where others were asked to keep theirs first.
+        """
+        self._current = current
+        self.write(began)
+
+    def write(self, began: float | None = None) -> None:
         """Write what there is, if there is anything; the old file is replaced only by a whole new one."""
         if self._current is None:
             return
-        started = time.perf_counter()
+        started = time.perf_counter() if began is None else began
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_file(self.path, self._current(), FORMAT)
         ended = time.perf_counter()

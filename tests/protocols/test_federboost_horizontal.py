@@ -344,6 +344,23 @@ def test_noise_is_larger_for_less_epsilon_and_scaled_to_what_a_row_changes():
     np.testing.assert_allclose(drawn.std(axis=0) / units, each, rtol=0.05)  # 10,000 each: 7 standard errors
 
 
+def test_leaves_and_splits_do_not_follow_noise():
+    """Without it, what little hess a child seems to have goes into a leaf weight of hundreds."""
+    parts, whole, classes = dealt("binary", 3)
+    objective, options = make_objective("logistic", whole.y, None), options_of(epsilon_total=1.0)
+    rules = options.rules(objective)
+    noise = plan_noise(options, whole.table.schema, classes, members=3)
+    raised = noise.rules(rules, objective, options.max_bin)
+    deviation = noise.trees * 0.25 * np.sqrt(options.max_bin)
+    assert raised.min_child_weight == pytest.approx(8 * deviation)
+    assert raised.reg_lambda == pytest.approx(4 * deviation)
+    kept = options_of(epsilon_total=1.0, reg_lambda=1e9).rules(objective)
+    assert noise.rules(kept, objective, 32).reg_lambda == 1e9
+    assert plan_noise(options_of(), whole.table.schema, classes, members=3).rules(rules, objective, 32) == rules
+    for part in train(parts, options, classes).results.values():
+        assert max(np.abs(tree.value).max() for tree in part.forest.trees) < 2.0
+
+
 def test_noise_is_in_every_sum(monkeypatch):
     """With all masks taken away, two members with equal rows never give the same numbers."""
     parts, _, classes = dealt("binary", 3)

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated
@@ -228,8 +229,9 @@ def lead(
     told = pack_bins(bins, forest.objective)
     collector.tell_all(told)
     shard = shard_of(rows, bins, part, threads)
+    rules = noise.rules(options.rules(forest.objective), forest.objective, options.max_bin)
     leader = TreeLeader(
-        collector, shard, data is not None, bins, part.splits, options.rules(forest.objective),
+        collector, shard, data is not None, bins, part.splits, rules,
         sampler(shard, forest, options, seed), partial(noise.on_trees, objective=forest.objective),
         options.colsample_bytree, rng, threads,
     )  # fmt: skip
@@ -237,11 +239,12 @@ def lead(
     def after_round(done: int) -> None:
         forest.clipped_rows = max(forest.clipped_rows, shard.clipped)
         if keeper is not None and keeper.due:
+            began = time.perf_counter()
             leader.flush()
             collector.tell_all(Keep(done))
             collector.hear_all(Kept)
             kept = Progressed(done, shard.margins.copy(), json.dumps([rng.bit_generator.state, seed]))
-            keeper.keep(lambda: checkpoint_with(part, options, printed, kept, told))
+            keeper.keep(lambda: checkpoint_with(part, options, printed, kept, told), began)
         if progress is not None:
             progress(done, part)
 

@@ -7,8 +7,9 @@ end (a search or tree that ends early) are paid for all the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from treaty.privacy.zcdp import (
 from treaty.protocols.horizontal_bins import most_probes
 from treaty.protocols.pooled import Labelled
 from treaty.trees.objectives import Objective
+from treaty.trees.splits import SplitRules
 
 SEARCH_ROUNDS = 24  # of the quantile search under noise: each costs
 OF_OPENING, OF_SEARCH = 0.01, 0.09  # of the budget; the rest is for trees
@@ -64,6 +66,22 @@ class SumNoise:
     def on_trees(self, sums: NDArray[np.int64], objective: Objective) -> NDArray[np.int64]:
         """Add the own share to sums of (grad, hess, rows), one after the other."""
         return self._on(sums, np.array([objective.grad_bound, objective.hess_bound, 1.0]) * self.trees)
+
+    def rules(self, rules: SplitRules, objective: Objective, max_bin: int) -> SplitRules:
+        """Return rules under which splits and leaves do not follow noise.
+
+        Where a sum of hess is little more than noise, gains and leaf weights may be anything. Children need eight
+        standard deviations of the noise in a sum over `max_bin` bins, and half of that goes into every denominator
+        (chosen on three data sets, `benchmarks/federboost_horizontal.py --noise`).
+        """
+        if self.budget is None:
+            return rules
+        deviation = self.trees * objective.hess_bound * objective.hess_unit * math.sqrt(max_bin)
+        return replace(
+            rules,
+            min_child_weight=max(rules.min_child_weight, 8.0 * deviation),
+            reg_lambda=max(rules.reg_lambda, 4.0 * deviation),
+        )
 
     def _on(self, values: NDArray[np.int64], sigmas: NDArray[np.float64]) -> NDArray[np.int64]:
         if self.budget is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from treaty.checkpoints import Keeper
@@ -53,11 +54,12 @@ def grow(
 
     def on_round(progressed: Progressed) -> None:
         if keeper is not None and keeper.due:
+            began = time.perf_counter()
             for peer in party.peers:
                 party.send(peer, Keep(progressed.rounds))
             for peer in party.peers:
                 party.receive(peer, Kept)
-            begun.keep(keeper, options, progressed)
+            begun.keep(keeper, options, progressed, began)
         if progress is not None:
             progress(progressed.rounds, part)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently
 from treaty.crypto.aggregation_participant import Participant
 from treaty.crypto.aggregation_round import Round, RoundVoid, Unmasking, open_pairwise
 from treaty.crypto.key_agreement import Advertisement
@@ -73,6 +73,8 @@ class Collector:
         self.members = list(members)
         self._party, self._recover = party, recover
         self._number = 0
+        waits = len(members) > 2 and party.channel.waits
+        self._senders = ThreadPoolExecutor(len(members), thread_name_prefix="treaty-send") if waits else None
         self._heard = Heard(begun)
         own = self._own = Member(party.name, party.job, vouching, self._heard) if party.name in members else None
         others = [name for name in members if name != party.name]
@@ -202,8 +204,11 @@ class Collector:
 
     def _send(self, messages: Mapping[str, Message]) -> None:
         if not self._recover:
-            threads = len(messages) if self._party.channel.waits else 1
-            concurrently(lambda item: self._party.send(*item), messages.items(), threads)
+            if self._senders is None:
+                for name, message in messages.items():
+                    self._party.send(name, message)
+            else:  # threads that stay: there is a message to all for every level
+                list(self._senders.map(self._party.send, messages, messages.values()))
             return
         reached = self._party.send_each(messages)
         for name in messages:

@@ -118,10 +118,10 @@ class Begun:
         assert self.part.forest is not None
         return self.part.forest
 
-    def keep(self, keeper: Keeper, options: TreeOptions, progressed: Progressed) -> None:
-        """Write a checkpoint."""
+    def keep(self, keeper: Keeper, options: TreeOptions, progressed: Progressed, began: float | None = None) -> None:
+        """Write a checkpoint; see `Keeper.keep`."""
         kept = replace(progressed, margins=progressed.margins.copy())  # the rounds that follow change the margins
-        keeper.keep(lambda: checkpoint_of(self.part, options, self.rows, kept))
+        keeper.keep(lambda: checkpoint_of(self.part, options, self.rows, kept), began)
 
 
 def begin(

@@ -1,0 +1,537 @@
+"""FederBoost on rows: AUC by buckets and by noise, time beside XGBoost's and by participants, and a slow link.
+
+Tian et al. 2020, who publish AUC 86.25 with 26 buckets on Give Me Some Credit, 78.25 with 24 on Default of Credit Card
+Clients, 87.22 with 24 on 290,000 rows of all 18 columns of SUSY, of which only a small sample of 8 columns is at hand;
+21.59 s for 200 trees of depth 4 on 8,192 x 11 between three; on SUSY 23.75 s between two to 86 s between eight, and
+3103 s over links of 20 Mbit/s and 100 ms. Each part can be run alone, and writes its own files:
+
+`--accuracy` (`federboost_horizontal.csv`): mean and standard deviation over 5 fixed splits, beside the plain grower and
+XGBoost with as many bins; the differences to both are to be at most 0.003 in the mean. Rows are dealt out to three at
+random; that eight who hold ranges of the first column get the very same model is checked. About 2 minutes.
+
+`--noise` (`_noise.csv`): AUC by `epsilon_total`, with delta 1e-6, between three, under the usual rules for splits and
+under careful ones (see `noise`). About 3 minutes.
+
+`--speed` (`_speed.csv`, `_scaling.csv`, `_fits.csv`, and a figure): 200 trees of depth 4 on 8,192 x 11 (HIGGS) between
+three, in threads (bar 2.5 s) and between processes over gRPC (bar 6 s; set-up and the start of processes apart); 60
+trees of depth 4 on 300,000 x 18 (flights) between 2 (mode="paper") to 32, and whether time and bytes grow at most
+linearly. All participants share this machine: every pair of them adds masks, so the work of all together grows with the
+square, that of each is linear. About 5 minutes.
+
+`--link` (`_link.csv`): lines of 20 Mbit/s and a round trip of 100 ms (and of 200, should the paper mean one way),
+simulated by the channel, beside what rounds and bytes predict. About 3 minutes.
+
+`--namespaces` (`_namespaces.csv`): the same between processes over gRPC, each in a network namespace of its own; root
+on Linux, else it says what is missing. About a minute.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from statistics import mean, stdev
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow.parquet as parquet
+import xgboost
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+
+import figures
+from data import (
+    Data,
+    arguments,
+    cpu_of_others,
+    default_of_credit_card_clients,
+    find,
+    flights,
+    give_me_some_credit,
+    report,
+    seconds,
+    side_by_side,
+    splits,
+    susy,
+    verdict,
+)  # fmt: skip
+from namespaces import NotPermitted, train_in_namespaces
+from treaty import GBDTClassifier, simulation
+from treaty.data.quantile_search import QuantileSearch
+from treaty.data.table import to_table
+from treaty.messaging.memory import Link
+from treaty.messaging.transcript import Transcript
+from treaty.options import tree_options
+from treaty.processes import compile_kernels
+from treaty.protocols import horizontal_bins
+from treaty.protocols.horizontal_noise import plan_noise
+from treaty.simulation import Played, play
+
+PROTOCOL = "federboost-horizontal"
+THREADS = 2
+NEAR = 0.003
+DELTA = 1e-6
+RATE = 20e6  # bits per second
+PARTS = ("accuracy", "noise", "speed", "link", "namespaces")
+
+Rows = dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
+
+
+def dealt(x: NDArray[np.float32], y: NDArray[np.int64], who: NDArray[np.int64]) -> Rows:
+    """Deal rows out: participant ``who[i]`` gets row i."""
+    return {f"p{k}": (x[who == k], y[who == k]) for k in range(int(who.max()) + 1)}
+
+
+def at_random(x: NDArray[np.float32], y: NDArray[np.int64], participants: int, seed: int = 0) -> Rows:
+    return dealt(x, y, np.random.default_rng(seed).integers(0, participants, len(y)))
+
+
+def by_first_column(x: NDArray[np.float32], y: NDArray[np.int64], participants: int) -> Rows:
+    """Give each a range of the first column: rows that are as unlike as they can be."""
+    return dealt(x, y, np.argsort(np.argsort(x[:, 0], kind="stable")) * participants // len(y))
+
+
+# ---------------------------------------------------------------- accuracy
+
+
+class Counted(QuantileSearch):
+    """Counts the rounds of the last search."""
+
+    rounds = 0
+
+    def present(self, counts: NDArray[np.int64]) -> None:
+        Counted.rounds = 0
+        super().present(counts)
+
+    def take(self, counts: NDArray[np.int64]) -> None:
+        Counted.rounds += 1
+        super().take(counts)
+
+
+def auc(model: Any, x: NDArray[np.float32], y: NDArray[np.int64]) -> float:
+    return float(roc_auc_score(y, model.predict_proba(x)[:, 1]))
+
+
+def spread(values: list[float]) -> tuple[str, str]:
+    return f"{mean(values):.4f}", f"{stdev(values):.4f}"
+
+
+def accuracy(data: Data, trees: int, depth: int, paper: tuple[int, float], seeds: int, quick: bool) -> list[dict]:
+    """Return a row per number of buckets."""
+    x, y, rows = data.x.astype(np.float32), data.y, []
+    published, value = paper
+    for q in [published] if quick else sorted({4, 8, 16, 32, 64, published}):
+        common = {"n_estimators": trees, "max_depth": depth, "learning_rate": 0.3, "max_bin": q, "n_jobs": THREADS}
+        ours, pooled, theirs, rounds, parted, same = [], [], [], [], [], []
+        for seed, (train, test) in enumerate(splits(data, seeds)):
+            model = GBDTClassifier(PROTOCOL, **common)
+            with patch.object(horizontal_bins, "QuantileSearch", Counted):
+                model.fit(at_random(x[train], y[train], 3, seed))
+            ours.append(auc(model, x[test], y[test]))
+            rounds.append(Counted.rounds)
+            found = re.search(r"(\d+) rows", model.parts_["pooled"].spent)
+            parted.append(int(found[1]) if found else 0)
+            pooled.append(auc(GBDTClassifier("pooled", **common).fit(x[train], y[train]), x[test], y[test]))
+            booster = xgboost.XGBClassifier(tree_method="hist", base_score=0.5, **common)
+            theirs.append(auc(booster.fit(x[train], y[train]), x[test], y[test]))
+            if q == published:
+                eight = GBDTClassifier(PROTOCOL, **common).fit(by_first_column(x[train], y[train], 8))
+                same.append(np.array_equal(eight.predict_proba(x[test]), model.predict_proba(x[test])))
+        to_pooled = [a - b for a, b in zip(ours, pooled, strict=True)]
+        to_theirs = [a - b for a, b in zip(ours, theirs, strict=True)]
+        rows.append({
+            "data": data.title,
+            "trees": f"{trees} of depth {depth}",
+            "buckets": q,
+            "AUC": spread(ours)[0],
+            "sd": spread(ours)[1],
+            "published": value if q == published else "",
+            "pooled": spread(pooled)[0],
+            "more than pooled": f"{mean(to_pooled):+.4f}",
+            "sd of that": spread(to_pooled)[1],
+            "XGBoost": spread(theirs)[0],
+            "more than XGBoost": f"{mean(to_theirs):+.4f}",
+            "sd of this": spread(to_theirs)[1],
+            f"|differences| <= {NEAR}": verdict(max(abs(mean(to_pooled)), abs(mean(to_theirs))), NEAR),
+            "8 participants": "" if not same else "the same model" if all(same) else "another model",
+            "search rounds": f"{min(rounds)} to {max(rounds)}",
+            "fewest rows parted": min(parted),
+        })  # fmt: skip
+    return rows
+
+
+def noise(data: Data, q: int, seeds: int, quick: bool) -> list[dict]:
+    """Return rows per `epsilon_total`: 20 trees of depth 3 between three, with the usual rules and with careful ones.
+
+    Under the usual rules noise chooses: a child with hardly any rows has a hessian of noise, near 0 by chance, and then
+    any gain and leaf. Careful rules follow from what is public: of q bins in a node's sums the noise is ``sigma *
+    sqrt(q)`` for gradients, and a child's hessian, which that is divided by, is to be twice as much.
+    """
+    x, y, rows = data.x.astype(np.float32), data.y, []
+    common = {"n_estimators": 20, "max_depth": 3, "learning_rate": 0.3}
+    for epsilon in (4.0, math.inf) if quick else (1.0, 2.0, 4.0, 8.0, math.inf):
+        bare = epsilon == math.inf
+        chosen = {} if bare else {"epsilon_total": epsilon, "delta": DELTA}
+        for bins in (8, q):
+            options = tree_options({"protocol": PROTOCOL, "max_bin": bins, **common, **chosen})
+            sigma = plan_noise(options, to_table(x[:1]).schema, [0, 1], 3).trees
+            careful = {"min_child_weight": 2 * sigma * math.sqrt(bins), "reg_lambda": sigma * math.sqrt(bins)}
+            for rules in ({},) if bare else ({}, careful):
+                took, found, largest, spent = 0.0, [], [], ""
+                for seed, (train, test) in enumerate(splits(data, seeds)):
+                    shards = at_random(x[train], y[train], 3, seed)
+                    model = GBDTClassifier(PROTOCOL, max_bin=bins, n_jobs=THREADS, **common, **chosen, **rules)
+                    took += seconds(lambda m=model, r=shards: m.fit(r)) / seeds
+                    found.append(auc(model, x[test], y[test]))
+                    part = model.parts_["pooled"]
+                    largest.append(max(float(abs(tree.value).max()) for tree in part.forest.trees))
+                    spent = part.spent
+                rows.append({
+                    "data": data.title,
+                    "buckets": bins,
+                    "epsilon_total": "none" if bare else f"{epsilon:g}",
+                    "delta": "" if bare else f"{DELTA:g}",
+                    "noise of a sum": sigma,
+                    "min_child_weight": f"{rules.get('min_child_weight', 1.0):.0f}",
+                    "reg_lambda": f"{rules.get('reg_lambda', 1.0):.0f}",
+                    "AUC": spread(found)[0],
+                    "sd": spread(found)[1],
+                    "largest leaf": mean(largest),
+                    "s": took,
+                    "spent": "" if bare else spent,
+                })  # fmt: skip
+    return rows
+
+
+# ---------------------------------------------------------------- speed
+
+
+def higgs(n_rows: int, n_columns: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the first rows of HIGGS (UCI 280) and its first columns of many values: bins are as many as permitted."""
+    path = find("higgs_15k.parquet")
+    if path is None:
+        raise SystemExit("skipped: no higgs_15k.parquet in $TREATY_DATA or ../shared/data")
+    table = parquet.read_table(path)
+    names = [name for name in table.column_names if name not in ("label", "split") and "btag" not in name]
+    x = np.column_stack([table[name].to_numpy()[:n_rows] for name in names[:n_columns]])
+    return x.astype(np.float32), table["label"].to_numpy()[:n_rows].astype(np.int64)
+
+
+def undisturbed(run: Callable[[], dict[str, float]], tries: int) -> dict[str, float]:
+    """Return what the run reports with which others of the machine interfered least."""
+    made = []
+    for _ in range(tries):
+        before, start = cpu_of_others(), time.perf_counter()
+        found = run()
+        others = max(0.0, (cpu_of_others() - before) / (time.perf_counter() - start))
+        made.append({**found, "others' cores": round(others, 2)})
+    return min(made, key=lambda each: each["others' cores"])
+
+
+def megabytes(model: GBDTClassifier) -> float:
+    return sum(pair["bytes"] for pair in model.communication_.values()) / 1e6
+
+
+def small_jobs(quick: bool) -> list[dict]:
+    """Time 200 trees of depth 4 on 8,192 x 11 between three: by columns, by rows, by rows between processes."""
+    x, y = higgs(8192, 11)
+    common = {"n_estimators": 200, "max_depth": 4, "learning_rate": 0.3, "max_bin": 32, "n_jobs": THREADS}
+    booster = xgboost.XGBClassifier(tree_method="hist", base_score=0.5, **common)
+    booster.fit(x, y)
+    columns = {f"p{k}": part for k, part in enumerate(np.array_split(x, 3, axis=1))}
+    rows = at_random(x, y, 3)
+    vertical = GBDTClassifier("federboost-vertical", **common)
+    horizontal = GBDTClassifier(PROTOCOL, **common)
+    processes = GBDTClassifier(PROTOCOL, transport="grpc", **common)
+    found = []
+    jobs = [
+        ("federboost-vertical, threads", vertical, lambda: vertical.fit(columns, y), None),
+        (f"{PROTOCOL}, threads", horizontal, lambda: horizontal.fit(rows), 2.5),
+    ]
+    for title, model, fit, bar in jobs:
+        fit()
+        timing = side_by_side(fit, lambda: booster.fit(x, y), 2 if quick else 5, tries=2)
+        bar = 1.5 * timing.theirs + 0.2 if bar is None else bar
+        found.append({
+            "job": title,
+            "s": timing.ours,
+            "start of processes s": "",
+            "set-up s": model.timings_["setup"],
+            "boosting s": model.timings_["boosting"],
+            "bar s": bar,
+            "without start": verdict(timing.ours, bar),
+            "with start": "",
+            "XGBoost s": timing.theirs,
+            "MB": megabytes(model),
+            "messages": sum(pair["messages"] for pair in model.communication_.values()),
+            "others' cores": round(timing.others, 2),
+        })  # fmt: skip
+
+    def between_processes() -> dict[str, float]:
+        processes.fit(rows)
+        return dict(processes.timings_)
+
+    took = undisturbed(between_processes, 1 if quick else 4)
+    inside = took["setup"] + took["boosting"]
+    found.append({
+        "job": f"{PROTOCOL}, processes over gRPC",
+        "s": took["total"],
+        "start of processes s": took["total"] - inside,
+        "set-up s": took["setup"],
+        "boosting s": took["boosting"],
+        "bar s": 6.0,
+        "without start": verdict(inside, 6.0),
+        "with start": verdict(took["total"], 6.0),
+        "XGBoost s": found[-1]["XGBoost s"],
+        "MB": megabytes(processes),
+        "messages": sum(pair["messages"] for pair in processes.communication_.values()),
+        "others' cores": took["others' cores"],
+    })  # fmt: skip
+    return found
+
+
+def scaling(quick: bool) -> list[dict]:
+    """Time 60 trees of depth 4 on 300,000 x 18 by participants; all points in turn, the least disturbed run counts."""
+    data = flights()
+    n = 30_000 if quick else 300_000
+    x, y = data.x[:n].astype(np.float32), data.y[:n]
+    common = {"n_estimators": 60, "max_depth": 4, "learning_rate": 0.3, "max_bin": 32, "n_jobs": THREADS}
+    booster = xgboost.XGBClassifier(tree_method="hist", base_score=0.5, **common)
+    theirs = undisturbed(lambda: {"s": seconds(lambda: booster.fit(x, y))}, 5)["s"]
+    made: dict[int, list[dict[str, float]]] = {count: [] for count in (2, 3, 8, 16, 32)}
+    rows_of = {count: at_random(x, y, count) for count in made}
+    sent: dict[int, dict[str, Any]] = {}
+    for _ in range(1 if quick else 3):
+        for count, runs in made.items():
+            model = GBDTClassifier(PROTOCOL, mode="paper" if count == 2 else "safe", **common)
+
+            def run(model: GBDTClassifier = model, rows: Rows = rows_of[count]) -> dict[str, float]:
+                busy = time.process_time()
+                took = seconds(lambda: model.fit(rows))
+                return {"s": took, "processor s": time.process_time() - busy, "set-up s": model.timings_["setup"]}
+
+            runs.append(undisturbed(run, 1))
+            sent[count] = model.communication_
+    result = []
+    for count, runs in made.items():
+        by_sender: dict[str, int] = defaultdict(int)
+        for pair, totals in sent[count].items():
+            by_sender[pair.partition(" -> ")[0]] += totals["bytes"]
+        best = min(runs, key=lambda each: each["others' cores"])
+        result.append({
+            "participants": count,
+            "mode": "paper" if count == 2 else "safe",
+            "s": best["s"],
+            "set-up s": best["set-up s"],
+            "processor s": best["processor s"],
+            "XGBoost s": theirs,
+            "MB": sum(by_sender.values()) / 1e6,
+            "MB of the leader": by_sender["p0"] / 1e6,
+            "MB of another": by_sender["p1"] / 1e6,
+            "messages": sum(pair["messages"] for pair in sent[count].values()),
+            "others' cores": best["others' cores"],
+        })  # fmt: skip
+    return result
+
+
+def fits(rows: list[dict]) -> list[dict]:
+    """Fit lines in the number of participants; only those in safe mode count."""
+    rows = [row for row in rows if row["mode"] == "safe"]
+    count = np.array([row["participants"] for row in rows], np.float64)
+    result = []
+    for of in ("s", "processor s", "MB", "messages"):
+        y = np.array([row[of] for row in rows], np.float64)
+        slope, intercept = np.polyfit(count, y, 1)
+        rest = y - slope * count - intercept
+        early, late = np.diff(y)[[0, -1]] / np.diff(count)[[0, -1]]
+        ratio = float(late / early) if early > 0 else math.nan
+        result.append({
+            "of": of,
+            "a participant more": float(slope),
+            "at 0": float(intercept),
+            "R^2": f"{1.0 - (rest**2).sum() / ((y - y.mean()) ** 2).sum():.4f}",
+            "32 over 3": float(y[-1] / y[0]),
+            "a participant more, 3 to 8": float(early),
+            "16 to 32": float(late),
+            "at most linear": "yes" if ratio <= 1.05 else "no",
+            "others' cores, most": max(row["others' cores"] for row in rows),
+        })  # fmt: skip
+    return result
+
+
+def draw(rows: list[dict], quick: bool) -> None:
+    count = [row["participants"] for row in rows]
+    figure, (left, right) = figures.panels(["60 trees of depth 4, 300,000 x 18", "bytes sent"])
+    left.plot(count, [row["s"] for row in rows], "o-", color=figures.COLOURS["SecureBoost"], label="time")
+    left.plot(count, [row["processor s"] for row in rows], "o-", color=figures.COLOURS["GBDT"], label="processor time")
+    left.axhline(rows[0]["XGBoost s"], color=figures.COLOURS["XGBoost"], label="XGBoost, pooled")
+    left.set(xlabel="participants, on two cores together", ylabel="seconds", ylim=(0, None))
+    for name, colour in (("MB", "SecureBoost"), ("MB of the leader", "RL-SecureBoost"), ("MB of another", "GBDT")):
+        label = {"MB": "by all", "MB of the leader": "by the leader", "MB of another": "by another participant"}[name]
+        right.plot(count, [row[name] for row in rows], "o-", color=figures.COLOURS[colour], label=label)
+    right.set(xlabel="participants", ylabel="MB", ylim=(0, None))
+    for panel in (left, right):
+        panel.legend(fontsize=8)
+    figures.save(figure, "federboost_horizontal_scaling", quick=quick)
+
+
+# ---------------------------------------------------------------- a slow link
+
+
+def played(rows: Rows, options: Mapping[str, Any], link: Link | None) -> tuple[float, Played]:
+    """Train in threads over a link; return seconds and transcripts too."""
+    kept: list[Played] = []
+
+    def over_link(*arguments: Any, **named: Any) -> Played:
+        kept.append(play(*arguments, **named, link=link))
+        return kept[-1]
+
+    model = GBDTClassifier(PROTOCOL, n_jobs=THREADS, **options)
+    with patch.object(simulation, "play", over_link):
+        took = seconds(lambda: model.fit(rows))
+    return took, kept[0]
+
+
+def crossings(transcripts: Mapping[str, Transcript], *, acknowledged: bool) -> int:
+    """Return how many times the line is crossed one after the other, by messages that wait for earlier ones.
+
+    Parameters
+    ----------
+    acknowledged : bool
+        Whether a sender waits for the acknowledgment, which crosses too, before it goes on; one kind of message leaves
+        to several peers at once.
+    """
+    clock = dict.fromkeys(transcripts, 0)
+    leaving: dict[str, tuple[str, set[str], int]] = {name: ("", set(), 0) for name in transcripts}
+    under_way: dict[tuple[str, str], deque[int]] = defaultdict(deque)
+    waiting = {name: deque(transcript.entries) for name, transcript in transcripts.items()}
+    while any(waiting.values()):
+        before = sum(map(len, waiting.values()))
+        for name, entries in waiting.items():
+            while entries and (entries[0].direction == "sent" or under_way[entries[0].peer, name]):
+                entry = entries.popleft()
+                if entry.direction == "received":
+                    clock[name] = max(clock[name], under_way[entry.peer, name].popleft())
+                    continue
+                step, told, _ = leaving[name]
+                if step != entry.step or entry.peer in told:
+                    leaving[name] = entry.step, set(), clock[name]
+                    clock[name] += 2 * acknowledged
+                _, told, left = leaving[name]
+                told.add(entry.peer)
+                under_way[name, entry.peer].append(left + 1)
+        assert sum(map(len, waiting.values())) < before, "expected every message received to have been sent"
+    return max(clock.values())
+
+
+def slowest_bytes(transcripts: Mapping[str, Transcript], leader: str) -> int:
+    """Return the bytes that leave one after the other: the leader's, and those of whichever other sends most."""
+    sent = {name: sum(e.nbytes for e in t.entries if e.direction == "sent") for name, t in transcripts.items()}
+    return sent[leader] + max(sent[name] for name in sent if name != leader)
+
+
+LINK_JOBS = [("20 trees of depth 3", 20, 3, ""), ("60 trees of depth 4", 60, 4, 3103.24)]
+
+
+def over_links(quick: bool) -> list[dict]:
+    data = flights()
+    rows = at_random(data.x[:290_000].astype(np.float32), data.y[:290_000], 3)
+    result = []
+    for title, trees, depth, published in LINK_JOBS[:1] if quick else LINK_JOBS:
+        options = {"n_estimators": trees, "max_depth": depth, "max_bin": 24}
+        played(rows, options, None)
+        bare, found = played(rows, options, None)
+        crossed = crossings(found.transcripts, acknowledged=False)
+        nbytes = slowest_bytes(found.transcripts, "p0")
+        for delay in (0.05,) if quick else (0.05, 0.1):
+            before, start = cpu_of_others(), time.perf_counter()
+            took, _ = played(rows, options, Link(RATE, delay))
+            others = (cpu_of_others() - before) / (time.perf_counter() - start)
+            predicted = crossed * delay + 8 * nbytes / RATE
+            result.append({
+                "job": f"290,000 x 18 (flights), 3 participants, {title}",
+                "Mbit/s": RATE / 1e6,
+                "round trip ms": 2000 * delay,
+                "rounds": crossed / 2,
+                "MB one after the other": nbytes / 1e6,
+                "rounds and bytes s": predicted,
+                "without the link s": bare,
+                "both s": predicted + bare,
+                "s": took,
+                "published s (SUSY)": published,
+                "others' cores": round(max(0.0, others), 2),
+            })  # fmt: skip
+    return result
+
+
+def in_namespaces(quick: bool) -> list[dict]:
+    """Time the job of `over_links` between processes, with and without the link, beside what can be predicted."""
+    data, (title, trees, depth, _), delay = flights(), LINK_JOBS[0], 0.05
+    x, y = data.x[:290_000].astype(np.float32), data.y[:290_000]
+    options = {"n_estimators": 5 if quick else trees, "max_depth": depth, "max_bin": 24}
+    result = []
+    for participants in (3,) if quick else (3, 5):
+        rows = at_random(x, y, participants)
+        _, found = played(rows, options, None)
+        nbytes = slowest_bytes(found.transcripts, "p0")
+        quiet = train_in_namespaces(rows, {"protocol": PROTOCOL, **options}, None, 0.0)
+        slow = train_in_namespaces(rows, {"protocol": PROTOCOL, **options}, RATE, delay)
+        result.append({
+            "job": f"290,000 x 18 (flights), {participants} participants, {title}",
+            "link by": slow.by,
+            "Mbit/s": RATE / 1e6,
+            "round trip ms": 2000 * delay,
+            "rounds": crossings(found.transcripts, acknowledged=False) / 2,
+            "rounds, sends acknowledged": crossings(found.transcripts, acknowledged=True) / 2,
+            "acknowledged rounds and bytes s": crossings(found.transcripts, acknowledged=True) * delay
+            + 8 * nbytes / RATE,
+            "without the link, set-up s": quiet.setup,
+            "boosting without s": quiet.boosting,
+            "set-up s": slow.setup,
+            "boosting s": slow.boosting,
+            "others' cores": slow.others,
+        })  # fmt: skip
+    return result
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    for part in PARTS:
+        parser.add_argument(f"--{part}", action="store_true", help="this part alone")
+    options = parser.parse_args()
+    every = not any(vars(options)[part] for part in PARTS)
+    quick = options.quick
+    compile_kernels()
+    seeds = 2 if quick else 5
+    if every or options.accuracy:
+        settings = [
+            (give_me_some_credit(), 20, 3, (26, 0.8625)),
+            (default_of_credit_card_clients(), 20, 3, (24, 0.7825)),
+            (susy(), 60, 4, (24, "0.8722 (290,000 rows, 18 columns)")),
+        ]
+        rows = [row for setting in settings for row in accuracy(*setting, seeds, quick)]
+        report("federboost_horizontal", rows, quick=quick)
+    if every or options.noise:
+        sets = [(give_me_some_credit(), 26), (default_of_credit_card_clients(), 24), (susy(), 24)]
+        rows = [row for data, q in sets for row in noise(data, q, seeds, quick)]
+        report("federboost_horizontal_noise", rows, quick=quick)
+    if every or options.speed:
+        report("federboost_horizontal_speed", small_jobs(quick), quick=quick)
+        rows = scaling(quick)
+        report("federboost_horizontal_scaling", rows, quick=quick)
+        report("federboost_horizontal_fits", fits(rows), quick=quick)
+        draw(rows, quick)
+    if every or options.link:
+        report("federboost_horizontal_link", over_links(quick), quick=quick)
+    if every or options.namespaces:
+        try:
+            report("federboost_horizontal_namespaces", in_namespaces(quick), quick=quick)
+        except NotPermitted as error:
+            print(f"skipped: {error}")
+
+
+if __name__ == "__main__":
+    main()
