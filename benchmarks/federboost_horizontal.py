@@ -9,8 +9,7 @@ Clients, 87.22 with 24 on 290,000 rows of all 18 columns of SUSY, of which only 
 XGBoost with as many bins; the differences to both are to be at most 0.003 in the mean. Rows are dealt out to three at
 random; that eight who hold ranges of the first column get the very same model is checked. About 2 minutes.
 
-`--noise` (`_noise.csv`): AUC by `epsilon_total`, with delta 1e-6, between three, under the usual rules for splits and
-under careful ones (see `noise`). About 3 minutes.
+`--noise` (`_noise.csv`): AUC by `epsilon_total`, with delta 1e-6, between three. About 2 minutes.
 
 `--speed` (`_speed.csv`, `_scaling.csv`, `_fits.csv`, and a figure): 200 trees of depth 4 on 8,192 x 11 (HIGGS) between
 three, in threads (bar 2.5 s) and between processes over gRPC (bar 6 s; set-up and the start of processes apart); 60
@@ -164,12 +163,7 @@ def accuracy(data: Data, trees: int, depth: int, paper: tuple[int, float], seeds
 
 
 def noise(data: Data, q: int, seeds: int, quick: bool) -> list[dict]:
-    """Return rows per `epsilon_total`: 20 trees of depth 3 between three, with the usual rules and with careful ones.
-
-    Under the usual rules noise chooses: a child with hardly any rows has a hessian of noise, near 0 by chance, and then
-    any gain and leaf. Careful rules follow from what is public: of q bins in a node's sums the noise is ``sigma *
-    sqrt(q)`` for gradients, and a child's hessian, which that is divided by, is to be twice as much.
-    """
+    """Return rows per `epsilon_total`: 20 trees of depth 3 between three."""
     x, y, rows = data.x.astype(np.float32), data.y, []
     common = {"n_estimators": 20, "max_depth": 3, "learning_rate": 0.3}
     for epsilon in (4.0, math.inf) if quick else (1.0, 2.0, 4.0, 8.0, math.inf):
@@ -178,31 +172,27 @@ def noise(data: Data, q: int, seeds: int, quick: bool) -> list[dict]:
         for bins in (8, q):
             options = tree_options({"protocol": PROTOCOL, "max_bin": bins, **common, **chosen})
             sigma = plan_noise(options, to_table(x[:1]).schema, [0, 1], 3).trees
-            careful = {"min_child_weight": 2 * sigma * math.sqrt(bins), "reg_lambda": sigma * math.sqrt(bins)}
-            for rules in ({},) if bare else ({}, careful):
-                took, found, largest, spent = 0.0, [], [], ""
-                for seed, (train, test) in enumerate(splits(data, seeds)):
-                    shards = at_random(x[train], y[train], 3, seed)
-                    model = GBDTClassifier(PROTOCOL, max_bin=bins, n_jobs=THREADS, **common, **chosen, **rules)
-                    took += seconds(lambda m=model, r=shards: m.fit(r)) / seeds
-                    found.append(auc(model, x[test], y[test]))
-                    part = model.parts_["pooled"]
-                    largest.append(max(float(abs(tree.value).max()) for tree in part.forest.trees))
-                    spent = part.spent
-                rows.append({
-                    "data": data.title,
-                    "buckets": bins,
-                    "epsilon_total": "none" if bare else f"{epsilon:g}",
-                    "delta": "" if bare else f"{DELTA:g}",
-                    "noise of a sum": sigma,
-                    "min_child_weight": f"{rules.get('min_child_weight', 1.0):.0f}",
-                    "reg_lambda": f"{rules.get('reg_lambda', 1.0):.0f}",
-                    "AUC": spread(found)[0],
-                    "sd": spread(found)[1],
-                    "largest leaf": mean(largest),
-                    "s": took,
-                    "spent": "" if bare else spent,
-                })  # fmt: skip
+            took, found, largest, spent = 0.0, [], [], ""
+            for seed, (train, test) in enumerate(splits(data, seeds)):
+                shards = at_random(x[train], y[train], 3, seed)
+                model = GBDTClassifier(PROTOCOL, max_bin=bins, n_jobs=THREADS, **common, **chosen)
+                took += seconds(lambda m=model, r=shards: m.fit(r)) / seeds
+                found.append(auc(model, x[test], y[test]))
+                part = model.parts_["pooled"]
+                largest.append(max(float(abs(tree.value).max()) for tree in part.forest.trees))
+                spent = part.spent
+            rows.append({
+                "data": data.title,
+                "buckets": bins,
+                "epsilon_total": "none" if bare else f"{epsilon:g}",
+                "delta": "" if bare else f"{DELTA:g}",
+                "noise of a sum": sigma,
+                "AUC": spread(found)[0],
+                "sd": spread(found)[1],
+                "largest leaf": mean(largest),
+                "s": took,
+                "spent": "" if bare else spent,
+            })  # fmt: skip
     return rows
 
 
