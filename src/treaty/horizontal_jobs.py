@@ -14,7 +14,7 @@ from treaty.compute import cores
 from treaty.errors import ConfigError, DataError
 from treaty.job_file import Job
 from treaty.job_rows import labelled, read_rows, text_columns
-from treaty.messaging.certificates import Identity, load_certificate
+from treaty.messaging.certificates import Identity, check_certificate, load_certificate
 from treaty.messaging.party import Party
 from treaty.models import ModelPart, predict_pooled
 from treaty.protocols.federboost_horizontal import check_members, lead, participate
@@ -94,6 +94,8 @@ def _vouching(job: Job, name: str, members: list[str]) -> Vouching:
     """Return the pinned certificates of all participants, and what this one vouches for its own keys with."""
     own = job.parties[name]
     pinned = {who: load_certificate(str(job.parties[who].certificate)) for who in members}
+    for who, certificate in pinned.items():
+        check_certificate(certificate, who)
     if own.key is None or own.certificate is None:
         raise ConfigError(f"to run as {name} the job must name parties.{name}.key and parties.{name}.certificate")
     return Vouching(Identity(Path(own.key).read_bytes(), load_certificate(own.certificate)), pinned)
