@@ -43,6 +43,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/federboost_vertical.py
 	$(BIN)/python benchmarks/federboost_horizontal.py
 	$(BIN)/python benchmarks/cipher_speed.py
+	$(BIN)/python benchmarks/comparison_speed.py
 	$(BIN)/python benchmarks/alignment_speed.py
 	$(BIN)/python benchmarks/prediction_speed.py
 	$(BIN)/python benchmarks/shap_speed.py
