@@ -657,3 +657,39 @@ def test_how_small_groups_the_search_parted_is_disclosed(rows):
     assert model.parts_["pooled"].spent
     (fact,) = [fact for fact in model.disclosures_["north"] if "in search of quantiles" in fact]
     assert model.parts_["pooled"].spent in fact
+
+
+def test_an_empty_column_takes_the_kind_it_has_elsewhere():
+    X, y = real_table("binary", rows=300)
+    X = X.iloc[:, :3].assign(place=pd.Categorical(np.where(X.iloc[:, 0] > X.iloc[:, 0].median(), "a", "b")))
+    parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}
+    parts["p0"] = (parts["p0"][0].assign(place=np.full(100, np.nan)), parts["p0"][1])
+    model = treaty.GBDTClassifier("federboost-horizontal", n_estimators=2).fit(parts)
+    assert model.schemas_["pooled"].categories[3] == ("a", "b")
+    assert model.predict(X).shape == (300,)
+
+
+def test_what_counts_as_missing_or_other_is_said(caplog):
+    X, y = real_table("binary", rows=300)
+    X = X.iloc[:, :3].assign(place=pd.Categorical(np.where(X.iloc[:, 0] > X.iloc[:, 0].median(), "a", "b")))
+    parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}
+    renamed = parts["p1"][0].assign(place=parts["p1"][0]["place"].cat.rename_categories({"a": "A", "b": "B"}))
+    parts["p1"] = (renamed, parts["p1"][1])
+    parts["p2"] = (parts["p2"][0].iloc[:, 1:], parts["p2"][1])
+    treaty.GBDTClassifier("federboost-horizontal", n_estimators=1).fit(parts)
+    assert "p1: column 'place': 100 of 100 rows have categories" in caplog.text
+    assert f"p2: column {X.columns[0]!r} is missing in all rows" in caplog.text
+
+
+def test_targets_beyond_measure_are_refused_where_they_are():
+    X, y = real_table("regression", rows=120)
+    parts = {name: (X.iloc[k::3], np.asarray(y[k::3]) * 1e35) for k, name in enumerate(("p0", "p1", "p2"))}
+    with pytest.raises(treaty.DataError, match="scale them down"):
+        treaty.GBDTRegressor("federboost-horizontal", n_estimators=1).fit(parts)
+
+
+def test_a_model_without_a_split_for_all_the_noise_is_said(caplog):
+    X, y = real_table("binary", rows=300)
+    parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}
+    treaty.GBDTClassifier("federboost-horizontal", n_estimators=1, epsilon_total=0.05).fit(parts)
+    assert "no split stood out from the noise" in caplog.text

@@ -35,6 +35,8 @@ from treaty.simulation import star
 
 MEMBERS = ("north", "south", "east")
 OPTIONS = {"min_child_samples": 5, "max_bin": 16}
+LACKS = "east: column 'mean area' is missing in all rows, for the table lacks it\n"
+"""What east is warned of."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,7 +107,7 @@ def test_parties_apart_have_the_estimators_model_with_a_leader_without_data(tmp_
     of_each["server"].write_text(text)
     rows_of_each()["south"].to_csv(tmp_path / "server" / "eval.csv", index=False)
     for name, (code, said) in finish({name: start(job, name) for name, job in of_each.items()}, 60).items():
-        assert (code, said) == (0, ""), (name, said)
+        assert (code, said) == (0, LACKS if name == "east" else ""), (name, said)
     expected = fitted("server", n_estimators=3)
     assert_whole_model(of_each, expected)
     assert len(load_part(tmp_path / "server" / "model" / "server.part").forest.history["eval_0"]) == 3
@@ -132,7 +134,7 @@ def test_a_killed_participant_ends_the_others_and_the_resumed_model_is_the_same(
     assert rounds <= begun.rounds < 40
     processes = {name: start(job, name, resume=name == "north") for name, job in of_each.items()}
     for name, (code, said) in finish(processes, 60).items():
-        assert (code, said) == (0, ""), (rounds, name, said)
+        assert (code, said) == (0, LACKS if name == "east" else ""), (rounds, name, said)
     assert load_part(tmp_path / "south" / "model" / "south.part").model_id == begun.part.model_id
     assert not kept.exists()
     options["n_estimators"] = options.pop("trees")
@@ -146,7 +148,7 @@ def test_a_participant_refuses_the_key_of_one_whose_certificate_is_another(tmp_p
     assert "a key of east signed with the key of its certificate" in one_line(ended["south"][1])
     for name in ("north", "east"):
         assert ended[name][0] == 1
-        assert "south" in one_line(ended[name][1])
+        assert "south" in one_line(ended[name][1].removeprefix(LACKS))
 
 
 def test_the_whole_command_trains_then_each_predicts_its_own_rows(tmp_path):

@@ -14,7 +14,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from treaty.compute import cores
-from treaty.data.labels import check_weights
+from treaty.data.labels import check_targets, check_weights
 from treaty.data.table import Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
 from treaty.inputs import are_labelled, check_one_kind, known_tables, participants, training_tables
@@ -24,6 +24,7 @@ from treaty.options import HORIZONTAL, VERTICAL, TreeOptions, tree_options
 from treaty.protocols import decisions
 from treaty.protocols.decisions import Decided
 from treaty.protocols.disclosures import disclosures, horizontal_disclosures
+from treaty.protocols.horizontal_rows import all_columns, describe, schema_of
 from treaty.protocols.pooled import Labelled
 from treaty.runs import ALONE, Trained, decided, explained, predict, train, train_horizontal
 from treaty.saving import Saved, write_model
@@ -239,10 +240,13 @@ class BoostedTrees(BaseEstimator):
                 f"expected active to be the name of a participant or of a party without data, got {lead!r}"
             )
         validate_data(self, X[first][0], reset=True, skip_check_array=True)
-        self.schemas_ = {ALONE: rows[first].table.schema}  # everybody's columns are the first participant's
+        told = [describe(Labelled(own.table, own.y), None) for own in rows.values()]
+        self.schemas_ = {ALONE: schema_of(*all_columns(told))}  # as the protocol makes it
         labels = {name: own.y for name, own in rows.items()}
         if is_classifier(self):
             check_one_kind(labels)
+        else:
+            labels = {name: check_targets(y, name) for name, y in labels.items()}
         edges = np.cumsum([own.table.n_rows for own in rows.values()])
         classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(edges[-1]))
         shards = {
@@ -447,10 +451,11 @@ class BoostedTrees(BaseEstimator):
         Returns
         -------
         xgboost.Booster
-            Its `predict` gives probabilities (classifier) or means. Columns are named as at the parties, with the
-            party in front (``"bank.age"``) where training took a mapping. Categorical columns must come to it with the
-            categories of training, in that order, which ``json.loads(booster.attr("categories"))`` has by column: other
-            than the estimator, a booster knows them by number.
+            Its `predict` gives probabilities (classifier) or means. Columns are named as at the parties (``f0``, ``f1``
+            and so on for arrays), with the party in front (``"bank.age"``) where parties hold columns of their own.
+            Categorical columns must come to it with the categories of training, in that order, which
+            ``json.loads(booster.attr("categories"))`` has by column: other than the estimator, a booster knows them by
+            number, and decides rows of categories it has not seen in its own way.
 
         Raises
         ------

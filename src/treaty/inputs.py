@@ -58,7 +58,7 @@ def participants(X: Any, protocol: str) -> dict[str, Rows]:
     expected = f"protocol {protocol!r} expects a mapping of party to (X, y) or (X, y, sample_weight)"
     if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
         raise DataError(f"{expected}, got {type(X).__name__}")
-    if not X or not all(isinstance(name, str) for name in X):
+    if not X or not all(isinstance(name, str) and name for name in X):
         raise DataError(f"{expected}, got {'parties that are not named by text' if X else 'no party'}")
     found: dict[str, Rows] = {}
     unnamed: dict[str, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,9 @@ class Kept(msgspec.Struct):
     number: str
     ids: bytes
     rows: NDArray[np.int64]
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, t
         return Rows(arrow, checked, arrow)
     for column in known:
         if column not in arrow.column_names:
+            logger.warning("%s: column %r is missing in all rows, for %s lacks it", name, column, path)
             arrow = arrow.append_column(column, pa.nulls(arrow.num_rows, pa.float32()))
     return Rows(arrow, _features(arrow, job, name, path, schema), arrow)
 

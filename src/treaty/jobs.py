@@ -92,6 +92,8 @@ def train_party(
         participants(job)  # refused before anybody waits for a connection
     elif member.table is None:
         raise ConfigError(f"the job names no table of {name}: add parties.{name}.table")
+    if name == job.active and options.early_stopping_rounds is not None and not member.eval_tables:
+        raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{name}.eval_tables")
     Path(job.output).mkdir(parents=True, exist_ok=True)
     keeper = Keeper(checkpoint_file(job.checkpoints or job.output, name), resume=resume or name != job.active)
     begun: list[float] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -290,5 +291,12 @@ def _explain(message: str, values: dict[str, Any]) -> str:
     text, _, path = message.partition(" - at `$.")
     name = path.rstrip("`")
     if name in values:
-        return f"option {name}={values[name]!r}: {text[0].lower()}{text[1:]}"
-    return message.replace("Object contains unknown field", "unknown option")
+        kinds = get_args(get_type_hints(TreeOptions).get(name)) or (get_type_hints(TreeOptions).get(name),)
+        allowed = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)] or [
+            value for value in kinds if isinstance(value, str)
+        ]
+        known = f": expected one of {', '.join(map(str, allowed))}" if allowed and "enum" in text else ""
+        return f"option {name}={values[name]!r}{known or f': {text[0].lower()}{text[1:]}'}"
+    unknown = text.replace("Object contains unknown field", "unknown option")
+    near = get_close_matches(unknown.split("`")[1], TreeOptions.__struct_fields__, 1, 0.85) if "`" in unknown else []
+    return unknown + (f"; did you mean `{near[0]}`?" if near else "")

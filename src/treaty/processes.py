@@ -160,7 +160,7 @@ def run_all(
                 if process.poll() is None:
                     process.kill()
         said = {
-            name: (process.communicate()[1] or b"").decode(errors="replace").strip()
+            name: (process.communicate()[1] or b"").decode(errors="replace").strip().removeprefix("treaty: ")
             for name, process in started.items()
         }
         if failed:

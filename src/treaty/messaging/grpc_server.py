@@ -91,6 +91,7 @@ class Server:
         self._inbox = inbox
         self._max = max_message_bytes
         self._owner = {certificate.public_bytes(Encoding.DER): peer for peer, certificate in pinned.items()}
+        self._owner_by_pem: dict[bytes, str] = {}  # as connections present them
         self._senders = {peer: _Sender() for peer in pinned}
         self._lock = threading.Lock()
         self._watchers: set[threading.Event] = set()
@@ -187,8 +188,12 @@ class Server:
 
     def _authenticate(self, introduction: Introduction, context: Any) -> str:
         """Hold the name claimed against the certificate presented; return the name."""
-        presented = x509.load_pem_x509_certificate(context.auth_context()["x509_pem_cert"][0])
-        owner = self._owner.get(presented.public_bytes(Encoding.DER))
+        pem = context.auth_context()["x509_pem_cert"][0]
+        owner = self._owner_by_pem.get(pem)
+        if owner is None:  # parsed once, not for every message
+            owner = self._owner.get(x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER))
+            if owner is not None:
+                self._owner_by_pem[pem] = owner
         if owner is None:  # TLS lets none but pinned certificates through; this does not rest on it
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not pinned here")
             raise AssertionError("abort raises")

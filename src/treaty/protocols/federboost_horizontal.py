@@ -37,6 +37,7 @@ features are sought at once, tie-aware; all bounds are checked before training; 
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,7 @@ from treaty.protocols.horizontal_rows import (
     Begin,
     Described,
     all_classes,
+    all_columns,
     checkpoint_with,
     common_rows,
     describe,
@@ -92,6 +94,8 @@ from treaty.protocols.pooled import Labelled, Progress, objective_for, watched
 from treaty.trees.boosting import Forest, Progressed, run_rounds
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
+
+logger = logging.getLogger(__name__)
 
 MOST_ROUNDS = 34  # of the quantile search
 
@@ -183,18 +187,19 @@ def lead(
     if data is not None:
         described[party.name] = describe(data, classes)
         check_noise(options, data, classes)
-    first, labels = described[members[0]], all_classes(described)
-    schema = schema_of(first)
+    labels = all_classes(described)
+    names, categories = all_columns([described[name] for name in members])
+    schema = schema_of(names, categories)
     noise = plan_noise(options, schema, labels, len(members))
     found = None if keeper is None else keeper.found()
     if found is not None and noise.budget is not None:
         raise ConfigError(
             "cannot resume with epsilon_total: sums opened since the checkpoint would be opened again, at a further "
-            "cost; begin anew, which costs a whole epsilon_total again"
+            "cost; begin anew without these checkpoints, which costs a whole epsilon_total again"
         )
     model_id = secrets.token_hex(16) if found is None else found.part.model_id
     rounds = None if found is None else min(found.rounds, options.n_estimators)
-    begin = Begin(model_id, first.names, first.categories, labels, rounds)
+    begin = Begin(model_id, names, categories, labels, rounds)
     for peer in party.peers:
         party.send(peer, begin)
     collector = Collector(
@@ -254,6 +259,8 @@ def lead(
     run_rounds(leader.grow, forest, after_round, options.n_estimators, evals, options.early_stopping_rounds)
     leader.flush()
     collector.tell_all(End(forest.rounds))
+    if noise.budget is not None and not any(np.any(tree.left >= 0) for tree in forest.trees):
+        logger.warning("no split stood out from the noise: the model has none. Raise epsilon_total or lower max_bin")
     return part
 
 
@@ -324,7 +331,7 @@ def participate(
     check_members(options, members)
     party.send(leader, describe(data, classes))
     begun = party.receive(leader, Begin)
-    schema = schema_of(begun)
+    schema = schema_of(begun.names, begun.categories)
     rows = common_rows(data, schema, classes, begun.classes, party.name)
     check_noise(options, rows, begun.classes)
     if begun.rounds is not None and options.epsilon_total is not None:

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins, category_bins_of
 from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sorted_keys
 from treaty.data.table import Schema, Table
-from treaty.errors import PeerProtocolError
+from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.trees.objectives import Objective
 
-EXPONENTS = range(-128, 128)  # of the powers of two that bound gradients
+EXPONENTS = range(-128, 96)  # of the powers of two that bound gradients: leaf values stay far below overflow
 
 Give = Callable[[NDArray[np.int64]], None]
 Total = Callable[[NDArray[np.int64] | None, int], NDArray[np.int64]]
@@ -86,7 +86,9 @@ class Opening:
             parts.append(np.bincount(codes, minlength=size).tolist())
         if self._bounds:
             for bound in (objective.grad_clip, objective.weight_bound):
-                exponent = min(max(round(math.log2(bound)), EXPONENTS[0]), EXPONENTS[-1])
+                exponent = max(round(math.log2(bound)), EXPONENTS[0])
+                if exponent > EXPONENTS[-1]:
+                    raise DataError(f"expected targets and weights below {2.0 ** EXPONENTS[-1]:.0e}; scale them down")
                 parts.append([int(exponent == e) for e in EXPONENTS])
         return np.concatenate([np.array(part, np.int64) for part in parts])
 

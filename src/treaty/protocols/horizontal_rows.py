@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,14 +27,20 @@ from treaty.trees.boosting import Forest, Progressed, draw
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.shard import RowShard
 
+logger = logging.getLogger(__name__)
+
 Categories = list[list[Category] | None]
 
 
 class Described(Message):
-    """A participant's columns and classes. Tells the leader which classes it has rows of."""
+    """A participant's columns and classes. Tells the leader which classes it has rows of, and which columns are empty.
+
+    An empty column, missing in all rows, is of any kind.
+    """
 
     names: list[str]
     categories: Categories
+    empty: list[bool]
     classes: list[Category] | None
 
 
@@ -66,24 +73,51 @@ def conform(table: Table, schema: Schema, party: str) -> Table:
         )
     missing = np.full(table.n_rows, np.nan, np.float32)
     own = {name: k for k, name in enumerate(table.schema.names)}
+    for name in (name for name in schema.names if name not in own):
+        logger.warning("%s: column %r is missing in all rows, for the table lacks it", party, name)
     categories = tuple(
         table.schema.categories[own[name]] if name in own else known
         for name, known in zip(schema.names, schema.categories, strict=True)
     )
     columns = [table.columns[own[name]] if name in own else missing for name in schema.names]
     whole = Table(Schema(schema.names, categories), columns, table.n_rows)
-    return to_table(whole, party=party, schema=schema)
+    try:
+        matched = to_table(whole, party=party, schema=schema)
+    except DataError as error:
+        raise DataError(f"{error}; columns are of the kinds that the first participant's have") from None
+    for name, known, column in zip(schema.names, schema.categories, matched.columns, strict=True):
+        others = 0 if known is None else int(np.count_nonzero(column == len(known)))
+        if others:
+            logger.warning(
+                "%s: column %r: %d of %d rows have categories that the first participant does not know; they count as "
+                "one, other", party, name, others, table.n_rows,
+            )  # fmt: skip
+    return matched
 
 
 def describe(data: Labelled, classes: list[Category] | None) -> Described:
     """Say what columns and classes a participant has."""
     schema = data.table.schema
-    return Described(list(schema.names), [None if c is None else list(c) for c in schema.categories], classes)
+    empty = [bool(np.isnan(column).all()) for column in data.table.columns]
+    return Described(list(schema.names), [None if c is None else list(c) for c in schema.categories], empty, classes)
 
 
-def schema_of(told: Described | Begin) -> Schema:
+def schema_of(names: Sequence[str], categories: Categories) -> Schema:
     """Return the columns that a message names."""
-    return Schema(tuple(told.names), tuple(None if c is None else tuple(c) for c in told.categories))
+    return Schema(tuple(names), tuple(None if c is None else tuple(c) for c in categories))
+
+
+def all_columns(described: Sequence[Described]) -> tuple[list[str], Categories]:
+    """Return names and categories of all columns: the first participant's, of the first kind that is not empty."""
+    kinds = []
+    for place, name in enumerate(described[0].names):
+        filled = [
+            one.categories[one.names.index(name)]
+            for one in described
+            if name in one.names and not one.empty[one.names.index(name)]
+        ]
+        kinds.append(filled[0] if filled else described[0].categories[place])
+    return described[0].names, kinds
 
 
 def all_classes(described: Mapping[str, Described]) -> list[Category] | None:
@@ -91,9 +125,11 @@ def all_classes(described: Mapping[str, Described]) -> list[Category] | None:
     with_classes = [one.classes for one in described.values() if one.classes is not None]
     if not with_classes:
         return None
-    if len(with_classes) < len(described) or len({type(c) for own in with_classes for c in own}) > 1:
+    kinds = {name: sorted({type(c).__name__ for c in one.classes or ()}) for name, one in described.items()}
+    if len(with_classes) < len(described) or len({kind for own in kinds.values() for kind in own}) > 1:
+        listed = ", ".join(f"{' and '.join(kind) or 'none'} at {name}" for name, kind in kinds.items())
         raise ConfigError(
-            "expected labels of one kind at all participants (numbers, or text), got several",
+            f"expected labels of one kind at all participants (numbers, or text), got {listed}",
             public="participants' labels are of different kinds",
         )
     classes = sorted({c for own in with_classes for c in own})
