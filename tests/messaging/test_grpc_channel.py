@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from treaty.errors import ConfigError, LocalProtocolError, PeerLost
+from treaty.errors import ConfigError, LocalProtocolError, PeerAborted, PeerLost
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.grpc_server import Server
 from treaty.messaging.messages import Array, Message
-from treaty.messaging.party import Party
+from treaty.messaging.party import Party, run_role
 
 
 class Rows(Message):
@@ -158,3 +158,31 @@ def test_a_message_taken_in_just_before_the_peer_leaves_counts_as_sent(grpc_end,
 
     outcome = together(clinic=lambda: clinic.send("lab", b"last words", 10), lab=read_and_leave)
     assert outcome == {"clinic": None, "lab": None}
+
+
+def test_a_peer_that_comes_after_another_has_gone_is_told(grpc_end, together):
+    """Else it would wait for the hub, which has ended meanwhile, until its own patience is over."""
+    clinic, lab, shop = grpc_end("clinic", ["lab", "shop"]), grpc_end("lab", ["clinic"]), grpc_end("shop", ["clinic"])
+    where = {end.name: end.address for end in (clinic, lab, shop)}
+    said = {}
+
+    def hub():
+        party = Party("clinic", "job", "test", clinic, ["lab", "shop"])
+        with pytest.raises(PeerLost, match="lab"):
+            run_role(party, lambda: clinic.connect(20, where))
+        clinic.close()  # as a process that ends
+
+    def fails_at_once():
+        lab.connect(20, where)
+        lab.close()
+
+    def late():
+        time.sleep(3)
+        shop.connect(20, where)
+        party = Party("shop", "job", "test", shop, ["clinic"])
+        with pytest.raises(PeerAborted) as told:
+            party.receive("clinic", Rows, timeout=10)
+        said["shop"] = str(told.value)
+
+    assert together(clinic=hub, lab=fails_at_once, shop=late) == dict.fromkeys(("clinic", "lab", "shop"))
+    assert "lab" in said["shop"]

@@ -38,7 +38,7 @@ def assert_lossless(tables: dict[str, np.ndarray], y: np.ndarray, **options) -> 
     return federated
 
 
-def grpc_channels(names):
+def grpc_channels(names, _link):
     """Connect two parties over gRPC instead of in memory."""
     identities = {name: make_identity(name) for name in names}
     channels = {

@@ -23,7 +23,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from treaty.errors import ConfigError, LocalProtocolError, PeerLost, PeerProtocolError
+from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
 from treaty.messaging.channel import Arrival, Inbox
 from treaty.messaging.grpc_link import Link, Pings
@@ -35,6 +35,8 @@ MAX_MESSAGE_BYTES = 1 << 32
 
 REFUSAL_PATIENCE = 4.0
 """Seconds for which a refused connection is tried again, so that both sides see the refusal before one goes."""
+LATE_PATIENCE = 5.0
+"""Seconds for which `connect`, when one peer has gone, still waits for others that are not up yet, to tell them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +152,17 @@ class GrpcChannel:
         for link in self._links.values():
             link.start()
         deadline = time.monotonic() + timeout
+        gone: PeerError | None = None
         while missing := self._missing():
             now = time.monotonic()
             for link in self._links.values():
-                if link.lost is not None:
-                    raise link.lost
+                if gone is None and link.lost is not None:
+                    gone, deadline = link.lost, min(deadline, now + LATE_PATIENCE)
                 if link.refused_since is not None and now - link.refused_since > REFUSAL_PATIENCE:
                     raise PeerProtocolError(link.peer, link.trouble)
+            # whoever is still on the way would wait in vain for us: let it come, to be told
+            if gone is not None and (now > deadline or all(self._links[peer].lost is not None for peer in missing)):
+                raise gone
             if now > deadline:
                 text = (
                     f"expected all peers within {timeout:g} s, {self._name} is not connected with {', '.join(missing)}"
@@ -165,6 +171,8 @@ class GrpcChannel:
                 error.public = text  # without addresses
                 raise error
             time.sleep(0.02)
+        if gone is not None:
+            raise gone
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:
         """Deliver a frame; see `Channel.send`."""
