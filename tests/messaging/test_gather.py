@@ -78,7 +78,7 @@ def test_gather_of_hundreds_of_threads_misses_those_that_fail():
             found = party.gather(party.peers, Count)
             for absent in set(party.peers) - set(found):
                 party.leave_out(absent)
-            reached = party.send_to_all(party.peers, Count(party.round))
+            reached = party.send_each(dict.fromkeys(party.peers, Count(party.round)))
             assert reached == list(party.peers)
             heard.append(numbers(found))
         return heard
@@ -166,7 +166,7 @@ def test_abort_of_an_absent_peer_stops_everything_but_gather_until_it_is_left_ou
     for call in (
         lambda: clinic.receive("d", Count),
         lambda: clinic.send("d", Count(1)),
-        lambda: clinic.send_to_all("d", Count(1)),
+        lambda: clinic.send_each(dict.fromkeys("d", Count(1))),
         lambda: clinic.gather("d", Count),
     ):
         with pytest.raises(PeerAborted, match="a stopped the job: disk full"):
@@ -273,7 +273,7 @@ def test_party_left_out_is_no_peer_any_more(quick):
     text = r"expected a peer of clinic \(a, c, d\), got 'b', which was left out - at Count"
     for call in (
         lambda: clinic.send("b", Count(1)),
-        lambda: clinic.send_to_all("ab", Count(1)),
+        lambda: clinic.send_each(dict.fromkeys("ab", Count(1))),
         lambda: clinic.receive("b", Count),
         lambda: clinic.gather("ab", Count),
     ):
@@ -343,11 +343,11 @@ def test_party_left_out_is_told_of_the_end(quick, leave, told):
             quick[user].receive("clinic", Count, timeout=1)
 
 
-def test_send_to_all_names_those_reached(quick):
+def test_send_each_names_those_reached(quick):
     quick["a"].channel.close()
     quick["b"].close()
     quick["c"].abort("no")
-    assert quick["clinic"].send_to_all("abcd", Count(7)) == ["d"]
+    assert quick["clinic"].send_each(dict.fromkeys("abcd", Count(7))) == ["d"]
     assert quick["d"].receive("clinic", Count).n == 7
     assert quick["clinic"].transcript.by_pair("sent") == {
         ("clinic", "d"): quick["d"].transcript.by_pair()["clinic", "d"]
@@ -360,7 +360,7 @@ def test_send_each_gives_everyone_its_own_message(quick):
     assert quick["b"].receive("clinic", Count).n == 2
 
 
-def test_send_to_all_passes_over_a_peer_that_takes_nothing(quick, monkeypatch):
+def test_send_each_passes_over_a_peer_that_takes_nothing(quick, monkeypatch):
     clinic = quick["clinic"]
     real = clinic.channel.send
 
@@ -370,19 +370,19 @@ def test_send_to_all_passes_over_a_peer_that_takes_nothing(quick, monkeypatch):
         real(to, frame, timeout)
 
     monkeypatch.setattr(clinic.channel, "send", send)
-    assert clinic.send_to_all("abc", Count(1)) == ["b", "c"]
+    assert clinic.send_each(dict.fromkeys("abc", Count(1))) == ["b", "c"]
 
 
-def test_send_to_all_sends_nothing_after_something_malformed(quick):
+def test_send_each_sends_nothing_after_something_malformed(quick):
     quick["d"].channel.send("clinic", b"\xc1", 1)
     with pytest.raises(PeerProtocolError, match="from d"):
-        quick["clinic"].send_to_all("abc", Count(1))
+        quick["clinic"].send_each(dict.fromkeys("abc", Count(1)))
     assert quick["a"].channel.receive(0) is None
 
 
 def test_control_messages_cannot_be_sent_to_all(quick):
     with pytest.raises(LocalProtocolError, match="expected a protocol's own message"):
-        quick["clinic"].send_to_all("ab", Abort("x"))
+        quick["clinic"].send_each(dict.fromkeys("ab", Abort("x")))
 
 
 def test_send_to_a_lost_peer_still_raises(quick):
@@ -407,7 +407,7 @@ def test_gathering_and_leaving_out_work_over_both_channels(ends):
     assert list(clinic.gather(["lab", "shop"], Count)) == ["shop"]
     assert time.monotonic() - start < PATIENCE / 2
     clinic.leave_out("lab")
-    assert clinic.send_to_all(clinic.peers, Count(2)) == ["shop"]
+    assert clinic.send_each(dict.fromkeys(clinic.peers, Count(2))) == ["shop"]
     assert parties["shop"].receive("clinic", Count).n == 2
     parties["shop"].send("clinic", Count(3))
     assert clinic.receive("shop", Count).n == 3
@@ -426,7 +426,7 @@ def test_killed_process_is_absent_and_can_be_left_out(grpc_end, process, connect
     start = time.monotonic()
     assert list(parties["clinic"].gather(["lab", "shop"], Count)) == ["shop"]
     assert time.monotonic() - start < PATIENCE / 2
-    assert parties["clinic"].send_to_all(["lab", "shop"], Count(2)) == ["shop"]
+    assert parties["clinic"].send_each(dict.fromkeys(["lab", "shop"], Count(2))) == ["shop"]
     parties["clinic"].leave_out("lab")
     parties["shop"].send("clinic", Count(3))
     assert parties["clinic"].receive("shop", Count).n == 3

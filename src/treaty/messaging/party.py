@@ -68,7 +68,7 @@ class Party:
     -----
     One thread receives; any thread may send.
 
-    Where peers may vanish, a role collects with `gather`, speaks to many with `send_to_all` or `send_each`, and
+    Where peers may vanish, a role collects with `gather`, speaks to many with `send_each`, and
     calls `leave_out` for whoever was absent or not reached; what it does not leave out is still a failure to
     `receive` and `send`.
     """
@@ -137,10 +137,6 @@ class Party:
                 self._listen()  # a peer that stopped the job said why before it went
                 self._raise_if_stopped([to], doing)
                 raise
-
-    def send_to_all(self, peers: Iterable[str], message: Message) -> list[str]:
-        """Send one message to several peers of whom some may be gone; see `send_each`."""
-        return self.send_each(dict.fromkeys(peers, message))
 
     def send_each(self, messages: Mapping[str, Message]) -> list[str]:
         """Send a message to each of several peers of whom some may be gone.

@@ -47,7 +47,7 @@ class Releases:
     count : int
         Vectors, 1 or more.
     coordinates : int
-        Of each vector, those that one row changes, 1 or more: `level_coordinates`, `quantile_coordinates`.
+        Of each vector, those that one row changes, 1 or more, as `level_coordinates`.
     sigma : float
         Standard deviation of the noise in the sum, in units.
     honest : int, default 1
@@ -124,7 +124,7 @@ def budget(releases: Sequence[Releases], delta: float) -> NoiseBudget:
     releases : sequence of Releases
         All of a training: of the search for quantiles as of the trees.
     delta : float
-        Above 0 and below 1; `default_delta`.
+        Above 0 and below 1.
 
     Raises
     ------
@@ -220,23 +220,6 @@ def noise_for(rho: float, *, count: int, coordinates: int, honest: int = 1) -> R
 def level_coordinates(n_features: int) -> int:
     """Return how many sums of one level a row changes: (g, h, 1) in one slot of every feature, and in one total."""
     return 3 * (n_features + 1)
-
-
-def quantile_coordinates(n_features: int, n_bins: int) -> int:
-    """Return how many counts of one round of the search for quantiles a row changes.
-
-    They are counts of rows below n_bins - 1 probe points in every feature: a row is below all of them, at worst.
-    """
-    return n_features * (n_bins - 1)
-
-
-def default_delta(n_rows: int) -> float:
-    """Return 10^-6, or 1 / (10 n) with more than 100,000 rows.
-
-    (0, delta)-DP is met by publishing every row with a chance of delta, delta * n rows on average: delta has to stay
-    well below 1 / n, whatever epsilon. 10^-6 is customary where that would allow for more.
-    """
-    return min(1e-6, 0.1 / max(n_rows, 1))
 
 
 def _rounded_up(value: float) -> str:
