@@ -42,8 +42,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/secureboost_reduced_leakage.py
 	$(BIN)/python benchmarks/federboost_vertical.py
 	$(BIN)/python benchmarks/federboost_horizontal.py
+	$(BIN)/python benchmarks/fedxgb.py
 	$(BIN)/python benchmarks/cipher_speed.py
 	$(BIN)/python benchmarks/comparison_speed.py
+	$(BIN)/python benchmarks/secure_routing.py
 	$(BIN)/python benchmarks/alignment_speed.py
 	$(BIN)/python benchmarks/prediction_speed.py
 	$(BIN)/python benchmarks/shap_speed.py

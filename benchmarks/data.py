@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import os
 import platform
 import sys
@@ -20,6 +21,7 @@ from statistics import median
 import numpy as np
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
+from sklearn.datasets import load_svmlight_file
 from sklearn.model_selection import train_test_split
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +44,7 @@ class Data:
     x : float64 (n_rows, n_features)
         NaN where missing.
     y : int64 (n_rows,)
-        0 or 1.
+        Classes from 0.
     names : list of str
     """
 
@@ -60,11 +62,16 @@ def find(file: str) -> Path | None:
     return None
 
 
-def _load(title: str, file: str, label: str, names: Sequence[str] | None = None, drop: Sequence[str] = ()) -> Data:
+def _needed(file: str) -> Path:
+    """Return where a data file lies; end the benchmark when it does not."""
     path = find(file)
     if path is None:
         sys.exit(f"skipped: no {file} in $TREATY_DATA or ../shared/data")
-    table = parquet.read_table(path)
+    return path
+
+
+def _load(title: str, file: str, label: str, names: Sequence[str] | None = None, drop: Sequence[str] = ()) -> Data:
+    table = parquet.read_table(_needed(file))
     names = list(names or [name for name in table.column_names if name not in (label, *drop)])
     x = np.column_stack([table[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in names])
     return Data(title, x, table[label].to_numpy().astype(np.int64), names)
@@ -88,6 +95,25 @@ def flights() -> Data:
 def susy() -> Data:
     """11 000 rows of SUSY, 8 low-level features (UCI 279)."""
     return _load("SUSY, 11,000 rows", "susy_11k_8feat.parquet", "label", drop=["split"])
+
+
+def adult() -> Data:
+    """48 842 rows, 123 columns of 0 and 1 (UCI 2 as LIBSVM's a9a, its training rows first)."""
+    parts = [load_svmlight_file(str(_needed(file)), n_features=123) for file in ("a9a.gz", "a9a.t.gz")]
+    x, y = np.concatenate([x.toarray() for x, _ in parts]), np.concatenate([y for _, y in parts])
+    return Data("Adult", x, (y > 0).astype(np.int64), [f"a{k}" for k in range(1, 124)])
+
+
+def mnist() -> Data:
+    """70 000 images of 28 x 28 points, 10 classes, the 60 000 training images first (LeCun, Cortes, Burges)."""
+    x, y = [], []
+    for part in ("train", "t10k"):
+        images = gzip.decompress(_needed(f"{part}-images-idx3-ubyte.gz").read_bytes())
+        labels = gzip.decompress(_needed(f"{part}-labels-idx1-ubyte.gz").read_bytes())
+        x.append(np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28 * 28))
+        y.append(np.frombuffer(labels, np.uint8, offset=8))
+    names = [f"r{row}c{column}" for row in range(28) for column in range(28)]
+    return Data("MNIST", np.concatenate(x).astype(np.float64), np.concatenate(y).astype(np.int64), names)
 
 
 def splits(data: Data, count: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:

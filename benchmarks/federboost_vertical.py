@@ -177,7 +177,9 @@ def corrections(data: Data, seeds: int) -> list[dict[str, object]]:
                     model = GBDTClassifier(
                         "federboost-vertical", epsilon=epsilon, max_bin=16, unbiased=unbiased, n_jobs=THREADS
                     )
-                    with patch.multiple(federboost_vertical, NoisyColumns=columns, SumsFinder=Paths):
+                    with patch.multiple(
+                        federboost_vertical, NoisyColumns=columns, SumsFinder=Paths, JoinedFinder=Paths
+                    ):
                         model.fit(tables(x[train]), data.y[train], checkpoint=Path(noise))
                     margins = model.decision_function(tables(x[test]))
                     found[name].append(roc_auc_score(data.y[test], margins))

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from data import RESULTS
 
 COLOURS = {"SecureBoost": "#0b5fa5", "RL-SecureBoost": "#c1440e", "XGBoost": "#2a8c4a", "GBDT": "#7a7a7a"}
+SHADES = ("#08306b", "#c1440e", "#8a63b0", "#d9a400")  # of up to four lines of one kind
 
 
 def panels(titles: list[str], *, share_y: bool = False) -> tuple[Figure, list[Axes]]:

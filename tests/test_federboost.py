@@ -101,14 +101,14 @@ def wait_for(condition):
 
 def stop_active(monkeypatch, tree):
     """Stop the active party at the end of a tree, with its splits untold."""
-    end_tree, count = NoisyColumns.end_tree, iter(range(1_000))
+    tell, count = NoisyColumns.tell, iter(range(1_000))
 
-    def stopping(self):
+    def stopping(self, *arguments, **now):
         if self._peer == "p1" and next(count) == tree:
             raise Interrupted
-        end_tree(self)
+        tell(self, *arguments, **now)
 
-    monkeypatch.setattr(NoisyColumns, "end_tree", stopping)
+    monkeypatch.setattr(NoisyColumns, "tell", stopping)
 
 
 def stop_passive(monkeypatch, tree):
@@ -154,26 +154,53 @@ def test_an_interrupted_fit_goes_on_with_the_same_noise_to_the_same_model(
 def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
     tables, y = table
     model = treaty.GBDTClassifier("federboost-vertical", epsilon=math.inf, mode="paper", **OPTIONS)
-    record, end_tree, told, recorded = SplitOwner.record, NoisyColumns.end_tree, [], []
+    record, tell, told, recorded = SplitOwner.record, NoisyColumns.tell, [], []
 
     def recording(self, features, left_bins):
         record(self, features, left_bins)
         recorded.extend(features)
 
-    def stopping(self):
+    def stopping(self, rounds, *, now):
         if len(told) == 4:  # both others' of two trees; an abort overtakes what they have not read
             wait_for(lambda: len(recorded) == sum(told) and hasattr(model, "parts_"))
             raise Interrupted
         told.append(len(self._chosen))
-        end_tree(self)
+        tell(self, rounds, now=True)
 
     with monkeypatch.context() as patch:
         patch.setattr(SplitOwner, "record", recording)
-        patch.setattr(NoisyColumns, "end_tree", stopping)
+        patch.setattr(NoisyColumns, "tell", stopping)
         with pytest.raises(Interrupted):
             model.fit(tables, y)
     assert len(model.parts_["p0"].forest.trees) == 2
     pooled = treaty.GBDTClassifier(**{**OPTIONS, "n_estimators": 2}).fit(tables, y)
+    np.testing.assert_array_equal(model.predict_proba(tables), pooled.predict_proba(tables))
+
+
+def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, table):
+    tables, y = table
+    model = treaty.GBDTClassifier("federboost-vertical", epsilon=math.inf, mode="paper", **OPTIONS)
+    record, tell, chosen, recorded = SplitOwner.record, NoisyColumns.tell, [], []
+
+    def recording(self, features, left_bins):
+        record(self, features, left_bins)
+        recorded.extend(features)
+
+    def telling(self, rounds, *, now):
+        chosen.append(len(self._chosen))
+        if len(chosen) == 6:  # both others' of three trees
+            wait_for(lambda: len(recorded) == sum(chosen[:2]) and hasattr(model, "parts_"))
+            raise Interrupted
+        if len(chosen) <= 2:
+            tell(self, rounds, now=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitOwner, "record", recording)
+        patch.setattr(NoisyColumns, "tell", telling)
+        with pytest.raises(Interrupted):
+            model.fit(tables, y)
+    assert len(model.parts_["p0"].forest.trees) == 1
+    pooled = treaty.GBDTClassifier(**{**OPTIONS, "n_estimators": 1}).fit(tables, y)
     np.testing.assert_array_equal(model.predict_proba(tables), pooled.predict_proba(tables))
 
 

@@ -18,9 +18,17 @@ from rich.console import Console
 import treaty
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
-from treaty.horizontal_jobs import participants
 from treaty.job_file import Job, id_column, load_job
-from treaty.jobs import check_explainable, explain_party, find_part, load_reports, part_file, predict_party, train_party
+from treaty.jobs import (
+    check_explainable,
+    check_rows,
+    explain_party,
+    find_part,
+    load_reports,
+    part_file,
+    predict_party,
+    train_party,
+)
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.options import HORIZONTAL
 from treaty.processes import run_all
@@ -56,11 +64,16 @@ def demo(
     protocol: Annotated[
         str,
         typer.Option(
-            help="secureboost or federboost-vertical, split by column; federboost-horizontal, split by row; or pooled "
-            "for the plain grower."
+            help="secureboost or federboost-vertical, split by column; federboost-horizontal, split by row; fedxgb, "
+            "among users of a few rows; or pooled for the plain grower."
         ),
     ] = "secureboost",
-    parties: Annotated[int, typer.Option(min=2, max=10, help="How many organisations the table is cut among.")] = 3,
+    parties: Annotated[
+        int,
+        typer.Option(
+            min=2, max=10, help="How many organisations the table is cut among; of fedxgb, edge servers of four users."
+        ),
+    ] = 3,
     data: Annotated[str, typer.Option(help="breast (scikit-learn's, built in), or a CSV or Parquet file.")] = "breast",
     label: Annotated[str | None, typer.Option(help="Label column of a file.")] = None,
     split: Annotated[
@@ -70,8 +83,9 @@ def demo(
         ),
     ] = None,
     transport: Annotated[
-        Literal["grpc", "memory"], typer.Option(help="grpc: one process each, mutual TLS; memory: threads.")
-    ] = "grpc",
+        Literal["grpc", "memory"] | None,
+        typer.Option(help="grpc: one process each, mutual TLS; memory: threads. By default memory for fedxgb alone."),
+    ] = None,
     trees: Annotated[int, typer.Option(min=1, help="Boosting rounds.")] = 20,
     encryption: Annotated[
         str, typer.Option(help="Of secureboost: auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier.")
@@ -83,8 +97,10 @@ def demo(
     imaging centre hold different columns of the same patients. Each lacks some of them and has them in an order of its
     own, so they first find those they share without showing each other their lists. Under federboost-horizontal three
     hospitals have patients of their own, with all measurements and labels; each is compared with what it gets alone.
+    Under fedxgb people's rows stay on devices of their own; a server gets the model, and the devices nothing of it.
     """
     from treaty.demo import run_demo  # scikit-learn, which no other command needs
+    from treaty.demo_crowd import run_crowd_demo
     from treaty.demo_rows import run_rows_demo
 
     if protocol in HORIZONTAL:
@@ -92,13 +108,17 @@ def demo(
             raise ConfigError(
                 f"--split and --encryption are about columns; protocol {protocol!r} splits rows: use --parties"
             )
+        if protocol == "fedxgb":
+            run_crowd_demo(console, edges=parties, data=data, label=label, transport=transport or "memory", trees=trees)
+            return
         run_rows_demo(
-            console, protocol=protocol, parties=parties, data=data, label=label, transport=transport, trees=trees
-        )
+            console, protocol=protocol, parties=parties, data=data, label=label, transport=transport or "grpc",
+            trees=trees,
+        )  # fmt: skip
         return
     run_demo(
         console, protocol=protocol, parties=parties, data=data, label=label, split=split,
-        transport=transport, trees=trees, encryption=encryption,
+        transport=transport or "grpc", trees=trees, encryption=encryption,
     )  # fmt: skip
 
 
@@ -121,18 +141,23 @@ def train(
     the same file. Each party's part of the model (under federboost-horizontal the whole model) is written to the job's
     output folder. While it trains each keeps a checkpoint there: after a crash, start all again and give the active
     party --resume. The model is the same as without the crash.
+
+    Under fedxgb parties have roles: the active one is the server, which alone gets the model and keeps a checkpoint;
+    whoever has a table is a user; the others have role = "edge" or role = "authority". The job goes on without users
+    that are lost, and cannot be resumed.
     """
     described = load_job(job)
     rounds = described.tree_options().n_estimators
     if described.horizontal:
-        participants(described)
+        check_rows(described, party, resume=resume)
     if party is None:
         run_all(described, "train", progress=True, arguments=["--resume"] if resume else [])
         reports = load_reports(described)
         for name, report in reports.items():
             sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
             took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
-            console.print(f"{name}: {part_file(described.output, name)}  ({took})", soft_wrap=True)
+            made = "took part" if described.crowd and name != described.active else part_file(described.output, name)
+            console.print(f"{name}: {made}  ({took})", soft_wrap=True)
         lead = reports[described.active]
         if lead.encryption:
             console.print(f"encryption: {lead.encryption}, {lead.choice}", soft_wrap=True)
@@ -144,6 +169,9 @@ def train(
     _check_party(party, list(described.parties))
     with TrainingBar(party, rounds, shown=party == described.active) as bar:
         part = train_party(described, party, bar, resume=resume, phase=bar.phase)
+    if part is None:
+        console.print(f"{party}: took part, and has no part of the model")
+        return
     kept = f"{len(part.splits)} splits{'' if described.horizontal else ' of its own'}"
     if part.forest is not None:
         kept = f"{len(part.forest.trees)} trees, {kept}"
@@ -170,7 +198,8 @@ def predict(
     """Predict with a trained model.
 
     All parties take part, the active one gets the result. Under federboost-horizontal each has the whole model and
-    predicts its own rows alone; --as north needs no network and writes north.predictions.csv.
+    predicts its own rows alone; --as north needs no network and writes north.predictions.csv. So does the server under
+    fedxgb.
     """
     described = load_job(job)
     path = output or Path(described.output) / "predictions.csv"
@@ -195,7 +224,8 @@ def predict(
 
 def _predict_rows(job: Job, party: str | None, path: Path, *, named: bool) -> None:
     """Predict each party's own rows, or one's."""
-    names = [party] if party else [name for name, member in job.parties.items() if member.predict_table]
+    owners = [job.active] if job.crowd else job.parties
+    names = [party] if party else [name for name in owners if job.parties[name].predict_table]
     if not names:
         raise ConfigError("the job names no rows to predict: add parties.NAME.predict_table")
     for name in names:
@@ -230,9 +260,12 @@ def explain(
 
     Every party gets its own columns' values, in NAME.contributions.csv in the job's output folder; the active party the
     bias and each other party's total besides. Not under federboost-horizontal, whose models leave out what this is
-    computed from. docs/interpretation.md says what this tells beyond a prediction.
+    computed from; under fedxgb the server explains its own rows alone. docs/interpretation.md says what this tells
+    beyond a prediction.
     """
     described = load_job(job)
+    if party is None and described.crowd:
+        party = described.active
     if party is None:
         check_explainable(described)
         run_all(described, "explain", arguments=["--ending", ending], to_all=True)

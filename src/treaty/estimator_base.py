@@ -14,6 +14,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from treaty.compute import cores
+from treaty.crowds import SERVER, lay_out
 from treaty.data.labels import check_targets, check_weights
 from treaty.data.table import Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
@@ -23,10 +24,10 @@ from treaty.models import ModelPart, forest_of
 from treaty.options import HORIZONTAL, VERTICAL, TreeOptions, tree_options
 from treaty.protocols import decisions
 from treaty.protocols.decisions import Decided
-from treaty.protocols.disclosures import disclosures, horizontal_disclosures
+from treaty.protocols.disclosures import crowd_disclosures, disclosures, horizontal_disclosures
 from treaty.protocols.horizontal_rows import all_columns, describe, schema_of
 from treaty.protocols.pooled import Labelled
-from treaty.runs import ALONE, Trained, decided, explained, predict, train, train_horizontal
+from treaty.runs import ALONE, Trained, decided, explained, predict, train, train_crowd, train_horizontal
 from treaty.saving import Saved, write_model
 from treaty.simulation import active_of
 from treaty.trees.boosting import Forest
@@ -76,9 +77,13 @@ class BoostedTrees(BaseEstimator):
         he_inference: bool | None = None,
         epsilon_person: float | None = None,
         unbiased: bool | None = None,
-        dropout: str | None = None,
+        dropout: str | float | None = None,
         epsilon_total: float | None = None,
         delta: float | None = None,
+        edges: int | None = None,
+        max_users: int | None = None,
+        feature_sample: int | None = None,
+        expose: str | None = None,
     ) -> None:
         self.protocol = protocol
         self.n_estimators = n_estimators
@@ -119,6 +124,10 @@ class BoostedTrees(BaseEstimator):
         self.dropout = dropout
         self.epsilon_total = epsilon_total
         self.delta = delta
+        self.edges = edges
+        self.max_users = max_users
+        self.feature_sample = feature_sample
+        self.expose = expose
 
     # ------------------------------------------------------------ fit
 
@@ -147,7 +156,7 @@ class BoostedTrees(BaseEstimator):
             Not negative, held by the active party; None under a horizontal protocol.
         eval_set : (X, y) or list of them
             Watched after every round, see `evals_result_`; the last one decides early stopping. Under a horizontal
-            protocol X is a plain table that the leader has.
+            protocol X is a plain table that the leader, or the server, has.
         early_stopping_rounds : int or None
             For this fit, in place of the parameter of the same name.
         checkpoint : path or None
@@ -155,7 +164,8 @@ class BoostedTrees(BaseEstimator):
             interrupted one left, of the same rows and options (`n_estimators` may differ), goes on from it and gives
             the model the other would have given. Removed when training is finished, but for what serves later fits on
             the same rows: hints of the lattice map, the key of noisy buckets, and the ledgers of both. Without a folder
-            every fit counts from nothing.
+            every fit counts from nothing. Under "fedxgb" the server keeps the model so far, which is of use, but users
+            do not come back as they were: a fit that finds it is refused.
 
         Returns
         -------
@@ -234,7 +244,13 @@ class BoostedTrees(BaseEstimator):
                 "and sample_weight=None"
             )
         first = next(iter(rows))
-        lead = first if self.active is None else self.active
+        crowd = options.protocol == "fedxgb"
+        lead = SERVER if crowd else first if self.active is None else self.active
+        if crowd and self.active is not None:
+            raise ConfigError(
+                f"protocol 'fedxgb' has a server, which fit plays and calls {SERVER!r}: expected active=None, got "
+                f"{self.active!r}"
+            )
         if not isinstance(lead, str) or not lead:
             raise ConfigError(
                 f"expected active to be the name of a participant or of a party without data, got {lead!r}"
@@ -247,25 +263,26 @@ class BoostedTrees(BaseEstimator):
             check_one_kind(labels)
         else:
             labels = {name: check_targets(y, name) for name, y in labels.items()}
-        edges = np.cumsum([own.table.n_rows for own in rows.values()])
-        classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(edges[-1]))
+        ends = np.cumsum([own.table.n_rows for own in rows.values()])
+        classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(ends[-1]))
         shards = {
             name: Labelled(own.table, of_own, own.weight)
-            for (name, own), of_own in zip(rows.items(), np.split(target, edges[:-1]), strict=True)
+            for (name, own), of_own in zip(rows.items(), np.split(target, ends[:-1]), strict=True)
         }
-        evals = self._eval_sets(eval_set, lead, classes, options)
-        trained = train_horizontal(
-            shards,
-            [Labelled(tables[ALONE], of_set, None, name) for name, tables, of_set in evals],
-            lead,
-            classes,
-            options,
-            transport=self.transport,
-            n_jobs=self.n_jobs,
-            checkpoint=checkpoint,
-            finished=self._finished,
-        )
-        self.disclosures_ = horizontal_disclosures(lead, list(rows), options, trained.parts[ALONE].spent)
+        evals = [
+            Labelled(tables[ALONE], of_set, None, name)
+            for name, tables, of_set in self._eval_sets(eval_set, lead, classes, options)
+        ]
+        played: dict[str, Any] = {
+            "transport": self.transport, "n_jobs": self.n_jobs, "checkpoint": checkpoint, "finished": self._finished
+        }  # fmt: skip
+        if crowd:
+            layout = lay_out(list(shards), options)
+            trained = train_crowd(shards, evals, layout, classes, self.schemas_[ALONE], options, **played)
+            self.disclosures_ = crowd_disclosures(options, len(layout.edges), trained.parts[ALONE].spent)
+        else:
+            trained = train_horizontal(shards, evals, lead, classes, options, **played)
+            self.disclosures_ = horizontal_disclosures(lead, list(rows), options, trained.parts[ALONE].spent)
         return trained
 
     def _finished(self, parts: dict[str, ModelPart]) -> None:

@@ -23,9 +23,10 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
 
     Parameters
     ----------
-    protocol : {"pooled", "secureboost", "federboost-vertical", "federboost-horizontal"}
+    protocol : {"pooled", "secureboost", "federboost-vertical", "federboost-horizontal", "fedxgb"}
         Where training happens: on one table; between parties that hold different columns of the same rows; or between
-        participants that hold different rows of the same columns.
+        participants that hold different rows of the same columns: a few organisations, or hundreds of users and edge
+        servers.
     n_estimators : int
         Boosting rounds: one tree each, one per class for more than two classes.
     max_depth, learning_rate, reg_lambda, reg_alpha, min_split_loss, min_child_weight, subsample, colsample_bytree
@@ -48,7 +49,7 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         Threads; None for all cores.
     active : str or None
         The party with the labels; None for the first. "federboost-horizontal": the participant that leads; with the
-        name of no participant, a party without data leads.
+        name of no participant, a party without data leads. "fedxgb": None.
     transport : {"memory", "grpc"}
         How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
     mode, allow_insecure, encryption, reveal, key_bits, insecure_test_key_bits, rerandomise
@@ -59,10 +60,14 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         Predict on encrypted leaf values, see docs/prediction.md.
     epsilon, epsilon_person, unbiased
         The noise of "federboost-vertical", see docs/federboost.md.
-    dropout : {"accept"} or None
-        Whether "federboost-horizontal" goes on without a participant that is lost.
+    dropout : {"accept"}, float or None
+        Whether "federboost-horizontal" goes on without a participant that is lost. "fedxgb": the share of users that a
+        fit in threads has lost at every tenth round.
     epsilon_total, delta : float or None
         The noise of "federboost-horizontal"; None for none.
+    edges, max_users, feature_sample, expose
+        The edge servers of "fedxgb", whom they choose, columns of each tree, and what users learn; see
+        `treaty.options.TreeOptions`.
 
     Attributes
     ----------
@@ -73,11 +78,12 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         ``{"eval_0": {"logloss": [...]}}``, one number per round.
     feature_importances_ : float64 (n_features,)
     communication_ : dict
-        Of each ordered pair of parties: messages, bytes, and bytes by message type.
+        Of each ordered pair of parties: messages, bytes, and bytes by message type. "fedxgb": beside users "server",
+        "edge0" and so on, and "authority".
     timings_ : dict
         Seconds of set-up (binning, keys), of boosting, and in total (processes have to start, too).
     disclosures_ : dict
-        What each party learned beyond its own data, in words.
+        What each party, under "fedxgb" each role, learned beyond its own data, in words.
     """
 
     def decision_function(self, X: Tables) -> NDArray[np.float64]:

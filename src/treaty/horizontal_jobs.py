@@ -44,8 +44,8 @@ def participants(job: Job) -> list[str]:
 def train_on_rows(party: Party, job: Job, *, threads: int, progress: Progress | None, keeper: Keeper) -> ModelPart:
     """Read a connected party's tables and play its role; return the whole model."""
     name, members, own = party.name, participants(job), job.parties[party.name]
-    data, classes = (None, None) if own.table is None else _read(job, name, own.table, training=True)
-    vouching = _vouching(job, name, members)
+    data, classes = (None, None) if own.table is None else read_labelled(job, name, own.table, training=True)
+    vouching = pinned_vouching(job, name, members)
     if name != job.active:
         assert data is not None
         return participate(
@@ -54,12 +54,12 @@ def train_on_rows(party: Party, job: Job, *, threads: int, progress: Progress | 
         )  # fmt: skip
     evals = []
     for number, path in enumerate(own.eval_tables):
-        rows, found = _read(job, name, path, like=data)
+        rows, found = read_labelled(job, name, path, like=data)
         evals.append((replace(rows, name=f"eval_{number}"), found))
-    every = _united([classes, *(found for _, found in evals)], name)
+    every = united([classes, *(found for _, found in evals)], name)
     return lead(
-        party, None if data is None else _renumbered(data, classes, every), job.tree_options(),
-        members=members, classes=every, eval_sets=[_renumbered(rows, found, every) for rows, found in evals],
+        party, None if data is None else renumbered(data, classes, every), job.tree_options(),
+        members=members, classes=every, eval_sets=[renumbered(rows, found, every) for rows, found in evals],
         threads=threads, progress=progress, keeper=keeper, vouching=vouching,
     )  # fmt: skip
 
@@ -69,29 +69,31 @@ def predict_rows(job: Job, name: str, part: ModelPart, path: str) -> NDArray[np.
     return predict_pooled([part], [read_rows(job, name, path, part.schema).features], cores(job.n_jobs))
 
 
-def _read(
+def read_labelled(
     job: Job, name: str, path: str, *, training: bool = False, like: Labelled | None = None
 ) -> tuple[Labelled, list[Any] | None]:
+    """Read a table with labels; return it with the classes it has, text being text where it is in the table `like`."""
     rows = read_rows(job, name, path, text=() if like is None else text_columns(like.table.schema))
     return labelled(rows, job, name, path, None, training=training)
 
 
-def _united(kinds: list[list[Any] | None], name: str) -> list[Any] | None:
-    """Return the classes of the leader's tables, which need not all be in each of them."""
+def united(kinds: list[list[Any] | None], name: str) -> list[Any] | None:
+    """Return the classes of a party's tables, which need not all be in each of them; None for a regression."""
     found = {label for classes in kinds for label in classes or ()}
     if len({isinstance(label, str) for label in found}) > 1:
         raise DataError(f"{name}: expected labels of one kind in all tables (numbers, or text), got both")
     return sorted(found) or None
 
 
-def _renumbered(data: Labelled, own: list[Any] | None, classes: list[Any] | None) -> Labelled:
+def renumbered(data: Labelled, own: list[Any] | None, classes: list[Any] | None) -> Labelled:
+    """Return a table whose labels are numbers of all classes, not of its own."""
     if own is None or classes is None or own == classes:
         return data
     return replace(data, y=np.searchsorted(classes, own).astype(np.float64)[data.y.astype(np.intp)])
 
 
-def _vouching(job: Job, name: str, members: list[str]) -> Vouching:
-    """Return the pinned certificates of all participants, and what this one vouches for its own keys with."""
+def pinned_vouching(job: Job, name: str, members: list[str]) -> Vouching:
+    """Return the pinned certificates of all members of sums, and what a party vouches for its own keys with."""
     own = job.parties[name]
     pinned = {who: load_certificate(str(job.parties[who].certificate)) for who in members}
     for who, certificate in pinned.items():

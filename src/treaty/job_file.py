@@ -34,7 +34,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Its column of ids, where it is called otherwise than `align.on`.
     table : str or None
         Path of its training rows, CSV or Parquet; only its own copy names it. In a horizontal job it says who brings
-        rows: everybody's copy names one for each participant, and only a party's own is read.
+        rows: everybody's copy names one for each participant, and only a party's own is read. That of the server of
+        "fedxgb" says which columns and classes there are; without it the first of its `eval_tables` does.
     eval_tables, predict_table : list of str, str or None
         Paths of its rows of the eval sets, and of the rows to predict.
     columns : list of str or None
@@ -44,6 +45,10 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     noisy_labels : str or None
         At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that no later
         job on the same table draws them again. None: beside the table.
+    role : {"server", "edge", "user", "authority"} or None
+        Under "fedxgb". None: the active party is the server, whoever has a table a user.
+    edge : str or None
+        Under "fedxgb": a user's edge server. None: users are dealt out in order.
     """
 
     address: Address | None = None
@@ -56,6 +61,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     columns: list[str] | None = None
     drop: list[str] = []
     noisy_labels: str | None = None
+    role: Literal["server", "edge", "user", "authority"] | None = None
+    edge: str | None = None
 
 
 class Align(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -143,6 +150,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Whether parties hold rows of the same columns, each with labels."""
         return self.options.get("protocol") in HORIZONTAL
 
+    @property
+    def crowd(self) -> bool:
+        """Whether parties have the roles of a crowd: users and edge servers, a server, a key authority."""
+        return self.options.get("protocol") == "fedxgb"
+
 
 def load_job(path: str | Path) -> Job:
     """Read a job from a TOML (or JSON) file; its paths become absolute.
@@ -171,6 +183,11 @@ def load_job(path: str | Path) -> Job:
         raise ConfigError(
             f"expected no [align] with protocol {job.options['protocol']!r}, whose parties hold different people's "
             f"rows; take it out - in {path}"
+        )
+    with_roles = [name for name, member in job.parties.items() if member.role or member.edge]
+    if with_roles and not job.crowd:
+        raise ConfigError(
+            f"expected role and edge with protocol 'fedxgb' alone, got them at {', '.join(with_roles)} - in {path}"
         )
     here = path.resolve().parent
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from treaty.data.ids import read_ids
 from treaty.data.labels import check_labels, check_targets, check_weights
 from treaty.data.run_log import RunLog
-from treaty.data.sources import checked_columns, read_table
+from treaty.data.sources import checked_columns, numbers, read_table
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
 from treaty.job_file import Job, id_column
@@ -231,7 +231,7 @@ def labelled(
     weight = check_weights(arrow[job.weight], n_rows, name) if weighted else None
     if job.task == "regression":
         return Labelled(rows.features, check_targets(arrow[job.label], name, n_rows), weight), None
-    y = check_labels(arrow[job.label].to_numpy(zero_copy_only=False), name, n_rows)
+    y = check_labels(numbers(arrow[job.label]), name, n_rows)
     if classes is None:
         classes = np.unique(y).tolist()
         if len(classes) < 2 and not job.horizontal:

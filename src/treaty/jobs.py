@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.compute import cores
+from treaty.crowd_jobs import check_crowd, crowd_of, train_in_crowd
 from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerLost
 from treaty.horizontal_jobs import participants, predict_rows, train_on_rows
+from treaty.interpretation import explain_pooled
 from treaty.job_file import Job, id_column
-from treaty.job_rows import labelled, open_rows, with_noisy_labels
+from treaty.job_rows import labelled, open_rows, read_rows, with_noisy_labels
 from treaty.messaging.certificates import load_certificate
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
@@ -29,8 +31,8 @@ from treaty.protocols import decisions
 from treaty.protocols.alignment import Progress as Steps
 from treaty.protocols.alignment import disclosures
 from treaty.protocols.contributions import explain_active, explain_passive
+from treaty.protocols.disclosures import crowd_disclosures, horizontal_disclosures
 from treaty.protocols.disclosures import disclosures as of_training
-from treaty.protocols.disclosures import horizontal_disclosures
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
 from treaty.protocols.pooled import Progress
 from treaty.protocols.vertical import train_active, train_passive
@@ -52,7 +54,7 @@ class Report(msgspec.Struct, kw_only=True):
     sent : dict
         Of each peer: messages, bytes, bytes by message type.
     learned : dict
-        Of each party, in words.
+        Of each party, or in a crowd of each role, in words.
     encryption, choice : str
         The cipher, and at the active party why it was chosen.
     spent : str
@@ -70,7 +72,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 def train_party(
     job: Job, name: str, progress: Progress | None = None, *, resume: bool = False, phase: Phase | None = None
-) -> ModelPart:
+) -> ModelPart | None:
     """Run one party's role of a training job against the others' addresses, and save its part and report.
 
     Parameters
@@ -79,6 +81,11 @@ def train_party(
         Go on from the checkpoint of an interrupted run, if there is one. The active party decides for all.
     phase : callable or None
         Called before the first round with what is being done, steps done and steps in all.
+
+    Returns
+    -------
+    ModelPart or None
+        None for the roles of a crowd that have no model: all but the server's.
 
     Raises
     ------
@@ -89,7 +96,7 @@ def train_party(
     started = time.perf_counter()
     member, options, threads = job.parties[name], job.tree_options(), cores(job.n_jobs)
     if job.horizontal:
-        participants(job)  # refused before anybody waits for a connection
+        check_rows(job, name, resume=resume)  # refused before anybody waits for a connection
     elif member.table is None:
         raise ConfigError(f"the job names no table of {name}: add parties.{name}.table")
     if name == job.active and options.early_stopping_rounds is not None and not member.eval_tables:
@@ -109,10 +116,11 @@ def train_party(
     hinting: Steps | None = None if phase is None else partial(phase, "hints")
     keep, store = Path(job.output) / f"{name}.rows", Path(job.store or Path(training).parent)
 
-    def role(party: Party) -> ModelPart:  # tables are read once connected, so that the others learn of a bad one
+    def role(party: Party) -> ModelPart | None:  # tables are read once connected, so that the others learn of a bad one
         connected = time.perf_counter()
         if job.horizontal:
-            return train_on_rows(party, job, threads=threads, progress=watch, keeper=keeper)
+            play = train_in_crowd if job.crowd else train_on_rows
+            return play(party, job, threads=threads, progress=watch, keeper=keeper)
         rows = open_rows(party, job, training, None, threads=threads, kept=keep, again=resume, progress=aligning)
         aligned.append(time.perf_counter() - connected)
         data, classes = labelled(rows, job, name, training, None, training=True)
@@ -140,15 +148,31 @@ def train_party(
     except BaseException:
         keeper.write()
         raise
-    part.save(part_file(job.output, name))
+    if part is not None:
+        part.save(part_file(job.output, name))
     keeper.done()
     keep.unlink(missing_ok=True)  # the next training aligns anew
     ended = time.perf_counter()
     first = begun[0] if begun else ended
     seconds = {"alignment": aligned[0]} if job.align is not None else {}
     seconds |= {"setup": first - started - sum(seconds.values()), "boosting": ended - first}
-    _write_report(job, part, seconds, transcript)
+    _write_report(job, name, part, seconds, transcript)
     return part
+
+
+def check_rows(job: Job, name: str | None = None, *, resume: bool = False) -> None:
+    """Refuse a job on rows whose parties are too few, or lack what they need; `name` is who runs, None for all.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if job.crowd:
+        check_crowd(job, name or job.active)
+        if resume:
+            raise ConfigError("cannot resume: users of protocol 'fedxgb' do not come back as they were; begin anew")
+    else:
+        participants(job)
 
 
 def predict_party(job: Job, name: str, steps: Steps | None = None) -> tuple[Any, NDArray[np.float64] | None]:
@@ -159,8 +183,9 @@ def predict_party(job: Job, name: str, steps: Steps | None = None) -> tuple[Any,
     ids : pyarrow.ChunkedArray or None
         Of the rows, where they were aligned.
     margins : float64 (n_rows, n_outputs) or None
-        At the active party; in a horizontal job at each, of its own rows.
+        At the active party; in a horizontal job at each that has the model, of its own rows.
     """
+    check_has_model(job, name)
     if job.horizontal:
         return None, predict_rows(job, name, find_part(job, name), _to_predict(job, name))
     options, threads = job.tree_options(), cores(job.n_jobs)
@@ -193,7 +218,13 @@ def explain_party(job: Job, name: str) -> dict[str, Any]:
         the active party the bias and the others' totals as well; with more than two classes, by column and class.
     """
     check_explainable(job)
+    check_has_model(job, name)
     threads = cores(job.n_jobs)
+    if job.crowd:
+        whole = find_part(job, name)
+        rows = read_rows(job, name, _to_predict(job, name), whole.schema).features
+        values = explain_pooled([whole], [rows], threads)
+        return _by_column(dict(zip([*whole.schema.names, "bias"], values.transpose(2, 0, 1), strict=True)))
 
     def role(party: Party, part: ModelPart, table: Table) -> dict[str, NDArray[np.float64]]:
         names = part.schema.names
@@ -205,12 +236,7 @@ def explain_party(job: Job, name: str) -> dict[str, Any]:
             columns = dict(zip(names, found.own.transpose(2, 0, 1), strict=True))
             columns |= {f"all of {peer}": found.totals[peer] for peer in found.others}
             columns["bias"] = np.repeat(found.bias[:, None], table.n_rows, axis=1)
-        several = len(next(iter(columns.values()), ())) > 1
-        return {
-            f"{column}, class {k}" if several else column: values
-            for column, of_outputs in columns.items()
-            for k, values in enumerate(of_outputs)
-        }
+        return _by_column(columns)
 
     ids, found = _with_rows(job, name, role)
     return found if ids is None else {id_column(job, name): ids, **found}
@@ -225,11 +251,32 @@ def check_explainable(job: Job) -> None:
     """
     if job.tree_options().he_inference:
         raise ConfigError("he_inference hides the decisions that contributions are made of; take it out of the job")
-    if job.horizontal:
+    if job.horizontal and not job.crowd:
         raise ConfigError(
             f"contributions need how many rows reached each node, which a {job.options['protocol']} model leaves out: "
             "participants could tell each other's rows from it"
         )
+
+
+def check_has_model(job: Job, name: str) -> None:
+    """Refuse what needs a model at a role that has none.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if job.crowd and name != job.active:
+        raise ConfigError(f"the model of protocol 'fedxgb' is the server's: expected --as {job.active}, got {name}")
+
+
+def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
+    """Return contributions (n_outputs, n_rows) of each column; where there are several outputs, by column and class."""
+    several = len(next(iter(columns.values()), ())) > 1
+    return {
+        f"{column}, class {k}" if several else column: values
+        for column, of_outputs in columns.items()
+        for k, values in enumerate(of_outputs)
+    }
 
 
 def _with_rows(job: Job, name: str, role: Callable[[Party, ModelPart, Table], Result]) -> tuple[Any, Result]:
@@ -253,11 +300,13 @@ def _to_predict(job: Job, name: str) -> str:
 
 def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Result]) -> tuple[Result, Transcript]:
     """Connect to the peers, run the role, leave in order."""
-    peers = [other for other in job.parties if other != name] if name == job.active else [job.active]
+    if job.crowd:
+        peers = crowd_of(job).links(hidden=job.tree_options().hides_model)[name]
+    else:
+        peers = [other for other in job.parties if other != name] if name == job.active else [job.active]
     me = job.parties[name]
-    vouched = (
-        participants(job) if job.horizontal else []
-    )  # participants check also the keys of whom they do not talk to
+    # participants check also the keys of whom they do not talk to
+    vouched = participants(job) if job.horizontal and not job.crowd else []
     needed = [(who, "address") for who in (name, *peers)] + [(name, "key")]
     needed += [(who, "certificate") for who in dict.fromkeys((name, *peers, *vouched))]
     missing = [f"parties.{who}.{what}" for who, what in needed if getattr(job.parties[who], what) is None]
@@ -275,7 +324,9 @@ def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Resul
 
         def connect_and_play() -> Result:  # a peer that cannot be reached is the others' business, too
             try:
-                channel.connect(timeout=min(CONNECT_TIMEOUT, job.timeout / 2))  # or the others give up first
+                # half of the timeout, or the others give up first; an edge server or the authority begins without users
+                users = crowd_of(job).users if job.crowd and name not in crowd_of(job).users else ()
+                channel.connect(timeout=min(CONNECT_TIMEOUT, job.timeout / 2), may_lose=users)
             except PeerLost:
                 party.heed()  # a peer that stopped the job said why before it went
                 raise
@@ -299,14 +350,18 @@ def find_part(job: Job, name: str) -> ModelPart:
     return load_part(finished)
 
 
-def _write_report(job: Job, part: ModelPart, seconds: dict[str, float], transcript: Transcript) -> None:
-    name = part.party
+def _write_report(
+    job: Job, name: str, part: ModelPart | None, seconds: dict[str, float], transcript: Transcript
+) -> None:
     sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
     others = [other for other in job.parties if other != job.active]
-    if job.horizontal:
-        learned = horizontal_disclosures(job.active, participants(job), job.tree_options(), part.spent)
+    encryption, choice, spent = ("", "", "") if part is None else (part.encryption, part.choice, part.spent)
+    if job.crowd:
+        learned = crowd_disclosures(job.tree_options(), len(crowd_of(job).edges), spent)
+    elif job.horizontal:
+        learned = horizontal_disclosures(job.active, participants(job), job.tree_options(), spent)
     else:
-        learned = of_training(job.active, others, job.tree_options(), part.encryption)
+        learned = of_training(job.active, others, job.tree_options(), encryption)
     if job.align is not None:
         of_alignment = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
         learned = {party: of_alignment[party] + learned[party] for party in learned}
@@ -315,16 +370,19 @@ def _write_report(job: Job, part: ModelPart, seconds: dict[str, float], transcri
         seconds=seconds,
         sent=sent,
         learned=learned,
-        encryption=part.encryption,
-        choice=part.choice,
-        spent=part.spent,
+        encryption=encryption,
+        choice=choice,
+        spent=spent,
     )
     (Path(job.output) / f"{name}.report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
 def load_reports(job: Job) -> dict[str, Report]:
-    """Read what all parties of a finished job on this machine noted."""
+    """Read what all parties of a finished job on this machine noted, but for users of a crowd that did not end it."""
+    files = {name: Path(job.output) / f"{name}.report.json" for name in job.parties}
+    users = crowd_of(job).users if job.crowd else ()
     return {
-        name: msgspec.json.decode((Path(job.output) / f"{name}.report.json").read_bytes(), type=Report)
-        for name in job.parties
+        name: msgspec.json.decode(path.read_bytes(), type=Report)
+        for name, path in files.items()
+        if path.exists() or name not in users
     }

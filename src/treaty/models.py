@@ -47,6 +47,8 @@ class ModelPart(msgspec.Struct, kw_only=True):
         At the active party, why that cipher.
     spent : str
         At a passive party, what its noise cost in words; empty where there is none.
+    bins : bytes
+        Of a FedXGB model, the bins that all users know, encoded: users of hidden trees share bins, not values.
     """
 
     model_id: str
@@ -57,6 +59,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     encryption: str = ""
     choice: str = ""
     spent: str = ""
+    bins: bytes = b""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""
@@ -180,6 +183,17 @@ def records_used(trees: Sequence[Tree], n_sources: int) -> list[int]:
         for source in range(n_sources):
             used[source] = max(used[source], int(tree.record[tree.source == source].max(initial=-1)) + 1)
     return used
+
+
+def cut_to_records(parts: Sequence[ModelPart]) -> None:
+    """Drop the rounds of an interrupted training, the last ones, whose splits not every owner has recorded yet."""
+    (forest,) = [part.forest for part in parts if part.forest is not None]
+    there = [len(part.splits) for name in forest.sources for part in parts if part.party == name]
+    n_outputs = forest.objective.n_outputs
+    for rounds in range(forest.rounds):
+        used = records_used(forest.trees[rounds * n_outputs : (rounds + 1) * n_outputs], len(there))
+        if any(number > held for number, held in zip(used, there, strict=True)):
+            return forest.cut(rounds)
 
 
 def keep_records(splits: SplitTable, n_records: int) -> None:

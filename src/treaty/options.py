@@ -29,8 +29,9 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyo
     ),
     "federboost-vertical": ("epsilon", "epsilon_person", "unbiased"),
     "federboost-horizontal": ("dropout", "epsilon_total", "delta"),
+    "fedxgb": ("dropout", "edges", "max_users", "feature_sample", "expose"),
 }
-HORIZONTAL = ("federboost-horizontal",)
+HORIZONTAL = ("federboost-horizontal", "fedxgb")
 VERTICAL = ("secureboost", "federboost-vertical")
 
 MOST_LATTICE_FRACTION = 20
@@ -45,10 +46,11 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Attributes
     ----------
-    protocol : {"pooled", "secureboost", "federboost-vertical", "federboost-horizontal"}
+    protocol : {"pooled", "secureboost", "federboost-vertical", "federboost-horizontal", "fedxgb"}
         Where training happens: on one table; between parties holding different columns of the same rows, exactly and
         under encryption, or on buckets that passive parties randomise once; or between parties holding different rows
-        of the same columns, on sums of histograms that nobody sees the terms of.
+        of the same columns, on sums of histograms that nobody sees the terms of: a few organisations, who all get the
+        model, or hundreds of users by way of edge servers, for a server that keeps it.
     mode : {"safe", "paper"}
         "paper" is the protocol as published, for comparison; for SecureBoost, leaves of single rows.
     allow_insecure : bool
@@ -113,15 +115,27 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         noise. None is False: no gain was measured.
     he_inference : bool or None
         Predict on encrypted leaf weights, so that the active party does not see the others' decisions (Fed-EINI).
-    dropout : {"accept"} or None
+    dropout : {"accept"}, float or None
         "federboost-horizontal": what a lost participant means. None: training stops, and goes on from checkpoints when
         everybody is back. "accept": it goes on without, and the leader may tell the lost one's histograms apart.
+        "fedxgb", where users may always vanish: the share of each domain's users that a simulation has lost at every
+        tenth round, until the next tenth. None is 0.
+    edges : int or None
+        "fedxgb": how many edge servers `fit` plays, among whom users are dealt out. None is 3.
+    max_users : int or None
+        "fedxgb": most users of a domain that take part in a round, the steadiest. None: all.
+    feature_sample : int or None
+        "fedxgb": so many columns are drawn for each tree, in place of `colsample_bytree`.
+    expose : {"nothing", "paper", "model"} or None
+        "fedxgb": what users learn of the model. "nothing" (None): of their own rows, the slot at each level and the
+        value at the end, which edge servers compute on shares. "model": all of it, many times faster. "paper": all but
+        thresholds, while edge servers see the way of every row, for comparison; needs `allow_insecure`.
     epsilon_total, delta : float or None
         "federboost-horizontal": noise on all that is opened, so that the whole training is (epsilon, delta)
         differentially private for every row. None: no noise; delta 1e-6.
     """
 
-    protocol: Literal["pooled", "secureboost", "federboost-vertical", "federboost-horizontal"] = "pooled"
+    protocol: Literal["pooled", "secureboost", "federboost-vertical", "federboost-horizontal", "fedxgb"] = "pooled"
     mode: Literal["safe", "paper"] = "safe"
     allow_insecure: bool = False
     n_estimators: AtLeastOne = 20
@@ -154,9 +168,13 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     epsilon_person: Annotated[float, msgspec.Meta(gt=0)] | None = None
     unbiased: bool | None = None
     he_inference: bool | None = None
-    dropout: Literal["accept"] | None = None
+    dropout: Literal["accept"] | Annotated[float, msgspec.Meta(ge=0, lt=1)] | None = None
     epsilon_total: Annotated[float, msgspec.Meta(gt=0)] | None = None
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    edges: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    max_users: Annotated[int, msgspec.Meta(ge=3)] | None = None
+    feature_sample: AtLeastOne | None = None
+    expose: Literal["nothing", "paper", "model"] | None = None
 
     @property
     def fewest_rows(self) -> int:
@@ -178,6 +196,25 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def may_hint(self) -> bool:
         """Whether the lattice map may be used, whose hints are worth keeping."""
         return self.protocol == "secureboost" and self.cipher in ("auto", "lattice")
+
+    @property
+    def hides_model(self) -> bool:
+        """Whether users of "fedxgb" do not learn the model, or not all of it, and rows follow it on shares."""
+        return self.protocol == "fedxgb" and self.expose != "model"
+
+    def column_share(self, n_columns: int) -> float:
+        """Return the share of columns drawn for each tree.
+
+        Raises
+        ------
+        ConfigError
+            When `feature_sample` is more than there are.
+        """
+        if self.feature_sample is None:
+            return self.colsample_bytree
+        if self.feature_sample > n_columns:
+            raise ConfigError(f"expected feature_sample of at most {n_columns} columns, got {self.feature_sample}")
+        return self.feature_sample / n_columns
 
     def reveals_columns(self, cipher: str) -> bool:
         """Whether passive parties decide all rows at a split, under this cipher."""
@@ -251,6 +288,18 @@ def _check_together(options: TreeOptions) -> None:
         raise ConfigError(
             "epsilon_total counts on a row changing nothing but its own part of sums, and a sample of fixed size "
             "changes with every row: leave subsample at 1"
+        )
+    if options.protocol == "federboost-horizontal" and isinstance(options.dropout, float):
+        raise ConfigError(f"option dropout={options.dropout}: expected \"accept\" or nothing; a share is for 'fedxgb'")
+    if options.protocol == "fedxgb" and options.dropout == "accept":
+        raise ConfigError('option dropout="accept": expected a share; users of fedxgb may always vanish')
+    if options.feature_sample is not None and options.colsample_bytree < 1.0:
+        raise ConfigError("feature_sample and colsample_bytree say the same in two ways; give one")
+    if options.expose == "paper" and not options.allow_insecure:
+        raise ConfigError(
+            'expose="paper" shows users the columns and leaf values of all trees, so that thresholds are found by '
+            "bisection with rows made up for that, and edge servers every comparison, so the way of everybody's rows; "
+            "it needs allow_insecure=True"
         )
     if options.delta is not None and options.epsilon_total is None:
         raise ConfigError("delta goes with epsilon_total; give both or leave delta out")

@@ -6,6 +6,7 @@ in the user's script.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crowd_jobs import crowd_of
+from treaty.crowds import EDGES, Layout, train_crowd_in_threads
 from treaty.crypto import hashing, ristretto
 from treaty.data.ids import read_ids
 from treaty.data.sources import write_columns
@@ -35,10 +38,13 @@ from treaty.models import ModelPart
 from treaty.options import HORIZONTAL, TreeOptions, tree_options
 from treaty.protocols import federboost_horizontal
 from treaty.protocols.blinded_lists import OwnList
+from treaty.protocols.crowd_edges import LEAST
 from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled, Progress
 from treaty.protocols.vertical import train_active, train_passive
 from treaty.simulation import Role, Traffic, active_of, play, star
+
+logger = logging.getLogger(__name__)
 
 PORTS = range(15_000, 32_000)  # those that parties on one machine listen at
 GRACE = 8.0  # seconds the others get to end by themselves after one party failed
@@ -67,8 +73,10 @@ def compile_kernels(protocol: str | None = None) -> None:
             _compile_on_columns(data, {"protocol": "secureboost", "min_child_samples": 1, **cipher})
     if protocol in (None, "federboost-vertical"):
         _compile_on_columns(data, {"protocol": "federboost-vertical"})
-    if protocol is None or protocol in HORIZONTAL:
+    if protocol in (None, "federboost-horizontal"):
         _compile_on_rows(data)
+    if protocol in (None, "fedxgb"):
+        _compile_in_crowd(data)
 
 
 def _compile_alignment() -> None:
@@ -90,6 +98,12 @@ def _compile_on_columns(data: Labelled, given: dict[str, Any]) -> None:
         ),
     }  # fmt: skip
     play(roles, star("a", roles), job="compile", protocol=options.protocol)
+
+
+def _compile_in_crowd(data: Labelled) -> None:
+    options = tree_options({"protocol": "fedxgb", "n_estimators": 1, "max_depth": 1, "max_bin": 4})
+    shards = {f"user{k}": data for k in range(LEAST * EDGES)}
+    train_crowd_in_threads(shards, [data], [0, 1], data.table.schema, options, 1)
 
 
 def _compile_on_rows(data: Labelled) -> None:
@@ -128,7 +142,7 @@ def run_all(
     Raises
     ------
     PartyFailed
-        When a process fails, with the error of each.
+        When a process fails, with the error of each. A crowd goes on without users that fail, which are warned of.
     """
     if verb == "train":
         compile_kernels(job.tree_options().protocol)
@@ -153,8 +167,9 @@ def run_all(
             )
             for name in job.parties
         }
+        may_fail = crowd_of(job).users if job.crowd else ()
         try:
-            failed = _wait(started)
+            failed = _wait(started, may_fail)
         finally:
             for process in started.values():
                 if process.poll() is None:
@@ -163,8 +178,11 @@ def run_all(
             name: (process.communicate()[1] or b"").decode(errors="replace").strip().removeprefix("treaty: ")
             for name, process in started.items()
         }
+        told = "\n".join(f"{name}: {said[name] or _how_it_ended(started[name])}" for name in failed)
+        if set(failed) - set(may_fail):
+            raise PartyFailed(told)
         if failed:
-            raise PartyFailed("\n".join(f"{name}: {said[name] or _how_it_ended(started[name])}" for name in failed))
+            logger.warning("the crowd went on without %d users\n%s", len(failed), told)
 
 
 def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
@@ -172,15 +190,16 @@ def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
     return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
-def _wait(started: Mapping[str, subprocess.Popen[bytes]]) -> list[str]:
-    """Wait for all processes; return the names of those that failed, in the order they did."""
+def _wait(started: Mapping[str, subprocess.Popen[bytes]], may_fail: Collection[str]) -> list[str]:
+    """Wait for all processes, and not for long once one has failed that may not; return who failed, in this order."""
     failed: list[str] = []
     deadline = float("inf")
     while True:
         for name, process in started.items():
             if process.poll() not in (None, 0) and name not in failed:
                 failed.append(name)
-                deadline = min(deadline, time.monotonic() + GRACE)
+                if name not in may_fail:
+                    deadline = min(deadline, time.monotonic() + GRACE)
         if all(process.poll() is not None for process in started.values()) or time.monotonic() > deadline:
             return failed
         time.sleep(0.02)
@@ -303,15 +322,10 @@ def train_horizontal_in_processes(
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
 
-        def written(rows: Labelled, file: str, *, weights: bool) -> str:
-            weight = {_WEIGHT: np.ones(len(rows.y)) if rows.weight is None else rows.weight} if weights else {}
-            write_columns(folder / file, rows.table, {_LABEL: rows.y, **weight})
-            return str(folder / file)
-
-        watched = [written(rows, f"eval_{k}.arrow", weights=False) for k, rows in enumerate(evals)]
+        watched = [_written(rows, folder / f"eval_{k}.arrow", weights=False) for k, rows in enumerate(evals)]
         parties = {} if active in data else {active: Member(eval_tables=watched)}
         for party, rows in data.items():
-            table = written(rows, f"{party}.arrow", weights=weighted)
+            table = _written(rows, folder / f"{party}.arrow", weights=weighted)
             parties[party] = Member(table=table, eval_tables=watched if party == active else [])
         job = Job(
             name="fit", active=active, label=_LABEL, weight=_WEIGHT if weighted else None,
@@ -322,18 +336,102 @@ def train_horizontal_in_processes(
         return _run_training(job, classes, progress, resume=checkpoints is not None)
 
 
+def train_crowd_in_processes(
+    shards: Mapping[str, Labelled],
+    evals: Sequence[Labelled],
+    layout: Layout,
+    classes: list[Any] | None,
+    schema: Schema,
+    options: TreeOptions,
+    n_jobs: int | None,
+    progress: Progress,
+    checkpoints: Path | None = None,
+) -> tuple[ModelPart, Traffic]:
+    """Train in a crowd, every role in a process of its own.
+
+    Parameters
+    ----------
+    shards : mapping of str to Labelled
+        Users' rows; labels are numbers of `classes`. Weights at all of them or at none.
+    evals : sequence of Labelled
+        Whole tables, watched by the server.
+    layout : Layout
+        Who is who.
+    classes : list or None
+        Labels by class number; None for regression.
+    schema : Schema
+        All users' columns.
+    options, n_jobs
+        See `Job`.
+    progress : callable
+        Called after a failure with 1 and the model as far as the server has it.
+    checkpoints : Path or None
+        Where the server keeps the model so far.
+
+    Returns
+    -------
+    part : ModelPart
+        The whole model, which the server has.
+    traffic : Traffic
+
+    Raises
+    ------
+    PartyFailed
+        When a process other than a user's fails, with the error of each.
+    """
+    weighted = any(rows.weight is not None for rows in shards.values())
+    none = np.full(1 if classes is None else len(classes), np.nan, np.float32)
+    examples = Table(schema, [none] * len(schema.names), len(none))  # tell the columns, and one row of each class
+    with tempfile.TemporaryDirectory(prefix="treaty-") as name:
+        folder = Path(name)
+        write_columns(folder / "examples.arrow", examples, {_LABEL: np.arange(len(none), dtype=np.float64)})
+        parties = {
+            layout.server: Member(
+                role="server",
+                table=str(folder / "examples.arrow"),
+                eval_tables=[_written(rows, folder / f"eval_{k}.arrow", weights=False) for k, rows in enumerate(evals)],
+            ),
+            layout.authority: Member(role="authority"),
+            **{edge: Member(role="edge") for edge in layout.edges},
+        }
+        for edge, users in layout.domains.items():
+            for user in users:
+                table = _written(shards[user], folder / f"{user}.arrow", weights=weighted)
+                parties[user] = Member(role="user", edge=edge, table=table)
+        job = Job(
+            name="fit", active=layout.server, label=_LABEL, weight=_WEIGHT if weighted else None,
+            parties=parties, options=_given(options), task="regression" if classes is None else "classification",
+            output=str(folder / "model"), checkpoints=None if checkpoints is None else str(checkpoints.resolve()),
+            n_jobs=n_jobs,
+        )  # fmt: skip
+        parts, traffic = _run_training(job, classes, progress, resume=False, owners=[layout.server])
+        return parts[layout.server], traffic
+
+
+def _written(rows: Labelled, path: Path, *, weights: bool) -> str:
+    weight = {_WEIGHT: np.ones(len(rows.y)) if rows.weight is None else rows.weight} if weights else {}
+    write_columns(path, rows.table, {_LABEL: rows.y, **weight})
+    return str(path)
+
+
 def _run_training(
-    job: Job, classes: list[Any] | None, progress: Progress, *, resume: bool
+    job: Job,
+    classes: list[Any] | None,
+    progress: Progress,
+    *,
+    resume: bool,
+    owners: Collection[str] | None = None,
 ) -> tuple[dict[str, ModelPart], Traffic]:
-    """Run a job that an estimator has written; return what its parties have made."""
+    """Run a job that an estimator has written; return what those parties have made that have a model, None for all."""
+    owners = job.parties if owners is None else owners
     try:
         run_all(job, "train", progress=True, arguments=["--resume"] if resume else [])
     except PartyFailed:
-        for party in job.parties:  # what was finished survives
+        for party in owners:  # what was finished survives
             with suppress(ConfigError):  # raised where nothing was
                 progress(1, with_classes(find_part(job, party), classes))
         raise
-    parts = {party: with_classes(find_part(job, party), classes) for party in job.parties}
+    parts = {party: with_classes(find_part(job, party), classes) for party in owners}
     reports = load_reports(job)
     sent = {f"{party} -> {peer}": totals for party, report in reports.items() for peer, totals in report.sent.items()}
     return parts, Traffic(sent, reports[job.active].seconds)

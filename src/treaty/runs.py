@@ -16,12 +16,18 @@ from numpy.typing import NDArray
 
 from treaty.checkpoints import Keeper, checkpoint_file
 from treaty.compute import cores
+from treaty.crowds import Layout, train_crowd_in_threads
 from treaty.data.table import Schema, Table
-from treaty.errors import DataError
+from treaty.errors import ConfigError, DataError
 from treaty.interpretation import Contributions, explain_pooled, rows_first
-from treaty.models import ModelPart, predict_pooled
+from treaty.models import ModelPart, cut_to_records, predict_pooled
 from treaty.options import TreeOptions
-from treaty.processes import predict_in_processes, train_horizontal_in_processes, train_in_processes
+from treaty.processes import (
+    predict_in_processes,
+    train_crowd_in_processes,
+    train_horizontal_in_processes,
+    train_in_processes,
+)
 from treaty.progress import TrainingBar, steps_bar
 from treaty.protocols import pooled
 from treaty.protocols.decisions import Decided
@@ -31,6 +37,7 @@ from treaty.simulation import (
     decide_in_threads,
     explain_in_threads,
     predict_in_threads,
+    traffic_of,
     train_horizontal_in_threads,
     train_in_threads,
 )
@@ -117,9 +124,14 @@ def train(
                 data, tables, evals, active, classes, options, n_jobs, progress, checkpoint, noisy
             )
         else:
-            parts, traffic = train_in_threads(
-                data, tables, evals, active, classes, options, n_jobs, progress, keepers, checkpoint, bar.phase
-            )
+            try:
+                parts, traffic = train_in_threads(
+                    data, tables, evals, active, classes, options, n_jobs, progress, keepers, checkpoint, bar.phase
+                )
+            except BaseException:
+                if len(kept) == len(parties):
+                    cut_to_records(list(kept.values()))
+                raise
     return Trained(parts, traffic, _seconds(traffic, started, begun))
 
 
@@ -171,6 +183,71 @@ def train_horizontal(
                 shards, evals, lead, classes, options, n_jobs, progress, keepers
             )
     return Trained({ALONE: _whole(parts[lead])}, traffic, _seconds(traffic, started, begun))
+
+
+def train_crowd(
+    shards: Mapping[str, Labelled],
+    evals: Sequence[Labelled],
+    layout: Layout,
+    classes: list[Any] | None,
+    schema: Schema,
+    options: TreeOptions,
+    *,
+    transport: str,
+    n_jobs: int | None,
+    checkpoint: Path | None,
+    finished: Callable[[dict[str, ModelPart]], None],
+) -> Trained:
+    """Train among users, edge servers and a server that gets the model, playing all of them on this machine.
+
+    Parameters
+    ----------
+    shards : mapping of str to Labelled
+        Every user's rows; labels are class numbers.
+    evals : sequence of Labelled
+        Watched by the server.
+    layout : Layout
+        Who is who.
+    schema : Schema
+        All users' columns.
+    transport, n_jobs, checkpoint, finished
+        As `train` has them; a checkpoint is kept, and cannot be gone on from.
+
+    Raises
+    ------
+    ConfigError
+        When there is a checkpoint, or options do not fit the columns or the transport.
+    """
+    started = time.perf_counter()
+    begun: list[float] = []
+    options.column_share(len(schema.names))  # refused before anything is summed
+    if transport == "grpc" and options.dropout is not None:
+        raise ConfigError("dropout has simulations in threads lose users; leave it out with transport='grpc'")
+
+    def progress(done: int, part: ModelPart) -> None:
+        begun.append(time.perf_counter())
+        bar(done, part)
+        if done:
+            finished({ALONE: _whole(part)})
+
+    with ExitStack() as held:
+        keeper = held.enter_context(_keepers(checkpoint, [layout.server])).get(layout.server)
+        if keeper is not None and keeper.found() is not None:
+            raise ConfigError(
+                "cannot resume: users of protocol 'fedxgb' do not come back as they were; take the model so far from "
+                f"the checkpoint, or remove it to begin anew - at {keeper.path}"
+            )
+        bar = held.enter_context(TrainingBar(options.protocol, options.n_estimators, shown=transport == "memory"))
+        if transport == "grpc":
+            part, traffic = train_crowd_in_processes(
+                shards, evals, layout, classes, schema, options, n_jobs, progress, checkpoint
+            )
+        else:
+            played = train_crowd_in_threads(
+                shards, evals, classes, schema, options, n_jobs, progress, keeper, layout=layout
+            )
+            part, traffic = played.results[layout.server], traffic_of(played.transcripts.values())
+    return Trained({ALONE: _whole(part)}, traffic, _seconds(traffic, started, begun))
 
 
 def _whole(part: ModelPart) -> ModelPart:

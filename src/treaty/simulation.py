@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.checkpoints import Keeper
-from treaty.compute import cores
+from treaty.compute import cores, stay_on_one_core
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
 from treaty.interpretation import Contributions, rows_first
@@ -30,6 +30,7 @@ from treaty.protocols.pooled import Labelled, Progress
 from treaty.protocols.vertical import train_active, train_passive
 
 Role = Callable[[Party], Any]
+_FEW_CELLS = 1 << 20  # of a participant: summed in less time than it takes to say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ def play(
     timeout: float = 3600.0,
     record_content: bool = False,
     link: Link | None = None,
+    one_core: Collection[str] = (),
 ) -> Played:
     """Run every role in a thread of its own.
 
@@ -66,6 +68,8 @@ def play(
         Keep the content of messages in the transcripts, for audits and tests.
     link : Link, optional
         How slow each party's line is; None: messages are there at once.
+    one_core : collection of str
+        Roles whose threads share one core, see `stay_on_one_core`: those that compute little between messages.
 
     Returns
     -------
@@ -88,6 +92,8 @@ def play(
     failures: list[BaseException] = []
 
     def run(name: str) -> None:
+        if name in one_core:
+            stay_on_one_core()
         try:
             results[name] = run_role(parties[name], lambda: roles[name](parties[name]))
         except BaseException as error:
@@ -238,7 +244,9 @@ def train_horizontal_in_threads(
         party, shards.get(lead), options, members=members, classes=classes, eval_sets=evals,
         threads=each if lead in shards else every, progress=progress, keeper=keepers.get(lead), vouching=Vouching(),
     )  # fmt: skip
-    played = play(roles, star(lead, roles), job="fit", protocol=options.protocol)
+    cells = max(data.table.n_rows * len(data.table.columns) for data in shards.values())
+    one_core = roles if cells < _FEW_CELLS else ()
+    played = play(roles, star(lead, roles), job="fit", protocol=options.protocol, one_core=one_core)
     return {name: played.results[name] for name in roles}, traffic_of(played.transcripts.values())
 
 

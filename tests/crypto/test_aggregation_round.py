@@ -57,6 +57,20 @@ def test_keys_for_shares_are_of_one_round_and_others_of_the_job():
     assert make_round(4, dropout="none").key_scope != rounds[-1].key_scope
 
 
+@pytest.mark.parametrize("dropout", ["share", "reveal", "none"])
+def test_another_round_of_the_same_members_is_the_one_made_anew(dropout):
+    first = make_round(5, length=9, dropout=dropout, min_cohort=4, threshold=3)
+    before = first.nonce, first.length, first.context, first.key_scope
+    other = first.another(2, 7, "vector", attempt=1)
+    anew = make_round(
+        5, length=7, dropout=dropout, min_cohort=4, threshold=3, round_id=2, attempt=1, vector_id="vector"
+    )
+    names = ("nonce", "length", "context", "key_scope", "roster", "threshold", "least", "dropout", "job_id")
+    assert [getattr(other, name) for name in names] == [getattr(anew, name) for name in names]
+    assert other.points(["p3", "p0"]) == anew.points(["p3", "p0"])
+    assert (first.nonce, first.length, first.context, first.key_scope) == before
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(3, 6), st.integers(0, 50), st.integers(0, 2**32))
 def test_pairwise_sum_is_exact_and_inputs_are_masked(members, length, seed):

@@ -281,6 +281,67 @@ def test_aggregator_refuses_what_is_not_of_a_member_or_comes_late():
             played.aggregator.add_input(late, np.zeros(4, np.uint64))
 
 
+@MODES
+def test_input_taken_back_is_in_no_sum_and_its_member_counts_as_lost(dropout):
+    this_round = make_round(6, dropout=dropout)
+    values = inputs_of(this_round)
+    played = Sum(this_round, values)
+    again = Aggregator(this_round, played.aggregator._advertised)
+    again.pass_shares({u: {v: played.boxes[v][u] for v in this_round.roster if v != u} for u in this_round.roster})
+    for u, masked in played.inputs.items():
+        again.add_input(u, masked)
+    for u in ("p1", "p4"):
+        again.take_back(u, played.inputs[u])
+    played.aggregator, played.survivors = again, again.survivors()
+    assert played.survivors == ["p0", "p2", "p3", "p5"]
+    assert np.array_equal(again.open(played.answers()), plain(values, played.survivors))
+
+
+def test_only_inputs_that_are_in_the_sum_are_taken_back_and_in_time():
+    this_round = make_round(6)
+    played = Sum(this_round, inputs_of(this_round))
+    again = Aggregator(this_round, played.aggregator._advertised)
+    again.pass_shares({u: {v: played.boxes[v][u] for v in this_round.roster if v != u} for u in this_round.roster})
+    for u in ("p0", "p1", "p2", "p3", "p4"):
+        again.add_input(u, played.inputs[u])
+    again.take_back("p4", played.inputs["p4"])
+    for u in ("p4", "p5", "eve"):  # twice, never, nobody
+        with pytest.raises(CryptoError, match=f"expected an input that is in the sum, .* - of {u}"):
+            again.take_back(u, played.inputs["p4"])
+    with pytest.raises(CryptoError, match=r"uint64 \(4,\), got int64 \(4,\) - at the input of p0"):
+        again.take_back("p0", played.inputs["p0"].view(np.int64))
+    again.survivors()
+    with pytest.raises(CryptoError, match="before survivors are listed - of p0"):
+        again.take_back("p0", played.inputs["p0"])
+
+
+def test_advertisements_are_checked_unless_members_do_so_among_themselves():
+    this_round = make_round(4)
+    _, advertised = agree_all(this_round)
+    unsigned = {u: a._replace(channel=b"", signature=b"") for u, a in advertised.items()}
+    with pytest.raises(CryptoError, match="keys of p0"):
+        Aggregator(this_round, unsigned)
+    Aggregator(this_round, unsigned, signed=False)
+    with pytest.raises(RoundVoid, match="expected keys of 3 members"):
+        Aggregator(this_round, dict(list(unsigned.items())[:2]), signed=False)
+
+
+def test_vouching_counts_among_survivors_alone_and_each_once():
+    """In whatever way they vouch: strangers, and one of them many times, are not t survivors."""
+    played = Sum(make_round(6), inputs_of(make_round(6)), lost=["p4", "p5"])
+    for u, vouched in {"p0": ["p0", "p1", "p2", "p4", "p5", "eve"], "p1": ["p1"] * 4}.items():
+        member = played.members[u]
+        assert member.take_survivors(played.survivors) == survival(member._session, played.survivors)
+        with pytest.raises(CryptoError, match="expected 4 signatures or more"):
+            member.unmask_for(vouched)
+    member = played.members["p2"]
+    member.take_survivors(played.survivors)
+    answer = member.unmask_for(["p0", "p1", "p2", "p3"])
+    assert (answer.survivors.keys(), answer.lost.keys()) == ({"p0", "p1", "p2", "p3"}, {"p4", "p5"})
+    with pytest.raises(CryptoError, match="nothing more"):
+        member.unmask_for(["p0", "p1", "p2", "p3"])
+
+
 def test_answers_for_other_lists_are_refused():
     this_round = make_round(4)
     played = Sum(this_round, inputs_of(this_round), lost=["p3"])

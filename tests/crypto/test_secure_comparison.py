@@ -9,70 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from crypto.servers import FALSE_ALARM, MALFORMED, Play, opened, prepared_for, share
 from treaty.crypto import shamir_field as field
-from treaty.crypto.montgomery import from_words, to_words
+from treaty.crypto.additive_comparison import deal, sign_bit
+from treaty.crypto.montgomery import from_words
 from treaty.crypto.secret_sharing import make_shares, open_shares
 from treaty.crypto.secure_comparison import (
     Prepared,
     Setting,
-    deal,
     is_negative,
     less_than,
     multiply,
     prepare,
     reduce_degree,
-    sign_bit,
 )
 from treaty.crypto.shamir_field import P
 from treaty.errors import CryptoError
 
-FALSE_ALARM = 1e-9  # of each statistical test
 THREE = Setting(servers=3, degree=1, bits=9)
-
-
-class Play:
-    """Run the servers' programs in one thread; keep what each sent in every round, as (sender, receiver) -> array."""
-
-    def __init__(self, programs, tamper=lambda number, sent: None):
-        self.rounds = []
-        self.results = [None] * len(programs)
-        outgoing = [next(program) for program in programs]
-        while outgoing:
-            sent = {(i, j): array for i, messages in enumerate(outgoing) for j, array in messages.items()}
-            tamper(len(self.rounds), sent)
-            self.rounds.append(sent)
-            outgoing = []
-            for i, program in enumerate(programs):
-                try:
-                    outgoing.append(program.send({s: array for (s, r), array in sent.items() if r == i}))
-                except StopIteration as end:
-                    self.results[i] = end.value
-        assert all(result is not None for result in self.results)  # all ended in the same round
-
-    @property
-    def nbytes(self):
-        return sum(array.nbytes for sent in self.rounds for array in sent.values())
-
-
-def prepared_for(setting, rows):
-    return Play([prepare(setting, i, rows) for i in range(setting.servers)]).results
-
-
-def share(setting, values):
-    values = field.from_signed(values) if isinstance(values, np.ndarray) else to_words([v % P for v in values], 2)
-    return make_shares(values, setting.points, setting.degree + 1)
-
-
-def opened(setting, shares):
-    """Open from every run of degree + 1 neighbours; all must agree."""
-    few = setting.degree + 1
-    found = [
-        open_shares(setting.points[i : i + few], np.stack(shares[i : i + few]))
-        for i in range(setting.servers - few + 1)
-    ]
-    assert all(np.array_equal(found[0], other) for other in found)
-    assert not found[0][:, 1].any()
-    return found[0][:, 0]
 
 
 def negative(setting, shares, prepared=None, tamper=lambda number, sent: None):
@@ -80,7 +34,7 @@ def negative(setting, shares, prepared=None, tamper=lambda number, sent: None):
     return Play([is_negative(setting, i, shares[i], prepared[i]) for i in range(setting.servers)], tamper)
 
 
-# ---------------------------------------------------------------- (a) right
+# ---------------------------------------------------------------- right
 
 
 def test_every_pair_of_bin_codes_is_compared_rightly():
@@ -166,7 +120,7 @@ def test_prepared_numbers_are_what_comparisons_need():
     assert not field.is_zero(open_shares([1, 2, 3], zeros[:3])).any()  # of degree 4, not lower
 
 
-# ---------------------------------------------------------------- (a) what it costs
+# ---------------------------------------------------------------- what it costs
 
 
 @pytest.mark.parametrize(("servers", "degree", "bits"), [(3, 1, 6), (3, 1, 7), (5, 2, 16), (10, 4, 14)])
@@ -183,7 +137,7 @@ def test_rounds_and_bytes_are_those_of_the_text(servers, degree, bits):
     assert all(sent.keys() == everybody for sent in offline.rounds + online.rounds)
 
 
-# ---------------------------------------------------------------- (a) what it tells
+# ---------------------------------------------------------------- what it tells
 
 
 def test_what_is_opened_tells_nothing_of_the_number():
@@ -292,7 +246,7 @@ def test_an_offline_view_tells_nothing_of_the_bits():
         assert stats.chisquare(np.bincount(seen, minlength=8)).pvalue > FALSE_ALARM
 
 
-# ---------------------------------------------------------------- (a) refused
+# ---------------------------------------------------------------- refused
 
 
 @pytest.mark.parametrize(
@@ -368,108 +322,17 @@ def test_preparing_nothing_is_fine():
     assert prepared.left == 0
 
 
-MESSAGES = {
-    "no message": lambda array: None,
-    "one row less": lambda array: array[1:],
-    "signed": lambda array: array.astype(np.int64),
-    "a number of p": lambda array: np.concatenate([to_words([P], 2), array[1:]]),
-    "bytes": lambda array: array.tobytes(),
-}
-
-
-@pytest.mark.parametrize("fault", MESSAGES)
+@pytest.mark.parametrize("fault", MALFORMED)
 @pytest.mark.parametrize("number", [0, 1, 4])
 def test_malformed_messages_are_refused(fault, number):
     def tamper(at, sent):
         if at == number:
-            array = MESSAGES[fault](sent.pop((1, 0)))
+            array = MALFORMED[fault](sent.pop((1, 0)))
             if array is not None:
                 sent[1, 0] = array
 
     with pytest.raises(CryptoError, match="expected"):
         negative(THREE, share(THREE, np.arange(5)), tamper=tamper)
-
-
-# ---------------------------------------------------------------- (b)
-
-WORDS = st.one_of(st.sampled_from([0, 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
-
-
-def additive(values, seed=0):
-    first = np.random.default_rng(seed).integers(0, 2**64, len(values), dtype=np.uint64)
-    return first, values.astype(np.uint64) - first
-
-
-def signs(first, second):
-    dealt = deal(len(first))
-    return Play([sign_bit(i, values, dealt[i]) for i, values in enumerate((first, second))])
-
-
-def test_a_million_pairs_are_compared_rightly_by_two_servers():
-    rng = np.random.default_rng(1)
-    x, y = rng.integers(-(2**62), 2**62, (2, 1_000_000))
-    y[:300_000] = x[:300_000] + rng.integers(-2, 3, 300_000)
-    play = signs(*additive(x - y))
-    assert np.array_equal(play.results[0] ^ play.results[1], x < y)
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=130))
-def test_the_sign_is_that_of_the_sum_of_any_shares(pairs):
-    first, second = (np.array(column, np.uint64) for column in zip(*pairs, strict=True))
-    results = signs(first, second).results
-    assert (results[0] ^ results[1]).tolist() == [(a + b) % 2**64 >> 63 for a, b in pairs]
-
-
-def test_carries_run_through_any_number_of_bits():
-    """2^k - 1 and 1, and their neighbours, for every k."""
-    ones = np.array([(1 << k) - 1 for k in range(65)], np.uint64)
-    first, second = np.repeat(ones, 3), np.tile(np.array([0, 1, 2], np.uint64), 65)
-    results = signs(first, second).results
-    assert np.array_equal(results[0] ^ results[1], (first + second) >> np.uint64(63))
-
-
-def test_rounds_and_bytes_of_two_servers_are_those_of_the_text():
-    dealt = deal(6400)
-    assert [d.corrections.nbytes for d in dealt] == [0, 181 * 100 * 8]
-    play = Play([sign_bit(i, np.zeros(6400, np.uint64), dealt[i]) for i in range(2)])
-    assert len(play.rounds) == 7
-    assert play.nbytes == 2 * 243 * 6400 // 8
-
-
-@pytest.mark.parametrize("server", [0, 1])
-def test_what_a_server_sees_is_uniform_for_any_shares(server):
-    """Every slice of every message, half ones; bytes of all; output bits: false alarm 1e-9 each."""
-    rows, tables = 64 * 400, []
-    for mine, value in ((5, -3), (2**63 + 9, 12)):
-        own = np.full(rows, mine, np.uint64)
-        other = np.full(rows, value, np.int64).astype(np.uint64) - own
-        play = signs(own, other) if server == 0 else signs(other, own)
-        seen = np.concatenate([sent[1 - server, server] for sent in play.rounds])
-        ones = np.bitwise_count(seen).sum(axis=1, dtype=np.int64)
-        assert (np.abs(ones - rows / 2) < 7.5 * np.sqrt(rows) / 2).all()  # 6e-14 each of 243
-        tables.append(np.bincount(seen.view(np.uint8).reshape(-1), minlength=256))
-        assert stats.chisquare(tables[-1]).pvalue > FALSE_ALARM
-        assert stats.binomtest(int(play.results[server].sum()), rows).pvalue > FALSE_ALARM
-    assert stats.chi2_contingency(np.stack(tables)).pvalue > FALSE_ALARM
-
-
-def test_triples_serve_one_batch_of_their_size():
-    first, second = additive(np.arange(-5, 5))
-    dealt = deal(10)
-    with pytest.raises(CryptoError, match="for 9 comparisons"):
-        next(sign_bit(0, first[1:], dealt[0]))
-    Play([sign_bit(0, first, dealt[0]), sign_bit(1, second, dealt[1])])
-    with pytest.raises(CryptoError, match="used"):
-        next(sign_bit(0, first, dealt[0]))
-
-
-@pytest.mark.parametrize("fault", ["no message", "one row less", "signed", "bytes"])
-def test_malformed_messages_between_two_servers_are_refused(fault):
-    program = sign_bit(0, np.zeros(3, np.uint64), deal(3)[0])
-    array = MESSAGES[fault](next(program)[1])
-    with pytest.raises(CryptoError, match="expected"):
-        program.send({} if array is None else {1: array})
 
 
 # ---------------------------------------------------------------- an independent implementation
@@ -499,5 +362,6 @@ def test_answers_are_those_of_mpyc():
     theirs = json.loads(run.stdout)
     setting = Setting(servers=3, degree=1, bits=34)
     assert opened(setting, negative(setting, share(setting, x - y)).results).tolist() == theirs
-    by_two = signs(*additive(x - y)).results
+    first, dealt = rng.integers(0, 2**64, 300, dtype=np.uint64), deal(300)
+    by_two = Play([sign_bit(0, first, dealt[0]), sign_bit(1, (x - y).astype(np.uint64) - first, dealt[1])]).results
     assert (by_two[0] ^ by_two[1]).tolist() == theirs

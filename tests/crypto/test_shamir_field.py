@@ -124,6 +124,29 @@ def test_combining_is_a_matrix_product(n, k, data):
 
 
 @kernels_may_compile
+@given(st.integers(0, 5), st.integers(1, 4), st.integers(0, 9), st.data())
+def test_inner_products_are_those_of_integers(n, k, d, data):
+    rows, weights = (
+        data.draw(st.lists(st.lists(NUMBERS, min_size=d, max_size=d), min_size=count, max_size=count))
+        for count in (n, k)
+    )
+    found = field.inner_products(
+        np.array([words(row) for row in rows], np.uint64).reshape(n, d, 2), np.stack([words(row) for row in weights])
+    )
+    expected = [[sum(w * x for w, x in zip(one, row, strict=True)) % P for row in rows] for one in weights]
+    assert found.shape == (k, n, 2)
+    assert [from_words(row) for row in found] == expected
+
+
+@pytest.mark.parametrize("edge", EDGES[3:], ids=hex)
+def test_inner_products_of_any_length_carry_rightly(edge):
+    """Thousands of the same large product, so that every sum of words overflows, on several threads."""
+    rows = np.broadcast_to(words([edge]), (1000, 3000, 2))
+    found = field.inner_products(rows, np.broadcast_to(words([P - 1]), (1, 3000, 2)), threads=3)
+    assert set(from_words(found[0])) == {3000 * edge * (P - 1) % P}
+
+
+@kernels_may_compile
 @given(st.integers(2, 82), st.data())
 def test_comparison_factors_are_those_of_the_formula(length, data):
     """Of numbers that need be no bits, as shares are not."""

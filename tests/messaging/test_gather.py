@@ -265,6 +265,66 @@ def test_message_of_an_earlier_round_is_refused_from_a_peer_that_missed_none(qui
         clinic.gather("ab", Count, timeout=0.1)
 
 
+def test_what_was_sent_for_earlier_rounds_is_dropped_where_a_role_says_so(quick):
+    """Also of a peer that missed nothing, and what is still on its way; not what is of this round."""
+    clinic = quick["clinic"]
+    for user in "ab":
+        quick[user].send("clinic", Other(0))  # nobody asked for it
+    clinic.round = quick["a"].round = 1
+    clinic.drop_earlier("a")
+    quick["a"].send("clinic", Count(1))
+    assert numbers(clinic.gather("a", Count)) == {"a": 1}
+    with pytest.raises(PeerProtocolError, match="expected Count of round 1, got Other of round 0"):
+        clinic.gather("b", Count)
+    clinic.drop_earlier("b")
+    threading.Timer(0.1, quick["b"].send, ["clinic", Other(2)]).start()
+    assert clinic.gather("b", Count, timeout=0.3) == {}
+
+
+# ---------------------------------------------------------------- peers that may be lost
+
+
+def test_loss_of_a_peer_that_may_be_lost_ends_nothing_but_what_is_asked_of_it(quick):
+    clinic = quick["clinic"]
+    clinic.may_lose("ab")
+    quick["a"].channel.close()
+    quick["b"].abort("disk full")
+    quick["c"].send("clinic", Count(1))
+    assert clinic.receive("c", Count).n == 1
+    clinic.send("c", Count(2))
+    assert clinic.send_each(dict.fromkeys("cd", Count(3))) == ["c", "d"]
+    quick["d"].send("clinic", Count(4))
+    assert numbers(clinic.gather("cd", Count, timeout=0.1)) == {"d": 4}
+    clinic.heed()
+    with pytest.raises(PeerLost, match="a is lost"):
+        clinic.receive("a", Count)
+    with pytest.raises(PeerLost, match="a is lost"):
+        clinic.send("a", Count(1))
+    for call in (lambda: clinic.receive("b", Count), lambda: clinic.send("b", Count(1))):
+        with pytest.raises(PeerAborted, match="b stopped the job: disk full"):
+            call()
+
+
+def test_loss_of_any_other_peer_still_ends_everything(quick):
+    clinic = quick["clinic"]
+    clinic.may_lose("ab")
+    quick["c"].channel.close()
+    for call in (lambda: clinic.receive("d", Count), lambda: clinic.gather("ad", Count)):
+        with pytest.raises(PeerLost, match="c is lost"):
+            call()
+
+
+def test_what_a_lost_peer_had_sent_can_still_be_gathered(quick):
+    clinic = quick["clinic"]
+    clinic.may_lose("a")
+    quick["a"].send("clinic", Count(1))
+    quick["a"].channel.close()
+    quick["b"].send("clinic", Count(2))
+    assert clinic.receive("b", Count).n == 2
+    assert numbers(clinic.gather("a", Count)) == {"a": 1}
+    assert clinic.gather("a", Count) == {}
+
+
 def test_party_left_out_is_no_peer_any_more(quick):
     clinic = quick["clinic"]
     clinic.leave_out("b")

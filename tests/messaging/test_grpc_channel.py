@@ -139,15 +139,15 @@ def test_many_small_messages_from_several_threads_all_arrive(grpc_end, connect):
 
 def test_a_message_taken_in_just_before_the_peer_leaves_counts_as_sent(grpc_end, connect, together, monkeypatch):
     leaving = threading.Event()
-    real = Server._deliver
+    real = Server._take
 
-    def slow_to_acknowledge(self, requests, context):
-        answer = real(self, requests, context)
+    def slow_to_acknowledge(self, announced, pieces, context):
+        answer = real(self, announced, pieces, context)
         leaving.wait(5)
         time.sleep(0.3)  # by now the sender has heard that the peer closes
         return answer
 
-    monkeypatch.setattr(Server, "_deliver", slow_to_acknowledge)
+    monkeypatch.setattr(Server, "_take", slow_to_acknowledge)
     clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
     connect([clinic, lab])
 

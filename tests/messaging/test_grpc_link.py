@@ -1,5 +1,6 @@
 """How the dialling end notices death, survives broken connections and explains refusals."""
 
+import _thread
 import contextlib
 import signal
 import socket
@@ -9,15 +10,21 @@ import time
 import numpy as np
 import pytest
 
-from treaty.errors import PeerLost, PeerProtocolError, PeerTimeout
+from treaty.errors import LocalProtocolError, PeerLost, PeerProtocolError, PeerTimeout
 from treaty.messaging import grpc_channel, grpc_link
 from treaty.messaging.certificates import fingerprint, make_identity
+from treaty.messaging.grpc_server import Server
+from treaty.messaging.grpc_wire import CHUNK
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
 
 
 class Rows(Message):
     rows: Array
+
+
+either_way = pytest.mark.parametrize("size", [CHUNK, CHUNK + 1], ids=["post", "stream"])
+"""The largest frame that goes in one piece, and the smallest that does not."""
 
 
 @pytest.fixture
@@ -61,8 +68,9 @@ def test_killed_process_is_noticed_within_5_seconds_while_waiting_for_another(
     assert again.value.public == "lab is lost: its connection broke"  # for the others, who are told why we stop
 
 
+@pytest.mark.parametrize("size", [1000, 50_000_000])
 def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
-    clinic, shop, clinic_party, process, together
+    clinic, shop, clinic_party, process, together, size
 ):
     child = process("lab", clinic, "idle")
     connect_clinic_and_shop(clinic, shop, together, child.address)
@@ -70,7 +78,7 @@ def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
     child.send_signal(signal.SIGSTOP)
     start = time.monotonic()
     outcome = together(
-        sender=lambda: clinic.send("lab", bytes(50_000_000), 60),
+        sender=lambda: clinic.send("lab", bytes(size), 60),
         receiver=lambda: clinic_party.receive("shop", Rows),
     )
     assert time.monotonic() - start < 8  # keepalive 1 s + 1 s, reconnect 1 s
@@ -160,6 +168,50 @@ def proxied(grpc_end, connect):
     proxy.close()
 
 
+def test_small_frames_are_posted_and_larger_ones_streamed(monkeypatch, grpc_end, connect):
+    ways = []
+
+    def spied(name, real):
+        def spy(*call):
+            ways.append(name)
+            return real(*call)
+
+        return spy
+
+    for name in ("_post", "_deliver"):
+        monkeypatch.setattr(Server, name, spied(name, getattr(Server, name)))
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    connect([clinic, lab])
+    for size in (0, 1, CHUNK - 1, CHUNK, CHUNK + 1):
+        frame = np.arange(size).astype(np.uint8).tobytes()
+        clinic.send("lab", frame, 5)
+        assert bytes(lab.receive(0).frame) == frame
+    assert ways == ["_post"] * 4 + ["_deliver"]
+
+
+@either_way
+def test_message_whose_answer_is_lost_is_resent_and_dropped_by_its_number(monkeypatch, grpc_end, connect, size):
+    real, numbers = Server._take, []
+
+    def losing_the_answer(server, announced, pieces, context):
+        answer = real(server, announced, pieces, context)
+        numbers.append(announced.number)
+        if numbers == [0]:
+            proxy.cut()
+        return answer
+
+    monkeypatch.setattr(Server, "_take", losing_the_answer)
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    proxy = Proxy(lab.address)
+    connect([clinic, lab], {"lab": proxy.address, "clinic": clinic.address})
+    clinic.send("lab", b"a" * size, 10)
+    clinic.send("lab", b"b" * size, 10)
+    assert [bytes(lab.receive(0).frame) for _ in range(2)] == [b"a" * size, b"b" * size]
+    assert lab.receive(0.2) is None
+    assert numbers == [0, 0, 1]
+    proxy.close()
+
+
 def test_message_cut_off_half_way_is_resent_and_arrives_once(proxied):
     clinic, lab, proxy = proxied
     proxy.cut_after = proxy.carried + 10_000_000
@@ -229,14 +281,83 @@ def test_restarted_process_is_not_taken_for_the_one_before(proxied, grpc_end):
         clinic.receive(5)
 
 
-def test_peer_that_takes_nothing_is_given_up_after_the_timeout(proxied, monkeypatch):
+@either_way
+def test_peer_that_takes_nothing_is_given_up_after_the_timeout(proxied, size):
     clinic, lab, _ = proxied
-    turn = lab._server._senders["clinic"].turn
-    with turn:
+    with lab._server._senders["clinic"].turn:
         start = time.monotonic()
         with pytest.raises(PeerTimeout, match=r"lab took no message for 0\.5 s, though its connection is alive"):
-            clinic.send("lab", b"x", 0.5)
+            clinic.send("lab", bytes(size), 0.5)
         assert time.monotonic() - start < 2
+        time.sleep(0.5)  # lab hears of it
+    assert lab.receive(0.5) is None
+    clinic.send("lab", b"next", 5)
+    assert bytes(lab.receive(0).frame) == b"next"
+
+
+@either_way
+def test_closing_ends_a_delivery_under_way(proxied, together, size):
+    clinic, lab, _ = proxied
+    ended = []
+
+    def send():
+        with pytest.raises(LocalProtocolError, match="got one that clinic has closed"):
+            clinic.send("lab", bytes(size), 30)
+        ended.append(time.monotonic())
+
+    def close():
+        time.sleep(0.5)
+        ended.append(time.monotonic())
+        clinic.close()
+
+    with lab._server._senders["clinic"].turn:
+        assert together(sender=send, closer=close) == {"sender": None, "closer": None}
+    closed, gone = ended
+    assert gone - closed < 2.5  # of which the server may take a second
+
+
+@either_way
+def test_closing_just_before_a_delivery_is_told_as_such(proxied, monkeypatch, size):
+    clinic, _, _ = proxied
+    real = grpc_link.Link._hand_over
+
+    def closed_first(link, *delivery):
+        clinic.close()
+        real(link, *delivery)
+
+    monkeypatch.setattr(grpc_link.Link, "_hand_over", closed_first)
+    with pytest.raises(LocalProtocolError, match="got one that clinic has closed"):
+        clinic.send("lab", bytes(size), 5)
+
+
+def test_closing_just_before_a_watch_is_opened_ends_it(proxied):
+    clinic, _, _ = proxied
+    link = clinic._links["lab"]
+    link._channels[0].close()
+    link._watcher.join(5)
+    assert not link._watcher.is_alive()
+    assert link.lost is None
+
+
+@pytest.mark.parametrize("size", [CHUNK, 200 * CHUNK], ids=["post", "stream"])
+def test_interrupt_in_a_delivery_does_not_keep_later_ones_from_arriving(proxied, size):
+    clinic, lab, _ = proxied
+    clinic.send("lab", b"first", 5)
+    lab.receive(0)
+    before = set(threading.enumerate())
+    with lab._server._senders["clinic"].turn:
+        threading.Timer(0.3, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            clinic.send("lab", bytes(size), 30)
+    clinic.send("lab", b"next", 5)
+    arrived = lab.receive(0)
+    if len(arrived.frame) == size:  # that it goes on is not promised
+        arrived = lab.receive(0)
+    assert bytes(arrived.frame) == b"next"
+    end = time.monotonic() + 5
+    while any(thread.name != "treaty-grpc-call" for thread in set(threading.enumerate()) - before):
+        assert time.monotonic() < end, "grpc still feeds the delivery"
+        time.sleep(0.05)
 
 
 def test_certificate_other_than_the_pinned_one_is_an_error_at_both_sides(grpc_end, connect, identities):

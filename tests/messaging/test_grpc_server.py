@@ -1,16 +1,20 @@
 """What the listening end lets in, with callers that do not behave."""
 
 import contextlib
+import functools
 import socket
 import ssl
 import threading
 import time
+import weakref
 
 import grpc
+import numpy as np
 import pytest
 
 from treaty.errors import ConfigError, LocalProtocolError, PeerProtocolError
-from treaty.messaging.grpc_wire import DELIVER, VERSION, WATCH, Announcement, Introduction, encode
+from treaty.messaging.grpc_server import _DaemonThreads
+from treaty.messaging.grpc_wire import CHUNK, DELIVER, POST, VERSION, WATCH, Announcement, Introduction, Parcel, encode
 
 
 @pytest.fixture
@@ -38,29 +42,69 @@ def dial(clinic, identities):
         channel.close()
 
 
-def deliver(channel, pieces, sender="lab", number=0, size=3, version=VERSION, incarnation=bytes(16)):
-    head = encode(Announcement(Introduction(version, sender, incarnation), number, size))
-    return channel.stream_unary(DELIVER)(iter([head, *pieces]), timeout=10)
+def hand_over(method, channel, pieces, sender="lab", number=0, size=3, version=VERSION, incarnation=bytes(16), wait=10):
+    announcement = Announcement(Introduction(version, sender, incarnation), number, size)
+    if method == POST:
+        parcel = Parcel(announcement, memoryview(b"".join(pieces)))
+        return channel.unary_unary(POST)(encode(parcel), timeout=wait)
+    return channel.stream_unary(DELIVER)(iter([encode(announcement), *pieces]), timeout=wait)
+
+
+@pytest.fixture(params=[DELIVER, POST], ids=["stream", "post"])
+def deliver(request):
+    """Either way to hand a frame over: what is let in is the same."""
+    return functools.partial(hand_over, request.param)
 
 
 def refused(code, text):
     return pytest.raises(grpc.RpcError, check=lambda error: error.code() is code and text in error.details())
 
 
-def test_delivery_lies_in_the_inbox_when_it_is_answered(clinic, dial):
+def test_delivery_lies_in_the_inbox_when_it_is_answered(clinic, dial, deliver):
     assert deliver(dial("lab"), [b"a", b"bc"]) == b""
     arrival = clinic.receive(0)
     assert (arrival.sender, bytes(arrival.frame)) == ("lab", b"abc")
 
 
-def test_exact_duplicate_of_a_delivery_is_answered_and_dropped(clinic, dial):
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 1001, CHUNK])
+def test_frame_is_read_only_and_ends_at_a_multiple_of_8_bytes(clinic, dial, deliver, size):
+    sent = bytes(range(256)) * 256
+    deliver(dial("lab"), [sent[:size]], size=size)
+    frame = clinic.receive(0).frame
+    assert bytes(frame) == sent[:size]
+    assert frame.readonly
+    assert (np.frombuffer(frame, np.uint8).ctypes.data + size) % 8 == 0
+
+
+def test_exact_duplicate_of_a_delivery_is_answered_and_dropped(clinic, dial, deliver):
     for number in (0, 0, 1, 0, 1):
-        deliver(dial("lab"), [b"%dxx" % number], number=number)
+        assert deliver(dial("lab"), [b"%dxx" % number], number=number) == b""
     assert [bytes(clinic.receive(0).frame) for _ in range(2)] == [b"0xx", b"1xx"]
     assert clinic.receive(0) is None
 
 
-def test_valid_certificate_of_another_party_does_not_give_its_name(clinic, dial):
+@pytest.mark.parametrize("ways", [(DELIVER, POST), (POST, DELIVER)], ids=["stream first", "post first"])
+def test_deliveries_of_either_kind_share_one_count(clinic, dial, ways):
+    for method in ways:
+        hand_over(method, dial("lab"), [b"abc"])
+    assert bytes(clinic.receive(0).frame) == b"abc"
+    assert clinic.receive(0) is None
+
+
+def test_delivery_that_the_sender_has_given_up_is_not_taken_in(clinic, dial, deliver):
+    channel = dial("lab")
+    deliver(channel, [b"abc"])
+    clinic.receive(0)
+    with clinic._server._senders["lab"].turn:
+        with refused(grpc.StatusCode.DEADLINE_EXCEEDED, ""):
+            deliver(channel, [b"def"], number=1, wait=0.3)
+        time.sleep(0.5)  # clinic hears of it
+    assert clinic.receive(0.5) is None
+    deliver(channel, [b"def"], number=1)
+    assert bytes(clinic.receive(0).frame) == b"def"
+
+
+def test_valid_certificate_of_another_party_does_not_give_its_name(clinic, dial, deliver):
     with refused(grpc.StatusCode.UNAUTHENTICATED, "got 'lab' under the certificate of shop"):
         deliver(dial("shop"), [b"abc"], sender="lab")
     with pytest.raises(PeerProtocolError, match="expected shop to call itself so, got 'lab'") as caught:
@@ -85,6 +129,15 @@ def test_oversized_message_is_refused_before_it_is_sent(clinic, dial):
         clinic.receive(5)
 
 
+def test_oversized_announcement_is_refused_whatever_comes_with_it(clinic, dial, deliver):
+    with refused(grpc.StatusCode.OUT_OF_RANGE, "got 5000001 bytes announced by lab"):
+        deliver(dial("lab"), [b"abc"], size=5_000_001)
+    with pytest.raises(PeerProtocolError, match=r"expected at most 5000000 bytes .* got 5000001 bytes") as caught:
+        clinic.receive(5)
+    assert caught.value.peer == "lab"
+    assert clinic.receive(0) is None
+
+
 def test_oversized_message_is_an_error_at_both_sides(clinic, grpc_end, connect):
     lab, shop = grpc_end("lab", ["clinic"]), grpc_end("shop", ["clinic"])
     connect([clinic, lab, shop])
@@ -106,7 +159,7 @@ def test_oversized_message_is_an_error_at_both_sides(clinic, grpc_end, connect):
     ],
     ids=["short", "long", "none"],
 )
-def test_delivery_of_another_length_than_announced_is_refused(clinic, dial, pieces, code):
+def test_delivery_of_another_length_than_announced_is_refused(clinic, dial, deliver, pieces, code):
     with refused(code, "expected 3 bytes, got"):
         deliver(dial("lab"), pieces)
     assert clinic.receive(0) is None
@@ -121,12 +174,40 @@ def test_malformed_announcement_is_refused(clinic, dial, first):
     assert clinic.receive(0) is None
 
 
-def test_other_release_is_refused(clinic, dial):
+WELCOME = encode(Parcel(Announcement(Introduction(VERSION, "lab", bytes(16)), 0, 3), memoryview(b"abc")))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x91" * 5000,
+        b"\x80\x04\x95.",
+        WELCOME[:-1],
+        WELCOME + b"d",
+        WELCOME.replace(b"\xc4\x03abc", b"\xa3abc"),
+        WELCOME.replace(b"\xc4\x03abc", b"\x93\x01\x02\x03"),
+        WELCOME.replace(b"\x82\xac", b"\x83\xa1x\xc0\xac"),
+        encode(Announcement(Introduction(VERSION, "lab", bytes(16)), 0, 3)),
+    ],
+    ids=["empty", "nested", "pickle", "cut off", "trailing", "text", "list", "another field", "no frame"],
+)
+def test_malformed_parcel_is_refused(clinic, dial, data):
+    post = dial("lab").unary_unary(POST)
+    assert data != WELCOME
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "expected Parcel"):
+        post(data, timeout=5)
+    assert clinic.receive(0) is None
+    post(WELCOME, timeout=5)
+    assert bytes(clinic.receive(0).frame) == b"abc"
+
+
+def test_other_release_is_refused(clinic, dial, deliver):
     with refused(grpc.StatusCode.FAILED_PRECONDITION, f"expected transport version {VERSION}, got 99"):
         deliver(dial("lab"), [b"abc"], version=99)
 
 
-def test_restarted_sender_is_refused(clinic, dial):
+def test_restarted_sender_is_refused(clinic, dial, deliver):
     deliver(dial("lab"), [b"abc"])
     with refused(grpc.StatusCode.FAILED_PRECONDITION, "already talked to another process of lab"):
         deliver(dial("lab"), [b"abc"], incarnation=b"x" * 16)
@@ -195,3 +276,86 @@ def test_closing_does_not_wait_for_a_delivery_that_never_ends(clinic, dial):
     assert time.monotonic() - start < 3
     stop.set()
     assert isinstance(call.exception(), grpc.RpcError)
+
+
+# ---------------------------------------------------------------- threads
+
+
+def soon(condition):
+    """Whether it becomes true within 5 seconds."""
+    end = time.monotonic() + 5
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.fixture
+def daemons():
+    made = _DaemonThreads()
+    yield made
+    made.shutdown()
+
+
+def test_calls_one_after_another_share_threads(daemons):
+    used = {daemons.submit(threading.current_thread).result(5) for _ in range(200)}
+    assert len(used) < 20  # one, but for calls that come before the last thread has sat down
+    assert all(thread.daemon for thread in used)
+
+
+def test_calls_that_lie_open_delay_no_other(daemons):
+    end = threading.Event()
+    for _ in range(3):  # the second and third time there are idle threads, though not enough
+        lying = [daemons.submit(end.wait, 20) for _ in range(10)]
+        assert daemons.submit(int, "7").result(5) == 7
+        assert not any(future.done() for future in lying[:5])
+        lying.append(daemons.submit(end.wait, 20))
+    end.set()
+    assert all(future.result(5) for future in lying)
+
+
+def test_call_that_fails_tells_and_leaves_its_thread_fit_for_the_next(daemons):
+    with pytest.raises(ValueError, match="invalid literal"):
+        daemons.submit(int, "x").result(5)
+    with pytest.raises(SystemExit):
+        daemons.submit(exit).result(5)
+    assert daemons.submit(int, "7").result(5) == 7
+
+
+def test_idle_thread_keeps_nothing_of_its_last_call(daemons):
+    class Frame:
+        pass
+
+    frame = Frame()
+    alive = weakref.ref(frame)
+    daemons.submit(id, frame).result(5)
+    del frame
+    assert soon(lambda: alive() is None)
+
+
+def test_threads_end_at_shutdown_or_when_their_call_does():
+    daemons, end = _DaemonThreads(), threading.Event()
+    both = threading.Barrier(3)
+
+    def first():
+        both.wait(5)
+        return threading.current_thread()
+
+    idle = [daemons.submit(first) for _ in range(2)]
+    both.wait(5)
+    threads = [future.result(5) for future in idle]
+    assert soon(lambda: daemons._idle._value == 2)
+    daemons.submit(end.wait, 20)
+    daemons.shutdown()
+    assert soon(lambda: sum(thread.is_alive() for thread in threads) == 1)
+    end.set()
+    assert soon(lambda: not any(thread.is_alive() for thread in threads))
+
+
+def test_closed_channel_leaves_no_thread(grpc_end, connect):
+    before = set(threading.enumerate())
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    connect([clinic, lab])
+    lab.send("clinic", b"abc", 5)
+    clinic.close()
+    lab.close()
+    assert soon(lambda: not set(threading.enumerate()) - before)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from treaty.messaging.grpc_wire import CHUNK, Announcement, Introduction, chunks, decode, encode
+from treaty.messaging.grpc_wire import CHUNK, Announcement, Introduction, Parcel, chunks, decode, encode
 
 INTRODUCTION = Introduction(1, "clinic", bytes(16))
 
@@ -16,6 +16,15 @@ def test_chunks_are_the_announcement_and_the_frame_in_pieces(size):
     assert decode(first, Announcement) == announcement
     assert b"".join(rest) == b"x" * size
     assert all(len(piece) <= CHUNK for piece in rest)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK])
+def test_parcel_is_the_announcement_and_the_frame(size):
+    announcement = Announcement(Introduction(1, "\U0001d54f" * 200, bytes(16)), (1 << 64) - 1, size)
+    data = encode(Parcel(announcement, memoryview(b"x" * size)))
+    assert len(data) < 2 * CHUNK  # the most that an end takes in one piece
+    parcel = decode(data, Parcel)
+    assert (parcel.announcement, bytes(parcel.frame)) == (announcement, b"x" * size)
 
 
 @pytest.mark.parametrize(

@@ -356,3 +356,27 @@ def test_a_stop_heard_while_still_connecting_explains_the_lost_peer(parties):
 
     with pytest.raises(PeerAborted, match="lab stopped the job: no table"):
         wait()
+
+
+def test_round_of_a_peer_that_counts_is_followed(quick):
+    lab, clinic = quick["lab"], quick["clinic"]
+    for clinic.round in (0, 3):
+        clinic.send("lab", Count(clinic.round))
+    assert lab.receive("clinic", Count, follow=True).n == 0
+    assert lab.round == 0
+    assert lab.receive("clinic", Count, follow=True).n == 3
+    assert lab.round == 3
+    lab.send("clinic", Count(7))
+    assert clinic.receive("lab", Count).n == 7  # of the round that it followed to
+
+
+def test_later_round_is_refused_where_it_is_not_followed_and_an_earlier_one_always(quick):
+    lab, clinic = quick["lab"], quick["clinic"]
+    clinic.round = 1
+    clinic.send("lab", Count(1))
+    with pytest.raises(PeerProtocolError, match="expected Count of round 0, got Count of round 1"):
+        lab.receive("clinic", Count)
+    lab.round = 2
+    with pytest.raises(PeerProtocolError, match="expected Count of round 2, got Count of round 1"):
+        lab.receive("clinic", Count, follow=True)
+    assert lab.round == 2

@@ -227,7 +227,8 @@ def test_splits_are_the_best_on_corrected_sums(categorical):
 
 
 def chosen_of(source: NoisyColumns) -> list[tuple[int, np.ndarray]]:
-    """Return the splits a source told its owner of."""
+    """Return the splits a source tells its owner of."""
+    source.tell(0, now=True)
     return [
         (int(feature), np.unpackbits(np.frombuffer(left, np.uint8)).astype(bool))
         for message in source._party.sent

@@ -453,14 +453,15 @@ def left(*bins: int) -> Array:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (Chosen(int32(99), left(0)), r"expected features below \d - at Chosen.features from p0"),
-        (Chosen(int32(-1), left(0)), r"expected features below \d - at Chosen.features from p0"),
-        (Chosen(int32(0), left(1)), "expected the lowest bins to go left - at Chosen.left_bins"),
-        (Chosen(int32(0), left()), "expected the lowest bins to go left - at Chosen.left_bins"),
-        (Chosen(int32(0), left(200)), "expected the lowest bins to go left - at Chosen.left_bins"),
-        (Chosen(int32(0, 1), left(0)), "at Chosen.left_bins"),
-        (Chosen(int32(0), uint8(1)), "at Chosen.left_bins"),
-        (Chosen(uint8(0), left(0)), "at Chosen.features"),
+        (Chosen(int32(99), left(0), 0), r"expected features below \d - at Chosen.features from p0"),
+        (Chosen(int32(-1), left(0), 0), r"expected features below \d - at Chosen.features from p0"),
+        (Chosen(int32(0), left(1), 0), "expected the lowest bins to go left - at Chosen.left_bins"),
+        (Chosen(int32(0), left(), 0), "expected the lowest bins to go left - at Chosen.left_bins"),
+        (Chosen(int32(0), left(200), 0), "expected the lowest bins to go left - at Chosen.left_bins"),
+        (Chosen(int32(0, 1), left(0), 0), "at Chosen.left_bins"),
+        (Chosen(int32(0), uint8(1), 0), "at Chosen.left_bins"),
+        (Chosen(uint8(0), left(0), 0), "at Chosen.features"),
+        (Chosen(int32(0), left(0), -1), "rounds"),
         (GOOD, "expected Chosen"),
     ],
 )

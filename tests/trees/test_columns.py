@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.trees.columns import SumsFinder
+from treaty.trees.columns import JoinedFinder, SumsFinder
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import grow_tree
 from treaty.trees.splits import SplitRules
@@ -165,6 +165,13 @@ def test_trees_equal_those_of_the_slow_grower(n_rows, n_bins, missing, edges, de
     margins = np.zeros(n_rows)
     finder = SumsFinder([part.source() for part in parts], n_rows, of_rules)
     tree = grow_tree(finder, grad, hess, margins, of_rules, rows=rows, columns=columns)
+
+    again = table.cut(*sorted(min(edge, len(n_bins)) for edge in edges))
+    joined = JoinedFinder([part.source() for part in again], n_rows, of_rules)
+    margins_again = np.zeros(n_rows)
+    assert grow_tree(joined, grad, hess, margins_again, of_rules, rows=rows, columns=columns) == tree
+    assert [part.splits for part in again] == [part.splits for part in parts]
+    np.testing.assert_array_equal(margins_again, margins)
 
     members = range(n_rows) if rows is None else rows.tolist()
     slow = slow_tree(table.codes, table.n_bins, table.categorical, grad, hess, of_rules, members, columns.tolist())

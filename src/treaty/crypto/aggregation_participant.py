@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -96,7 +96,11 @@ class Participant:
         return masked
 
     def sign_survivors(self, survivors: Sequence[str]) -> bytes:
-        """Return the signature on the list of survivors (step 3).
+        """Return the signature on the list of survivors (step 3); see `take_survivors`."""
+        return self._signing_key.sign(self.take_survivors(survivors))
+
+    def take_survivors(self, survivors: Sequence[str]) -> bytes:
+        """Return what a participant vouches for to the other survivors, who were told the same list (step 3).
 
         Raises
         ------
@@ -116,7 +120,7 @@ class Participant:
             raise CryptoError(f"expected {self._round.least} survivors or more, got {len(survivors)}")
         self._survivors = list(survivors)
         self._next = "unmask"
-        return self._signing_key.sign(survival(self._session, self._survivors))
+        return survival(self._session, self._survivors)
 
     def unmask(self, signatures: Mapping[str, bytes]) -> Unmasking:
         """Return what removes the masks of the list this participant signed (step 4), never both kinds for a member.
@@ -131,12 +135,23 @@ class Participant:
         CryptoError
             When fewer than t survivors signed the very list that this participant signed.
         """
+        return self.unmask_for(
+            self._round.signers(signatures, self._survivors, self._session, most=self._round.threshold)
+        )
+
+    def unmask_for(self, vouched: Collection[str]) -> Unmasking:
+        """Return the same where those survivors, this one perhaps among them, vouched for the list in another way.
+
+        Raises
+        ------
+        CryptoError
+            When they are fewer than t.
+        """
         self._begin("unmask")
-        valid = self._round.signers(signatures, self._survivors, self._session)
-        if len(valid) < self._round.threshold:
+        if len(set(vouched) & set(self._survivors)) < self._round.threshold:
             raise CryptoError(
                 f"expected {self._round.threshold} signatures or more on the survivors that {self._seeds.name} was "
-                f"told, got {len(valid)}; the aggregator may have told others something else"
+                f"told, got {len(vouched)}; the aggregator may have told others something else"
             )
         lost = sorted(self._shares.keys() - set(self._survivors))
         if self._round.dropout == "share":

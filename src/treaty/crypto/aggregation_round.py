@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from copy import copy
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -65,8 +67,8 @@ class Round:
     ----------
     least : int
         Fewest members whose sum is opened: max(t, min_cohort).
-    key_scope : bytes
-        What the members' `EphemeralKeys` are made for: this round and attempt ("share"), or the job and its roster.
+    nonce : bytes of length 32
+        Names the vector's masks.
 
     Raises
     ------
@@ -101,13 +103,27 @@ class Round:
         self.threshold, self.least = threshold, max(threshold, min_cohort)
         self.nonce = mask_nonce(job_id, protocol, round_id, attempt, vector_id)
         names = sorted(roster)
+        self._protocol, self._min_cohort = protocol, min_cohort
         self._points = {name: place for place, name in enumerate(names, 1)}
-        listed = length_prefixed(*(part for name in names for part in (name, roster[name])))
-        self.context = hashlib.sha256(
-            length_prefixed("treaty round", self.nonce, length, dropout, threshold, min_cohort, listed)
-        ).digest()
-        job = hashlib.sha256(length_prefixed("treaty job", job_id, protocol, listed)).digest()
-        self.key_scope = self.context if dropout == "share" else job
+        self._listed = length_prefixed(*(part for name in names for part in (name, roster[name])))
+        self._job = hashlib.sha256(length_prefixed("treaty job", job_id, protocol, self._listed)).digest()
+
+    def another(self, round_id: int, length: int, vector_id: str, attempt: int = 0) -> Round:
+        """Return a round of the same members under the same rules; cheaper than one made anew, which lists them all."""
+        other = copy(self)
+        other.length, other.nonce = length, mask_nonce(self.job_id, self._protocol, round_id, attempt, vector_id)
+        return other
+
+    @property
+    def context(self) -> bytes:
+        """Digest of all that the members agree on, bytes of length 32."""
+        parts = (self.nonce, self.length, self.dropout, self.threshold, self._min_cohort, self._listed)
+        return hashlib.sha256(length_prefixed("treaty round", *parts)).digest()
+
+    @property
+    def key_scope(self) -> bytes:
+        """What the members' `EphemeralKeys` are made for: this round and attempt ("share"), or the job and roster."""
+        return self.context if self.dropout == "share" else self._job
 
     def points(self, names: Sequence[str]) -> list[int]:
         """Return where members' shares lie: their places in the sorted roster, from 1."""
@@ -128,10 +144,13 @@ class Round:
         """Name the round together with the keys its members were told; nothing signed or sealed serves in another."""
         return hashlib.sha256(length_prefixed("treaty session", self.context, keys)).digest()
 
-    def signers(self, signatures: Mapping[str, bytes], survivors: Sequence[str], session: bytes) -> list[str]:
-        """Return the survivors whose signature on the list of survivors is there and right."""
+    def signers(
+        self, signatures: Mapping[str, bytes], survivors: Sequence[str], session: bytes, most: int | None = None
+    ) -> list[str]:
+        """Return the survivors, the first `most`, whose signature on the list of survivors is there and right."""
         content = survival(session, survivors)
-        return [u for u in survivors if u in signatures and verifies(self.roster[u], signatures[u], content)]
+        valid = (u for u in survivors if u in signatures and verifies(self.roster[u], signatures[u], content))
+        return list(islice(valid, most))
 
 
 def pairwise_input(this_round: Round, seeds: PairSeeds, values: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -9,8 +9,8 @@ A nonce serves once: of two vectors under one mask anybody sees the difference. 
 vector is indistinguishable from a uniform one (HKDF and AES as pseudorandom functions). A key of one message tells
 nothing of the seed or of other messages' masks.
 
-Masks are added 128 KB at a time, whatever the vector's length. AES-NI makes them at several GB/s; threads would not
-help, since the cipher keeps the interpreter lock.
+Masks are added 128 KB at a time, whatever the vector's length. AES-NI makes them at several GB/s, so that for vectors
+of a few thousand numbers most of a mask's cost is the derivation of its key and the set-up of its cipher.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ def pair_keys(
     peers = set(peers)
     if not peers <= seeds.keys():
         raise CryptoError(f"expected peers that {name} has a seed with, got {len(peers - seeds.keys())} others")
-    keys = {peer: mask_key(seeds[peer], nonce) for peer in sorted(peers)}
-    return [keys[peer] for peer in keys if peer > name], [keys[peer] for peer in keys if peer < name]
+    ordered = sorted(peers)
+    added = [mask_key(seeds[peer], nonce) for peer in ordered if peer > name]
+    return added, [mask_key(seeds[peer], nonce) for peer in ordered if peer < name]
 
 
 def add_masks(values: NDArray[np.uint64], added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
@@ -88,13 +89,15 @@ def add_masks(values: NDArray[np.uint64], added: Sequence[bytes], subtracted: Se
         Keys as from `mask_key`.
     """
     signed = [(key, np.add) for key in added] + [(key, np.subtract) for key in subtracted]
-    zeros = memoryview(bytes(8 * _CHUNK))
-    mask = np.empty(_CHUNK + 2, np.dtype("<u8"))  # the cipher wants room for a block more
-    room = mask.view(np.uint8)
+    most = min(len(values), _CHUNK)
+    zeros, from_zero = memoryview(bytes(8 * most)), modes.CTR(bytes(16))
+    buffer = np.empty(most + 2, np.dtype("<u8"))  # the cipher wants room for a block more
+    room = buffer.view(np.uint8).data
     for some in pieces(len(signed), _STREAMS):
-        ciphers = [(Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), put) for key, put in signed[some]]
+        ciphers = [(Cipher(algorithms.AES(key), from_zero).encryptor(), put) for key, put in signed[some]]
         for part in pieces(len(values), _CHUNK):
             chunk = values[part]
+            plain, mask = zeros[: 8 * len(chunk)], buffer[: len(chunk)]
             for cipher, put in ciphers:
-                cipher.update_into(zeros[: 8 * len(chunk)], room.data)
-                put(chunk, mask[: len(chunk)], out=chunk)
+                cipher.update_into(plain, room)
+                put(chunk, mask, chunk)

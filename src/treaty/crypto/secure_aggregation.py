@@ -71,6 +71,8 @@ class Aggregator:
         With `dropout` "share" or "reveal".
     advertisements : mapping of str to Advertisement
         Of the members that sent one.
+    signed : bool, default True
+        Whether they are checked here. False for `round_keys`, which the members check among themselves.
 
     Raises
     ------
@@ -80,10 +82,11 @@ class Aggregator:
         When an advertisement is not what its sender signed for this round.
     """
 
-    def __init__(self, this_round: Round, advertisements: Mapping[str, Advertisement]) -> None:
+    def __init__(self, this_round: Round, advertisements: Mapping[str, Advertisement], *, signed: bool = True) -> None:
         if this_round.dropout == "none":
             raise CryptoError('expected a round with dropout "share" or "reveal", got "none"; use open_pairwise')
-        check_advertisements(advertisements, this_round.roster, this_round.key_scope)
+        if signed:
+            check_advertisements(advertisements, this_round.roster, this_round.key_scope)
         enough(len(advertisements), this_round.threshold, "keys")
         self._round, self._advertised = this_round, dict(advertisements)
         self._session = this_round.session(transcript(advertisements, this_round.key_scope))
@@ -121,6 +124,27 @@ class Aggregator:
         self._round.check(masked, np.uint64, f"the input of {name}")
         self._came.add(name)
         self._sum += masked
+
+    def take_back(self, name: str, masked: NDArray[np.uint64]) -> None:
+        """Take one member's vector out of the sum again: it then counts as lost.
+
+        Parameters
+        ----------
+        name : str
+            Whose `add_input` it was, before survivors are listed.
+        masked : uint64 (length,)
+            The same vector.
+
+        Raises
+        ------
+        CryptoError
+            When there is no such input.
+        """
+        if name not in self._came or self._survivors is not None:
+            raise CryptoError(f"expected an input that is in the sum, before survivors are listed - of {name}")
+        self._round.check(masked, np.uint64, f"the input of {name}")
+        self._came.remove(name)
+        self._sum -= masked
 
     def survivors(self) -> list[str]:
         """Close the list of those whose inputs came, and return it sorted: U2."""

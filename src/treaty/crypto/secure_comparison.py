@@ -1,14 +1,14 @@
-"""Comparison of shared numbers: shares of [x < y], of many pairs at a time, and nobody learns x, y or the answer.
+"""Comparison of Shamir-shared numbers among three servers or more: shares of [x < y], nobody learns x, y or the answer.
 
-(a) `less_than` on Shamir shares modulo p = 2^127 - 1 among n >= 3 servers, by Toft's method.
-(b) `sign_bit` on additive shares modulo 2^64 between two servers helped by a dealer, by a binary adder.
+Shares are modulo p = 2^127 - 1, many comparisons at a time, by Toft's method. (`additive_comparison` does the same
+between two servers helped by a dealer.)
 
 **The seam.** A server's program is a generator. In each round it yields ``{receiver: array}``, one uint64 array for
 each of the other servers, and is sent ``{sender: array}``, what each of them has yielded for it in the same round.
 Servers are numbered from 0. What carries the arrays must hide them from everybody but the receiver, name the sender
 truly, and is not here. Every round holds all comparisons of the batch.
 
-**Assumed of (a):** honest but curious servers of which at most t < n/2 put together what they see, secure channels, and
+**Assumed:** honest but curious servers of which at most t < n/2 put together what they see, secure channels, and
 AES as a pseudorandom generator for each server's own numbers. t servers together learn nothing of x, y and the answer
 but with a statistical distance of 2^(1 - kappa) per comparison (a carry into the opened c); all else they receive is
 uniform, whatever is compared: shares; c mod 2^l; squares of random numbers; the zero test's answer, a coin that the
@@ -16,7 +16,7 @@ secret sign turns over, and a random number besides. Nobody proves what it sends
 where shares of degree below n - 1 are opened and do not belong together (c always does, so a wrong degree of inputs
 does not go unseen); otherwise the answer is wrong.
 
-**Cost of (a)**, numbers of 16 bytes, over all n (n - 1) pairs of servers:
+**Cost**, numbers of 16 bytes, over all n (n - 1) pairs of servers:
 
 ===================  =============================  =============================================
 part                 rounds                         numbers per comparison and pair
@@ -27,30 +27,20 @@ part                 rounds                         numbers per comparison and p
 
 `prepare` needs no inputs. Random numbers are drawn n - t at a time from one that each server deals (Damgård, Nielsen).
 
-**Assumed of (b):** honest but curious, neither the two servers together nor one of them with the dealer. The dealer
-learns the number of comparisons. Each server receives operands under one-time pads, uniform bits; the two output bits
-are each uniform. For whoever is to learn an answer: both servers send their bit to it, and to nobody else.
-
-**Cost of (b):** the dealer's message, 7 rounds, and 243 bits per comparison from each server to the other, 61 bytes in
-all; from the dealer a key for each and 181 bits for server 1, 23 bytes.
-
 References
 ----------
 Toft, Primitives and Applications for Multi-party Computation, PhD thesis, Aarhus 2007 (comparison, random bits).
 Gennaro, Rabin, Rabin, Simplified VSS and Fast-track Multiparty Computations, PODC 1998 (degree reduction).
 Damgård, Nielsen, Scalable and Unconditionally Secure Multiparty Computation, CRYPTO 2007 (random numbers, zeros).
-Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991 (AND triples).
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.crypto import shamir_field as field
 from treaty.crypto.keystream import Keystream
@@ -64,10 +54,6 @@ Program = Generator[dict[int, Words], dict[int, Words], Result]
 """A server's part: see the module's text on the seam."""
 
 _FIELD_BITS = 127
-_CARRIES = 63  # bits below the sign, whose carry is wanted
-
-
-# ---------------------------------------------------------------- (a) Shamir shares, three or more servers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +196,7 @@ def prepare(setting: Setting, own: int, rows: int) -> Program[Prepared]:
     numbers = drawn[:, :dealt].reshape(-1, 2)[:needed]
     zeros = drawn[:, dealt:].reshape(-1, 2)[:needed]
     roots = numbers[:signed]
-    squares = yield from _open(setting, own, field.add(field.multiply(roots, roots), zeros[:signed]), 2 * t)
+    squares = yield from open_to_all(setting, own, field.add(field.multiply(roots, roots), zeros[:signed]), 2 * t)
     signs = field.multiply(roots, field.inverse(field.square_root(squares))).reshape(l + 1, rows, 2)
     half = field.constant(pow(2, -1, field.P))
     bits = field.multiply(field.add(signs[:l], field.constant(1)), half)
@@ -261,14 +247,15 @@ def is_negative(setting: Setting, own: int, values: Words, prepared: Prepared) -
     l, one = setting.bits, field.constant
     bits, low, mask, signs, blinds, zeros = prepared.take(len(values))
     masked = field.add(field.add(values, one(1 << l)), mask)
-    opened = yield from _open(setting, own, masked, setting.degree)
+    opened = yield from open_to_all(setting, own, masked, setting.degree)
     opened &= np.array([(1 << min(l, 64)) - 1, (1 << max(l - 64, 0)) - 1], np.uint64)
     factors = np.concatenate([field.comparison_factors(bits, signs, opened), blinds[None]])
     while len(factors) > 2:
         pairs = len(factors) // 2
         products = yield from multiply(setting, own, factors[:pairs], factors[pairs : 2 * pairs])
         factors = np.concatenate([products, factors[2 * pairs :]])
-    test = yield from _open(setting, own, field.add(field.multiply(factors[0], factors[1]), zeros), 2 * setting.degree)
+    product = field.add(field.multiply(factors[0], factors[1]), zeros)
+    test = yield from open_to_all(setting, own, product, 2 * setting.degree)
     turned = np.where(field.is_zero(test)[:, None], field.subtract(one(0), signs), signs)
     turned = field.multiply(field.add(turned, one(1)), one(1 << (l - 1)))  # 2^l [c mod 2^l < r]
     rest = field.subtract(field.subtract(opened, low), values)
@@ -310,18 +297,40 @@ def _exchange(own: int, mine: Words) -> Program[Words]:
             f"expected a message of each of {len(mine) - 1} other servers, got those of {sorted(replies)}"
         )
     for sender, shares in replies.items():
-        _check_message(sender, shares, mine.shape[1:])
+        check_message(sender, shares, mine.shape[1:])
         field.check_numbers(shares, f"shares of server {sender}")
     return np.stack([mine[i] if i == own else replies[i] for i in range(len(mine))])
 
 
-def _open(setting: Setting, own: int, shares: Words, degree: int) -> Program[Words]:
-    """Return what shares are of, to all; any beyond the first degree + 1 must agree with them."""
+def open_to_all(setting: Setting, own: int, shares: Words, degree: int) -> Program[Words]:
+    """Return what shares (m, 2) of a degree are of, to every server; one round. See `open_checked`."""
     received = yield from _exchange(own, np.broadcast_to(shares, (setting.servers, *shares.shape)))
+    return open_checked(setting, received, degree)
+
+
+def open_checked(setting: Setting, shares: Words, degree: int) -> Words:
+    """Return what shares are of; any beyond the first degree + 1 must agree with them.
+
+    Parameters
+    ----------
+    setting : Setting
+    shares : uint64 (servers, m, 2)
+        Of all servers, in order, below p.
+    degree : int
+
+    Returns
+    -------
+    uint64 (m, 2)
+
+    Raises
+    ------
+    CryptoError
+        When shares do not belong together: up to servers - degree - 1 wrong ones are noticed.
+    """
     points = setting.points[: degree + 1]
     weights = [field.lagrange_weights(points, at) for at in (0, *setting.points[degree + 1 :])]
-    values = field.combine(received[: degree + 1], np.stack(weights))
-    if not np.array_equal(values[1:], received[degree + 1 :]):
+    values = field.combine(shares[: degree + 1], np.stack(weights))
+    if not np.array_equal(values[1:], shares[degree + 1 :]):
         raise CryptoError(
             f"expected shares of degree {degree} to open, got shares that do not belong together - at secure comparison"
         )
@@ -345,171 +354,8 @@ def _below_power_of_two(bits: int, rows: int) -> Words:
     return out
 
 
-def _check_message(sender: int, got: Words, shape: tuple[int, ...]) -> None:
+def check_message(sender: int, got: Words, shape: tuple[int, ...]) -> None:
+    """Refuse what a server has sent: CryptoError unless it is uint64 of the expected shape."""
     if not isinstance(got, np.ndarray) or got.dtype != np.uint64 or got.shape != shape:
         what = f"{got.dtype} {got.shape}" if isinstance(got, np.ndarray) else type(got).__name__
         raise CryptoError(f"expected uint64 {shape} of server {sender}, got {what} - at secure comparison")
-
-
-# ---------------------------------------------------------------- (b) additive shares modulo 2^64, two servers
-#
-# Bits are cut in slices: words of slice i hold bit i of 64 comparisons each, so that nothing sent is padding.
-
-
-class Dealt:
-    """What the dealer gives one server for one batch of comparisons: a key and, for server 1, corrections.
-
-    Attributes
-    ----------
-    rows : int
-        Comparisons of the batch.
-    key : bytes of length 32
-        Its shares of operands and products are a keystream under it.
-    corrections : uint64 (181, ceil(rows / 64))
-        Server 1's shares of the products; empty (0, ...) for server 0.
-    """
-
-    def __init__(self, rows: int, key: bytes, corrections: Words) -> None:
-        self.rows, self.key, self.corrections = rows, key, corrections
-        self._used = False
-
-    def use(self, rows: int) -> None:
-        """Note that a batch is computed; CryptoError when it has other rows, or was computed before."""
-        if self._used or rows != self.rows:
-            what = "used ones" if self._used else f"those for {self.rows}"
-            raise CryptoError(f"expected new triples for {rows} comparisons, got {what}; have them dealt again")
-        self._used = True
-
-
-class _Triples:
-    """One server's shares of a batch's operands a, b and products a & b, slice after slice."""
-
-    def __init__(self, own: int, words: int, dealt: Dealt) -> None:
-        stream = Keystream(dealt.key)
-        self._own, self._words, self._corrections, self._at = own, words, dealt.corrections, 0
-        self._draw: Callable[[int], Words] = lambda slices: stream.bits(64, slices * words).reshape(slices, words)
-
-    def operands(self, slices: int) -> Words:
-        return self._draw(slices)
-
-    def products(self, slices: int) -> Words:
-        """Server 0's are random, server 1's what the dealer has put right."""
-        if self._own == 0:
-            return self._draw(slices)
-        self._at += slices
-        return self._corrections[self._at - slices : self._at]
-
-
-def deal(rows: int) -> tuple[Dealt, Dealt]:
-    """Make AND triples for one batch of comparisons, as the dealer.
-
-    Parameters
-    ----------
-    rows : int
-        Number of comparisons.
-
-    Returns
-    -------
-    Dealt, Dealt
-        For server 0 and for server 1, each to be kept from the other.
-    """
-    words = -(-rows // 64)
-    none = np.empty((0, words), np.uint64)
-    dealt = [Dealt(rows, secrets.token_bytes(32), none) for _ in range(2)]
-    first, second = (_Triples(own, words, one) for own, one in enumerate(dealt))
-    corrections = [first.operands(_CARRIES) & second.operands(_CARRIES) ^ first.products(_CARRIES)]
-    for slices in _levels():
-        pairs = slices // 2
-        upper, lower, lower_p = (first.operands(count) ^ second.operands(count) for count in (pairs, pairs, pairs - 1))
-        corrections.append(upper & lower ^ first.products(pairs))
-        corrections.append(upper[1:] & lower_p ^ first.products(pairs - 1))
-    return dealt[0], Dealt(rows, dealt[1].key, np.concatenate(corrections))
-
-
-def sign_bit(own: int, values: NDArray[np.uint64], dealt: Dealt) -> Program[NDArray[np.uint8]]:
-    """Return XOR shares of the most significant bits of numbers modulo 2^64: of [a < 0] in two's complement.
-
-    Parameters
-    ----------
-    own : int
-        This server, 0 or 1.
-    values : uint64 (m,)
-        Its additive shares of a; for [x < y] those of x - y, with |x - y| < 2^63.
-    dealt : Dealt
-        The dealer's message to this server, for m comparisons.
-
-    Returns
-    -------
-    uint8 (m,)
-        0 or 1; the answer is the exclusive or of both servers'.
-
-    Raises
-    ------
-    CryptoError
-        When the triples are for another number of comparisons or were used, or a message has another form.
-
-    Notes
-    -----
-    The sum's sign is that of both shares and of the carry out of 63 bits, added up. A span of bits generates a carry
-    (g) or passes one on (p); for one bit g = a & b, p = a ^ b. Neighbouring spans are joined, six times:
-    g = g_upper ^ (p_upper & g_lower), p = p_upper & p_lower. Joining opens p_upper under one pad for both products; the
-    lowest span needs no p. For the first g each operand is known to one server, which opens it alone.
-    """
-    dealt.use(len(values))
-    slices = _transposed(values)
-    triples = _Triples(own, slices.shape[1], dealt)
-    a = triples.operands(_CARRIES)
-    mine = slices[:_CARRIES] ^ a
-    other = yield from _swap(own, mine)
-    g = other & a ^ triples.products(_CARRIES)
-    if own == 0:
-        g ^= other & mine
-    p = slices[:_CARRIES]
-    for _ in _levels():
-        g, p = yield from _join(own, g, p, triples)
-    bits = np.unpackbits((slices[_CARRIES] ^ g[0]).astype("<u8").view(np.uint8), bitorder="little")
-    return bits[: len(values)]
-
-
-def _levels() -> list[int]:
-    """How many spans there are before each joining: 63, 32, 16, 8, 4, 2."""
-    counts = [_CARRIES]
-    while counts[-1] > 2:
-        counts.append(-(-counts[-1] // 2))
-    return counts
-
-
-def _join(own: int, g: Words, p: Words, triples: _Triples) -> Program[tuple[Words, Words]]:
-    """Join spans 2i and 2i + 1, lowest first; an odd last one stays."""
-    pairs = len(g) // 2
-    even = 2 * pairs
-    upper, lower, lower_p = (triples.operands(count) for count in (pairs, pairs, pairs - 1))
-    mine = np.concatenate([p[1:even:2] ^ upper, g[:even:2] ^ lower, p[2:even:2] ^ lower_p])
-    opened = (yield from _swap(own, mine)) ^ mine
-    d, e, f = opened[:pairs], opened[pairs : 2 * pairs], opened[2 * pairs :]
-    carried = (d & lower) ^ (upper & e) ^ triples.products(pairs)
-    passed = (d[1:] & lower_p) ^ (upper[1:] & f) ^ triples.products(pairs - 1)
-    if own == 0:
-        carried ^= d & e
-        passed ^= d[1:] & f
-    carried ^= g[1:even:2]
-    unused = np.zeros_like(p[:1])  # the lowest span's p
-    return np.concatenate([carried, g[even:]]), np.concatenate([unused, passed, p[even:]])
-
-
-def _swap(own: int, mine: Words) -> Program[Words]:
-    """Send to the other server; return what it sent."""
-    replies = yield {1 - own: mine}
-    if set(replies) != {1 - own}:
-        raise CryptoError(f"expected a message of server {1 - own} alone, got those of {sorted(replies)}")
-    _check_message(1 - own, replies[1 - own], mine.shape)
-    return replies[1 - own]
-
-
-def _transposed(values: NDArray[np.uint64]) -> Words:
-    """Bit i of 64 numbers in each word of row i: (m,) -> (64, ceil(m / 64))."""
-    padded = np.zeros(-(-len(values) // 64) * 64, "<u8")
-    padded[: len(values)] = values
-    bits = np.unpackbits(padded.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
-    packed = np.packbits(np.ascontiguousarray(bits.T), axis=1, bitorder="little")
-    return packed.view("<u8").astype(np.uint64)

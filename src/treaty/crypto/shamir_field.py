@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import kernel, share
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.montgomery import from_words, to_words
 from treaty.crypto.multiplier import multiply_add
@@ -27,6 +27,7 @@ P = (1 << 127) - 1
 Words = NDArray[np.uint64]
 
 _BLOCK = 16  # numbers raised to a power side by side: one alone would wait for its own products
+_LEAST_ROWS = 256  # of inner products worth a thread of their own
 _TOP = np.uint64((1 << 63) - 1)
 _ZERO, _ONE, _LAST, _LOW6 = np.uint64(0), np.uint64(1), np.uint64(63), np.uint64(63)
 
@@ -132,6 +133,26 @@ def combine(values: Words, weights: Words) -> Words:
     out = np.zeros((len(weights), *values.shape[1:]), np.uint64)
     for weight, total in zip(weights, out, strict=True):
         _weigh(values, weight, total)
+    return out
+
+
+def inner_products(rows: Words, weights: Words, threads: int = 1) -> Words:
+    """Return the inner product of each row with each of k vectors of weights.
+
+    Parameters
+    ----------
+    rows : uint64 (n, d, 2)
+        Copied where it is not contiguous and writable.
+    weights : uint64 (k, d, 2)
+    threads : int, default 1
+
+    Returns
+    -------
+    uint64 (k, n, 2)
+    """
+    rows, weights = _plain(rows), _plain(weights)
+    out = np.empty((len(weights), len(rows), 2), np.uint64)
+    share(lambda start, stop: _inner_products(rows, weights, start, stop, out), len(rows), threads, _LEAST_ROWS)
     return out
 
 
@@ -307,6 +328,43 @@ def _weigh(shares: Words, factors: Words, out: Words) -> None:
         for j in range(shares.shape[1]):
             low, high = _multiply(shares[i, j, 0], shares[i, j, 1], factors[i, 0], factors[i, 1])
             out[j, 0], out[j, 1] = _add(out[j, 0], out[j, 1], low, high)
+
+
+@kernel
+def _inner_products(rows: Words, weights: Words, start: int, stop: int, out: Words) -> None:
+    """Write row times weights for some rows, reduced once: (n, d, 2), (k, d, 2) -> (k, n, 2).
+
+    Products of words are added up in three words for each of the places 1 (x), 2^64 (y) and 2^128 (z).
+    """
+    for j in range(start, stop):
+        for k in range(weights.shape[0]):
+            x0 = x1 = x2 = y0 = y1 = y2 = z0 = z1 = z2 = _ZERO
+            for i in range(rows.shape[1]):
+                a0, a1, b0, b1 = rows[j, i, 0], rows[j, i, 1], weights[k, i, 0], weights[k, i, 1]
+                x0, upper = multiply_add(a0, b0, x0, _ZERO)
+                x1 += upper
+                x2 += _ONE if x1 < upper else _ZERO
+                y0, carry = multiply_add(a0, b1, y0, _ZERO)
+                y0, upper = multiply_add(a1, b0, y0, _ZERO)
+                upper += carry  # below 2^64, as a1 and b1 are below 2^63
+                y1 += upper
+                y2 += _ONE if y1 < upper else _ZERO
+                z0, upper = multiply_add(a1, b1, z0, _ZERO)
+                z1 += upper
+                z2 += _ONE if z1 < upper else _ZERO
+            x0, x1 = _fold(x0, x1, x2)
+            y0, y1 = _fold(y0, y1, y2)
+            z0, z1 = _fold(z0, z1, z2)
+            z0, z1 = _add(z0, z1, z0, z1)  # 2^128 = 2
+            y0, y1 = _multiply(y0, y1, _ZERO, _ONE)
+            x0, x1 = _add(x0, x1, y0, y1)
+            out[k, j, 0], out[k, j, 1] = _add(x0, x1, z0, z1)
+
+
+@kernel
+def _fold(low: np.uint64, middle: np.uint64, high: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Return three words, the highest below 2^63, modulo p."""
+    return _add(low, middle & _TOP, (middle >> _LAST) | (high << _ONE), high >> _LAST)
 
 
 @kernel

@@ -62,6 +62,11 @@ class Conversation:
         """Whether a message waits for `read`."""
         return bool(self._unread)
 
+    @property
+    def next_round(self) -> int:
+        """The round of the oldest unread message."""
+        return self._unread[0].round
+
     def write(self, message: Message, round: int) -> bytes:
         """Encode the next message to the peer; the number is used up only by `wrote`."""
         kind = type(message).__name__

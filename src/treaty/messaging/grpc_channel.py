@@ -20,7 +20,7 @@ Do not fork a process that has made a channel; start subprocesses afresh.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerProtocolError
@@ -124,7 +124,9 @@ class GrpcChannel:
         """Where this end listens, ``host:port`` with the actual port."""
         return self._server.address
 
-    def connect(self, timeout: float, addresses: Mapping[str, str] | None = None) -> None:
+    def connect(
+        self, timeout: float, addresses: Mapping[str, str] | None = None, may_lose: Collection[str] = ()
+    ) -> None:
         """Dial all peers and wait until each has answered and has dialled us.
 
         Parameters
@@ -133,6 +135,8 @@ class GrpcChannel:
             Seconds to wait for peers that are not up yet.
         addresses : mapping of str to str, optional
             Addresses of peers, in place of those given as `Peer`.
+        may_lose : collection of str
+            Peers that are taken for lost, and no more, if they do not come in time or have gone again.
 
         Raises
         ------
@@ -153,9 +157,13 @@ class GrpcChannel:
             link.start()
         deadline = time.monotonic() + timeout
         gone: PeerError | None = None
-        while missing := self._missing():
+        while missing := self._missing(may_lose):
             now = time.monotonic()
-            for link in self._links.values():
+            if now > deadline and missing.keys() <= set(may_lose):
+                for peer in missing:
+                    self._inbox.put(PeerLost(peer, f"{peer} did not come within {timeout:g} s"))
+                break
+            for link in [link for link in self._links.values() if link.peer not in may_lose]:
                 if gone is None and link.lost is not None:
                     gone, deadline = link.lost, min(deadline, now + LATE_PATIENCE)
                 if link.refused_since is not None and now - link.refused_since > REFUSAL_PATIENCE:
@@ -212,13 +220,14 @@ class GrpcChannel:
             resolved[peer] = address
         return resolved
 
-    def _missing(self) -> dict[str, str]:
-        """Say of each peer without a connection in both directions what is wrong."""
+    def _missing(self, may_lose: Collection[str]) -> dict[str, str]:
+        """Say of each peer without a connection in both directions what is wrong, but of those that may be gone."""
         troubles = {peer: link.trouble for peer, link in self._links.items() if not link.connected}
         for peer in self._links:
             if peer not in self._server.callers:
                 troubles.setdefault(peer, f"{peer} has not dialled us; it needs our address and certificate")
-        return troubles
+        gone = {peer for peer in may_lose if peer in self._links and self._links[peer].lost is not None}
+        return {peer: trouble for peer, trouble in troubles.items() if peer not in gone}
 
     def _dial(self, peer: str, address: str) -> Link:
         return Link(

@@ -12,11 +12,14 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from treaty.errors import LocalProtocolError, PeerError, PeerLost, PeerProtocolError, PeerTimeout
 from treaty.messaging.certificates import Identity, fingerprint
 from treaty.messaging.grpc_wire import (
+    CHUNK,
     DELIVER,
+    POST,
     WATCH,
     Announcement,
     Introduction,
     Notice,
+    Parcel,
     chunks,
     decode,
     encode,
@@ -114,7 +117,6 @@ class Link:
         self._number = 0
         self._sending = threading.Lock()
         self._ended = threading.Event()  # lost or closed
-        self._calls: list[Any] = []  # the watch and the delivery under way, to be cancelled at the end
         credentials = grpc.ssl_channel_credentials(
             root_certificates=pinned.public_bytes(Encoding.PEM),
             private_key=identity.key,
@@ -127,6 +129,7 @@ class Link:
         ]
         self._watch_call = self._channels[0].unary_stream(WATCH)
         self._deliver_call = self._channels[1].stream_unary(DELIVER)
+        self._post_call = self._channels[1].unary_unary(POST)
         self._watcher = threading.Thread(target=self._watch, name=f"treaty-watch-{peer}", daemon=True)
 
     def start(self) -> None:
@@ -148,23 +151,17 @@ class Link:
             trouble = ""
             for _ in range(RESEND_LIMIT):
                 self._raise_if_ended()
-                call = self._tracked(
-                    self._deliver_call.future(
-                        chunks(announcement, frame), timeout=max(0.0, deadline - time.monotonic())
-                    )
-                )
                 try:
-                    call.result()
+                    self._hand_over(announcement, frame, max(0.0, deadline - time.monotonic()))
                     return
-                except grpc.FutureCancelledError:
-                    continue  # by our own end, which the next round raises
+                except ValueError:  # grpc's word for a connection that we have closed
+                    self._raise_if_ended()
+                    raise
                 except grpc.RpcError as error:
                     self._raise_if_refused(error)
                     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                         raise silence from None
                     trouble = clean(error.details() or "")
-                finally:
-                    self._calls.remove(call)
                 # Let the watch find out whether the peer is gone.
                 self._ended.wait(RETRY_PAUSE + self._pings.reconnect / RESEND_LIMIT)
             self._raise_if_ended()
@@ -175,18 +172,28 @@ class Link:
     def close(self) -> None:
         """Hang up."""
         self._ended.set()
-        for call in list(self._calls):
-            call.cancel()
-        if self._watcher.is_alive():
-            self._watcher.join(5.0)
         for channel in self._channels:
             channel.close()
+        if self._watcher.is_alive():
+            self._watcher.join(5.0)
+
+    def _hand_over(self, announcement: Announcement, frame: bytes, timeout: float) -> None:
+        """Make one attempt to deliver; closing the connection ends it."""
+        if len(frame) <= CHUNK:
+            # This thread waits for the answer itself; for a `future`, grpc starts one that does.
+            self._post_call(encode(Parcel(announcement, memoryview(frame))), timeout=timeout)
+        else:
+            # When an interrupt ends its waiting, a `future` still comes to an end; else its feeding thread stays.
+            self._deliver_call.future(chunks(announcement, frame), timeout=timeout).result()
 
     def _watch(self) -> None:
         """Keep a watch open; its end, and no new one within `reconnect` seconds, means that the peer is lost."""
         broken_since: float | None = None
         while not self._ended.is_set():
-            call = self._tracked(self._watch_call(encode(self._introduction)))
+            try:
+                call = self._watch_call(encode(self._introduction))
+            except ValueError:  # closed meanwhile
+                return
             patience = threading.Timer(self._pings.reconnect, call.cancel)
             if self.connected:  # a stopped process still accepts connections, so dialling may take forever
                 patience.start()
@@ -203,7 +210,7 @@ class Link:
                 self._explain(error)
             finally:
                 patience.cancel()
-                self._calls.remove(call)
+                call.cancel()
             if self.connected:
                 broken_since = broken_since or time.monotonic()
                 if time.monotonic() - broken_since >= self._pings.reconnect:
@@ -223,8 +230,8 @@ class Link:
         if not self._ended.is_set():
             self.lost = error
             self._ended.set()
-            for call in list(self._calls) if cancel else ():
-                call.cancel()
+            if cancel:
+                self._channels[1].close()
             self._on_lost(error)
 
     def _explain(self, error: Any) -> None:
@@ -270,12 +277,6 @@ class Link:
             raise again
         if self._ended.is_set():
             raise LocalProtocolError(f"expected an open channel, got one that {self._introduction.sender} has closed")
-
-    def _tracked(self, call: Any) -> Any:
-        self._calls.append(call)
-        if self._ended.is_set():
-            call.cancel()
-        return call
 
 
 def _lost(peer: str, event: str, trouble: str) -> PeerLost:

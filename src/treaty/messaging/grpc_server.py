@@ -1,8 +1,9 @@
 """The listening end of a gRPC channel: authenticates callers, takes frames in, is watched."""
 
+import queue
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from treaty.messaging.grpc_wire import (
     Announcement,
     Introduction,
     Notice,
+    Parcel,
     decode,
     encode,
     grpc,
@@ -96,14 +98,16 @@ class Server:
         self._lock = threading.Lock()
         self._watchers: set[threading.Event] = set()
         self._closing = False
+        self._threads = _DaemonThreads()
         self._server = grpc.server(
-            _DaemonThreads(),
+            self._threads,
             handlers=[
                 grpc.method_handlers_generic_handler(
                     SERVICE,
                     {
                         "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
                         "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
+                        "Post": grpc.unary_unary_rpc_method_handler(self._post),
                     },
                 )
             ],
@@ -143,6 +147,7 @@ class Server:
         for woken in watchers:
             woken.set()
         self._server.stop(grace=1.0).wait()
+        self._threads.shutdown()
 
     def _watch(self, request: bytes, context: Any) -> Iterator[bytes]:
         peer = self._authenticate(_decoded(request, Introduction, context), context)
@@ -162,12 +167,18 @@ class Server:
                 self._watchers.discard(woken)
 
     def _deliver(self, requests: Iterator[bytes], context: Any) -> bytes:
-        """Take one frame in. A frame already taken in (a resend after a lost answer) is dropped by its number."""
         try:
             first = next(requests, b"")
         except grpc.RpcError:  # the connection broke
             return b""
-        announced = _decoded(first, Announcement, context)
+        return self._take(_decoded(first, Announcement, context), requests, context)
+
+    def _post(self, request: bytes, context: Any) -> bytes:
+        parcel = _decoded(request, Parcel, context)
+        return self._take(parcel.announcement, [parcel.frame], context)
+
+    def _take(self, announced: Announcement, pieces: Iterable[Frame], context: Any) -> bytes:
+        """Take one frame in. A frame already taken in (a resend after a lost answer) is dropped by its number."""
         peer = self._authenticate(announced.introduction, context)
         sender = self._senders[peer]
         if not sender.turn.acquire(timeout=_TURN_TIMEOUT):
@@ -176,8 +187,8 @@ class Server:
             if announced.number <= sender.last:
                 return b""
             self._refuse_oversized(announced.size, peer, sender, context)
-            frame = _gather(requests, announced.size, context)
-            if frame is not None:
+            frame = _gather(pieces, announced.size, context)
+            if frame is not None and context.is_active():  # else the caller has given up, or sends it again
                 sender.last = announced.number
                 with self._lock:
                     sender.unread += announced.size
@@ -250,31 +261,38 @@ def _decoded(data: bytes, kind: type[Any], context: Any) -> Any:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected {kind.__name__}: {clean(str(error))}")
 
 
-def _gather(requests: Iterator[bytes], size: int, context: Any) -> Frame | None:
-    """Join the chunks in one buffer allocated at once; None when the caller has gone.
+def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
+    """Join the pieces in one buffer allocated at once; None when the caller has gone.
 
     The frame ends at a multiple of 8 bytes: the array with which a message ends, its largest, is then aligned, and
     `view` need not copy it.
     """
     whole = np.empty(size + 7, np.uint8)  # not zeroed: pages are taken up only as chunks come in
     skipped = -(whole.ctypes.data + size) % 8
-    buffer = whole[skipped : skipped + size]
+    buffer = whole.data[skipped : skipped + size]
     filled = 0
     try:
-        for chunk in requests:
+        for chunk in pieces:
             if filled + len(chunk) > size:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected {size} bytes, got more")
-            buffer[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            buffer[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
     except grpc.RpcError:  # the connection broke
         return None
     if filled < size:
         context.abort(grpc.StatusCode.DATA_LOSS, f"expected {size} bytes, got {filled}")
-    return buffer.data.toreadonly()
+    return buffer.toreadonly()
 
 
 class _DaemonThreads(futures.Executor):
-    """Runs each call in a daemon thread: one lying open must not keep the process from ending."""
+    """Runs calls in daemon threads, of which there are as many as calls were ever under way at once.
+
+    No call waits for another, and one lying open does not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)  # counts the threads that wait for a task nobody has submitted yet
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "futures.Future[Any]":
         future: futures.Future[Any] = futures.Future()
@@ -285,5 +303,18 @@ class _DaemonThreads(futures.Executor):
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=run, name="treaty-grpc-call", daemon=True).start()
+        self._tasks.put(run)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="treaty-grpc-call", daemon=True).start()
         return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let each thread end when it is idle; nothing may be submitted any more."""
+        self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # with it goes the call
+            self._idle.release()
+        self._tasks.put(None)  # for the next

@@ -1,6 +1,6 @@
 """What both ends of the gRPC transport share: method names, the structs of its own talk, options.
 
-Two methods, bytes in and out, no generated stubs:
+Three methods, bytes in and out, no generated stubs:
 
 ``/treaty.Mail/Watch``
     request: `Introduction`; response stream: a `Notice` at once, and one with ``closing=True`` when the server
@@ -8,6 +8,9 @@ Two methods, bytes in and out, no generated stubs:
 ``/treaty.Mail/Deliver``
     request stream: an `Announcement`, then the frame in chunks of `CHUNK` bytes; response: empty, sent when the
     frame lies in the receiver's mailbox.
+``/treaty.Mail/Post``
+    request: a `Parcel`, an announcement and its frame in one, which costs both ends a fraction; response: as above.
+    For frames of at most `CHUNK` bytes.
 """
 
 import os
@@ -24,7 +27,8 @@ import grpc as grpc
 SERVICE = "treaty.Mail"
 WATCH = f"/{SERVICE}/Watch"
 DELIVER = f"/{SERVICE}/Deliver"
-VERSION = 1
+POST = f"/{SERVICE}/Post"
+VERSION = 2
 CHUNK = 1 << 16
 """Bytes. Chunks of a megabyte are twice as fast on loopback, but leave up to a frame's size in the C library's heap."""
 WINDOW = 64 * CHUNK
@@ -67,6 +71,13 @@ class Announcement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     introduction: Introduction
     number: _Size
     size: _Size
+
+
+class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
+    """A small frame and its announcement."""
+
+    announcement: Announcement
+    frame: memoryview
 
 
 def encode(value: msgspec.Struct) -> bytes:

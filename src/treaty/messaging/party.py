@@ -7,7 +7,7 @@ A role is a plain function that calls `Party.send` and `Party.receive` and reads
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from treaty.compute import concurrently
@@ -100,6 +100,7 @@ class Party:
         self._reading = threading.Lock()
         self._aborted: dict[str, PeerAborted] = {}
         self._lost: dict[str, PeerLost] = {}
+        self._expendable: frozenset[str] = frozenset()
         self._over = False
 
     def send(self, to: str, message: Message) -> None:
@@ -180,7 +181,7 @@ class Party:
         reached = concurrently(reach, outgoing, len(outgoing) if self.channel.waits else 1)
         return [to for to, was in zip(outgoing, reached, strict=True) if was]
 
-    def receive(self, frm: str, *kinds: type[M], timeout: float | None = None) -> M:
+    def receive(self, frm: str, *kinds: type[M], timeout: float | None = None, follow: bool = False) -> M:
         """Wait for the next message of a peer.
 
         Parameters
@@ -191,6 +192,8 @@ class Party:
             The classes the protocol allows here, usually one.
         timeout : float, optional
             Seconds to wait; the party's `timeout` by default.
+        follow : bool
+            The peer counts the rounds: take a message of a later one, and its `round` as the current one.
 
         Returns
         -------
@@ -217,9 +220,12 @@ class Party:
         doing = f"{self.name} was waiting for {awaited} of round {self.round} from {frm}"
         self._listen()
         while True:
-            self._raise_if_stopped(self.peers, doing)
+            needed = [peer for peer in self.peers if peer == frm or peer not in self._expendable]
+            self._raise_if_stopped(needed, doing)
             talk.drop_late(self.round)
             if talk.has_unread:
+                if follow:
+                    self.round = max(self.round, talk.next_round)
                 return talk.read(kinds, self.round)
             self._raise_if_left(talk, doing)
             remaining = deadline - time.monotonic()
@@ -275,7 +281,7 @@ class Party:
         waiting = dict(talks)
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         doing = f"{self.name} was gathering {awaited} of round {self.round}"
-        others = [peer for peer in self.peers if peer not in talks]
+        others = [peer for peer in self.peers if peer not in talks and peer not in self._expendable]
         found: dict[str, M] = {}
         self._listen()
         while True:
@@ -319,6 +325,18 @@ class Party:
             raise LocalProtocolError(f"{self._expected_peer()}, got {peer!r} - at leave_out")
         self.peers = tuple(other for other in self.peers if other != peer)
         self._talks[peer].drop_unread()
+
+    def drop_earlier(self, peers: Iterable[str]) -> None:
+        """Drop, unread, what some peers have sent or still send for rounds before the current one."""
+        for peer in peers:
+            self._talks[peer].missed = self.round - 1
+
+    def may_lose(self, peers: Iterable[str]) -> None:
+        """Let the loss, abort or malformed frames of some peers end nothing by themselves: only what is asked of them.
+
+        For roles that speak to many now and then; what came of a peer that is gone can still be gathered.
+        """
+        self._expendable = frozenset(peers)
 
     def heed(self) -> None:
         """Raise PeerAborted if a peer has stopped the job; for a failure of the channel, which such a stop explains."""
@@ -382,9 +400,9 @@ class Party:
     def _expected_peer(self) -> str:
         return f"expected a peer of {self.name} ({', '.join(self.peers)})"
 
-    def _raise_if_stopped(self, needed: Iterable[str], doing: str, tolerated: Container[str] = ()) -> None:
+    def _raise_if_stopped(self, needed: Collection[str], doing: str, tolerated: Container[str] = ()) -> None:
         for peer, aborted in list(self._aborted.items()) if self._aborted else ():
-            if peer in self.peers and peer not in tolerated:
+            if peer in self.peers and peer not in tolerated and (peer not in self._expendable or peer in needed):
                 raise aborted
         for peer in needed:
             if peer in self._lost:
@@ -412,7 +430,12 @@ class Party:
                     if lost.peer in self._talks and not self._talks[lost.peer].left:
                         self._lost[lost.peer] = lost
                 except PeerProtocolError as error:
-                    if error.peer in self.peers or error.peer not in self._talks:
+                    if error.peer in self._expendable:
+                        self._lost.setdefault(
+                            error.peer, PeerLost(error.peer, f"{error.peer} is as good as lost: {error}")
+                        )
+                        self._talks[error.peer].drop_unread()
+                    elif error.peer in self.peers or error.peer not in self._talks:
                         raise
                     logger.info("%s ignores what %s, left out, sent: %s", self.name, error.peer, error)
                 timeout = 0.0

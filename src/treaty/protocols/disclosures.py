@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from treaty.options import TreeOptions
+from treaty.protocols.crowd_cohorts import Rules
 from treaty.protocols.horizontal_noise import DEFAULT_DELTA
 
 
@@ -188,3 +189,93 @@ def horizontal_disclosures(
                 *everybody,
             ]
     return learned
+
+
+def crowd_disclosures(options: TreeOptions, edges: int, spent: str = "") -> dict[str, list[str]]:
+    """Say in words what each role of a training among users and edge servers learned beyond its own rows.
+
+    Parameters
+    ----------
+    options : TreeOptions
+    edges : int
+        How many edge servers there were.
+    spent : str
+        Of the server's part: how small the groups were that the search for quantiles parted.
+
+    Returns
+    -------
+    dict of str to list of str
+        Of "server", "edge", "user" and "authority".
+    """
+    paper = options.mode == "paper"
+    few = (
+        f"leaves of as few as {options.fewest_rows} training rows (min_child_samples is below 20), so that splits and "
+        "leaf values may describe single rows"
+    )
+    known = (
+        "the bins of all columns, their names and categories, the classes, which columns have missing values, how many "
+        "rows all users have, and the columns drawn for each tree"
+    )
+    server = [
+        "sums over the users of all domains: at every node of every tree, of each bin of each column the sum of "
+        "gradients, sum of hessians and number of rows; how many rows there are, in how many a column is present and "
+        "in how many it has each category",
+        "how many rows lie below each point that was tried in search of quantiles"
+        + (f"; {spent}, whose values are known to lie between two such points" if spent else ""),
+        "how many users have largest gradients and weights of which order of magnitude",
+        "who the users are, in which domain, and whose rows are in each sum; where users came or went between two "
+        f"sums, the sum of these alone, who are {1 if paper else Rules().least_change} or more of a domain",
+        "the model, whole, with the gains of its splits and the sums of its nodes",
+        "with the help of an edge server, everything above of that domain's users alone; with two thirds of the users "
+        "of a domain besides, of each of its users",
+    ]
+    edge = [
+        "who its users are, how active and steady they say they are, and who takes part in which tree or is lost in it",
+        known,
+    ]
+    user = [
+        "the names of the users of its domain, and who of them takes part in each sum",
+        f"{known}; and the points that were tried in search of quantiles, and so about where quantiles of all users' "
+        "rows lie and which categories are frequent",
+    ]
+    if paper:
+        server += ["the sums of each domain's users apart"]
+        edge += ["each of its users' sums, so labels and values of users with few rows: the masks do not hide them"]
+    else:
+        edge += ["no sum: those that it opens lie under masks that only the server can remove"]
+        user += ["no sum, and nothing of any other user alone"]
+    if options.hides_model and options.expose != "paper":
+        bound = (edges - 1) // 2
+        edge += [
+            "how many rows each user has; how many trees there are, all of them complete",
+            f"nothing of splits, leaf values or the way of rows while at most {bound} of {edges} edge servers look at "
+            f"their shares together; {bound + 1} of them have all splits, all leaf values and the bins of every user's "
+            "rows",
+        ]
+        user += [
+            "of its own rows, the slot in the complete tree at each level and the leaf value: with many rows, or rows "
+            "made up, about where the splits are and what leaves are worth",
+        ]
+    elif options.expose == "paper":
+        bound = (edges - 1) // 2
+        told = 'the shape of all trees, the column of every split and all leaf values (expose="paper")'
+        edge += [
+            told,
+            "of every row of all users the slot at each level of each tree, and so, with the leaf values, its margin; "
+            f"nothing of thresholds while at most {bound} of {edges} edge servers look at their shares together",
+        ]
+        user += [told, "of its own rows, the slot at each level; with rows made up for that, all thresholds"]
+    else:
+        told = (
+            'the splits and leaf values of all trees, without gains or numbers of rows (expose="model"); in the first '
+            "round they give away, for most leaves, how many rows of each class they have"
+        )
+        edge += [told]
+        user += [told]
+    if options.fewest_rows < 20:
+        for learned in (server, edge, user) if options.expose in ("model", "paper") else (server, user):
+            learned.append(few)
+    authority = [
+        "names, roles and public keys; no data (it is trusted not to certify keys of its own in a user's name)"
+    ]
+    return {"server": server, "edge": edge, "user": user, "authority": authority}

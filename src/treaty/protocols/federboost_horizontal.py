@@ -59,6 +59,7 @@ from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.protocols.horizontal_bins import (
+    MOST_ROUNDS,
     Agreed,
     Asked,
     Count,
@@ -96,8 +97,6 @@ from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
-
-MOST_ROUNDS = 34  # of the quantile search
 
 
 class End(Message):

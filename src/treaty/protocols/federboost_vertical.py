@@ -15,7 +15,7 @@ message               from -> to     content                                    
 `Begin`               active ->      model id, records of kept rounds                    TLS
 `Used`                passive ->     `unbiased` and training goes on: which columns      TLS
                                      those records are of
-`Chosen`              active ->      after a tree, of each split on their columns:       TLS
+`Chosen`              active ->      of each split on their columns in the last trees:   TLS
                                      feature, buckets going left
 `Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
 `DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
@@ -36,6 +36,7 @@ the column's noise, and in later trees their gradients depend on it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -56,16 +57,18 @@ from treaty.options import TreeOptions
 from treaty.privacy.bucket_rr import BucketLedger, Column, Spent, chances, unbiased
 from treaty.protocols.column_owner import SplitOwner
 from treaty.protocols.decisions import DecideRequest, Finish, Held, decide
-from treaty.protocols.leading import Keep, Kept, grow
+from treaty.protocols.leading import Keep, Kept, finish, grow
 from treaty.protocols.pooled import Labelled, Progress, begin, objective_for, own_columns
 from treaty.protocols.secureboost import resumed_part, terms
-from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.columns import ColumnSource, JoinedFinder, SumsFinder
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
 FEW_BUCKETS = 4
+TELL_EVERY = 0.25
+"""Seconds between messages about chosen splits, where nobody needs them sooner: small trees take a millisecond."""
 DEFAULT_EPSILON = 4.0
 
 
@@ -99,10 +102,14 @@ class Used(Message):
 
 
 class Chosen(Message):
-    """Splits that a tree uses: int32 features (k,), packed bits of buckets left (k, 32). Tells which and how often."""
+    """Splits that trees use: int32 features (k,), packed bits of buckets left (k, 32). Tells which and how often.
+
+    `rounds` were finished before the last of these trees.
+    """
 
     features: Array
     left_bins: Array
+    rounds: Annotated[int, msgspec.Meta(ge=0)]
 
 
 def epsilons(options: TreeOptions, names: Sequence[str]) -> dict[str, float]:
@@ -145,6 +152,7 @@ class NoisyColumns(ColumnSource):
         self._sizes, self._epsilon = sizes, epsilon
         self._corrected = np.zeros(len(sizes), np.bool_)
         self._chosen: list[tuple[int, NDArray[np.bool_]]] = []
+        self._told = 0.0
         self._records = 0
         offsets = np.concatenate([[0], np.cumsum(present + 1)]).astype(np.int32)
         super().__init__(codes, offsets, flags[0], self._choose, threads)
@@ -198,14 +206,14 @@ class NoisyColumns(ColumnSource):
         self._records += 1
         return self._records - 1
 
-    def end_tree(self) -> None:
-        """Tell the owner which of its splits the tree uses."""
-        super().end_tree()
-        if self._chosen:
+    def tell(self, rounds: int, *, now: bool) -> None:
+        """Tell the owner which of its splits the trees since the last time use; nothing where that was just now."""
+        if self._chosen and (now or time.monotonic() - self._told >= TELL_EVERY):
             features = np.array([feature for feature, _ in self._chosen], np.int32)
             packed = np.packbits(np.stack([left for _, left in self._chosen]), axis=1)
-            self._party.send(self._peer, Chosen(Array.of(features), Array.of(packed)))
+            self._party.send(self._peer, Chosen(Array.of(features), Array.of(packed), rounds))
             self._chosen = []
+            self._told = time.monotonic()
 
 
 def active(
@@ -262,8 +270,16 @@ def active(
             columns.correct(objective, n_rows, resumed=begun.resume is not None)
     own = own_columns(data.table, options, part.splits, threads)
     sources: list[ColumnSource] = [noisy.get(name, own) for name in parties]
-    finder = SumsFinder(sources, n_rows, options.rules(objective), threads, first_tree=len(forest.trees))
+
+    def tell(*, now: bool = bool(eval_sets) or keeper is not None) -> None:
+        for columns in noisy.values():
+            columns.tell(forest.rounds, now=now)
+
+    make = SumsFinder if options.unbiased else JoinedFinder  # each owner's sums are corrected in its own way
+    finder = make(sources, n_rows, options.rules(objective), threads, after_tree=tell)
     grow(party, data, options, begun, finder, sources, eval_sets, threads, progress, keeper)
+    tell(now=True)
+    finish(party)
     for peer, columns in noisy.items():  # a model is none before the others have their records of it
         columns.check(party.receive(peer, Held))
     return part
@@ -325,14 +341,12 @@ def passive(
         progress(0, part)
     owner = SplitOwner(lead, codes, bins, part.splits)
     matrices = [t.matrix() for t in eval_tables]
-    trees = 0
     while True:
         match party.receive(lead, Chosen, DecideRequest, Keep, Finish):
             case Chosen() as chosen:
                 owner.record(*owner.asked(chosen))
-                trees += 1
                 if progress is not None:
-                    progress(trees, part)
+                    progress(chosen.rounds, part)
             case DecideRequest() as request:
                 party.send(lead, decide(request, lead, matrices, part.splits, threads))
             case Keep() as kept:

@@ -24,6 +24,7 @@ from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.trees.objectives import Objective
 
+MOST_ROUNDS = 34  # of the quantile search
 EXPONENTS = range(-128, 96)  # of the powers of two that bound gradients: leaf values stay far below overflow
 
 Give = Callable[[NDArray[np.int64]], None]

@@ -37,7 +37,7 @@ def grow(
     progress: Progress | None,
     keeper: Keeper | None,
 ) -> None:
-    """Grow the trees of a training that has begun into its part, then tell all passive parties that it is over.
+    """Grow the trees of a training that has begun into its part.
 
     Every passive party answers `Keep` with `Kept` after a round, and `DecideRequest` for eval sets.
 
@@ -81,5 +81,9 @@ def grow(
         threads=threads,
         **options.sampling(),
     )
+
+
+def finish(party: Party) -> None:
+    """Tell all passive parties that training is over."""
     for peer in party.peers:
         party.send(peer, Finish())

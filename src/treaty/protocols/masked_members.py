@@ -153,7 +153,6 @@ class Vouching:
         return self.pinned is None or (name in self.pinned and vouches(self.pinned[name], vouched, content))
 
 
-@dataclass(frozen=True, slots=True)
 class Cohort:
     """What all agree on: whose vectors are summed, and how loss is met.
 
@@ -166,22 +165,30 @@ class Cohort:
         Whether sums go on without members that are lost.
     allow_two : bool
         Two members are enough: each sees the other's vector in the sum.
+
+    Attributes
+    ----------
+    roster : dict of str to bytes
+    key_scope : bytes
+        What the members' keys are made for: all rounds of the job.
+
+    Raises
+    ------
+    CryptoError
+        When members are too few.
     """
 
-    job: str
-    protocol: str
-    roster: Mapping[str, bytes]
-    recover: bool
-    allow_two: bool
+    def __init__(self, job: str, protocol: str, roster: Mapping[str, bytes], recover: bool, allow_two: bool) -> None:
+        dropout: Dropout = "reveal" if recover else "none"
+        self._first = Round(
+            job_id=job, protocol=protocol, round_id=0, roster=roster, length=0, dropout=dropout,
+            min_cohort=2 if allow_two else 3, allow_two=allow_two,
+        )  # fmt: skip
+        self.roster, self.key_scope = self._first.roster, self._first.key_scope
 
     def round(self, number: int, length: int, heard: Heard, attempt: int = 0) -> Round:
         """Return the round of secure aggregation in which vector `number` is summed."""
-        dropout: Dropout = "reveal" if self.recover else "none"
-        return Round(
-            job_id=self.job, protocol=self.protocol, round_id=number, roster=self.roster, length=length,
-            dropout=dropout, attempt=attempt, vector_id=heard.digest.hex(),
-            min_cohort=2 if self.allow_two else 3, allow_two=self.allow_two,
-        )  # fmt: skip
+        return self._first.another(number, length, heard.digest.hex(), attempt)
 
 
 class Heard:
@@ -246,7 +253,7 @@ class Member:
                 )
         self._cohort = Cohort(self._job, protocol, roster.keys, recover, allow_two)
         self.there = frozenset(roster.keys)
-        self._keys = EphemeralKeys(self._job, self.name, self._cohort.round(0, 0, self.heard).key_scope)
+        self._keys = EphemeralKeys(self._job, self.name, self._cohort.key_scope)
         return Advertised(*self._keys.advertise(self._signing_key))
 
     def agree(self, keys: Keys) -> None:

@@ -86,7 +86,6 @@ class Collector:
         )
         self._send(dict.fromkeys(others, roster))
         self._cohort = Cohort(party.job, party.protocol, roster.keys, recover, allow_two)
-        self._cohort.round(0, 0, self._heard)  # refuses too few members
         advertised = {name: party.receive(name, Advertised) for name in others}
         if own is not None:
             advertised[party.name] = own.advertise(roster, recover, allow_two, party.name, party.protocol)

@@ -84,7 +84,7 @@ from treaty.protocols.encrypted_columns import (
     take_hints,
     unpack,
 )
-from treaty.protocols.leading import Keep, Kept, grow
+from treaty.protocols.leading import Keep, Kept, finish, grow
 from treaty.protocols.pooled import Begun, Labelled, Progress, begin, objective_for, own_columns
 from treaty.protocols.public_seed import agree_on_seed, follow_seed
 from treaty.trees.columns import MayShow, SumsFinder
@@ -184,6 +184,7 @@ def active(
     )
 
     grow(party, data, options, begun, finder, sources, eval_sets, threads, progress, keeper)
+    finish(party)
     return part
 
 

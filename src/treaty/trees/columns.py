@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -86,12 +87,19 @@ class ColumnSource:
         record: Callable[[int, NDArray[np.bool_]], int],
         threads: int = 1,
     ) -> None:
+        self.codes = np.ascontiguousarray(codes)
         self.offsets = offsets
         self.categorical = categorical
-        self._columns = np.ascontiguousarray(codes.T)
-        self._histograms = Histograms(np.ascontiguousarray(codes), self._columns, offsets, threads)
-        self._record = record
+        self.record = record
         self._threads = threads
+
+    @cached_property
+    def _columns(self) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(self.codes.T)
+
+    @cached_property
+    def _histograms(self) -> Histograms:
+        return Histograms(self.codes, self._columns, self.offsets, self._threads)
 
     def start_tree(
         self,
@@ -143,7 +151,7 @@ class ColumnSource:
             self._threads,
             1 << 17,
         )
-        records = [self._record(int(feature), bins) for feature, bins in zip(features, left_bins, strict=True)]
+        records = [self.record(int(feature), bins) for feature, bins in zip(features, left_bins, strict=True)]
         self._left = np.array(records, np.int32), left
 
     def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
@@ -174,6 +182,8 @@ class SumsFinder:
         give the other; what lies below a hidden node is hidden.
     first_tree : int
         Trees grown before this finder was made (a resumed fit).
+    after_tree : callable or None
+        Called when a tree is finished.
     """
 
     def __init__(
@@ -187,6 +197,7 @@ class SumsFinder:
         alone_trees: int = 0,
         may_show: MayShow | None = None,
         first_tree: int = 0,
+        after_tree: Callable[[], None] | None = None,
     ) -> None:
         self._all_sources = sources
         self._n_rows = n_rows
@@ -196,6 +207,7 @@ class SumsFinder:
         self._alone_trees = alone_trees
         self._may_show = may_show
         self._next_tree = first_tree
+        self._after_tree = after_tree
         self._first_column = np.cumsum([0, *(len(source.categorical) for source in sources)])
 
     def start_tree(
@@ -318,3 +330,56 @@ class SumsFinder:
         self._parents.clear()  # sums are left where a tree ended early
         leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
         self._rows.add_to(margins, leaves, tree.value[leaves])
+        if self._after_tree is not None:
+            self._after_tree()
+
+
+class JoinedFinder(SumsFinder):
+    """The split finder over columns of several owners that are all at hand: one pass over them, not one for each.
+
+    Parameters
+    ----------
+    owners : sequence of ColumnSource
+        In party order. They record their splits; nothing else is asked of them.
+    n_rows, rules, threads, after_tree
+        As `SumsFinder` has them.
+    """
+
+    def __init__(
+        self,
+        owners: Sequence[ColumnSource],
+        n_rows: int,
+        rules: SplitRules,
+        threads: int = 1,
+        *,
+        after_tree: Callable[[], None] | None = None,
+    ) -> None:
+        widths = [len(owner.categorical) for owner in owners]
+        slots = np.cumsum([0, *(owner.offsets[-1] for owner in owners)])
+        ends = [first + owner.offsets[1:] for owner, first in zip(owners, slots[:-1], strict=True)]
+        self._owners = owners
+        self._owner_of = np.repeat(np.arange(len(owners)), widths).tolist()
+        self._first_of = np.cumsum([0, *widths]).tolist()
+        self._recorded: list[tuple[int, int]] = []  # of each of the tree's records: whose, and its number there
+        joined = ColumnSource(
+            np.concatenate([owner.codes for owner in owners], axis=1),
+            np.concatenate([[0], *ends]).astype(np.int32),
+            np.concatenate([owner.categorical for owner in owners]),
+            self._record,
+            threads,
+        )
+        super().__init__([joined], n_rows, rules, threads, after_tree=after_tree)
+
+    def _record(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
+        owner = self._owner_of[feature]
+        record = self._owners[owner].record(feature - self._first_of[owner], left_bins)
+        self._recorded.append((owner, record))
+        return len(self._recorded) - 1
+
+    def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
+        """See `SplitFinder`; makes the tree's splits name their owners and the records there."""
+        inner = tree.left >= 0
+        if self._recorded:
+            tree.source[inner], tree.record[inner] = np.array(self._recorded)[tree.record[inner]].T
+            self._recorded.clear()
+        super().finish(tree, margins)

@@ -256,6 +256,6 @@ def make_objective(
         fractional_bits=fractional_bits,
         grad_clip=2.0 ** math.ceil(math.log2(spread)) if spread > 0.0 else 1.0,
         # the bound is public: a power of two tells less than the largest weight itself
-        weight_bound=1.0 if weight is None else 2.0 ** math.ceil(math.log2(float(weight.max()))),
+        weight_bound=1.0 if weight is None or not len(weight) else 2.0 ** math.ceil(math.log2(float(weight.max()))),
         epsilon=epsilon,
     )

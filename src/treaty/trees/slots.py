@@ -1,0 +1,255 @@
+"""Complete trees of hidden shape: a holder's rows in numbered slots, and splits from the sums of all slots.
+
+A level of depth k has 2^k slots; the children of slot s are 2 s and 2 s + 1. A slot whose node is not split sends all
+rows to 2 s + 1, so that a holder who follows its rows cannot tell which slots are nodes.
+
+Sums are of every slot, never of one child alone: where holders vanish between two levels, a parent's sums minus one
+child's are not the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.trees.ensemble import Tree
+from treaty.trees.growth import Growth
+from treaty.trees.histograms import Histograms
+from treaty.trees.objectives import Objective
+from treaty.trees.splits import SplitRules, scan
+
+VALUE_BITS = 32
+"""Fractional bits of leaf values, which are rounded so that sums of shares of them are exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Which sums are exchanged: bins of a tree's columns, missing values only where there are some.
+
+    Attributes
+    ----------
+    offsets : int32 (n_features + 1,)
+        First slot of each feature in a node's sums; its last slot is missing values.
+    may_miss : bool (n_features,)
+        Features of which any row anywhere has no value.
+    count_bits : int
+        Width of the count below the sum of hess in one number; 0 where both do not fit one.
+    """
+
+    offsets: NDArray[np.int32]
+    may_miss: NDArray[np.bool_]
+    count_bits: int
+
+    @classmethod
+    def of(cls, offsets: NDArray[np.int32], may_miss: NDArray[np.bool_], n_rows: int, objective: Objective) -> Cells:
+        """Return the cells of `n_rows` rows in all."""
+        count_bits = n_rows.bit_length()
+        fits = (n_rows * objective.hess_bound).bit_length() + count_bits <= 62
+        return cls(offsets, may_miss, count_bits if fits else 0)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers exchanged for a cell."""
+        return 2 if self.count_bits else 3
+
+    def of_columns(self, columns: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Return which of a node's sums are exchanged."""
+        parts = [np.arange(self.offsets[f], self.offsets[f + 1] - (not self.may_miss[f])) for f in columns.tolist()]
+        return np.concatenate([np.empty(0, np.intp), *parts]).astype(np.intp)
+
+    def pack(self, sums: NDArray[np.int64], columns: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return what a holder adds to the sum over all, int64 (n,), from sums (n_slots, slots, 3)."""
+        chosen = sums[:, self.of_columns(columns)]
+        if not self.count_bits:
+            return chosen.ravel()
+        packed = np.stack([chosen[..., 0], (chosen[..., 1] << self.count_bits) + chosen[..., 2]], axis=-1)
+        return packed.ravel()
+
+    def length(self, n_slots: int, columns: NDArray[np.int32]) -> int:
+        """Return how many numbers `pack` gives."""
+        return self.numbers * n_slots * len(self.of_columns(columns))
+
+    def unpack(self, opened: NDArray[np.int64], n_slots: int, columns: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return sums (n_slots, slots, 3) from the sum over all holders."""
+        cells = self.of_columns(columns)
+        given = opened.reshape(n_slots, len(cells), self.numbers)
+        sums = np.zeros((n_slots, int(self.offsets[-1]), 3), np.int64)
+        if self.count_bits:
+            sums[:, cells, 0] = given[..., 0]
+            sums[:, cells, 1] = given[..., 1] >> self.count_bits
+            sums[:, cells, 2] = given[..., 1] & ((1 << self.count_bits) - 1)
+        else:
+            sums[:, cells] = given
+        return sums
+
+
+class SlotShard:
+    """A holder's binned, labelled rows, and the slots they are in.
+
+    Parameters
+    ----------
+    codes : uint8 (n_rows, n_features)
+    y, weight : float64 (n_rows,)
+        `weight` may be None.
+    objective : Objective
+    cells : Cells
+
+    Attributes
+    ----------
+    margins : float64 (n_outputs, n_rows)
+    slots : int64 (n_outputs, n_rows)
+        Of each tree of the round, the slot that each row is in.
+    clipped : int
+        Rows of the last round whose gradient was clipped.
+    """
+
+    def __init__(
+        self,
+        codes: NDArray[np.uint8],
+        y: NDArray[np.float64],
+        weight: NDArray[np.float64] | None,
+        objective: Objective,
+        cells: Cells,
+    ) -> None:
+        self.margins = np.full((objective.n_outputs, len(y)), objective.base_margin)
+        self.slots = np.zeros((objective.n_outputs, len(y)), np.int64)
+        self.clipped = 0
+        self._codes, self._columns = np.ascontiguousarray(codes), np.ascontiguousarray(codes.T)
+        self._y, self._weight, self._objective, self._cells = y, weight, objective, cells
+        self._trees: list[tuple[Histograms, NDArray[np.int32], NDArray[np.int32] | None]] = []
+
+    def start_round(self, columns: Sequence[NDArray[np.int32]], rows: Sequence[NDArray[np.int32] | None]) -> None:
+        """Compute gradients and put all rows into slot 0 of a tree per output.
+
+        Parameters
+        ----------
+        columns : sequence of int32
+            Of each tree, its ascending features.
+        rows : sequence of int32 or None
+            Of each tree, its ascending sample of rows; None for all.
+        """
+        grad, hess, self.clipped = self._objective.gradients(self.margins.T, self._y, self._weight)
+        self.slots[:] = 0
+        self._trees = []
+        for output, (features, sampled) in enumerate(zip(columns, rows, strict=True)):
+            histograms = Histograms(self._codes, self._columns, self._cells.offsets)
+            histograms.start_tree(grad[output], hess[output], features)
+            self._trees.append((histograms, features, sampled))
+
+    def level(self, depth: int) -> NDArray[np.int64]:
+        """Return what the holder adds to the sums of all slots of a level of all trees, int64 (n,)."""
+        parts = []
+        for (histograms, features, sampled), slots in zip(self._trees, self.slots, strict=True):
+            rows = np.arange(slots.shape[0], dtype=np.int32) if sampled is None else sampled
+            order = np.argsort(slots[rows], kind="stable")
+            starts = np.searchsorted(slots[rows][order], np.arange((1 << depth) + 1))
+            parts.append(self._cells.pack(histograms.sums(rows[order], starts.astype(np.int64)), features))
+        return np.concatenate(parts)
+
+    def divide(self, output: int, left: NDArray[np.bool_]) -> None:
+        """Send each row of a tree to the left or the right child of its slot."""
+        self.slots[output] = 2 * self.slots[output] + ~left
+
+    def decide(self, output: int, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> None:
+        """Divide by splits that are known: feature (-1: none) and bins going left (n_slots, 256) of each slot."""
+        feature = features[self.slots[output]]
+        codes = self._codes[np.arange(len(feature)), np.maximum(feature, 0)]
+        self.divide(output, left_bins[self.slots[output], codes] & (feature >= 0))
+
+    def finish(self, values: NDArray[np.float64]) -> None:
+        """Add the leaf values of each tree's rows, float64 (n_outputs, n_rows), to the margins."""
+        self.margins += values
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSplits:
+    """Splits of all slots of a level.
+
+    Attributes
+    ----------
+    features : int32 (n_slots,)
+        -1 where the slot is not split.
+    left_bins : bool (n_slots, 256)
+    """
+
+    features: NDArray[np.int32]
+    left_bins: NDArray[np.bool_]
+
+
+class SlotTree:
+    """One tree that grows on the sums of all slots, level by level: `split` for each level, then `finish`.
+
+    Parameters
+    ----------
+    rules : SplitRules
+    cells : Cells
+    columns : int32
+        The tree's features, ascending.
+    categorical : bool (n_features,)
+    record : callable
+        ``record(feature, left_bins) -> int`` writes a chosen split into the lookup table.
+    threads : int
+    """
+
+    def __init__(
+        self,
+        rules: SplitRules,
+        cells: Cells,
+        columns: NDArray[np.int32],
+        categorical: NDArray[np.bool_],
+        record: Callable[[int, NDArray[np.bool_]], int],
+        threads: int = 1,
+    ) -> None:
+        self._rules, self._cells, self._columns = rules, cells, columns
+        self._categorical, self._record, self._threads = categorical, record, threads
+        self._growth: Growth | None = None
+        self._slot_of = np.zeros(1, np.int64)  # of each node of the tree
+        self._depth_of = np.zeros(1, np.int64)
+
+    def split(self, opened: NDArray[np.int64], depth: int) -> SlotSplits:
+        """Choose the splits of a level on the opened sums of its slots, int64 (n,)."""
+        n_slots = 1 << depth
+        sums = self._cells.unpack(opened, n_slots, self._columns)
+        chosen = SlotSplits(np.full(n_slots, -1, np.int32), np.zeros((n_slots, 256), np.bool_))
+        first = slice(*self._cells.offsets[self._columns[0] : self._columns[0] + 2])
+        totals = sums[:, first].sum(axis=1)  # every row is in one bin of each feature
+        if self._growth is None:
+            self._growth = Growth(totals[0], self._rules)
+        growth = self._growth
+        if growth.level is None or growth.level.depth != depth:
+            return chosen
+        slots = self._slot_of[growth.level.nodes]
+        growth.level = replace(growth.level, totals=totals[slots])  # holders may have gone since the last level
+        found = scan(
+            sums[slots], totals[slots], self._columns, self._cells.offsets, self._categorical, self._rules,
+            threads=self._threads,
+        )  # fmt: skip
+        taken = growth.take(found)
+        if taken is None:
+            return chosen
+        nodes, children, splits = taken
+        records = [self._record(int(f), left) for f, left in zip(splits.feature, splits.left_bins, strict=True)]
+        growth.divided(np.array(records, np.int32))
+        of_nodes = self._slot_of[nodes]
+        self._slot_of = np.concatenate([self._slot_of, np.stack([2 * of_nodes, 2 * of_nodes + 1], axis=1).ravel()])
+        self._depth_of = np.concatenate([self._depth_of, np.full(2 * len(children), depth + 1)])
+        chosen.features[of_nodes], chosen.left_bins[of_nodes] = splits.feature, splits.left_bins
+        return chosen
+
+    @property
+    def growing(self) -> bool:
+        """Whether a slot of the next level may be split."""
+        return self._growth is None or self._growth.level is not None
+
+    def finish(self, depth: int) -> tuple[Tree, NDArray[np.float64]]:
+        """Return the tree, and the values that its leaves have in the slots of level `depth`, below all of them."""
+        assert self._growth is not None
+        tree = self._growth.tree()
+        tree.value[:] = np.rint(tree.value * 2.0**VALUE_BITS) / 2.0**VALUE_BITS
+        values = np.zeros(1 << depth)
+        leaves = np.flatnonzero(tree.left < 0)
+        values[((self._slot_of[leaves] + 1) << (depth - self._depth_of[leaves])) - 1] = tree.value[leaves]
+        return tree, values

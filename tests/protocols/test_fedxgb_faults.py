@@ -1,0 +1,288 @@
+"""FedXGB: users that die or send what no user sends, and edge servers that die."""
+
+from __future__ import annotations
+
+import logging
+import queue
+
+import msgspec
+import numpy as np
+import pytest
+
+from protocols.crowd import (
+    STAGES,
+    crowd_rows,
+    dying,
+    once,
+    one_large,
+    options_of,
+    play_crowd,
+    spoiling,
+    user_program,
+)
+from protocols.test_fedxgb import BOTH, SHOWN, assert_exact, assert_follow
+from treaty.errors import ConfigError, PeerAborted, PeerLost
+from treaty.messaging.messages import Array
+from treaty.messaging.party import Party
+from treaty.protocols.crowd_keys import Introduced
+from treaty.protocols.crowd_routing import Rows
+from treaty.protocols.crowd_users import Agreement, Answer, MaskedInput, MaskKey, SealedShares
+from treaty.protocols.fedxgb import Here, Offer
+from treaty.protocols.fedxgb_edge import edge
+from treaty.protocols.masked_members import Vouching
+
+
+@pytest.fixture(scope="module")
+def crowd():
+    parts, _, classes = crowd_rows(users=15, rows=150)
+    return parts, classes, one_large(list(parts), 3)
+
+
+def assert_went_on_without(crowded, parts, gone, *, since=1):
+    """Everybody else finished, sums are exact, and who is gone for good is in none of a later tree."""
+    assert set(crowded.failures) <= set(gone)
+    assert_exact(crowded)
+    assert not any(set(gone) & set(sums.cohort) for n in range(since + 1, 4) for sums in crowded.of_tree(n))
+    assert len(crowded.model.forest.trees) == 3
+    assert_follow(crowded, parts, set(parts) - set(gone))
+
+
+@BOTH
+@pytest.mark.parametrize("stage", STAGES)
+def test_sums_go_on_without_a_user_that_dies(crowd, stage, shown):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **shown)
+    roles = {
+        "p4": dying(
+            lambda leaves: user_program(parts, options, classes, layout, "p4", leaves), once(1, stage)
+        )
+    }  # fmt: skip
+    crowded = play_crowd(parts, options, classes, layout=layout, roles=roles)
+    assert_went_on_without(crowded, parts, ["p4"])
+    assert {len(sums.cohort) for sums in crowded.of_tree(3)} == {6 + 6}  # of nine, others are left out with it
+
+
+@BOTH
+def test_a_user_that_dies_in_the_search_for_bins_is_no_user(crowd, shown):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **shown)
+    program = dying(lambda leaves: user_program(parts, options, classes, layout, "p4", leaves), once(0, "shared", 2))
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
+    assert_went_on_without(crowded, parts, ["p4"], since=0)
+
+
+def retyped(party, message):
+    return MaskedInput(Array.of(np.zeros(7, np.float64)))
+
+
+def shortened(party, message):
+    values = np.frombuffer(message.values.data, np.uint64)
+    return MaskedInput(Array.of(values[:-1]))
+
+
+def another_message(party, message):
+    return Here()
+
+
+def malformed(party, message):
+    party.channel.send("edge0", b"\xc1", 1)
+
+
+def shares_for_others(party, message):
+    return SealedShares(dict(list(message.sealed.items())[1:]))
+
+
+def shares_unsealed(party, message):
+    return SealedShares(dict.fromkeys(message.sealed, b"x"))
+
+
+def tags_for_nobody(party, message):
+    return msgspec.structs.replace(message, tags=dict.fromkeys(message.tags, b"x"))
+
+
+def answer_for_others(party, message):
+    return Answer({}, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (MaskedInput, retyped),
+        (MaskedInput, shortened),
+        (MaskedInput, another_message),
+        (MaskKey, another_message),
+        (SealedShares, another_message),
+        (Here, lambda party, message: MaskKey(b"", {})),
+        (Agreement, another_message),
+        (Answer, another_message),
+    ],
+)
+def test_who_sends_what_no_user_sends_is_left_out_for_good(crowd, kind, change):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **SHOWN)
+    program = spoiling(user_program(parts, options, classes, layout, "p4"), kind, change)
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
+    assert_went_on_without(crowded, parts, ["p4"])
+
+
+def test_malformed_frame_leaves_its_sender_out_for_good(crowd):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **SHOWN)
+    program = spoiling(user_program(parts, options, classes, layout, "p4"), MaskedInput, malformed)
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
+    assert_went_on_without(crowded, parts, ["p4"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (SealedShares, shares_for_others),
+        (Agreement, tags_for_nobody),
+        (Answer, answer_for_others),
+    ],
+)
+def test_one_user_cannot_stop_its_domain(crowd, kind, change):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **SHOWN)
+    program = spoiling(user_program(parts, options, classes, layout, "p4"), kind, change)
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
+    assert_exact(crowded)
+    assert set(crowded.failures) <= {"p4"}
+    assert all(set(sums.cohort) & set(layout.domains["edge0"]) for sums in crowded.opened)
+
+
+@pytest.mark.parametrize(("kind", "change"), [(SealedShares, shares_unsealed), (MaskKey, tags_for_nobody)])
+def test_what_only_other_users_can_check_costs_the_domain_a_tree_at_most(crowd, kind, change):
+    """The edge server cannot tell who is wrong; the others refuse, and are there in the next tree."""
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **SHOWN)
+    program = spoiling(user_program(parts, options, classes, layout, "p4"), kind, change)
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
+    assert not crowded.failures
+    assert_exact(crowded)
+    others = set(layout.domains["edge0"]) - {"p4"}
+    assert not any(others & set(sums.cohort) for sums in crowded.of_tree(1))
+    assert all(others <= set(sums.cohort) for tree in (2, 3) for sums in crowded.of_tree(tree))
+    assert_follow(crowded, parts, parts)
+
+
+ROWS = {
+    "another message": lambda party, message: Here(),
+    "other shape": lambda party, message: Rows(Array.of(np.zeros((3, 1, 2), np.uint64))),
+    "other type": lambda party, message: Rows(Array.of(np.zeros(3, np.float32))),
+    "no numbers of the field": lambda party, message: Rows(
+        msgspec.structs.replace(message.shares, data=b"\xff" * len(message.shares.data))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ROWS)
+def test_who_shares_no_rows_is_left_out_for_good(crowd, fault):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3)
+    program = spoiling(user_program(parts, options, classes, layout, "p4"), Rows, ROWS[fault], tree=None)
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
+    assert_went_on_without(crowded, parts, ["p4"], since=0)
+    assert not any("p4" in sums.cohort for sums in crowded.of_tree(1))
+
+
+# ---------------------------------------------------------------- who is who
+
+
+def test_missing_user_is_left_out(crowd, caplog):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **SHOWN)
+    with caplog.at_level(logging.WARNING):
+        crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": lambda party: party.channel.close()})
+    assert_went_on_without(crowded, parts, ["p4"], since=-1)
+    assert "authority certifies nobody as p4: it did not ask as user" in caplog.text
+    assert "edge0 begins without p4, which has not offered itself" in caplog.text
+
+
+def own_certificate(party: Party, message: Offer) -> Offer:
+    """Keys that the sender itself certifies."""
+    keys = msgspec.structs.replace(message.keys, certificate=message.keys.signature)
+    return msgspec.structs.replace(message, keys=keys)
+
+
+@pytest.mark.parametrize("fault", ["certified by itself", "of another user"])
+def test_keys_that_are_not_certified_for_the_user_are_no_users(crowd, fault, caplog):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **SHOWN)
+    offers: queue.Queue[Offer] = queue.Queue()
+
+    def noted(party: Party, message: Offer) -> Offer:
+        offers.put(message)
+        return message
+
+    def copied(party: Party, message: Offer) -> Offer:
+        return offers.get(timeout=5)
+
+    first, second = (user_program(parts, options, classes, layout, name) for name in ("p1", "p4"))
+    roles = {"p4": spoiling(second, Offer, own_certificate, tree=None)}
+    if fault == "of another user":
+        roles = {"p1": spoiling(first, Offer, noted, tree=None), "p4": spoiling(second, Offer, copied, tree=None)}
+    with caplog.at_level(logging.WARNING):
+        crowded = play_crowd(parts, options, classes, layout=layout, roles=roles)
+    assert_went_on_without(crowded, parts, ["p4"], since=-1)
+    assert "expected keys of p4 as user that the authority certified, got others - from p4" in caplog.text
+
+
+def test_who_asks_for_another_role_is_not_certified(crowd, caplog):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **SHOWN)
+
+    def as_edge(party, message):
+        return msgspec.structs.replace(message, role="edge")
+
+    program = spoiling(user_program(parts, options, classes, layout, "p4"), Introduced, as_edge, tree=None)
+    with caplog.at_level(logging.WARNING):
+        crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program}, patience=0.5)
+    assert_went_on_without(crowded, parts, ["p4"], since=-1)
+    assert "authority certifies nobody as p4: it did not ask as user" in caplog.text
+
+
+def test_other_options_at_a_user_are_told_from_the_servers(crowd):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **SHOWN)
+    program = user_program(parts, options_of(n_estimators=4, **SHOWN), classes, layout, "p4")
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
+    assert_went_on_without(crowded, parts, ["p4"], since=-1)
+    assert isinstance(crowded.failures["p4"], ConfigError)
+    assert "expected the options of server, got others at p4" in str(crowded.failures["p4"])
+
+
+# ---------------------------------------------------------------- edge servers
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["Task", "Prepared", "Sum", "Roll"])
+def test_edge_server_that_dies_ends_the_job_for_all(crowd, kind, shown):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **shown)
+
+    def dies(party: Party) -> None:
+        receive = party.receive
+
+        def until(frm, *kinds, **how):
+            said = receive(frm, *kinds, **how)
+            if type(said).__name__ == kind:
+                raise SystemError
+            return said
+
+        party.receive = until
+        try:
+            edge(
+                party, options, users=layout.domains["edge1"], server="server", edges=layout.edges,
+                authority="authority", vouching=Vouching(),
+            )  # fmt: skip
+        except SystemError:
+            party.channel.close()
+
+    crowded = play_crowd(
+        parts, options, classes, layout=layout, roles={"edge1": dies}, tolerate=["server", "edge0", "edge2"]
+    )
+    assert set(crowded.failures) == {*parts, "server", "edge0", "edge2"}
+    assert all(isinstance(error, PeerLost | PeerAborted) for error in crowded.failures.values())
+    assert "edge1 is lost" in str(crowded.failures["server"]) or "edge" in str(crowded.failures["server"])
+    assert any("edge1 is lost" in str(error) for error in crowded.failures.values())
