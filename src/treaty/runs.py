@@ -93,13 +93,15 @@ def train(
     begun: list[float] = []
     parties = [ALONE] if options.protocol == "pooled" else list(tables)
     kept: dict[str, ModelPart] = {}
+    rounds = 0
 
     def progress(done: int, part: ModelPart) -> None:
-        kept[part.party] = part
+        nonlocal rounds
+        kept[part.party], rounds = part, max(rounds, done)
         if part.forest is not None:
             begun.append(time.perf_counter())
             bar(done, part)
-        if done and len(kept) == len(parties):
+        if rounds and len(kept) == len(parties):  # the last party to begin may be behind the others by a round
             finished({name: kept[name] for name in parties})
 
     with ExitStack() as held:
