@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numba
@@ -10,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty import compute
-from treaty.compute import concurrently, cores, kernel, share
+from treaty import compute, processes
+from treaty.compute import concurrently, cores, keep_to, kernel, share, stay_on_one_core, usable_cores
 
 
 @settings(deadline=None, max_examples=60)
@@ -137,3 +139,42 @@ def _invert(value):
 
 def test_kernel_divides_by_zero_as_numpy_does():
     assert np.isinf(kernel(_invert)(0.0))
+
+
+def in_a_thread(work):
+    """Return what `work` returns in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not tell threads' cores")
+def test_threads_keep_to_cores_without_keeping_others():
+    every = usable_cores()
+
+    def kept():
+        stay_on_one_core()
+        alone = usable_cores()
+        with ThreadPoolExecutor(1) as pool:
+            started_from_here = pool.submit(usable_cores).result()
+        return alone, started_from_here, concurrently(lambda _: usable_cores(), range(2), 2)
+
+    alone, started_from_here, of_pool = in_a_thread(kept)
+    assert alone == started_from_here == [max(every)]  # all that ask share a core
+    assert of_pool == [every, every]  # which work without the interpreter's lock
+    assert in_a_thread(lambda: keep_to(every[:1]) or usable_cores()) == every[:1]
+    assert usable_cores() == every
+    assert cores() == len(every)
+
+
+@pytest.mark.parametrize(
+    ("usable", "expected"),
+    [
+        ([0], {"a": "0", "b": "0", "c": "0"}),
+        ([2, 5], {"a": "2", "b": "5", "c": "2"}),
+        ([0, 1, 2, 3], {"a": "0", "b": "1", "c": "2"}),
+        (range(6), {"a": "0,1", "b": "2,3", "c": "4,5"}),
+    ],
+)
+def test_processes_are_dealt_the_cores_there_are(monkeypatch, usable, expected):
+    monkeypatch.setattr(processes, "usable_cores", lambda: list(usable))
+    assert processes._dealt_out(["a", "b", "c"]) == expected

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 import treaty
+from treaty.compute import keep_to
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.job_file import Job, id_column, load_job
@@ -132,6 +133,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from where an interrupted training of this job was.")
     ] = False,
+    cores: Annotated[str | None, typer.Option(hidden=True, help="Keep to these cores of the machine: 0,1.")] = None,
 ) -> None:
     """Train the model a job file describes.
 
@@ -167,6 +169,8 @@ def train(
         console.print("What each party learned is in the .report.json files beside them.")
         return
     _check_party(party, list(described.parties))
+    if cores is not None:
+        keep_to([int(number) for number in cores.split(",")])
     with TrainingBar(party, rounds, shown=party == described.active) as bar:
         part = train_party(described, party, bar, resume=resume, phase=bar.phase)
     if part is None:

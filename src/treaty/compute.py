@@ -7,7 +7,7 @@ Kernels release the interpreter lock and run under ordinary threads; numba's own
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
@@ -35,8 +35,19 @@ def cores(n_jobs: int | None = None) -> int:
     """Return the number of threads to use: `n_jobs`, every core this process may run on for None; -2 is all but one."""
     if n_jobs is not None and n_jobs > 0:
         return n_jobs
-    every = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    every = len(usable_cores())
     return every if n_jobs is None else max(1, every + 1 + n_jobs)
+
+
+def usable_cores() -> list[int]:
+    """Return the numbers of the cores that the calling thread may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def keep_to(numbers: Sequence[int]) -> None:
+    """Keep the calling thread, and those it starts, to these cores, where the system lets us."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, numbers)
 
 
 def stay_on_one_core() -> None:

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import usable_cores
 from treaty.crowd_jobs import crowd_of
 from treaty.crowds import EDGES, Layout, train_crowd_in_threads
 from treaty.crypto import hashing, ristretto
@@ -149,6 +150,8 @@ def run_all(
     with tempfile.TemporaryDirectory(prefix="treaty-") as folder:
         path = Path(folder) / "job.json"
         path.write_bytes(msgspec.json.encode(_completed(job, Path(folder))))
+        # where all parties work at once: threads that mostly hold the interpreter lock lose by going from core to core
+        kept_to = _dealt_out(job.parties) if verb == "train" and job.horizontal else {}
         started = {
             name: subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
                 [
@@ -160,6 +163,7 @@ def run_all(
                     "--as",
                     name,
                     *(arguments if to_all or name == job.active else ()),
+                    *(("--cores", kept_to[name]) if name in kept_to else ()),
                 ],
                 stdout=subprocess.DEVNULL,
                 stderr=None if progress and name == job.active and sys.stderr.isatty() else subprocess.PIPE,
@@ -183,6 +187,15 @@ def run_all(
             raise PartyFailed(told)
         if failed:
             logger.warning("the crowd went on without %d users\n%s", len(failed), told)
+
+
+def _dealt_out(parties: Collection[str]) -> dict[str, str]:
+    """Return the cores of this machine that each party's process is to keep to: some of its own, or one to share."""
+    every = usable_cores()
+    each = max(1, len(every) // len(parties))
+    return {
+        name: ",".join(str(every[(k * each + i) % len(every)]) for i in range(each)) for k, name in enumerate(parties)
+    }
 
 
 def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
