@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from difflib import get_close_matches
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from treaty.errors import ConfigError
+from treaty.option_checks import check_finite, check_own, convert_options
 from treaty.trees.boosting import OneSide
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
@@ -254,19 +254,13 @@ def tree_options(values: dict[str, Any]) -> TreeOptions:
         For an unknown option, a wrong type or a value out of range, or an option the protocol does not have.
     """
     values = {name: math.inf if value == "inf" else value for name, value in values.items()}  # JSON has no infinity
-    try:
-        options = msgspec.convert(values, TreeOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), values)) from None
+    options = convert_options(values, TreeOptions)
     for name in options.__struct_fields__:
         value = getattr(options, name)
         no_noise = name == "epsilon" and value == math.inf and options.protocol == "federboost-vertical"
-        if isinstance(value, float) and not math.isfinite(value) and not no_noise:
-            raise ConfigError(f"option {name}={value}: expected a finite number")
-    own = PROTOCOLS[options.protocol]
-    for name in {name for names in PROTOCOLS.values() for name in names}:
-        if name not in own and getattr(options, name) is not None:
-            raise ConfigError(f"protocol {options.protocol!r} has no option {name!r}; leave it out (None)")
+        if not no_noise:
+            check_finite(name, value)
+    check_own(options, options.protocol, PROTOCOLS)
     _check_together(options)
     return options
 
@@ -333,19 +327,3 @@ def _check_noise(options: TreeOptions) -> None:
         raise ConfigError(
             'epsilon=inf sends buckets in the clear, and so the order of all values; it needs mode="paper"'
         )
-
-
-def _explain(message: str, values: dict[str, Any]) -> str:
-    """Put the option's name and value into msgspec's words."""
-    text, _, path = message.partition(" - at `$.")
-    name = path.rstrip("`")
-    if name in values:
-        kinds = get_args(get_type_hints(TreeOptions).get(name)) or (get_type_hints(TreeOptions).get(name),)
-        allowed = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)] or [
-            value for value in kinds if isinstance(value, str)
-        ]
-        known = f": expected one of {', '.join(map(str, allowed))}" if allowed and "enum" in text else ""
-        return f"option {name}={values[name]!r}{known or f': {text[0].lower()}{text[1:]}'}"
-    unknown = text.replace("Object contains unknown field", "unknown option")
-    near = get_close_matches(unknown.split("`")[1], TreeOptions.__struct_fields__, 1, 0.85) if "`" in unknown else []
-    return unknown + (f"; did you mean `{near[0]}`?" if near else "")

@@ -1,0 +1,1 @@
+"""Logistic regression and its optimisers, knowing nothing of parties or secrecy."""

@@ -1,0 +1,229 @@
+"""Stochastic L-BFGS on inner products alone, so that no one needs to hold the vectors whole.
+
+Weights, gradients, steps and correction pairs are cut into slices of columns. Whoever owns a slice keeps a `Slice`; a
+`Coordinator` sees nothing but inner products summed over all slices, and answers with the coefficients of the step in
+the vectors that everybody has a slice of. Trained in one place, one slice and one coordinator do the same. An
+iteration k = 1, 2, ... is, of every owner::
+
+    s = slice_.candidate()                    # None but every `period` iterations: else the gradient's batch gives v
+    products = slice_.products(grad, v)       # v: the Hessian's product with s, all owners' slices of it
+    decision = coordinator.decide(products)   # of the sum over owners
+    slice_.step(decision)
+
+`memory=0` is plain stochastic gradient descent, with the same cap on steps.
+
+With the vectors in the order s_1 ... s_m, v_1 ... v_m, g (pairs oldest first), `products` are the upper triangle of
+their Gram matrix, row by row, and coefficients are one for each; a candidate pair stands behind the m pairs kept.
+
+References
+----------
+Byrd, Hansen, Nocedal, Singer, "A Stochastic Quasi-Newton Method for Large-Scale Optimization", SIAM J. Optim. 26(2),
+2016; Chen, Wang, Zhou, "Large-scale L-BFGS using MapReduce", NeurIPS 2014, on the two loops in inner products; Yang et
+al. 2019 (arXiv 1912.00513), corrected, see docs/logistic.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import DataError
+
+Floats = NDArray[np.float64]
+
+LEAST_CURVATURE = 1e-8  # of v^T s, per ||s||^2: less of it and a pair is left out
+LONGEST_STEP = 10.0  # times the median of the steps before
+STEPS_REMEMBERED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a coordinator answers.
+
+    Attributes
+    ----------
+    coefficients : float64 (2 m + 1,)
+        The step is p = sum of coefficient times vector; weights become w - p.
+    keep : bool
+        Whether the candidate pair is to be kept, if there was one; it counts from the next iteration on.
+    """
+
+    coefficients: Floats
+    keep: bool
+
+
+class Slice:
+    """What the owner of some columns keeps: its slices of weights, pairs and steps.
+
+    Parameters
+    ----------
+    n_columns : int
+    memory : int
+        Most pairs kept (M); 0 for none ever.
+    period : int
+        Iterations between pairs (L).
+    l2 : float
+        The loss gets l2/2 ||w||^2; added here, to gradients and Hessian products.
+    intercept : bool
+        Whether the last column is the intercept, which l2 leaves alone.
+
+    Attributes
+    ----------
+    weights : float64 (n_columns,)
+        Start at 0; column by column, those whose gradient is 0 stay there.
+    """
+
+    def __init__(self, n_columns: int, *, memory: int, period: int, l2: float = 0.0, intercept: bool = False) -> None:
+        self.weights = np.zeros(n_columns)
+        self._period = period
+        self._memory = memory
+        self._l2 = np.full(n_columns, l2)
+        if intercept:
+            self._l2[-1] = 0.0
+        self._iteration = 1
+        self._steps: deque[Floats] = deque(maxlen=2 * period - 1)
+        self._s: deque[Floats] = deque(maxlen=memory)
+        self._v: deque[Floats] = deque(maxlen=memory)
+        self._vectors: list[Floats] = []
+        self._candidate: tuple[Floats, Floats] | None = None
+
+    def candidate(self) -> Floats | None:
+        """Return the s of this iteration's pair (n_columns,), or None when it makes no pair.
+
+        At k = 2L, 3L, ... it is the mean of the last L iterates less the mean of the L before, made of steps alone:
+        s = -(1/L) sum over j = k-2L+1 ... k-1 of (L - |j - (k-L)|) p_j.
+        """
+        length = self._period
+        if self._memory == 0 or self._iteration % length or self._iteration < 2 * length:
+            return None
+        factors = length - np.abs(np.arange(1 - length, length))
+        s: Floats = -(factors / length) @ np.array(self._steps)
+        return s
+
+    def products(self, grad: Floats, curvature: Floats | None = None) -> Floats:
+        """Return this slice's part of all inner products, to be summed over owners.
+
+        Parameters
+        ----------
+        grad : float64 (n_columns,)
+            The batch's mean gradient, without l2.
+        curvature : float64 (n_columns,) or None
+            The Hessian's product with the candidate, without l2, where there is one.
+
+        Returns
+        -------
+        float64 ((2m + 1) (2m + 2) / 2,) or, with a candidate, ((2m + 3) (2m + 4) / 2,)
+        """
+        s = self.candidate()
+        assert (s is None) == (curvature is None), "a curvature goes with a candidate"
+        self._candidate = None if s is None or curvature is None else (s, curvature + self._l2 * s)
+        gradient = grad + self._l2 * self.weights
+        pairs = list(zip(self._s, self._v, strict=True))
+        self._vectors = [*self._s, *self._v, gradient]
+        if self._candidate is not None:
+            pairs.append(self._candidate)
+        whole = np.array([*(s for s, _ in pairs), *(v for _, v in pairs), gradient])
+        gram: Floats = whole @ whole.T
+        return gram[np.triu_indices(len(gram))]
+
+    def step(self, decision: Decision) -> None:
+        """Take the step decided on, and keep or drop the candidate."""
+        step = decision.coefficients @ np.array(self._vectors)
+        self.weights = self.weights - step
+        self._steps.append(step)
+        if decision.keep and self._candidate is not None:
+            self._s.append(self._candidate[0])
+            self._v.append(self._candidate[1])
+        self._iteration += 1
+
+
+class Coordinator:
+    """What decides steps from summed inner products.
+
+    Parameters
+    ----------
+    memory : int
+        As the slices have it.
+    learning_rate : float
+
+    Attributes
+    ----------
+    learning_rate : float
+        May be changed between iterations.
+    """
+
+    def __init__(self, *, memory: int, learning_rate: float) -> None:
+        self.learning_rate = learning_rate
+        self._memory = memory
+        self._pairs = 0
+        self._norms: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+
+    @property
+    def expected(self) -> tuple[int, int]:
+        """How many products `decide` takes, without and with a candidate pair."""
+        sizes = (2 * self._pairs + 1, 2 * self._pairs + 3)
+        return sizes[0] * (sizes[0] + 1) // 2, sizes[1] * (sizes[1] + 1) // 2
+
+    def decide(self, products: Floats) -> Decision:
+        """Return the step for these inner products, summed over all slices; see `Slice.products`.
+
+        Raises
+        ------
+        DataError
+            When they are not finite: training has diverged.
+        """
+        if not np.all(np.isfinite(products)):
+            raise DataError("training diverged: inner products of steps are not finite; lower learning_rate")
+        m = self._pairs
+        paired = len(products) == self.expected[1]
+        size = 2 * (m + paired) + 1
+        gram = np.zeros((size, size))
+        gram[np.triu_indices(size)] = products
+        gram += np.triu(gram, 1).T
+        keep = False
+        if paired:
+            s, v = m, 2 * m + 1
+            keep = bool(gram[s, v] >= LEAST_CURVATURE * gram[s, s] > 0.0)
+            kept = np.delete(np.arange(size), (s, v))
+            gram = gram[np.ix_(kept, kept)]
+        coefficients = self.learning_rate * two_loops(gram)
+        norm = math.sqrt(max(float(coefficients @ gram @ coefficients), 0.0))
+        longest = LONGEST_STEP * float(np.median(self._norms)) if self._norms else 0.0
+        if 0.0 < longest < norm:
+            coefficients *= longest / norm
+            norm = longest
+        self._norms.append(norm)
+        self._pairs = min(m + keep, self._memory)
+        return Decision(coefficients, keep)
+
+
+def two_loops(gram: Floats) -> Floats:
+    """Return the coefficients of H g, with H the L-BFGS matrix of the pairs.
+
+    Parameters
+    ----------
+    gram : float64 (2 m + 1, 2 m + 1)
+        Inner products of s_1 ... s_m, v_1 ... v_m, g; every s_i^T v_i is above 0.
+
+    Returns
+    -------
+    float64 (2 m + 1,)
+    """
+    m = len(gram) // 2
+    rho = [1.0 / gram[i, m + i] for i in range(m)]
+    coefficients = np.zeros(len(gram))
+    coefficients[-1] = 1.0
+    alpha = np.zeros(m)
+    for i in reversed(range(m)):  # newest first
+        alpha[i] = rho[i] * (gram[i] @ coefficients)
+        coefficients[m + i] -= alpha[i]
+    if m:
+        coefficients *= gram[m - 1, 2 * m - 1] / gram[2 * m - 1, 2 * m - 1]
+    for i in range(m):
+        beta = rho[i] * (gram[m + i] @ coefficients)
+        coefficients[i] += alpha[i] - beta
+    return coefficients

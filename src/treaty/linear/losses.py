@@ -1,0 +1,91 @@
+"""The logistic loss and its second-order Taylor form: values, residuals and curvatures of rows.
+
+Labels y are -1 or +1, u = w^T x are the rows' margins. With what `Loss` gives for each row, the derivatives of the mean
+loss are sums over rows: `mean_over_rows(X, residuals)` is the gradient, and of the curvatures, the Hessian's product
+with the vector s whose `X @ s` they were given.
+
+References
+----------
+Yang, Fan, Chen, Shi, Yang, "A Quasi-Newton Method Based Vertical Federated Learning Framework for Logistic Regression",
+2019 (arXiv 1912.00513), equations 4 to 8, with signs and factors corrected, see docs/logistic.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+TAYLOR_RANGE = 4.0  # beyond |u| = 4 the Taylor loss rises where the logistic loss still falls or has flattened out
+TAYLOR_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss of rows; all functions take and return float64 (n_rows,).
+
+    Attributes
+    ----------
+    name : {"taylor", "logistic"}
+    values : callable (u, y)
+        Loss of each row.
+    residuals : callable (u, y)
+        Its derivative with respect to u: d.
+    curvatures : callable (u, x_s)
+        Its second derivative times the row's x^T s: h.
+    """
+
+    name: str
+    values: Callable[[Floats, Floats], Floats]
+    residuals: Callable[[Floats, Floats], Floats]
+    curvatures: Callable[[Floats, Floats], Floats]
+
+
+def _taylor_values(u: Floats, y: Floats) -> Floats:
+    return math.log(2.0) - 0.5 * y * u + 0.125 * u * u
+
+
+def _taylor_residuals(u: Floats, y: Floats) -> Floats:
+    return 0.25 * u - 0.5 * y
+
+
+def _taylor_curvatures(u: Floats, x_s: Floats) -> Floats:
+    return 0.25 * x_s
+
+
+def _logistic_values(u: Floats, y: Floats) -> Floats:
+    return np.logaddexp(0.0, -y * u)
+
+
+def _logistic_residuals(u: Floats, y: Floats) -> Floats:
+    return -y * probabilities(-y * u)
+
+
+def _logistic_curvatures(u: Floats, x_s: Floats) -> Floats:
+    p = probabilities(u)
+    return p * (1.0 - p) * x_s
+
+
+TAYLOR = Loss("taylor", _taylor_values, _taylor_residuals, _taylor_curvatures)
+LOGISTIC = Loss("logistic", _logistic_values, _logistic_residuals, _logistic_curvatures)
+LOSSES = {loss.name: loss for loss in (TAYLOR, LOGISTIC)}
+
+
+def probabilities(u: Floats) -> Floats:
+    """Return 1 / (1 + exp(-u)), without overflow (n_rows,)."""
+    return np.exp(-np.logaddexp(0.0, -u))
+
+
+def mean_over_rows(X: Floats, of_rows: Floats) -> Floats:
+    """Return X^T r / n_rows (n_columns,): the gradient of residuals, the Hessian's product of curvatures."""
+    return X.T @ of_rows / len(X)
+
+
+def beyond_taylor(u: Floats) -> float:
+    """Return the share of rows whose |u| is above 4, where the Taylor loss is not the logistic loss."""
+    return float(np.mean(np.abs(u) > TAYLOR_RANGE)) if len(u) else 0.0

@@ -1,0 +1,144 @@
+"""Stochastic training on one matrix: what every federated protocol is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import DataError
+from treaty.linear.batches import epoch_order, partition
+from treaty.linear.lbfgs import Coordinator, Slice
+from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
+
+Floats = NDArray[np.float64]
+
+LARGEST_RISE = 0.1  # an epoch's loss may rise by a tenth before the learning rate is halved
+
+
+@dataclass(slots=True)
+class Schedule:
+    """What the label holder decides after every epoch, from the mean loss of its batches.
+
+    Attributes
+    ----------
+    learning_rate : float
+        Halved after an epoch whose loss is above the one before by more than a tenth.
+    tol : float
+        Training ends when the losses of two epochs differ by less.
+    max_iter : int
+        Most epochs.
+    losses : list of float
+        Of every epoch so far: the mean over batches, each at the weights it was met with.
+    """
+
+    learning_rate: float
+    tol: float
+    max_iter: int
+    losses: list[float]
+
+    @property
+    def finished(self) -> bool:
+        """Whether training ends."""
+        steady = len(self.losses) > 1 and abs(self.losses[-1] - self.losses[-2]) < self.tol
+        return steady or len(self.losses) >= self.max_iter
+
+    def end_epoch(self, loss: float) -> None:
+        """Take in an epoch's loss.
+
+        Raises
+        ------
+        DataError
+            When it is not finite.
+        """
+        if not math.isfinite(loss):
+            raise DataError(
+                f"training diverged: the loss of epoch {len(self.losses) + 1} is {loss}; lower learning_rate"
+            )
+        if self.losses and loss > (1.0 + LARGEST_RISE) * self.losses[-1]:
+            self.learning_rate /= 2.0
+        self.losses.append(loss)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What `train` found.
+
+    Attributes
+    ----------
+    weights : float64 (n_columns,)
+    losses : list of float
+        Of every epoch, see `Schedule`.
+    """
+
+    weights: Floats
+    losses: list[float]
+
+
+def train(
+    X: Floats,
+    y: Floats,
+    *,
+    memory: int,
+    period: int,
+    batch_size: int,
+    learning_rate: float,
+    max_iter: int,
+    tol: float,
+    seed: bytes,
+    l2: float = 0.0,
+    intercept: bool = True,
+    loss: Loss = TAYLOR,
+    weight: Floats | None = None,
+    on_epoch: Callable[[list[float]], None] | None = None,
+) -> Fitted:
+    """Train by mini-batches.
+
+    Parameters
+    ----------
+    X : float64 (n_rows, n_columns)
+        Prepared columns.
+    y : float64 (n_rows,)
+        -1 or +1.
+    memory, period
+        See `treaty.linear.lbfgs`; `memory=0` is gradient descent.
+    batch_size, seed
+        See `treaty.linear.batches`.
+    learning_rate, max_iter, tol
+        See `Schedule`.
+    l2, intercept
+        See `treaty.linear.lbfgs.Slice`; the loss told is without the penalty.
+    weight : float64 (n_rows,) or None
+        Of rows; scaled to mean 1.
+    on_epoch : callable or None
+        Given the losses after every epoch.
+
+    Raises
+    ------
+    DataError
+        When training diverges all the same.
+    """
+    batches = partition(len(y), batch_size, seed)
+    scaled = None if weight is None else weight / weight.mean()
+    slice_ = Slice(X.shape[1], memory=memory, period=period, l2=l2, intercept=intercept)
+    coordinator = Coordinator(memory=memory, learning_rate=learning_rate)
+    schedule = Schedule(learning_rate, tol, max_iter, [])
+    while not schedule.finished:
+        of_batches = []
+        for batch in epoch_order(len(batches), seed, len(schedule.losses)):
+            rows = batches[batch]
+            own = 1.0 if scaled is None else scaled[rows]
+            u = X[rows] @ slice_.weights
+            of_batches.append(float(np.mean(own * loss.values(u, y[rows]))))
+            grad = mean_over_rows(X[rows], own * loss.residuals(u, y[rows]))
+            s = slice_.candidate()
+            v = None if s is None else mean_over_rows(X[rows], own * loss.curvatures(u, X[rows] @ s))
+            slice_.step(coordinator.decide(slice_.products(grad, v)))
+        schedule.end_epoch(float(np.mean(of_batches)))
+        coordinator.learning_rate = schedule.learning_rate
+        if on_epoch is not None:
+            on_epoch(schedule.losses)
+    return Fitted(slice_.weights, schedule.losses)
