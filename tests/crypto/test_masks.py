@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given, settings
@@ -11,10 +12,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from treaty.crypto import masks
-from treaty.crypto.masks import UsedNonces, add_masks, length_prefixed, mask_key, mask_nonce, pair_keys
+from treaty.crypto.masks import PairStreams, UsedNonces, add_masks, length_prefixed, mask_key, mask_nonce, pair_keys
 from treaty.errors import CryptoError
 
 PARTS = st.lists(st.one_of(st.binary(max_size=20), st.text(max_size=10)), max_size=5)
+
+
+def encrypted(key, block):
+    """Encrypt one block on its own."""
+    return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(block)
 
 
 def mask(key, length):
@@ -64,7 +70,7 @@ def test_masks_are_the_same_however_they_are_cut(plus, minus, length, chunk, str
     values = np.zeros(length, np.uint64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masks, "_CHUNK", 2 * chunk)  # whole blocks of the cipher
-        patch.setattr(masks, "_STREAMS", streams)
+        patch.setattr(masks, "_OPEN", streams)
         add_masks(values, added, subtracted)
     assert np.array_equal(values, whole)
 
@@ -91,6 +97,41 @@ def test_names_in_order_decide_who_adds():
     added, subtracted = pair_keys("bo", seeds, seeds, b"n")
     assert added == [mask_key(seeds["cy"], b"n"), mask_key(seeds["di"], b"n")]
     assert subtracted == [mask_key(seeds["al"], b"n")]
+
+
+def stream(name, seeds, nonce, length=100):
+    values = np.zeros(length, np.uint64)
+    PairStreams(name, seeds).add(values, nonce)
+    return values
+
+
+def test_stream_of_a_pair_is_aes_256_in_counter_mode_from_the_nonce():
+    key, start = hmac.digest(b"s" * 32, b"treaty stream of a pair\x01", "sha256"), bytes(range(240, 256)) * 2
+    blocks = b"".join(
+        encrypted(key, ((int.from_bytes(start[:16], "big") + i) % 2**128).to_bytes(16, "big")) for i in range(50)
+    )
+    assert stream("ann", {"bob": b"s" * 32}, start).astype("<u8").tobytes() == blocks
+
+
+def test_streams_of_pairs_cancel_and_differ_by_nonce_and_pair():
+    names = ["ann", "bob", "cy"]
+    seeds = {u: {v: "".join(sorted(u + v)).encode() * 5 for v in names if v != u} for u in names}
+    one, other = ({u: stream(u, seeds[u], nonce) for u in names} for nonce in (b"n" * 32, b"m" * 32))
+    for vectors in (one, other):
+        assert not np.any(sum(vectors.values()))
+    together = np.concatenate([*one.values(), *other.values()])
+    assert len(np.unique(together)) == len(together)
+
+
+def test_streams_start_anew_with_each_nonce_and_may_be_cut():
+    streams = PairStreams("ann", {"bob": b"s" * 32, "al": b"t" * 32})
+    values = np.zeros(100, np.uint64)
+    streams.add(values, b"m" * 32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masks, "_CHUNK", 6)  # whole blocks of the cipher
+        values = np.zeros(100, np.uint64)
+        streams.add(values, b"n" * 32)
+    assert np.array_equal(values, stream("ann", {"bob": b"s" * 32, "al": b"t" * 32}, b"n" * 32))
 
 
 def test_peer_without_seed_is_refused():

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.key_agreement import PairSeeds, verifies
-from treaty.crypto.masks import add_masks, length_prefixed, mask_nonce, pair_keys
+from treaty.crypto.masks import length_prefixed, mask_nonce
 from treaty.errors import CryptoError
 
 Dropout = Literal["share", "reveal", "none"]
@@ -174,11 +174,12 @@ def pairwise_input(this_round: Round, seeds: PairSeeds, values: NDArray[np.int64
     """
     this_round.check_seeds(seeds)
     this_round.check(values, np.int64, "the input")
-    peers = this_round.roster.keys() - {seeds.name}
-    added, subtracted = pair_keys(seeds.name, seeds.mask, peers, this_round.nonce)
+    without = this_round.roster.keys() - seeds.mask.keys() - {seeds.name}
+    if without:
+        raise CryptoError(f"expected a seed with every member, got none with {len(without)} - at {seeds.name}")
     seeds.used.use(this_round.nonce)
     masked = values.astype(np.uint64)
-    add_masks(masked, added, subtracted)
+    seeds.streams.add(masked, this_round.nonce)
     return masked
 
 

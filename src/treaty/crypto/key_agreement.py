@@ -19,6 +19,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -28,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from treaty.crypto.masks import UsedNonces, length_prefixed
+from treaty.crypto.masks import PairStreams, UsedNonces, length_prefixed
 from treaty.errors import CryptoError
 
 SEED_BYTES = 32
@@ -43,7 +44,7 @@ class Advertisement(NamedTuple):
     signature: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PairSeeds:
     """What a participant shares with each peer.
 
@@ -70,6 +71,11 @@ class PairSeeds:
     mask_secret: bytes
     transcript: bytes
     used: UsedNonces = field(default_factory=UsedNonces)
+
+    @cached_property
+    def streams(self) -> PairStreams:
+        """Masks with all peers, for vectors that nobody is ever told the key of a mask of."""
+        return PairStreams(self.name, self.mask)
 
 
 class EphemeralKeys:

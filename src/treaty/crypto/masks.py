@@ -10,7 +10,9 @@ vector is indistinguishable from a uniform one (HKDF and AES as pseudorandom fun
 nothing of the seed or of other messages' masks.
 
 Masks are added 128 KB at a time, whatever the vector's length. AES-NI makes them at several GB/s, so that for vectors
-of a few thousand numbers most of a mask's cost is the derivation of its key and the set-up of its cipher.
+of a few thousand numbers most of a mask's cost is the derivation of its key and the set-up of its cipher. Where the
+key of a single mask is never told to anybody, `PairStreams` saves that: one cipher a pair for all messages, set to each
+by its nonce.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
@@ -29,7 +31,8 @@ from treaty.errors import CryptoError
 
 KEY_BYTES = 32
 _CHUNK = 1 << 14  # numbers at a time: keystream and sum stay in the cache
-_STREAMS = 64  # ciphers open at a time
+_OPEN = 64  # ciphers at a time
+_STREAM = b"treaty stream of a pair"
 
 
 def length_prefixed(*parts: str | int | bytes) -> bytes:
@@ -79,6 +82,42 @@ def pair_keys(
     return added, [mask_key(seeds[peer], nonce) for peer in ordered if peer < name]
 
 
+class PairStreams:
+    """Masks between a participant and its peers, of which none is ever taken off by telling its key.
+
+    The mask of a message is AES-256-CTR from the counter that the nonce's first 16 bytes are, under HKDF-Expand-SHA256(
+    seed, info = "treaty stream of a pair"). Nonces are hashes: that two of 2^20 messages of 2^14 blocks meet has a
+    chance of 2^-75.
+
+    Parameters
+    ----------
+    name : str
+        The participant; masks are added for peers that sort after it, and subtracted for the others.
+    seeds : mapping of str to bytes
+        By peer.
+    """
+
+    def __init__(self, name: str, seeds: Mapping[str, bytes]) -> None:
+        start = modes.CTR(bytes(16))
+        self._streams = [
+            (Cipher(algorithms.AES(mask_key(seed, _STREAM)), start).encryptor(), np.add if peer > name else np.subtract)
+            for peer, seed in sorted(seeds.items())
+        ]
+
+    def add(self, values: NDArray[np.uint64], nonce: bytes) -> None:
+        """Add and subtract the masks of all peers, in place, modulo 2^64.
+
+        Parameters
+        ----------
+        values : uint64 (n,)
+        nonce : bytes of length 32
+            As from `mask_nonce`, new for every vector.
+        """
+        for cipher, _ in self._streams:
+            cipher.reset_nonce(nonce[:16])
+        _add_streams(values, self._streams)
+
+
 def add_masks(values: NDArray[np.uint64], added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
     """Add and subtract the masks of some keys, in place, modulo 2^64.
 
@@ -89,15 +128,20 @@ def add_masks(values: NDArray[np.uint64], added: Sequence[bytes], subtracted: Se
         Keys as from `mask_key`.
     """
     signed = [(key, np.add) for key in added] + [(key, np.subtract) for key in subtracted]
+    from_zero = modes.CTR(bytes(16))
+    for some in pieces(len(signed), _OPEN):
+        _add_streams(values, [(Cipher(algorithms.AES(key), from_zero).encryptor(), put) for key, put in signed[some]])
+
+
+def _add_streams(values: NDArray[np.uint64], streams: Sequence[tuple[CipherContext, np.ufunc]]) -> None:
+    """Add or subtract what ciphers give next, in place."""
     most = min(len(values), _CHUNK)
-    zeros, from_zero = memoryview(bytes(8 * most)), modes.CTR(bytes(16))
+    zeros = memoryview(bytes(8 * most))
     buffer = np.empty(most + 2, np.dtype("<u8"))  # the cipher wants room for a block more
     room = buffer.view(np.uint8).data
-    for some in pieces(len(signed), _STREAMS):
-        ciphers = [(Cipher(algorithms.AES(key), from_zero).encryptor(), put) for key, put in signed[some]]
-        for part in pieces(len(values), _CHUNK):
-            chunk = values[part]
-            plain, mask = zeros[: 8 * len(chunk)], buffer[: len(chunk)]
-            for cipher, put in ciphers:
-                cipher.update_into(plain, room)
-                put(chunk, mask, chunk)
+    for part in pieces(len(values), _CHUNK):
+        chunk = values[part]
+        plain, mask = zeros[: 8 * len(chunk)], buffer[: len(chunk)]
+        for cipher, put in streams:
+            cipher.update_into(plain, room)
+            put(chunk, mask, chunk)
