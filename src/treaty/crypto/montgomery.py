@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import concurrently, pieces
 from treaty.crypto import montgomery_kernels as kernels
 from treaty.crypto.multiplier import DIGIT_BITS, HAS_IFMA, HEADER, LANES, VECTOR_COUNTS
 from treaty.errors import CryptoError
@@ -177,6 +178,39 @@ class Modulus:
         out = np.empty((len(starts) - 1, self.words), np.uint64)
         args = (starts, bits, factors.reshape(-1), out.reshape(-1), self.one, self._constants)
         kernels.horner_rows(_raw(packed), *args)
+        return out
+
+    def bucket_products(
+        self, bases: Words, exponents: Words, pairs: NDArray[np.int64], bits: int, threads: int
+    ) -> Words:
+        """Products of powers over rows, all rows' exponents at once (Pippenger).
+
+        Parameters
+        ----------
+        bases : ndarray of uint64, shape (rows, columns, width)
+            Montgomery working forms.
+        exponents : ndarray of uint64, shape (rows, kinds)
+            Below 2^bits.
+        pairs : ndarray of int64, shape (products, 2)
+            Which column of the bases goes with which kind of exponents.
+        bits : int
+            At most 63.
+        threads : int
+
+        Returns
+        -------
+        ndarray of uint64, shape (products, width)
+            Working forms of prod_i bases[i, column]^{exponents[i, kind]}.
+        """
+        window = min(range(1, 11), key=lambda w: -(-bits // w) * (len(bases) + 2 * 2**w))
+        out = self.empty(len(pairs))
+        columns, kinds = (np.ascontiguousarray(pairs[:, k]) for k in range(2))
+        flat = (bases.reshape(-1), bases.shape[1], columns, np.ascontiguousarray(exponents).reshape(-1), kinds)
+
+        def work(part: slice) -> None:
+            kernels.bucket_rows(*flat, bits, window, part.start, part.stop, out.reshape(-1), self.one, self._constants)
+
+        concurrently(work, pieces(len(pairs), 2), threads)
         return out
 
     def in_range(self, packed: Words) -> bool:

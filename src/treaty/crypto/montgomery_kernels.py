@@ -358,3 +358,55 @@ def all_in_range(raw: Bytes, count: int, m: Words) -> bool:
         if not (below and nonzero):
             return False
     return True
+
+
+@kernel
+def bucket_rows(
+    bases: Words,
+    across: int,
+    column: Index,
+    exponents: Words,
+    power: Index,
+    bits: int,
+    window: int,
+    first: int,
+    stop: int,
+    out: Words,
+    one: Words,
+    m: Words,
+) -> None:
+    """out[j] = product over rows i of bases[i, column[j]]^{exponents[i, power[j]]}, of j in first:stop.
+
+    `bases` are Montgomery working forms, `across` in a row; exponents lie below 2^bits. Of each window of the
+    exponents, rows are multiplied into the bucket of their digit, bucket d counts d times (Pippenger). Two products are
+    under way at any time; digits of zero fill a bucket that does not count, so that time does not depend on exponents.
+    """
+    width, entries = m.size - HEADER, 1 << window
+    kinds = exponents.size // max(bases.size // (across * width), 1)
+    rows = bases.size // (across * width)
+    t, half = np.empty(width + 2, np.uint64), entries * width
+    buckets, running = _scratch(2 * half), _scratch(4 * width)
+    mask = np.uint64(entries - 1)
+    for j in range(first, stop, 2):
+        j2 = min(j + 1, stop - 1)
+        o1, o2 = j * width, j2 * width
+        _copy(one, 0, out, o1, m)
+        _copy(one, 0, out, o2, m)
+        for position in range((bits - 1) // window * window, -1, -window):
+            for _ in range(window):
+                _multiply_pair(out, o1, o2, out, o1, o2, out, o1, o2, m, t)
+            for d in range(2 * entries):
+                _copy(one, 0, buckets, d * width, m)
+            shift = np.uint64(position)
+            for i in range(rows):
+                d1 = int(np.intp((exponents[i * kinds + power[j]] >> shift) & mask)) * width
+                d2 = int(np.intp((exponents[i * kinds + power[j2]] >> shift) & mask)) * width + half
+                b1, b2 = int(i * across + column[j]) * width, int(i * across + column[j2]) * width
+                _multiply_pair(buckets, d1, d2, buckets, d1, d2, bases, b1, b2, m, t)
+            for lane in range(4):  # running products of the highest buckets, and the product of these
+                _copy(one, 0, running, lane * width, m)
+            for d in range(entries - 1, 0, -1):
+                p = d * width
+                _multiply_pair(running, 0, width, running, 0, width, buckets, p, p + half, m, t)
+                _multiply_pair(running, 2 * width, 3 * width, running, 2 * width, 3 * width, running, 0, width, m, t)
+            _multiply_pair(out, o1, o2, out, o1, o2, running, 2 * width, 3 * width, m, t)
