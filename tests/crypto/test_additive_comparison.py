@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from crypto.servers import FALSE_ALARM, MALFORMED, Play
-from treaty.crypto.additive_comparison import deal, sign_bit
+from treaty.crypto.additive_comparison import deal, sign_bit, triples_of
 from treaty.errors import CryptoError
 
 WORDS = st.one_of(st.sampled_from([0, 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
@@ -16,8 +16,8 @@ def additive(values, seed=0):
     return first, values.astype(np.uint64) - first
 
 
-def signs(first, second):
-    dealt = deal(len(first))
+def signs(first, second, bits=64):
+    dealt = deal(len(first), bits)
     return Play([sign_bit(i, values, dealt[i]) for i, values in enumerate((first, second))])
 
 
@@ -35,6 +35,19 @@ def test_the_sign_is_that_of_the_sum_of_any_shares(pairs):
     first, second = (np.array(column, np.uint64) for column in zip(*pairs, strict=True))
     results = signs(first, second).results
     assert (results[0] ^ results[1]).tolist() == [(a + b) % 2**64 >> 63 for a, b in pairs]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 9, 17, 63])
+def test_the_sign_modulo_a_power_of_two_is_that_of_the_sum_of_the_lowest_bits(bits):
+    rng = np.random.default_rng(bits)
+    first, second = rng.integers(0, 2**64, (2, 500), dtype=np.uint64)
+    lowest = np.uint64(2**bits - 1)
+    second[:200] = (second[:200] & ~lowest) | (np.arange(-100, 100).astype(np.uint64) - first[:200] & lowest)
+    play = signs(first, second, bits)
+    assert np.array_equal(play.results[0] ^ play.results[1], (first + second & lowest) >> np.uint64(bits - 1))
+    assert len(play.rounds) == 1 + int(np.ceil(np.log2(bits - 1)))
+    assert play.nbytes < 2 * 4 * bits * 8 * 8
+    assert triples_of(bits) < 3 * bits
 
 
 def test_carries_run_through_any_number_of_bits():

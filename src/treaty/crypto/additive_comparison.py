@@ -1,4 +1,4 @@
-"""Comparison of numbers shared modulo 2^64 between two servers helped by a dealer: XOR shares of a sign bit.
+"""Comparison of numbers shared modulo 2^l between two servers helped by a dealer: XOR shares of a sign bit.
 
 A binary adder on AND triples, many comparisons at a time. A server's program is a generator; the seam is that of
 `secure_comparison`.
@@ -7,8 +7,9 @@ A binary adder on AND triples, many comparisons at a time. A server's program is
 learns the number of comparisons. Each server receives operands under one-time pads, uniform bits; the two output bits
 are each uniform. For whoever is to learn an answer: both servers send their bit to it, and to nobody else.
 
-**Cost:** the dealer's message, 7 rounds, and 243 bits per comparison from each server to the other, 61 bytes in
-all; from the dealer a key for each and 181 bits for server 1, 23 bytes.
+**Cost:** the dealer's message, 1 + ceil(log2(l - 1)) rounds, and less than 4 l bits per comparison from each server to
+the other; from the dealer a key for each and less than 3 l bits for server 1. For l = 64: 7 rounds, 243 bits (61 bytes
+in all) and 181 (23 bytes). For l = 7, which bins take: 4 rounds, 18 bits and 13.
 
 References
 ----------
@@ -28,8 +29,6 @@ from treaty.crypto.secure_comparison import Program, check_message
 from treaty.crypto.shamir_field import Words
 from treaty.errors import CryptoError
 
-_CARRIES = 63  # bits below the sign, whose carry is wanted
-
 # Bits are cut in slices: words of slice i hold bit i of 64 comparisons each, so that nothing sent is padding.
 
 
@@ -42,12 +41,14 @@ class Dealt:
         Comparisons of the batch.
     key : bytes of length 32
         Its shares of operands and products are a keystream under it.
-    corrections : uint64 (181, ceil(rows / 64))
+    corrections : uint64 (triples, ceil(rows / 64))
         Server 1's shares of the products; empty (0, ...) for server 0.
+    bits : int
+        l: numbers are compared modulo 2^l.
     """
 
-    def __init__(self, rows: int, key: bytes, corrections: Words) -> None:
-        self.rows, self.key, self.corrections = rows, key, corrections
+    def __init__(self, rows: int, key: bytes, corrections: Words, bits: int = 64) -> None:
+        self.rows, self.key, self.corrections, self.bits = rows, key, corrections, bits
         self._used = False
 
     def use(self, rows: int) -> None:
@@ -77,13 +78,22 @@ class _Triples:
         return self._corrections[self._at - slices : self._at]
 
 
-def deal(rows: int) -> tuple[Dealt, Dealt]:
+def triples_of(bits: int) -> int:
+    """Return how many triples a comparison modulo 2^bits takes: 181 for 64."""
+    return bits - 1 + sum(2 * (spans // 2) - 1 for spans in _levels(bits))
+
+
+def deal(rows: int, bits: int = 64, keys: tuple[bytes, bytes] | None = None) -> tuple[Dealt, Dealt]:
     """Make AND triples for one batch of comparisons, as the dealer.
 
     Parameters
     ----------
     rows : int
         Number of comparisons.
+    bits : int, default 64
+        l, from 2 to 64: numbers are compared modulo 2^l.
+    keys : two bytes of length 32, optional
+        Secret, of server 0 and server 1, and used for nothing else; by default from the operating system.
 
     Returns
     -------
@@ -92,26 +102,27 @@ def deal(rows: int) -> tuple[Dealt, Dealt]:
     """
     words = -(-rows // 64)
     none = np.empty((0, words), np.uint64)
-    dealt = [Dealt(rows, secrets.token_bytes(32), none) for _ in range(2)]
+    dealt = [Dealt(rows, key, none, bits) for key in keys or (secrets.token_bytes(32), secrets.token_bytes(32))]
     first, second = (_Triples(own, words, one) for own, one in enumerate(dealt))
-    corrections = [first.operands(_CARRIES) & second.operands(_CARRIES) ^ first.products(_CARRIES)]
-    for slices in _levels():
-        pairs = slices // 2
+    corrections = [first.operands(bits - 1) & second.operands(bits - 1) ^ first.products(bits - 1)]
+    for spans in _levels(bits):
+        pairs = spans // 2
         upper, lower, lower_p = (first.operands(count) ^ second.operands(count) for count in (pairs, pairs, pairs - 1))
         corrections.append(upper & lower ^ first.products(pairs))
         corrections.append(upper[1:] & lower_p ^ first.products(pairs - 1))
-    return dealt[0], Dealt(rows, dealt[1].key, np.concatenate(corrections))
+    return dealt[0], Dealt(rows, dealt[1].key, np.concatenate(corrections), bits)
 
 
 def sign_bit(own: int, values: NDArray[np.uint64], dealt: Dealt) -> Program[NDArray[np.uint8]]:
-    """Return XOR shares of the most significant bits of numbers modulo 2^64: of [a < 0] in two's complement.
+    """Return XOR shares of the most significant bits of numbers modulo 2^l: of [a < 0] in two's complement.
 
     Parameters
     ----------
     own : int
         This server, 0 or 1.
     values : uint64 (m,)
-        Its additive shares of a; for [x < y] those of x - y, with |x - y| < 2^63.
+        Its additive shares of a, modulo 2^l or more, of which the lowest l bits are looked at; for [x < y] those of
+        x - y, with |x - y| < 2^(l - 1).
     dealt : Dealt
         The dealer's message to this server, for m comparisons.
 
@@ -127,32 +138,35 @@ def sign_bit(own: int, values: NDArray[np.uint64], dealt: Dealt) -> Program[NDAr
 
     Notes
     -----
-    The sum's sign is that of both shares and of the carry out of 63 bits, added up. A span of bits generates a carry
-    (g) or passes one on (p); for one bit g = a & b, p = a ^ b. Neighbouring spans are joined, six times:
+    The sum's sign is that of both shares and of the carry out of l - 1 bits, added up. A span of bits generates a carry
+    (g) or passes one on (p); for one bit g = a & b, p = a ^ b. Neighbouring spans are joined until one is left:
     g = g_upper ^ (p_upper & g_lower), p = p_upper & p_lower. Joining opens p_upper under one pad for both products; the
     lowest span needs no p. For the first g each operand is known to one server, which opens it alone.
     """
     dealt.use(len(values))
+    carries = dealt.bits - 1  # of the bits below the sign
     slices = _transposed(values)
     triples = _Triples(own, slices.shape[1], dealt)
-    a = triples.operands(_CARRIES)
-    mine = slices[:_CARRIES] ^ a
+    a = triples.operands(carries)
+    mine = slices[:carries] ^ a
     other = yield from _swap(own, mine)
-    g = other & a ^ triples.products(_CARRIES)
+    g = other & a ^ triples.products(carries)
     if own == 0:
         g ^= other & mine
-    p = slices[:_CARRIES]
-    for _ in _levels():
+    p = slices[:carries]
+    for _ in _levels(dealt.bits):
         g, p = yield from _join(own, g, p, triples)
-    bits = np.unpackbits((slices[_CARRIES] ^ g[0]).astype("<u8").view(np.uint8), bitorder="little")
+    bits = np.unpackbits((slices[carries] ^ g[0]).astype("<u8").view(np.uint8), bitorder="little")
     return bits[: len(values)]
 
 
-def _levels() -> list[int]:
-    """How many spans there are before each joining: 63, 32, 16, 8, 4, 2."""
-    counts = [_CARRIES]
-    while counts[-1] > 2:
-        counts.append(-(-counts[-1] // 2))
+def _levels(bits: int) -> list[int]:
+    """How many spans there are before each joining: 63, 32, 16, 8, 4, 2 for 64 bits."""
+    counts = []
+    spans = bits - 1
+    while spans > 1:
+        counts.append(spans)
+        spans = -(-spans // 2)
     return counts
 
 
