@@ -18,6 +18,7 @@ from treaty.errors import (
 if TYPE_CHECKING:
     from treaty.aligning import align
     from treaty.estimators import GBDTClassifier, GBDTRegressor, load
+    from treaty.linear_estimator import LogisticRegression
 
 __all__ = [
     "ConfigError",
@@ -26,6 +27,7 @@ __all__ = [
     "GBDTClassifier",
     "GBDTRegressor",
     "LocalProtocolError",
+    "LogisticRegression",
     "PeerAborted",
     "PeerError",
     "PeerLost",
@@ -48,6 +50,10 @@ def __getattr__(name: str) -> Any:
         from treaty import estimators
 
         return getattr(estimators, name)
+    if name == "LogisticRegression":
+        from treaty.linear_estimator import LogisticRegression
+
+        return LogisticRegression
     raise AttributeError(f"module 'treaty' has no attribute {name!r}")
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, is_classifier
-from sklearn.utils import Tags
+from sklearn.base import is_classifier
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from treaty.compute import cores
 from treaty.crowds import SERVER, lay_out
 from treaty.data.labels import check_targets, check_weights
-from treaty.data.table import Table, match_rows, to_table
+from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError
-from treaty.inputs import are_labelled, check_one_kind, known_tables, participants, training_tables
+from treaty.estimator_tables import TableEstimator, Tables
+from treaty.inputs import are_labelled, check_one_kind, participants
 from treaty.interpretation import Contributions, Kind, importances, joined_booster
 from treaty.models import ModelPart, forest_of
 from treaty.options import HORIZONTAL, VERTICAL, TreeOptions, tree_options
@@ -28,15 +28,16 @@ from treaty.protocols.disclosures import crowd_disclosures, disclosures, horizon
 from treaty.protocols.horizontal_rows import all_columns, describe, schema_of
 from treaty.protocols.pooled import Labelled
 from treaty.runs import ALONE, Trained, decided, explained, predict, train, train_crowd, train_horizontal
-from treaty.saving import Saved, write_model
+from treaty.saving import write_model
 from treaty.simulation import active_of
 from treaty.trees.boosting import Forest
 
-Tables = Any  # one table (any dataframe or array), or {party: table}
 
-
-class BoostedTrees(BaseEstimator):
+class BoostedTrees(TableEstimator):
     """What classifier and regressor share; they bring `_target`, which checks labels."""
+
+    _vertical, _horizontal = VERTICAL, HORIZONTAL
+    _why_needed = "nobody can decide rows at its splits"
 
     def __init__(
         self,
@@ -179,8 +180,7 @@ class BoostedTrees(BaseEstimator):
             For a table or label that cannot be used, or row counts that differ.
         """
         started = time.perf_counter()
-        for name in [name for name in vars(self) if name.endswith("_")]:
-            delattr(self, name)  # nothing of an earlier fit remains
+        self._forget()
         options = self._options(early_stopping_rounds)
         folder = None if checkpoint is None else Path(checkpoint)
         on_rows = options.protocol in HORIZONTAL
@@ -316,44 +316,12 @@ class BoostedTrees(BaseEstimator):
     # ------------------------------------------------------------ checks
 
     def _options(self, early_stopping_rounds: int | None) -> TreeOptions:
-        ours = {
-            name: value for name, value in self.get_params(deep=False).items() if name in TreeOptions.__struct_fields__
-        }
+        ours = {name: value for name, value in self._plain_params().items() if name in TreeOptions.__struct_fields__}
         if early_stopping_rounds is not None:
             ours["early_stopping_rounds"] = early_stopping_rounds
-        options = tree_options({name: _plain(value) for name, value in ours.items()})
-        if self.n_jobs is not None and (not isinstance(self.n_jobs, (int, np.integer)) or self.n_jobs == 0):
-            raise ConfigError(f"expected n_jobs to be a number of threads, -1 or None for all, got {self.n_jobs!r}")
-        if self.transport not in ("memory", "grpc"):
-            raise ConfigError(f"expected transport 'memory' or 'grpc', got {self.transport!r}")
-        if self.transport == "grpc" and options.protocol == "pooled":
-            raise ConfigError("protocol 'pooled' has one party and no transport; leave transport='memory'")
+        options = tree_options(ours)
+        self._check_played()
         return options
-
-    def _tables(self, X: Tables, *, reset: bool) -> dict[str, Table]:
-        """Convert X to tables by party, in the parties' order."""
-        if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
-            if not reset and ALONE not in self.schemas_:
-                raise DataError(f"expected a mapping of the parties {', '.join(self.schemas_)} to their tables")
-            if self.protocol in VERTICAL:
-                raise DataError(
-                    f"protocol {self.protocol!r} expects a mapping of party to table, got {type(X).__name__}"
-                )
-            if not reset and getattr(X, "ndim", 2) == 2:
-                validate_data(self, X, reset=False, skip_check_array=True)
-            table = to_table(X, schema=None if reset else self.schemas_[ALONE])
-            if reset:
-                validate_data(self, X, reset=True, skip_check_array=True)
-            return {ALONE: table}
-        if self.protocol in HORIZONTAL:
-            raise DataError(f"a model of protocol {self.protocol!r} takes one table, as it is whole; got a mapping")
-        if not all(isinstance(name, str) for name in X) or not X:
-            raise DataError("expected a mapping of party names (text) to tables")
-        if not reset:
-            return known_tables(X, self.schemas_, self._owners())
-        tables = training_tables(X, self._active(X))
-        self.n_features_in_ = sum(len(table.schema.names) for table in tables.values())
-        return tables
 
     def _owners(self) -> set[str]:
         """Return the parties that own a split in use; while training, all."""
@@ -362,24 +330,12 @@ class BoostedTrees(BaseEstimator):
         forest = forest_of(list(self.parts_.values()))
         return {forest.sources[source] for tree in forest.trees for source in np.unique(tree.source[tree.left >= 0])}
 
-    def _active(self, tables: Mapping[str, Any]) -> str:
-        if self.active is None:
-            return next(iter(tables))
-        if self.active not in tables:
-            raise ConfigError(f"expected active to be one of {', '.join(tables)}, got {self.active!r}")
-        return self.active
-
     # ------------------------------------------------------------ use
 
     def _margins(self, X: Tables) -> NDArray[np.float64]:
         check_is_fitted(self, "parts_")
         tables = self._matched(X)
         return predict(self.parts_, tables, self._options(None), transport=self.transport, n_jobs=self.n_jobs)
-
-    def _matched(self, X: Tables) -> dict[str, Table]:
-        tables = self._tables(X, reset=False)
-        match_rows(tables)
-        return tables
 
     def _decided(self, X: Tables) -> Decided:
         check_is_fitted(self, "parts_")
@@ -491,27 +447,9 @@ class BoostedTrees(BaseEstimator):
             If the folder cannot be written.
         """
         check_is_fitted(self, "parts_")
-        names = getattr(self, "feature_names_in_", None)
-        saved = Saved(
-            kind=type(self).__name__,
-            params={name: _plain(value) for name, value in self.get_params(deep=False).items()},
-            parties=list(self.parts_),
-            schemas=self.schemas_,
-            feature_names=None if names is None else list(names),
-        )
-        write_model(folder, saved, self.parts_)
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
+        write_model(folder, self._saved(list(self.parts_)), self.parts_)
 
     def _predictions(self, X: Tables) -> NDArray[np.float64]:
         """Return probabilities or means (n_rows, n_outputs)."""
         margins = self._margins(X)
         return forest_of(list(self.parts_.values())).objective.predictions(margins)
-
-
-def _plain(value: Any) -> Any:
-    """Turn numpy scalars, which a parameter grid may hold, into Python's."""
-    return value.item() if isinstance(value, np.generic) else value

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets
 
-from treaty.data.labels import check_labels, check_targets
-from treaty.errors import DataError
-from treaty.estimator_base import BoostedTrees, Tables
-from treaty.models import forest_of
-from treaty.saving import read_model
+from treaty.data.labels import check_targets
+from treaty.estimator_base import BoostedTrees
+from treaty.estimator_tables import Tables
+from treaty.linear_estimator import LogisticRegression, restored
+from treaty.models import forest_of, load_part
+from treaty.saving import read_parts, read_saved
 
 
 class GBDTClassifier(ClassifierMixin, BoostedTrees):
@@ -111,16 +111,7 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
     def _target(
         self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[list[Any], NDArray[np.float64]]:
-        y = check_labels(y, party, n_rows)
-        if classes is None:
-            check_classification_targets(y)
-            self.classes_ = np.unique(y)
-        if len(self.classes_) < 2:
-            raise DataError(f"{party}: expected labels of at least two classes, got one class in all {n_rows} rows")
-        target = np.searchsorted(self.classes_, y)
-        if np.any(self.classes_[np.minimum(target, len(self.classes_) - 1)] != y):
-            raise DataError(f"{party}: expected the labels seen in training, got others - in an eval set")
-        return self.classes_.tolist(), target.astype(np.float64)
+        return self._class_numbers(y, party, n_rows, classes)
 
 
 class GBDTRegressor(RegressorMixin, BoostedTrees):
@@ -148,7 +139,7 @@ def _of_classes(p: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.hstack([1.0 - p, p]) if p.shape[1] == 1 else p
 
 
-def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:
+def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor | LogisticRegression:
     """Read what `save` wrote.
 
     Raises
@@ -156,12 +147,12 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor:
     ConfigError
         If a file is missing or is not one of a Treaty model.
     """
-    saved, parts = read_model(folder)
+    saved = read_saved(folder)
+    if saved.kind == "LogisticRegression":
+        return restored(folder, saved)
     model = (GBDTClassifier if saved.kind == "GBDTClassifier" else GBDTRegressor)(**saved.params)
-    model.parts_, model.schemas_ = parts, saved.schemas
-    model.n_features_in_ = sum(len(schema.names) for schema in saved.schemas.values())
-    if saved.feature_names is not None:
-        model.feature_names_in_ = np.array(saved.feature_names, dtype=object)
+    model._restore(saved)
+    model.parts_ = read_parts(folder, saved, load_part)
     forest = forest_of(list(model.parts_.values()))
     if forest.classes is not None:
         model.classes_ = np.array(forest.classes)

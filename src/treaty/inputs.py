@@ -109,13 +109,17 @@ def are_labelled(X: Any) -> bool:
     )
 
 
-def known_tables(X: Mapping[str, Any], schemas: Mapping[str, Schema], needed: Collection[str]) -> dict[str, Table]:
+def known_tables(
+    X: Mapping[str, Any], schemas: Mapping[str, Schema], needed: Collection[str], why: str
+) -> dict[str, Table]:
     """Convert the tables of parties that have trained, in their order.
 
     Parameters
     ----------
     needed : collection of str
-        Parties that own a split in use. Others may be absent; a table of missing values stands in for theirs.
+        Parties whose columns the model uses. Others may be absent; a table of missing values stands in for theirs.
+    why : str
+        What is not possible without a needed party.
 
     Raises
     ------
@@ -127,7 +131,7 @@ def known_tables(X: Mapping[str, Any], schemas: Mapping[str, Schema], needed: Co
     if not set(X) <= set(schemas) or missed or len(absent) == len(schemas):
         raise DataError(
             f"expected tables of the parties {', '.join(schemas)}, got {', '.join(map(str, X))}"
-            + (f"; without {', '.join(missed)} nobody can decide rows at its splits" if missed else "")
+            + (f"; without {', '.join(missed)} {why}" if missed else "")
         )
     tables = {
         name: to_table(X[name], party=name, schema=schema)

@@ -13,6 +13,7 @@ LINEAR_PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it h
     "quasi-newton": ("coordinator", "encryption", "key_bits", "insecure_test_key_bits"),
     "sgd": ("coordinator", "encryption", "key_bits", "insecure_test_key_bits"),
 }
+FEDERATED = ("quasi-newton", "sgd")
 LEARNING_RATES = {"sgd": 0.15, "quasi-newton": 0.05}
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]

@@ -21,12 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.table import Table
+from treaty.errors import ConfigError
 from treaty.linear.batches import batch_seed
-from treaty.linear.losses import LOSSES
+from treaty.linear.losses import LOSSES, warn_beyond_taylor
 from treaty.linear.training import train
 from treaty.linear_models import LinearPart, preparation_of
 from treaty.linear_options import LinearOptions
 from treaty.protocols.pooled import Labelled
+from treaty.runs import ALONE
 from treaty.simulation import Traffic
 
 Epochs = Callable[[list[float]], None]
@@ -44,11 +46,14 @@ class TrainedLinear:
     traffic : Traffic
     seconds : dict
         Per phase ("setup", "training"), and in total.
+    learned : dict
+        What each party learned, in words.
     """
 
     parts: dict[str, LinearPart]
     traffic: Traffic
     seconds: dict[str, float]
+    learned: dict[str, list[str]]
 
 
 def train_linear(
@@ -79,11 +84,13 @@ def train_linear(
         Folder of what is kept from one fit to the next; "pooled" keeps nothing.
     progress : callable
     """
+    if options.protocol != "pooled":
+        raise ConfigError(f"protocol {options.protocol!r} is not there yet; take protocol='pooled'")
     started = time.perf_counter()
     parts, begun = train_pooled(tables, data, active, classes, options, progress)
     ended = time.perf_counter()
     seconds = {"setup": begun - started, "training": ended - begun, "total": ended - started}
-    return TrainedLinear(parts, Traffic(), seconds)
+    return TrainedLinear(parts, Traffic(), seconds, {ALONE: ["everything: all columns and labels are in one place"]})
 
 
 def train_pooled(
@@ -116,6 +123,8 @@ def train_pooled(
         weight=data.weight,
         on_epoch=progress,
     )
+    if options.loss != "logistic":
+        warn_beyond_taylor(X @ fitted.weights)
     model_id = secrets.token_hex(16)
     ends = np.cumsum([made.n_columns for made in prepared.values()])
     parts = {}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from treaty.data.table import Schema
 from treaty.errors import ConfigError
-from treaty.models import ModelPart, load_part
+from treaty.linear_models import LinearPart
+from treaty.models import ModelPart
+
+AnyPart = TypeVar("AnyPart", ModelPart, LinearPart)
 
 
 class Saved(msgspec.Struct, kw_only=True):
@@ -37,7 +41,7 @@ class Saved(msgspec.Struct, kw_only=True):
     feature_names: list[str] | None = None
 
 
-def write_model(folder: str | Path, saved: Saved, parts: dict[str, ModelPart]) -> None:
+def write_model(folder: str | Path, saved: Saved, parts: Mapping[str, ModelPart | LinearPart]) -> None:
     """Write a model to a folder, made when missing.
 
     Raises
@@ -58,22 +62,32 @@ def write_model(folder: str | Path, saved: Saved, parts: dict[str, ModelPart]) -
         raise ConfigError(f"cannot write the model to {folder}: {error.strerror}") from None
 
 
-def read_model(folder: str | Path) -> tuple[Saved, dict[str, ModelPart]]:
-    """Read what `write_model` wrote.
+def read_saved(folder: str | Path) -> Saved:
+    """Read what `write_model` wrote beside the parts.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing or is not one of a Treaty model.
+    """
+    path = Path(folder) / "model.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Saved)
+    except OSError as error:
+        raise ConfigError(f"cannot read the model {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expected a saved model, got something else - at {path} ({error})") from None
+
+
+def read_parts(folder: str | Path, saved: Saved, load: Callable[[Path], AnyPart]) -> dict[str, AnyPart]:
+    """Read every party's part.
 
     Raises
     ------
     ConfigError
         If a file is missing or is not one of a Treaty model.
     """
-    path = Path(folder) / "model.json"
-    try:
-        saved = msgspec.json.decode(path.read_bytes(), type=Saved)
-    except OSError as error:
-        raise ConfigError(f"cannot read the model {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"expected a saved model, got something else - at {path} ({error})") from None
-    return saved, {name: load_part(_part_file(Path(folder), name)) for name in saved.parties}
+    return {name: load(_part_file(Path(folder), name)) for name in saved.parties}
 
 
 def _part_file(folder: Path, party: str) -> Path:

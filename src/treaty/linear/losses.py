@@ -13,6 +13,7 @@ Yang, Fan, Chen, Shi, Yang, "A Quasi-Newton Method Based Vertical Federated Lear
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,6 +87,12 @@ def mean_over_rows(X: Floats, of_rows: Floats) -> Floats:
     return X.T @ of_rows / len(X)
 
 
-def beyond_taylor(u: Floats) -> float:
-    """Return the share of rows whose |u| is above 4, where the Taylor loss is not the logistic loss."""
-    return float(np.mean(np.abs(u) > TAYLOR_RANGE)) if len(u) else 0.0
+def warn_beyond_taylor(u: Floats) -> None:
+    """Warn when more than one margin in a hundred is beyond 4, where the Taylor loss is not the logistic loss."""
+    share = float(np.mean(np.abs(u) > TAYLOR_RANGE)) if len(u) else 0.0
+    if share > TAYLOR_SHARE:
+        warnings.warn(
+            f"{share:.1%} of rows have a margin beyond {TAYLOR_RANGE:g}, where the Taylor loss, which the model is "
+            "trained on, is not the logistic loss: take probabilities there with care, or raise l2",
+            stacklevel=3,
+        )
