@@ -26,7 +26,7 @@ A user may collude with one server or the dealer, and learns what it is told.
 part               rounds                          one server to the other   dealer to server 1
 =================  ==============================  ========================  =========================
 `mask_rows`        1                               D once                    0
-`route_level`      2 + comparison (the root's)     1/64                      2
+`route_level`      2 + comparison (the root's)     1/64                      3
                    3 + comparison (a later's)      2 (K - 1) + 1/64          2 K + 1
 `leaf_values`      1                               L                         1
 sent by a user     -                               D once (to each server)
@@ -146,17 +146,15 @@ def deal_level(mask: Words, trees: int, nodes: int, bits: int) -> tuple[Keys, Wo
     corrected.append(dealing.corrected(_values(split_masks, mask)))
     coins = dealing.coins(trees, n).astype(np.uint64)
     corrected.append(dealing.corrected(coins))
-    if nodes > 1:
-        path_masks, value_masks = dealing.drawn(trees, nodes - 1, n), dealing.drawn(trees, nodes - 1, n)
-        corrected.append(dealing.corrected((path_masks * value_masks).sum(axis=1)))
-        corrected.append(dealing.corrected(path_masks * coins[:, None]))
+    path_masks, value_masks = dealing.drawn(trees, nodes - 1, n), dealing.drawn(trees, nodes - 1, n)
+    corrected.append(dealing.corrected((path_masks * value_masks).sum(axis=1)))
+    corrected.append(dealing.corrected(path_masks * coins[:, None]))
     return dealing.keys, np.concatenate([of.reshape(-1) for of in corrected])
 
 
 def numbers_of_level(rows: int, trees: int, nodes: int, bits: int) -> int:
     """Return how many numbers server 1 gets of `deal_level`."""
-    per_row = nodes + 1 + (nodes if nodes > 1 else 0)
-    return triples_of(bits) * -(-trees * rows // 64) + trees * rows * per_row
+    return triples_of(bits) * -(-trees * rows // 64) + trees * rows * (2 * nodes + 1)
 
 
 def deal_leaves(rows: int, trees: int, leaves: int) -> tuple[Keys, Words]:
@@ -255,31 +253,24 @@ def route_level(
     masked_values = dealt.products(trees, nodes, n)
     coins = dealt.coins(trees, n)
     coin = dealt.products(trees, n)
-    hidden = [weights - split_masks]
-    if nodes > 1:
-        path_masks, value_masks = dealt.numbers(trees, nodes - 1, n), dealt.numbers(trees, nodes - 1, n)
-        summed, masked_coins = dealt.products(trees, n), dealt.products(trees, nodes - 1, n)
-        hidden.append(paths[:, :-1] - path_masks)
-    splits, *opened = yield from _open(own, hidden)
+    path_masks, value_masks = dealt.numbers(trees, nodes - 1, n), dealt.numbers(trees, nodes - 1, n)
+    summed, masked_coins = dealt.products(trees, n), dealt.products(trees, nodes - 1, n)
+    splits, in_path = yield from _open(own, [weights - split_masks, paths[:, :-1] - path_masks])
     values = masked_values - thresholds[..., None]
     values += _values(split_masks + splits if own == 0 else split_masks, rows.opened) + _values(splits, rows.mask)
-    at_node = values[:, -1]
+    over = values[:, :-1] - values[:, -1:] - value_masks
     if nodes > 1:
-        (in_path,) = opened
-        (over,) = yield from _open(own, [values[:, :-1] - values[:, -1:] - value_masks])
-        products = in_path * (value_masks + over if own == 0 else value_masks) + over * path_masks
-        at_node = at_node + products.sum(axis=1) + summed
+        (over,) = yield from _open(own, [over])
+    products = in_path * (value_masks + over if own == 0 else value_masks) + over * path_masks
+    at_node = values[:, -1] + products.sum(axis=1) + summed
     left = yield from sign_bit(own, np.ascontiguousarray(at_node.reshape(-1)), compared)
     left = left.reshape(trees, n)
     turned = yield from _open_turned(own, left ^ coins)
     sign = 1 - 2 * turned.astype(np.int64)
     turned, sign = turned.astype(np.uint64), sign.astype(np.uint64)
     goes_left = sign * coin + (turned if own == 0 else 0)
-    if nodes > 1:
-        of_nodes = turned[:, None] * paths[:, :-1] + sign[:, None] * (in_path * coin[:, None] + masked_coins)
-        goes_left = np.concatenate([of_nodes, (goes_left - of_nodes.sum(axis=1))[:, None]], axis=1)
-    else:
-        goes_left = goes_left[:, None]
+    of_nodes = turned[:, None] * paths[:, :-1] + sign[:, None] * (in_path * coin[:, None] + masked_coins)
+    goes_left = np.concatenate([of_nodes, (goes_left - of_nodes.sum(axis=1))[:, None]], axis=1)
     children = np.stack([goes_left, paths - goes_left], axis=2)
     return left, children.reshape(trees, 2 * nodes, n)
 
