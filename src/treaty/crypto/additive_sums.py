@@ -281,6 +281,10 @@ class AdditiveSumsServer:
         if not self._modulus.in_range(ciphertexts):
             raise CryptoError("a ciphertext is not in range - at the start of a tree")
         self._ciphertexts, self._rows = ciphertexts, rows.copy()
+        self._begin(features)
+
+    def _begin(self, features: NDArray[np.int32] | None) -> None:
+        """Note the tree's columns, and make factors ahead."""
         self._blocks = self._all_blocks
         if features is not None:
             kept = set(features.tolist())

@@ -18,7 +18,8 @@ open               --                  level and server  nothing: decrypts      
 
 A protocol carries the payloads, lists of arrays whose meaning only the two ends of one cipher know. A `blind` cipher
 is given all rows and names none; under the others servers learn the rows of every node. What each side learns is
-stated by the implementations (`additive_sums`, `lattice_sums`).
+stated by the implementations (`additive_sums`, `blind_sums`, `lattice_sums`; `triple_sums`, which has a dealer and so
+is made elsewhere).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto import okamoto_uchiyama, paillier, parameters
 from treaty.crypto.additive_sums import AdditivePrivateKey, AdditivePublicKey, AdditiveSumsClient, AdditiveSumsServer
+from treaty.crypto.blind_sums import BlindSumsClient, BlindSumsServer
 from treaty.crypto.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.lattice_sums import LatticeSumsClient, LatticeSumsServer
@@ -170,6 +172,7 @@ def make_client(
     key_bits: int | None = None,
     insecure_test_key_bits: int | None = None,
     store: HintStore | None = None,
+    blind: bool = False,
 ) -> SumsClient:
     """Make the active party's end, with a fresh key that serves this job only.
 
@@ -187,6 +190,8 @@ def make_client(
         Make a key of this size instead, such as the papers' 512. Tests and reproductions only.
     store : HintStore, optional
         Of the lattice map, keeps hints for later jobs. Default: for this one.
+    blind : bool
+        Encrypt all rows once per node, so that servers see no rows of nodes. The lattice map is blind in any case.
 
     Raises
     ------
@@ -208,7 +213,7 @@ def make_client(
         key = generate_paillier_key(bits, insecure_test_key_bits=insecure_test_key_bits)
     else:
         raise _unknown(encryption)
-    return AdditiveSumsClient(key, bounds, threads=threads)
+    return (BlindSumsClient if blind else AdditiveSumsClient)(key, bounds, threads=threads)
 
 
 def make_server(
@@ -223,6 +228,7 @@ def make_server(
     names: Sequence[str] | None = None,
     store: HintStore | None = None,
     progress: Callable[[int, int], None] | None = None,
+    blind: bool = False,
 ) -> SumsServer:
     """Make a passive party's end.
 
@@ -249,6 +255,8 @@ def make_server(
         Of the lattice map: keeps hints and the ledger for later jobs. Default: for this one.
     progress : callable, optional
         Called with steps done and steps in all while a hint is made.
+    blind : bool
+        As `make_client` has it.
 
     Raises
     ------
@@ -274,7 +282,8 @@ def make_server(
         key = okamoto_uchiyama.PublicKey.from_payload(sent, insecure_test_key_bits)
     else:
         key = paillier.PublicKey.from_payload(sent, insecure_test_key_bits)
-    return AdditiveSumsServer(key, stated, codes, offsets, threads=threads, rerandomise=rerandomise)
+    kind = BlindSumsServer if blind else AdditiveSumsServer
+    return kind(key, stated, codes, offsets, threads=threads, rerandomise=rerandomise)
 
 
 def _unknown(encryption: str) -> ConfigError:

@@ -190,10 +190,7 @@ class LatticeSumsClient:
         bounds = self._bounds
         if len(grad) != bounds.n_rows or grad.shape != hess.shape:
             raise CryptoError(f"expected the derivatives of {bounds.n_rows} rows, got {len(grad)} - at a tree's start")
-        if len(grad) and not (-bounds.grad_bound <= grad.min() <= grad.max() <= bounds.grad_bound):
-            raise CryptoError("a gradient exceeds its declared bound - at a tree's start")
-        if len(hess) and not (0 <= hess.min() <= hess.max() <= bounds.hess_bound):
-            raise CryptoError("a hessian is negative or exceeds its declared bound - at a tree's start")
+        bounds.check(grad, hess, "a tree's start")
         self._tree = grad.astype(np.int32), hess.astype(np.int32)
         return []
 
@@ -246,11 +243,8 @@ class LatticeSumsClient:
         sums[..., 0] = (sums[..., 0] ^ top) - top  # signed
         # which bin is wrong is not told, nor is the question put again: either would say something of the secret
         starts = np.concatenate([[0], np.cumsum(np.diff(offsets)[chosen])[:-1]])
-        grad, hess, count = np.moveaxis(sums[:, rows], 2, 0)
-        fits = (count >= 0) & (np.abs(grad) <= self._bounds.grad_bound * count)
-        fits &= (hess >= 0) & (hess <= self._bounds.hess_bound * count)
         adds_up = np.add.reduceat(sums[:, rows], starts, axis=1) == totals[:, np.newaxis]
-        if not (fits.all() and adds_up.all()):
+        if not (self._bounds.allow(sums[:, rows]) and adds_up.all()):
             self._store.forget_hint(peer, self._bindings[peer])  # or the next job would fail the same way
             raise CryptoError(f"the bins of a feature do not add up to their node, the job cannot go on - in {what}")
         return sums

@@ -56,6 +56,20 @@ class SumsBounds:
         if max(2 * self.n_rows * self.grad_bound, self.n_rows * self.hess_bound, self.n_rows) >= 1 << 62:
             raise CryptoError("sums would exceed 62 bits - lower fractional_bits, or the bound of the gradients")
 
+    def check(self, grad: NDArray[np.int64], hess: NDArray[np.int64], where: str) -> None:
+        """Refuse derivatives (rows,) beyond their bounds, with CryptoError."""
+        if len(grad) and not (-self.grad_bound <= grad.min() <= grad.max() <= self.grad_bound):
+            raise CryptoError(f"a gradient exceeds its declared bound - at {where}")
+        if len(hess) and not (0 <= hess.min() <= hess.max() <= self.hess_bound):
+            raise CryptoError(f"a hessian is negative or exceeds its declared bound - at {where}")
+
+    def allow(self, sums: NDArray[np.int64]) -> bool:
+        """Whether all sums (..., 3) of grad, hess and count are such as rows within the bounds can have."""
+        grad, hess, count = np.moveaxis(sums, -1, 0)
+        most_grad, most_hess = self.grad_bound * count, self.hess_bound * count
+        fits = (count >= 0) & (-most_grad <= grad) & (grad <= most_grad) & (0 <= hess) & (hess <= most_hess)
+        return bool(fits.all())
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:
@@ -130,10 +144,7 @@ class Packing:
         bounds = self.bounds
         if len(grad) > bounds.n_rows:
             raise CryptoError(f"expected at most {bounds.n_rows} rows, got {len(grad)} - at packing")
-        if len(grad) and not (-bounds.grad_bound <= grad.min() <= grad.max() <= bounds.grad_bound):
-            raise CryptoError("a gradient exceeds its declared bound - at packing")
-        if len(hess) and not (0 <= hess.min() <= hess.max() <= bounds.hess_bound):
-            raise CryptoError("a hessian is negative or exceeds its declared bound - at packing")
+        bounds.check(grad, hess, "packing")
         out = np.zeros((len(grad), -(-self.sum_bits // 64)), np.uint64)
         out[:, 0] = 1
         _put(out, self.count_bits, hess.astype(np.uint64))

@@ -1,6 +1,6 @@
 """The handshake every protocol starts with: all parties compare their public parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -25,7 +25,9 @@ class Verdict(Message):
     difference: str
 
 
-def agree(party: Party, terms: Mapping[str, Term], timeout: float | None = None) -> None:
+def agree(
+    party: Party, terms: Mapping[str, Term], timeout: float | None = None, *, peers: Sequence[str] | None = None
+) -> None:
     """Compare public parameters with every peer; raise the same error everywhere when they differ.
 
     Every party of the job calls it at the same place. All send, then all receive; then all exchange what
@@ -39,6 +41,8 @@ def agree(party: Party, terms: Mapping[str, Term], timeout: float | None = None)
         The parameters. Values are equal when type and value are (1 is not 1.0, and not True).
     timeout : float, optional
         Seconds to wait for each peer's terms; the party's `timeout` by default.
+    peers : sequence of str, optional
+        Whom to compare with; all peers by default.
 
     Raises
     ------
@@ -50,16 +54,16 @@ def agree(party: Party, terms: Mapping[str, Term], timeout: float | None = None)
     LocalProtocolError
         When a term is none of the types above.
     """
-    own = _checked(terms)
-    for peer in party.peers:
+    own, peers = _checked(terms), party.peers if peers is None else peers
+    for peer in peers:
         party.send(peer, Terms(own))
     differences = [
-        _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values) for peer in party.peers
+        _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values) for peer in peers
     ]
     found = next(filter(None, differences), "")
-    for peer in party.peers:
+    for peer in peers:
         party.send(peer, Verdict(found))
-    reports = [clean(party.receive(peer, Verdict, timeout=timeout).difference, 500) for peer in party.peers]
+    reports = [clean(party.receive(peer, Verdict, timeout=timeout).difference, 500) for peer in peers]
     if any([found, *reports]):
         party.close()
         raise ConfigError(found or next(filter(None, reports)))

@@ -57,7 +57,7 @@ class Party:
     round : int
         Set by the protocol, from 0; put on what is sent and demanded of what is received.
     peers : tuple of str
-        The parties this one talks to, less those it has left out.
+        The parties this one talks to, less those it has left out or set aside.
 
     Raises
     ------
@@ -91,7 +91,7 @@ class Party:
         self.job = job
         self.protocol = protocol
         self.channel = channel
-        self.peers = tuple(peers)
+        self.peers = self._heard = tuple(peers)
         self.transcript = Transcript(name) if transcript is None else transcript
         self.timeout = timeout
         self.round = 0
@@ -220,7 +220,7 @@ class Party:
         doing = f"{self.name} was waiting for {awaited} of round {self.round} from {frm}"
         self._listen()
         while True:
-            needed = [peer for peer in self.peers if peer == frm or peer not in self._expendable]
+            needed = [peer for peer in self._heard if peer == frm or peer not in self._expendable]
             self._raise_if_stopped(needed, doing)
             talk.drop_late(self.round)
             if talk.has_unread:
@@ -281,7 +281,7 @@ class Party:
         waiting = dict(talks)
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         doing = f"{self.name} was gathering {awaited} of round {self.round}"
-        others = [peer for peer in self.peers if peer not in talks and peer not in self._expendable]
+        others = [peer for peer in self._heard if peer not in talks and peer not in self._expendable]
         found: dict[str, M] = {}
         self._listen()
         while True:
@@ -324,7 +324,26 @@ class Party:
         if peer not in self._talks:
             raise LocalProtocolError(f"{self._expected_peer()}, got {peer!r} - at leave_out")
         self.peers = tuple(other for other in self.peers if other != peer)
+        self._heard = tuple(other for other in self._heard if other != peer)
         self._talks[peer].drop_unread()
+
+    def set_aside(self, peer: str) -> None:
+        """Take a peer out of `peers`, whom a role speaks to alike: it is talked to by name alone from now on.
+
+        For who helps and takes no part, a dealer say. Its loss still ends the job. Twice is fine.
+
+        Parameters
+        ----------
+        peer : str
+            One of `peers`.
+
+        Raises
+        ------
+        LocalProtocolError
+            When it is no peer, or was left out.
+        """
+        self._talk(peer, "set_aside")
+        self.peers = tuple(other for other in self.peers if other != peer)
 
     def drop_earlier(self, peers: Iterable[str]) -> None:
         """Drop, unread, what some peers have sent or still send for rounds before the current one."""
@@ -361,7 +380,7 @@ class Party:
         if self._over:
             return
         self._over = True
-        for peer in (*self.peers, *(peer for peer in self._talks if peer not in self.peers)):
+        for peer in (*self._heard, *(peer for peer in self._talks if peer not in self._heard)):
             talk = self._talks[peer]
             # A thread stuck in `send` to this peer keeps the lock: then the broken connection has to tell.
             if talk.left or peer in self._lost or not self._sending[peer].acquire(timeout=FAREWELL_TIMEOUT):
@@ -390,7 +409,7 @@ class Party:
         self._record_sent(talk.peer, message, len(frame))
 
     def _talk(self, peer: str, kind: str) -> Conversation:
-        if peer not in self.peers:
+        if peer not in self._heard:
             left_out = ", which was left out" if peer in self._talks else ""
             raise LocalProtocolError(f"{self._expected_peer()}, got {peer!r}{left_out} - at {kind}")
         if self._over:
@@ -398,11 +417,11 @@ class Party:
         return self._talks[peer]
 
     def _expected_peer(self) -> str:
-        return f"expected a peer of {self.name} ({', '.join(self.peers)})"
+        return f"expected a peer of {self.name} ({', '.join(self._heard)})"
 
     def _raise_if_stopped(self, needed: Collection[str], doing: str, tolerated: Container[str] = ()) -> None:
         for peer, aborted in list(self._aborted.items()) if self._aborted else ():
-            if peer in self.peers and peer not in tolerated and (peer not in self._expendable or peer in needed):
+            if peer in self._heard and peer not in tolerated and (peer not in self._expendable or peer in needed):
                 raise aborted
         for peer in needed:
             if peer in self._lost:
@@ -435,7 +454,7 @@ class Party:
                             error.peer, PeerLost(error.peer, f"{error.peer} is as good as lost: {error}")
                         )
                         self._talks[error.peer].drop_unread()
-                    elif error.peer in self.peers or error.peer not in self._talks:
+                    elif error.peer in self._heard or error.peer not in self._talks:
                         raise
                     logger.info("%s ignores what %s, left out, sent: %s", self.name, error.peer, error)
                 timeout = 0.0
@@ -445,12 +464,12 @@ class Party:
     def _take_in(self, arrival: Arrival) -> None:
         peer = arrival.sender
         if peer not in self._talks:
-            raise PeerProtocolError(peer, f"expected messages of {', '.join(self.peers)} alone, got one from {peer}")
+            raise PeerProtocolError(peer, f"expected messages of {', '.join(self._heard)} alone, got one from {peer}")
         talk = self._talks[peer]
         envelope = talk.take_in(arrival.frame)
         if talk.abort_reason is not None:
             self._aborted.setdefault(peer, PeerAborted(peer, f"{peer} stopped the job: {talk.abort_reason}"))
-        if peer not in self.peers:
+        if peer not in self._heard:
             talk.drop_unread()
         if envelope.step != Goodbye.__name__:
             step, nbytes = clean(envelope.step), len(arrival.frame)
