@@ -310,7 +310,13 @@ class LinearMapServer:
             out,
         )
 
-    def answer(self, words: Residues, own: Residues, features: NDArray[np.int64]) -> Digits:
+    def answer(
+        self,
+        words: Residues,
+        own: Residues,
+        features: NDArray[np.int64],
+        added: Sequence[Sequence[int]] | None = None,
+    ) -> Digits:
         """Multiply encrypted vectors by rows of the matrix.
 
         Parameters
@@ -320,6 +326,9 @@ class LinearMapServer:
             As `LinearMapClient.encrypt` returns them.
         features : ndarray of int64
             Columns of the matrix whose rows are asked for, ascending.
+        added : sequence (vectors) of sequences (rows) of int, optional
+            Masks, added to the products modulo 2^message_bits: the client opens their sums. For their rounding the
+            parameters' slack must be larger by one.
 
         Returns
         -------
@@ -347,10 +356,18 @@ class LinearMapServer:
         for v in range(count):
             sums = self._products(words[v], features, rows) + masks[v, 0] + (masks[v, 1] << DIGIT_BITS)
             sums += flood(keystream.raw, parameters.flood_bits, parameters.primes, len(rows))
+            if added is not None:
+                sums += self._scaled(added[v])
             digits = np.empty((parameters.digits, len(rows)), np.int16)
             self._rescale(np.ascontiguousarray((sums % modulus).astype(np.uint32).T), False, digits)
             out[v] = digits.view(np.uint16).T
         return out
+
+    def _scaled(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+        """round(q x / 2^message_bits) modulo each prime, int64 (numbers, primes)."""
+        q, bits = self.parameters.modulus, self.parameters.message_bits
+        scaled = [q * x + (1 << bits - 1) >> bits for x in numbers]
+        return np.array([[x % p for p in self.parameters.primes] for x in scaled], np.int64).reshape(len(scaled), -1)
 
     def _products(self, planes: Residues, features: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """<u_S, b> modulo each prime, int64 (rows, primes)."""

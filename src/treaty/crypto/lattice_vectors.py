@@ -1,0 +1,196 @@
+"""Products of a party's secret columns with other parties' vectors under the lattice map, as shares.
+
+The *server* holds integer columns of a table (`crypto.lattice.linear_map`, "for any secret integer matrix"), a *client*
+a vector over a batch of the table's rows. The vector is sent at full length, zero outside the batch, so that one hint
+serves all batches and the server cannot tell from it which rows are meant. The server adds a mask, uniform modulo
+2^message_bits, to every product: what the client opens is a uniform number, and its share; the mask is the server's.
+
+    entry m_i = low + 2^26 high = v_i,     |v_i| < 2^(vector_bits - 1),     products modulo 2^message_bits
+
+What it rests on is in docs/lattice.md: the answers tell the client at most the leak bound of each sum beside the sum,
+which here is uniform; the queries tell the server nothing under ring-LWE. The leak bound of a column is that of its
+2-norm, which only its owner knows and enters into its ledger.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
+from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
+from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.payload import Payload, check_payload
+from treaty.errors import CryptoError
+
+Integers = NDArray[np.int64]
+
+LOW_BITS = 26
+_RESERVED_AT_A_TIME = 256  # vectors whose leak is entered in the ledger before the first of them is answered
+
+
+def vectors_parameters(n_rows: int, weight_bound: int, vector_bits: int, batch_rows: int) -> Parameters:
+    """Return the parameters for products of columns with vectors.
+
+    Parameters
+    ----------
+    n_rows : int
+        Of the table.
+    weight_bound : int
+        |entry| of a column.
+    vector_bits : int
+        Of a vector's signed entries.
+    batch_rows : int
+        Entries of a vector that are not zero.
+
+    Raises
+    ------
+    CryptoError
+        When these are too large for the lattice map.
+    """
+    weight = n_rows * weight_bound
+    message_bits = (batch_rows * weight_bound).bit_length() + vector_bits + 1
+    slack = weight * ((1 << LOW_BITS) + (1 << max(0, vector_bits - 1 - LOW_BITS))) // 2 + 2
+    parameters = choose(message_bits, weight=weight, slack=slack, squares=n_rows * weight_bound**2)
+    check_fields(_fields(vector_bits), parameters)
+    return parameters
+
+
+def _fields(vector_bits: int) -> list[Field]:
+    return [Field(0, 1 << LOW_BITS), Field(LOW_BITS, 1 << max(0, vector_bits - 1 - LOW_BITS), signed=True)]
+
+
+class VectorClient:
+    """The end that holds vectors.
+
+    Parameters
+    ----------
+    parameters : Parameters
+    vector_bits : int
+    seed : bytes of length 32
+        Public, of all parties.
+    n_rows : int
+    threads : int
+    """
+
+    def __init__(self, parameters: Parameters, vector_bits: int, seed: bytes, n_rows: int, *, threads: int = 1) -> None:
+        self._parameters, self._bits, self._n_rows = parameters, vector_bits, n_rows
+        self._map = LinearMapClient(parameters, _fields(vector_bits), seed, n_rows, threads=threads)
+        self._hints: dict[str, NDArray[np.int16]] = {}
+        self._secrets: NDArray[np.int8] | None = None
+
+    def accept_hint(self, peer: str, hint: Payload, columns: int) -> None:
+        """Take a server's hint."""
+        shape = (columns, self._parameters.digits, self._parameters.degree)
+        check_payload(hint, f"the hint of {peer}", (np.int16, shape))
+        self._hints[peer] = hint[0].copy()
+
+    def query(self, rows: Integers, vector: Integers) -> Payload:
+        """Encrypt a vector, under a secret of its own, for all servers alike.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, shape (m,)
+        vector : ndarray of int64, shape (m,)
+            Its entries at these rows.
+        """
+        half = 1 << (self._bits - 1)
+        if len(vector) and (vector.min() < -half or vector.max() >= half):
+            raise CryptoError(f"expected numbers below 2^{self._bits - 1} in size - before encryption")
+        fields = np.zeros((2, self._n_rows), np.int32)
+        fields[0, rows] = vector & ((1 << LOW_BITS) - 1)
+        fields[1, rows] = vector >> LOW_BITS
+        self._secrets, words, own = self._map.encrypt([fields])
+        return [words, own]
+
+    def open(self, peer: str, answer: Payload) -> list[int]:
+        """Open a server's answer to the last query: its share of each product, modulo 2^message_bits."""
+        if self._secrets is None or peer not in self._hints:
+            raise CryptoError(f"expected a hint and a query before an answer of {peer}")
+        hint, digits, bits = self._hints[peer], self._parameters.digits, self._parameters.message_bits
+        check_payload(answer, f"the answer of {peer}", (np.uint16, (1, len(hint), digits)))
+        words = self._map.open(hint, np.arange(len(hint)), self._secrets, answer[0])[0]
+        found = [sum(int(word) << DIGIT_BITS * k for k, word in enumerate(row)) for row in words.tolist()]
+        return [x & (1 << bits) - 1 for x in found]
+
+
+class VectorServer:
+    """The end that holds columns.
+
+    Parameters
+    ----------
+    parameters : Parameters
+    columns : ndarray of int64, shape (columns, rows)
+        Within the bound of the parameters.
+    names : sequence of str
+        Of the columns, in the ledger alone.
+    seed : bytes of length 32
+    store : HintStore
+        Keeps the ledger of what answers about these columns may have told.
+    threads : int
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        columns: Integers,
+        names: Sequence[str],
+        seed: bytes,
+        store: HintStore,
+        *,
+        threads: int = 1,
+    ) -> None:
+        if np.abs(columns).sum(axis=1).max(initial=0) > parameters.weight:
+            raise CryptoError("a column exceeds what the parameters are for - in the lattice map")
+        self.parameters, self._store = parameters, store
+        self._columns = columns.shape
+        self._map = LinearMapServer(
+            parameters, SecretMatrix.of_integers(columns.astype(np.int32)), seed, threads=threads
+        )
+        squares = (columns.astype(np.float64) ** 2).sum(axis=1)
+        self._leaks = {name: parameters.leak(square) for name, square in zip(names, squares.tolist(), strict=True)}
+        self._reserved = self._used = 0
+
+    def hint(self) -> Payload:
+        """Return the hint, once."""
+        made = list(self._map.hint(max(1, self._columns[0])))
+        shape = (0, self.parameters.digits, self.parameters.degree)
+        return [np.concatenate([np.empty(shape, np.int16), *made])]
+
+    def answer(self, query: Payload) -> tuple[Payload, list[int]]:
+        """Answer a query, which a client must send once only; return also this end's shares, the masks taken off.
+
+        The shares of both ends add up to the products modulo 2^message_bits.
+        """
+        parameters = self.parameters
+        primes, degree, bits = len(parameters.primes), parameters.degree, parameters.message_bits
+        shapes = [(np.uint32, (1, primes, self._columns[1])), (np.uint32, (1, primes, degree))]
+        check_payload(query, "a query", *shapes)
+        self._reserve()
+        masks = [secrets.randbits(bits) for _ in range(self._columns[0])]
+        features = np.arange(self._columns[0], dtype=np.int64)
+        made = self._map.answer(query[0], query[1], features, [masks])
+        return [made], [-mask % (1 << bits) for mask in masks]
+
+    def _reserve(self) -> None:
+        """Enter what answers may leak in the ledger, before they are given."""
+        if self._used == self._reserved:
+            self._store.reserve({name: _RESERVED_AT_A_TIME * leak for name, leak in self._leaks.items()})
+            self._reserved += _RESERVED_AT_A_TIME
+        self._used += 1
+
+    def close(self) -> None:
+        """Give back what was reserved and not used."""
+        unused, self._reserved = self._reserved - self._used, self._used
+        if unused:
+            self._store.give_back({name: unused * leak for name, leak in self._leaks.items()})
+
+
+def signed(number: int, bits: int) -> int:
+    """Read a number modulo 2^bits as one from -2^(bits - 1)."""
+    number &= (1 << bits) - 1
+    return number - (1 << bits) if number >> (bits - 1) else number
