@@ -4,6 +4,7 @@
 
     TreatyError
     ├── ConfigError            a parameter, option or job file is wrong (ours to mend before starting)
+    │   └── BudgetSpent        a release would cost a person more than is allowed
     ├── DataError              a table, label or weight cannot be used
     ├── CryptoError            a key, ciphertext or bound is not acceptable
     ├── LocalProtocolError     our own program broke the protocol
@@ -38,6 +39,12 @@ class ConfigError(TreatyError, ValueError):
     def __init__(self, message: str, *, public: str | None = None) -> None:
         super().__init__(message)
         self.public = public or self.public
+
+
+class BudgetSpent(ConfigError):
+    """A release would cost a person more than is allowed; it was not made."""
+
+    public = "its privacy budget is spent; it has the details"
 
 
 class DataError(TreatyError, ValueError):

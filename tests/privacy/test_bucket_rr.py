@@ -7,7 +7,6 @@ from dataclasses import replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -223,14 +222,15 @@ def test_ledgers_opened_together_share_a_key(tmp_path):
     one, other = BucketLedger(tmp_path), BucketLedger(tmp_path)
     noisy, _ = one.noisy(codes, [AGE, INCOME], rows_of(codes))
     np.testing.assert_array_equal(other.noisy(codes, [AGE, INCOME], rows_of(codes))[0], noisy)
-    assert len([*tmp_path.iterdir()]) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "ledger"]
+    assert len(one.entries()) == len(other.entries()) == 2
 
 
 def test_key_and_draws_are_readable_by_their_owner_alone(tmp_path):
     drawn(tmp_path / "shop.noise", AGE, INCOME)
     assert (tmp_path / "shop.noise").stat().st_mode & 0o777 == 0o700
     files = [*(tmp_path / "shop.noise").iterdir()]
-    assert sorted(file.suffix for file in files) == ["", ".draw", ".draw"]
+    assert sorted(file.name for file in files) == ["key", "ledger"]
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
 
@@ -239,13 +239,11 @@ def test_key_and_draws_are_readable_by_their_owner_alone(tmp_path):
     [
         (lambda folder: (folder / "key").write_bytes(bytes(31)), "expected a key of 32 bytes, got 31"),
         (lambda folder: (folder / "key").write_bytes(b""), "expected a key of 32 bytes, got 0"),
-        (lambda folder: (folder / "key").unlink(), "cannot use the ledger of noisy buckets"),
-        (lambda folder: draw(folder).write_bytes(b""), "cannot use the ledger of noisy buckets"),
-        (lambda folder: draw(folder).write_bytes(draw(folder).read_bytes()[:-1]), "cannot use the ledger"),
-        (lambda folder: draw(folder).write_bytes(msgspec.msgpack.encode(["age", "1.5"])), "cannot use the ledger"),
-        (lambda folder: draw(folder).write_bytes(msgspec.msgpack.encode(["age", None])), "cannot use the ledger"),
+        (lambda folder: (folder / "key").unlink(), "cannot use the privacy ledger"),
+        (lambda folder: (folder / "ledger").write_bytes(b"no ledger" * 999), "cannot use the privacy ledger"),
+        (lambda folder: cut_off(folder / "ledger"), "cannot use the privacy ledger"),
     ],
-    ids=["short-key", "empty-key", "no-key", "empty-draw", "cut-off-draw", "text-for-epsilon", "no-epsilon"],
+    ids=["short-key", "empty-key", "no-key", "garbage", "cut-off"],
 )
 def test_a_damaged_ledger_is_refused(tmp_path, damage, text):
     drawn(tmp_path, AGE)
@@ -254,14 +252,13 @@ def test_a_damaged_ledger_is_refused(tmp_path, damage, text):
         BucketLedger(tmp_path)
 
 
-def draw(folder):
-    (path,) = folder.glob("*.draw")
-    return path
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[:4096])
 
 
 def test_a_folder_that_cannot_be_made_is_a_config_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match="cannot use the ledger of noisy buckets"):
+    with pytest.raises(ConfigError, match="cannot use the privacy ledger"):
         BucketLedger(tmp_path / "file" / "noise")
 
 

@@ -20,20 +20,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.errors import ConfigError
-from treaty.privacy.label_rr import write_new
+from treaty.privacy.ledger import Entry, Ledger
 
-KEY_BYTES = 32
+MECHANISM = "bucket_rr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,40 +165,15 @@ def unbiased(sums: NDArray[np.int64], totals: NDArray[np.int64], size: int, epsi
     return (sums - r * totals[..., np.newaxis, :]) / excess
 
 
-class BucketLedger:
-    """The key of a party's noise, and what it has cost.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Where both are kept, readable by the owner alone: one for all jobs about a table. None: for this object.
-
-    Raises
-    ------
-    ConfigError
-        When what is kept cannot be used.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._entries: dict[str, tuple[str, float]] = {}
-        if folder is None:
-            self._key = secrets.token_bytes(KEY_BYTES)
-            return
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for path in folder.glob("*.draw"):
-                self._entries[path.stem] = msgspec.msgpack.decode(path.read_bytes(), type=tuple[str, float])
-            if not self._entries and not (folder / "key").exists():
-                write_new(folder / "key", secrets.token_bytes(KEY_BYTES))
-            self._key = (folder / "key").read_bytes()  # of the draws there are: another would be new noise at no cost
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"cannot use the ledger of noisy buckets: {error} - at {folder}") from None
-        if len(self._key) != KEY_BYTES:
-            raise ConfigError(f"expected a key of {KEY_BYTES} bytes, got {len(self._key)} - at {folder / 'key'}")
+class BucketLedger(Ledger):
+    """A party's privacy ledger, as it draws noisy buckets."""
 
     def noisy(
-        self, codes: NDArray[np.uint8], columns: Sequence[Column], row_numbers: NDArray[np.int64]
+        self,
+        codes: NDArray[np.uint8],
+        columns: Sequence[Column],
+        row_numbers: NDArray[np.int64],
+        job: str = "",
     ) -> tuple[NDArray[np.uint8], Spent]:
         """Return noisy buckets, and what they and all earlier ones cost.
 
@@ -211,19 +183,24 @@ class BucketLedger:
         columns : sequence of Column
         row_numbers : ndarray of int64, shape (rows,)
             Of each row in the party's own table.
+        job : str
+            For the ledger.
         """
+        digests = [column.digest() for column in columns]
+        entries = self.spend([
+            Entry(digest, job, MECHANISM, column.name, column.epsilon)
+            for digest, column in zip(digests, columns, strict=True)
+        ])  # fmt: skip
         noisy = np.empty_like(codes)
-        for f, column in enumerate(columns):
-            digest = column.digest()
-            self._enter(digest, column)
+        for f, (digest, column) in enumerate(zip(digests, columns, strict=True)):
             noisy[:, f] = randomise_buckets(
                 codes[:, f], column.size, column.epsilon, self._words(digest, row_numbers, codes[:, f])
             )
         now = {column.name: column.epsilon for column in columns}
         ever = dict.fromkeys(now, 0.0)
-        for name, epsilon in self._entries.values():
-            if name in ever:
-                ever[name] += epsilon
+        for entry in entries:
+            if entry.mechanism == MECHANISM and entry.what in ever:
+                ever[entry.what] += entry.epsilon
         return noisy, Spent(now, ever)
 
     def _words(self, digest: str, row_numbers: NDArray[np.int64], codes: NDArray[np.uint8]) -> NDArray[np.uint64]:
@@ -231,14 +208,7 @@ class BucketLedger:
 
         With the row's number alone, a changed value would show: what changes it would stay the same.
         """
-        key = hashlib.sha256(b"treaty noisy buckets" + self._key + digest.encode()).digest()
+        key = hashlib.sha256(b"treaty noisy buckets" + self.key + digest.encode()).digest()
         blocks = np.stack([row_numbers.astype("<u8"), codes.astype("<u8")], axis=1)
         encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 - a permutation of distinct blocks
         return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2).astype(np.uint64)
-
-    def _enter(self, digest: str, column: Column) -> None:
-        """Write a draw down before it is used."""
-        if digest not in self._entries:
-            self._entries[digest] = column.name, column.epsilon
-            if self._folder is not None:
-                write_new(self._folder / f"{digest}.draw", msgspec.msgpack.encode((column.name, column.epsilon)))

@@ -73,8 +73,8 @@ def randomise_labels(
     others = n_classes - 1
     change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))  # (K - 1) r
     limit = math.ceil(change * (1.0 + 2.0**-50) * 2.0**64)  # the factor is above what the floats are off by
-    changed = np.flatnonzero(_uniform64(draw, len(noisy)) < np.uint64(limit))
-    drawn = _uniform_below(draw, others, len(changed))
+    changed = np.flatnonzero(uniform64(draw, len(noisy)) < np.uint64(limit))
+    drawn = uniform_below(draw, others, len(changed))
     noisy[changed] = drawn + (drawn >= noisy[changed])  # skip the label itself
     return noisy
 
@@ -181,14 +181,15 @@ def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int
     return y.astype(np.int64)
 
 
-def _uniform64(draw: Randomness, count: int) -> NDArray[np.uint64]:
+def uniform64(draw: Randomness, count: int) -> NDArray[np.uint64]:
+    """Return uniform integers of 64 bits."""
     return np.frombuffer(draw(8 * count), np.uint64)
 
 
-def _uniform_below(draw: Randomness, bound: int, count: int) -> NDArray[np.int64]:
-    """Uniform integers in [0, bound): 64-bit ones above the last whole multiple of bound are drawn again."""
+def uniform_below(draw: Randomness, bound: int, count: int) -> NDArray[np.int64]:
+    """Return uniform integers in [0, bound): 64-bit ones above the last whole multiple of bound are drawn again."""
     last = np.uint64(2**64 - 1 - 2**64 % bound)
-    values = _uniform64(draw, count).copy()
+    values = uniform64(draw, count).copy()
     while len(again := np.flatnonzero(values > last)):
-        values[again] = _uniform64(draw, len(again))
+        values[again] = uniform64(draw, len(again))
     return (values % np.uint64(bound)).astype(np.int64)

@@ -25,6 +25,7 @@ with Differential Privacy", CCS 2022: releases of a training.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ from treaty.errors import ConfigError
 from treaty.privacy.discrete_gaussian import LEAST_SHARE, convolution_gap
 
 _ORDERS = 1.0 + np.exp2(np.arange(-6.0, 24.0, 1 / 64))  # fixed: epsilon grows with rho
+_PURE_ORDERS = _ORDERS[::8]  # each is computed by itself, and neighbours differ little
 _LEAST_RHO, _MOST_RHO = 2.0**-100, 2.0**40
 _HALVINGS = 48
 
@@ -158,6 +160,38 @@ def epsilon_of(rho: float, delta: float) -> float:
     except ImportError as error:
         raise ConfigError("accounting for noise needs dp-accounting: pip install 'treaty[dp]'") from error
     accountant = rdp.RdpAccountant(_ORDERS)
+    accountant.compose(ZCDpEvent(rho))
+    return float(accountant.get_epsilon(delta))
+
+
+def renyi_epsilon(epsilons: Sequence[float], rho: float, delta: float) -> float:
+    """Return an epsilon of mechanisms of pure epsilons and of rho-zCDP together, for one value or row replaced.
+
+    Parameters
+    ----------
+    epsilons : sequence of float
+        Above 0 and finite. The worst such mechanism is randomised response of two outcomes.
+    rho : float
+        0 or more, for a row replaced.
+    delta : float
+        Above 0 and below 1.
+
+    Raises
+    ------
+    ConfigError
+        When a number is out of range, or dp-accounting is not installed.
+    """
+    if not 0.0 <= rho < math.inf or not all(0.0 < epsilon < math.inf for epsilon in epsilons):
+        raise ConfigError("expected finite epsilons above 0 and a finite rho of 0 or more")
+    if not 0.0 < delta < 1.0:
+        raise ConfigError(f"expected a delta above 0 and below 1, got {delta}")
+    try:
+        from dp_accounting import NeighboringRelation, RandomizedResponseDpEvent, ZCDpEvent, rdp
+    except ImportError as error:
+        raise ConfigError("accounting at a delta needs dp-accounting: pip install 'treaty[dp]'") from error
+    accountant = rdp.RdpAccountant(_PURE_ORDERS, NeighboringRelation.REPLACE_ONE)
+    for epsilon, count in Counter(epsilons).items():
+        accountant.compose(RandomizedResponseDpEvent(2.0 / (math.exp(min(epsilon, 700.0)) + 1.0), 2), count)
     accountant.compose(ZCDpEvent(rho))
     return float(accountant.get_epsilon(delta))
 

@@ -1,0 +1,271 @@
+"""The privacy ledger of a party: one account of all noisy releases about its rows, over mechanisms and jobs.
+
+An entry says what a release costs: `epsilon` of a mechanism that is local or pure, or `rho` of Gaussian noise on sums
+(zero-concentrated differential privacy). It is written down before the release, and refused where a person would pay
+more than is allowed. What was drawn once and comes again costs nothing: entries are known by their draw, and noise is
+computed from a secret key that lies beside the ledger.
+
+**Per person** everything adds up: a person has a value in every column, a gradient in every tree and a row in every
+sum. The sum of epsilons needs no delta; an accountant of Rényi divergences is used beside it where a delta is given,
+and the smaller counts. Releases may depend on earlier ones.
+
+**Neighbours.** Of a value or label: it is replaced by another. Of a row in sums: it is added or removed. A ledger of
+both kinds counts the second as replaced as well, which is four times the rho.
+
+What another copy of the table, another name of a column or a deleted ledger hide from it, it does not count.
+
+References
+----------
+Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015: randomised response is the worst
+of all epsilon-private mechanisms. Bun, Steinke, TCC 2016 (arXiv 1605.02065): zCDP. Mironov, "Rényi Differential
+Privacy", CSF 2017.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import sqlite3
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from treaty.errors import BudgetSpent, ConfigError
+from treaty.privacy.label_rr import write_new
+from treaty.privacy.zcdp import epsilon_of, renyi_epsilon
+
+KEY_BYTES = 32
+FILE = "ledger"
+DEFAULT_DELTA = 1e-6
+_WAIT = 60.0  # seconds for other jobs to let go of the file, which takes them milliseconds
+_VERSION = 1
+_TABLE = """CREATE TABLE entries (draw TEXT PRIMARY KEY, job TEXT NOT NULL, mechanism TEXT NOT NULL, what TEXT NOT NULL,
+    epsilon REAL NOT NULL CHECK (typeof(epsilon) = 'real' AND epsilon >= 0),
+    rho REAL NOT NULL CHECK (typeof(rho) = 'real' AND rho >= 0), delta REAL NOT NULL)"""
+_COLUMNS = "draw, job, mechanism, what, epsilon, rho, delta"
+_ROUNDED = 1.0 + 1e-9  # ten times 0.1 is 1, whatever floats say
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one release costs.
+
+    Parameters
+    ----------
+    draw : str
+        What tells this draw of noise from all others.
+    job, mechanism, what : str
+        For people: which job, which noise, and on what.
+    epsilon : float
+        Of a value, where the noise is on values; infinite for no noise.
+    rho : float
+        Of a row added or removed, where the noise is on sums.
+    delta : float
+        That the job stated its cost with; 0 where it needs none.
+    """
+
+    draw: str
+    job: str
+    mechanism: str
+    what: str
+    epsilon: float = 0.0
+    rho: float = 0.0
+    delta: float = 0.0
+
+
+def per_person(entries: Sequence[Entry], delta: float | None = None) -> float:
+    """Return the epsilon that entries cost a person together.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+    delta : float or None
+        With one, the smaller of the sum of epsilons and what an accountant finds at this delta. None: the sum, but with
+        Gaussian noise among them, which has no epsilon without a delta: at the largest that its jobs stated.
+
+    Raises
+    ------
+    ConfigError
+        When an accountant is needed and dp-accounting is not installed, or `delta` is out of range.
+    """
+    rho = math.fsum(entry.rho for entry in entries)
+    added = math.fsum(entry.epsilon for entry in entries)
+    if math.isinf(added) or (rho == 0.0 and delta is None):
+        return added
+    delta = delta or max(entry.delta for entry in entries)
+    if added == 0.0:
+        return epsilon_of(rho, delta)
+    found = renyi_epsilon([entry.epsilon for entry in entries if entry.epsilon > 0.0], 4.0 * rho, delta)
+    return min(found, added) if rho == 0.0 else found
+
+
+def cost(entries: Sequence[Entry], delta: float | None = None) -> str:
+    """Say what entries cost a value and a person; never the one without the other.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+    delta : float or None
+        As of `per_person`.
+    """
+    values = sorted({entry.epsilon for entry in entries if entry.epsilon > 0.0})
+    each = "none" if not values else f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
+    rho = math.fsum(entry.rho for entry in entries)
+    parts = [f"epsilon {each} per value"] if values or rho == 0.0 else []
+    parts += [f"rho {rho:.3g} per row"] if rho > 0.0 else []
+    used = delta or max((entry.delta for entry in entries if entry.rho > 0.0), default=None)
+    return f"{', '.join(parts)}; {_person(entries, used)} over {len(entries)} releases"
+
+
+def _person(entries: Sequence[Entry], delta: float | None) -> str:
+    total, added = per_person(entries, delta), math.fsum(entry.epsilon for entry in entries)
+    if delta is None or (total == added and not any(entry.rho for entry in entries)):
+        return f"{total:g} per person"
+    kind = "row added or removed" if added == 0.0 else "person"
+    return f"epsilon {total:.4g} at delta {delta:g} per {kind}"
+
+
+class Ledger:
+    """A party's ledger, and the key of its noise.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Where both are kept, readable by the owner alone: one for all jobs about a table. None: for this object.
+
+    Raises
+    ------
+    ConfigError
+        By every method too: when what is kept cannot be used.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._where = str(folder or "a ledger in memory")
+        with self._translated():
+            if folder is None:
+                self._key = secrets.token_bytes(KEY_BYTES)
+                self._open(":memory:")
+                return
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(folder / FILE)
+            self._open(folder / FILE)
+            if not self.entries() and not (folder / "key").exists():
+                write_new(folder / "key", secrets.token_bytes(KEY_BYTES))
+            self._key = (folder / "key").read_bytes()  # of the draws there are: another would be new noise at no cost
+        if len(self._key) != KEY_BYTES:
+            raise ConfigError(f"expected a key of {KEY_BYTES} bytes, got {len(self._key)} - at {folder / 'key'}")
+
+    @property
+    def key(self) -> bytes:
+        """What noise is computed from, so that the same draw is the same noise in a later job (32 bytes)."""
+        return self._key
+
+    def entries(self) -> list[Entry]:
+        """Return all entries, the oldest first."""
+        with self._transaction() as db:
+            return _entries(db)
+
+    def spend(self, entries: Sequence[Entry], *, most: float | None = None, delta: float | None = None) -> list[Entry]:
+        """Enter releases before they are made: all of them, or none.
+
+        Parameters
+        ----------
+        entries : sequence of Entry
+            Those whose draw is in the ledger already cost nothing.
+        most : float or None
+            The most that a person may pay for everything in the ledger; None: no limit.
+        delta : float or None
+            As of `per_person`, for the comparison with `most`.
+
+        Returns
+        -------
+        list of Entry
+            Everything in the ledger now.
+
+        Raises
+        ------
+        BudgetSpent
+            When `most` would be passed; nothing is entered then, and nothing may be released.
+        """
+        for entry in entries:
+            if not entry.epsilon >= 0.0 or not 0.0 <= entry.rho < math.inf:
+                raise ConfigError(f"expected costs of 0 or more, got {entry.epsilon} and {entry.rho} - in the ledger")
+        with self._transaction() as db:
+            before = _entries(db)
+            known = {entry.draw for entry in before}
+            new = list({entry.draw: entry for entry in entries if entry.draw not in known}.values())
+            total = [*before, *new]
+            if new and most is not None and not per_person(total, delta) <= most * _ROUNDED:
+                raise BudgetSpent(
+                    f"a person may pay epsilon {most:g}, has paid {per_person(before, delta):g} and would pay "
+                    f"{per_person(total, delta):g} with {new[0].what} - at {self._where}"
+                )
+            rows = [(e.draw, e.job, e.mechanism, e.what, e.epsilon, e.rho, e.delta) for e in new]
+            db.executemany(f"INSERT INTO entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608
+        return total
+
+    def _open(self, file: str | Path) -> None:
+        self._db = sqlite3.connect(file, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, self._db.close)
+        self._db.execute("PRAGMA synchronous = FULL")  # what is committed outlives a loss of power
+        with self._transaction() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):
+                raise ConfigError(f"expected a ledger of version {_VERSION}, got {version} - at {self._where}")
+            if version == 0:
+                db.execute(_TABLE)
+                db.execute(f"PRAGMA user_version = {_VERSION}")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(f"cannot use the privacy ledger: {error} - at {self._where}") from None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Have the ledger to oneself, among processes."""
+        with self._translated():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.commit()
+            finally:
+                self._db.rollback()  # nothing after the commit
+
+
+def read_ledger(path: Path) -> list[Entry]:
+    """Return the entries of a ledger's file, or of the folder it is in.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or it cannot be used.
+    """
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError(f"expected a ledger, got no such file - at {file}")
+    try:
+        db = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", timeout=_WAIT, uri=True)
+        try:
+            return _entries(db)
+        finally:
+            db.close()
+    except sqlite3.Error as error:
+        raise ConfigError(f"cannot use the privacy ledger: {error} - at {file}") from None
+
+
+def _make(file: Path) -> None:
+    """Make an empty file for the owner alone, where there is none."""
+    try:
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        pass
+
+
+def _entries(db: sqlite3.Connection) -> list[Entry]:
+    return [Entry(*row) for row in db.execute(f"SELECT {_COLUMNS} FROM entries ORDER BY rowid")]  # noqa: S608

@@ -1,0 +1,263 @@
+"""Local differential privacy of numbers: noise that each value gets for itself, on a grid and not in real numbers.
+
+A value t in [-1, 1] is first rounded to a multiple of 2^-20. What comes out is one again, whose distribution is known
+in integers: no outcome is more than e^epsilon times as likely for one value as for another. Noise of real numbers,
+rounded to floats, does not have that property: its low bits tell which sums could have given them (Mironov 2012).
+
+All four mechanisms are right on average. Where a value is drawn again noise averages out: keep the draw, or its key.
+
+References
+----------
+Dwork, McSherry, Nissim, Smith, "Calibrating Noise to Sensitivity", TCC 2006: Laplace. Duchi, Jordan, Wainwright,
+"Minimax Optimal Procedures for Locally Private Estimation", JASA 2018 (arXiv 1604.02390). Wang et al., "Collecting and
+Analyzing Multidimensional Data with Local Differential Privacy", ICDE 2019 (arXiv 1907.00690), algorithms 2 and 3:
+piecewise, hybrid. Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from treaty.errors import ConfigError
+from treaty.privacy.label_rr import Randomness, uniform64, uniform_below
+
+GRID_BITS = 20
+STEPS = 1 << GRID_BITS
+"""Steps of the grid from 0 to 1."""
+
+LEAST_EPSILON = 2.0**-20
+"""Below it noise is a million times the value, and integers run out."""
+
+HYBRID_FROM = 0.61
+"""The epsilon from which on `hybrid` is piecewise at times (Wang et al. 2019, Eq. 10)."""
+
+_ROUNDED = 1.0 + 2.0**-50  # above what floats are off by in a few operations
+
+
+def keystream(key: bytes | None = None) -> Randomness:
+    """Return a source of random bytes: AES-256-CTR under a key, by default one of the operating system's generator."""
+    cipher = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), modes.CTR(bytes(16))).encryptor()
+    return lambda count: cipher.update(bytes(count))
+
+
+# ---------------------------------------------------------------- to [-1, 1] and back
+
+
+def scaled(values: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
+    """Return values clipped to [-bound, bound] and divided by it."""
+    return np.clip(values, -bound, bound) / bound
+
+
+def unscaled(t: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
+    """Undo `scaled`, but for what was clipped."""
+    return t * bound
+
+
+def scaled_positive(values: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
+    """Return values clipped to [0, bound] and brought to [-1, 1]."""
+    return 2.0 * np.clip(values, 0.0, bound) / bound - 1.0
+
+
+def unscaled_positive(t: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
+    """Undo `scaled_positive`, but for what was clipped."""
+    return (t + 1.0) * (bound / 2.0)
+
+
+# ---------------------------------------------------------------- the mechanisms
+
+
+def laplace(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
+    """Add discrete Laplace noise: a multiple k 2^-20 comes with a chance in proportion to exp(-|k| / s).
+
+    Parameters
+    ----------
+    t : float64 (n,)
+        In [-1, 1].
+    epsilon : float
+        Per value, from 2^-20 on.
+    randomness : callable, optional
+        Default: an AES keystream under a new key.
+
+    Returns
+    -------
+    float64 (n,)
+        Multiples of 2^-20.
+
+    Raises
+    ------
+    ConfigError
+        When `epsilon` is no finite number from 2^-20 on, or a value not in [-1, 1].
+
+    Notes
+    -----
+    Noise halves with every L steps, L a whole number, and s = L / ln 2 is at least 2^21 / epsilon. The size is
+    V L + U: V from coin tosses, U below L, kept with a chance of 2^(-U/L). That chance is at least 1/2 and off by less
+    than 2^-49 of it, which L makes up for: it is larger than needed by 2^-26 of it.
+    """
+    steps, draw = _steps(t, epsilon), randomness or keystream()
+    halving = math.ceil(2 * STEPS * math.log(2.0) / epsilon * (1.0 + 2.0**-26))
+    noise = np.empty(len(steps))
+    left = np.arange(len(steps))
+    while len(left):
+        words = uniform64(draw, len(left))
+        size = uniform_below(draw, halving, len(left))
+        kept = (words >> np.uint64(11)).astype(np.float64) < np.exp2(size * (-1.0 / halving)) * 2.0**53
+        negative = words & np.uint64(1) == 1
+        kept &= ~(negative & (size == 0) & _no_halvings(words))  # zero has one sign: what comes after is larger
+        done = left[kept]
+        whole = size[kept] + halving * _halvings(words[kept], draw)
+        noise[done] = np.where(negative[kept], -whole, whole)
+        left = left[~kept]
+    return (steps + noise) / STEPS
+
+
+def duchi(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
+    """Return one of two numbers, (e^epsilon + 1) / (e^epsilon - 1) or its negative (Duchi et al. 2018).
+
+    Parameters, Returns and Raises as of `laplace`.
+
+    Notes
+    -----
+    The larger comes with a chance of 1/2 + t (e^epsilon - 1) / (2 (e^epsilon + 1)), a multiple of 2^-63 that is rounded
+    towards 1/2. From epsilon 29 on the rounding shows: the other one comes with 2^-43 at least.
+    """
+    steps, draw = _steps(t, epsilon), randomness or keystream()
+    slope = min(math.floor(math.tanh(epsilon / 2.0) / 2.0 * 2.0**43 / _ROUNDED), 2**42 - 1)
+    above = uniform64(draw, len(steps)) >> np.uint64(1) < (2**62 + steps * slope).astype(np.uint64)
+    size = np.rint(2.0**42 / slope * STEPS) / STEPS
+    return np.where(above, size, -size)
+
+
+def piecewise(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
+    """Return a number near t with a large chance, else another one (Wang et al. 2019, Algorithm 2).
+
+    Parameters, Returns and Raises as of `laplace`.
+
+    Notes
+    -----
+    C = (e^(epsilon/2) + 1) / (e^(epsilon/2) - 1). Of the whole numbers from -M to M, M = C 2^20, those of a window of
+    width C - 1 around a multiple of t are e^epsilon times as likely as the others. What is drawn is scaled so that it
+    is right on average for the window and the chances there are, and rounded to the grid.
+    """
+    steps, draw = _steps(t, epsilon), randomness or keystream()
+    most, width, change = _window(epsilon)
+    limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))  # of words that leave the window, rounded up
+    reach = most - width // 2  # centre of the window of t = 1
+    centre = (steps * reach + STEPS // 2) >> GRID_BITS
+    outside = uniform64(draw, len(steps)) < np.uint64(limit)
+    size = centre - width // 2 + uniform_below(draw, width, len(steps))
+    others = uniform_below(draw, 2 * most + 1 - width, len(steps)) - most
+    size = np.where(outside, others + width * (others >= centre - width // 2), size)
+    chance = limit * 2.0**-64
+    more = (1.0 - chance) / width - chance / (2 * most + 1 - width)  # of a number within than of one without
+    return np.rint(size * (STEPS / (more * width * reach))) / STEPS
+
+
+def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
+    """Take `piecewise` with a chance of 1 - e^(-epsilon/2), else `duchi`, and below epsilon 0.61 always that.
+
+    Parameters, Returns and Raises as of `laplace`. Wang et al. 2019, section III-C.
+    """
+    draw = randomness or keystream()
+    share = _piecewise_share(epsilon)
+    chosen = uniform64(draw, len(t)) < np.uint64(math.floor(share * 2.0**63) * 2)  # does not depend on t
+    return np.where(chosen, piecewise(t, epsilon, draw), duchi(t, epsilon, draw))
+
+
+MECHANISMS = {"laplace": laplace, "duchi": duchi, "piecewise": piecewise, "hybrid": hybrid}
+
+
+def variance(mechanism: str, t: NDArray[np.float64], epsilon: float) -> NDArray[np.float64]:
+    """Return the variance of what a mechanism makes of each value.
+
+    Parameters
+    ----------
+    mechanism : {"laplace", "duchi", "piecewise", "hybrid"}
+    t : float64 (n,)
+        In [-1, 1].
+    epsilon : float
+    """
+    check_epsilon(epsilon)
+    if mechanism == "laplace":
+        return np.full(np.shape(t), 8.0 / epsilon**2)
+    if mechanism == "duchi":
+        return 1.0 / math.tanh(epsilon / 2.0) ** 2 - t**2
+    if mechanism == "piecewise":
+        less = math.expm1(epsilon / 2.0)
+        return t**2 / less + (less + 4.0) / (3.0 * less**2)
+    share = _piecewise_share(epsilon)
+    return share * variance("piecewise", t, epsilon) + (1.0 - share) * variance("duchi", t, epsilon)
+
+
+def largest(mechanism: str, epsilon: float) -> float:
+    """Return a number that outcomes pass with a chance below 2^-64: the largest there is, but of `laplace`."""
+    check_epsilon(epsilon)
+    if mechanism == "laplace":
+        return 1.0 + 66.0 * math.log(2.0) * 2.0 / epsilon
+    return 1.0 + 1.0 / math.tanh(epsilon / (2.0 if mechanism == "duchi" else 4.0))
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Refuse what is no finite number from 2^-20 on.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not LEAST_EPSILON <= epsilon < math.inf:
+        raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {epsilon}")
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int64]:
+    """Return whole multiples of 2^-20."""
+    check_epsilon(epsilon)
+    if t.ndim != 1 or not np.all(np.abs(t) <= 1.0):
+        raise ConfigError("expected values from -1 to 1 in one dimension - at the noise")
+    return np.rint(t * STEPS).astype(np.int64)
+
+
+_TOSSED = 10  # coins in a word
+_TRAILING = np.array([_TOSSED, *((k & -k).bit_length() - 1 for k in range(1, 1 << _TOSSED))])
+
+
+def _tosses(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return how many of ten coins, the bits next to the lowest, fall on one side before the first on the other."""
+    return _TRAILING[(words >> np.uint64(1) & np.uint64((1 << _TOSSED) - 1)).astype(np.intp)]
+
+
+def _no_halvings(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    return _tosses(words) == 0
+
+
+def _halvings(words: NDArray[np.uint64], draw: Randomness) -> NDArray[np.int64]:
+    """Return V with P(V >= v) = 2^-v: from the coins in the words and, where they do not end it, in new ones."""
+    found = _tosses(words)
+    again = np.flatnonzero(found == _TOSSED)
+    while len(again):
+        more = _tosses(uniform64(draw, len(again)))
+        found[again] += more
+        again = again[more == _TOSSED]
+    return found
+
+
+def _window(epsilon: float) -> tuple[int, int, float]:
+    """Return M, the width of the window (odd) and the chance to leave it, for which the ratio is e^epsilon."""
+    whole = 1.0 / math.tanh(epsilon / 4.0)
+    most = round(whole * STEPS)
+    width = 2 * round(((whole - 1.0) * STEPS - 1.0) / 2.0) + 1
+    width = max(1, width)
+    odds = (2 * most + 1 - width) * math.exp(-epsilon)
+    return most, width, odds / (width + odds)
+
+
+def _piecewise_share(epsilon: float) -> float:
+    check_epsilon(epsilon)
+    return -math.expm1(-epsilon / 2.0) if epsilon > HYBRID_FROM else 0.0
