@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.encrypted_vectors import Fields, HiddenMatrix, Hider, hide_rows, matrix_fields, opened
+from treaty.crypto.encrypted_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
 from treaty.crypto.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.montgomery import Modulus, from_words
 from treaty.errors import CryptoError
@@ -61,7 +61,7 @@ def test_weighted_sums_of_a_hidden_vector_are_exact(key, rows, columns, masked, 
     weights = drawn(rng, (rows, columns), WEIGHT)
     hider = Hider(key.public, key.public.plaintext_bits - 2, 1)
     hidden = hider.multiply([hider.hide(one, VECTOR), hider.hide(other, VECTOR)])
-    fields = Fields.of(WEIGHT + VECTOR + 8, key.public.plaintext_bits, masked=masked)
+    fields = Fields.of(WEIGHT + VECTOR + 8, key.public.plaintext_bits, masks=int(masked))
     masks = fields.masks(columns)
     half = 1 << (fields.bits - 1)
     covered = hider.cover(hider.weigh(hidden, weights, WEIGHT), [half + mask for mask in masks], fields)
@@ -77,7 +77,7 @@ def test_products_with_a_hidden_matrix_are_exact(key, rows, columns, masked, see
     rng = np.random.default_rng(seed)
     matrix, vector = drawn(rng, (rows + 3, columns), WEIGHT), drawn(rng, rows, VECTOR)
     index = rng.permutation(rows + 3)[:rows]
-    fields = matrix_fields(rows, WEIGHT, VECTOR, key.public.plaintext_bits, masked=masked)
+    fields = Fields.of(product_bits(rows, WEIGHT, VECTOR), key.public.plaintext_bits, masks=int(masked))
     hidden = HiddenMatrix(
         Hider(key.public, key.public.plaintext_bits - 2, 1), hide_rows(key, matrix, WEIGHT, fields, 1),
         WEIGHT, VECTOR, fields, 1,
@@ -95,7 +95,7 @@ def test_paillier_vectors_are_those_of_phe():
     hider = Hider(key.public, 200, 1)
     vector, weights = np.array([5, -7, 1 << 40]), np.array([[3, -1], [-4, 9], [2, 0]])
     hidden = hider.hide(vector, VECTOR)
-    fields = Fields.of(90, key.public.plaintext_bits, masked=False, most=1)
+    fields = Fields.of(90, key.public.plaintext_bits, most=1)
     covered = hider.cover(hider.weigh(hidden, weights, 5), [1 << 89] * 2, fields)
     n2 = key.public.modulus
     plain = [x * pow(n2.radix, -1, n2.value) % n2.value for x in from_words(np.concatenate([hidden, covered]))]
@@ -109,7 +109,7 @@ def test_equal_inputs_never_give_equal_ciphertexts(key):
     hider = Hider(key.public, key.public.plaintext_bits - 2, 1)
     twice = hider.hide(np.array([3, 3]), VECTOR)
     assert (twice[0] != twice[1]).any()
-    fields = Fields.of(80, key.public.plaintext_bits, masked=False)
+    fields = Fields.of(80, key.public.plaintext_bits)
     products = hider.weigh(twice, np.array([[2], [1]]), 3)
     first, second = (hider.cover(products, [1 << 79], fields) for _ in range(2))
     assert (first != second).any()
@@ -120,13 +120,13 @@ def test_equal_inputs_never_give_equal_ciphertexts(key):
 def test_difference_of_ciphertexts_is_that_of_messages(key):
     hider = Hider(key.public, 120, 1)
     more, less = hider.hide(np.array([90]), 20), hider.hide(np.array([57]), 20)
-    fields = Fields.of(30, key.public.plaintext_bits, masked=False, most=1)
+    fields = Fields.of(30, key.public.plaintext_bits, most=1)
     covered = hider.cover(hider.subtract(more, less), [1 << 29], fields)
     assert fields.signed(opened(key, covered, 1, fields, 1), [0]) == [33]
 
 
 def test_masked_fields_are_uniform_but_for_their_ends():
-    fields = Fields.of(20, 400, masked=True)
+    fields = Fields.of(20, 400, masks=1)
     assert (fields.mask_bits, fields.width) == (100, 102)
     opened_numbers = np.array([m + 5 + (1 << 19) >> 96 for m in fields.masks(4000)])
     counts = np.bincount(opened_numbers, minlength=16)
@@ -137,13 +137,13 @@ def test_masked_fields_are_uniform_but_for_their_ends():
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 30), st.lists(st.integers(0, 2**40 - 1), min_size=1, max_size=9))
 def test_fields_part_what_they_join(per, numbers):
-    fields = Fields(40, 0, per)
+    fields = Fields(40, 0, 40, per)
     assert fields.part(fields.join(numbers), len(numbers)) == numbers
 
 
 @CIPHERS
 def test_what_is_no_ciphertext_is_refused(key):
-    modulus, fields = key.public.modulus, Fields.of(80, key.public.plaintext_bits, masked=False)
+    modulus, fields = key.public.modulus, Fields.of(80, key.public.plaintext_bits)
     hider = Hider(key.public, 100, 1)
     with pytest.raises(CryptoError, match="not in range"):
         opened(key, np.zeros((1, modulus.words), np.uint64), 1, fields, 1)
@@ -158,4 +158,4 @@ def test_what_is_no_ciphertext_is_refused(key):
     with pytest.raises(CryptoError, match="below 2"):
         hider.hide(np.array([1 << 20]), 21)
     with pytest.raises(CryptoError, match="longer key"):
-        Fields.of(200, 170, masked=True)
+        Fields.of(200, 170, masks=1)

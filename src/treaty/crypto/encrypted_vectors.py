@@ -59,37 +59,40 @@ class Fields:
     bits : int
         Numbers are from -2^(bits - 1) to 2^(bits - 1) - 1.
     mask_bits : int
-        Added masks lie below 2^mask_bits; 0 for none.
+        Masks lie below 2^mask_bits; 0 for none.
+    width : int
+        Bits from one number to the next.
     per_plaintext : int
     """
 
     bits: int
     mask_bits: int
+    width: int
     per_plaintext: int
 
     @classmethod
-    def of(cls, bits: int, plaintext_bits: int, *, masked: bool, most: int | None = None) -> Fields:
+    def of(cls, bits: int, plaintext_bits: int, *, masks: int = 0, most: int | None = None) -> Fields:
         """Fit as many numbers into a plaintext as it takes, but not more than `most`.
+
+        Parameters
+        ----------
+        masks : int
+            How many masks are added to a number, each below 2^(bits + 80).
 
         Raises
         ------
         CryptoError
             When not even one fits.
         """
-        mask_bits = bits + STATISTICAL_BITS if masked else 0
-        width = mask_bits + 2 if masked else bits
+        mask_bits = bits + STATISTICAL_BITS if masks else 0
+        width = mask_bits + 1 + masks.bit_length() if masks else bits
         fitting = (plaintext_bits - 2) // width
         if fitting < 1:
             raise CryptoError(
                 f"a number of {width} bits exceeds the plaintext of {plaintext_bits - 2} - take a longer key, or "
                 "smaller batches"
             )
-        return cls(bits, mask_bits, fitting if most is None else min(fitting, most))
-
-    @property
-    def width(self) -> int:
-        """Bits from one number to the next."""
-        return self.mask_bits + 2 if self.mask_bits else self.bits
+        return cls(bits, mask_bits, width, fitting if most is None else min(fitting, most))
 
     def starts(self, count: int) -> Integers:
         """Cut so many numbers into those of each plaintext, int64 (plaintexts + 1,)."""
@@ -295,7 +298,7 @@ class HiddenMatrix:
     weight_bits, vector_bits : int
         Sizes of the matrix's and of the vectors' signed integers.
     fields : Fields
-        See `matrix_fields`.
+        Of at least `product_bits`.
     threads : int
     """
 
@@ -335,9 +338,9 @@ class HiddenMatrix:
         return self._hider.hide_words(self._hider._words(fields), products)
 
 
-def matrix_fields(rows: int, weight_bits: int, vector_bits: int, plaintext_bits: int, *, masked: bool) -> Fields:
-    """Fields for products of at most so many rows of a hidden matrix with a vector."""
-    return Fields.of(weight_bits + vector_bits + rows.bit_length() + 2, plaintext_bits, masked=masked)
+def product_bits(rows: int, weight_bits: int, vector_bits: int) -> int:
+    """Bits of signed sums over so many rows, offsets included: for `Fields.of`."""
+    return weight_bits + vector_bits + rows.bit_length() + 2
 
 
 def hide_rows(key: AdditivePrivateKey, matrix: Integers, bits: int, fields: Fields, threads: int) -> Words:
