@@ -149,12 +149,12 @@ def add_leaf_values(rows: Any, starts: Any, stops: Any, values: Any, first: int,
 
 
 @kernel
-def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float) -> float:
-    if hess <= 0.0:
+def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float, floor: float) -> float:
+    if hess <= 0.0 and floor == 0.0:
         return 0.0
     if reg_alpha > 0.0:
         grad = max(abs(grad) - reg_alpha, 0.0)
-    return grad * grad / (hess + reg_lambda)
+    return grad * grad / max(hess + reg_lambda, floor)
 
 
 @kernel
@@ -185,8 +185,8 @@ def scan_splits(
     categorical : bool (n_features,)
     units : float64 (2,)
         What one integer step of grad and of hess is worth.
-    limits : float64 (5,)
-        reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples.
+    limits : float64 (6,)
+        reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, hess_floor (`SplitRules`).
     gains : float64 (n_nodes,)
         Out; 0 where the node has no admissible split.
     best_features : int32 (n_nodes,)
@@ -204,14 +204,15 @@ def scan_splits(
     """
     grad_unit, hess_unit = units[0], units[1]
     reg_lambda, reg_alpha, min_split_loss, min_child_weight = limits[0], limits[1], limits[2], limits[3]
-    min_child_samples = np.int64(limits[4])
+    min_child_samples, floor = np.int64(limits[4]), limits[5]
+    least = 0.0 if floor == 0.0 else -np.inf  # of a hess that counts
     order = np.empty(256, np.int64)
     ratio = np.empty(256, np.float64)
     prefix = np.empty((256, 3), np.int64)
     candidate = np.empty(256, np.float64)
     for node in range(first, last):
         total_grad, total_hess, total_count = totals[node, 0], totals[node, 1], totals[node, 2]
-        parent = _term(total_grad * grad_unit, total_hess * hess_unit, reg_lambda, reg_alpha)
+        parent = _term(total_grad * grad_unit, total_hess * hess_unit, reg_lambda, reg_alpha, floor)
         best_gain = 0.0
         best_feature = -1
         best_size = 0  # how many sorted bins go left
@@ -223,7 +224,7 @@ def scan_splits(
             slots = sums[node, offset : offset + bins + 1]
             used = bins
             if categorical[feature]:
-                used = _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, ratio, order)
+                used = _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
             grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
             for k in range(used):
                 slot = slots[order[k]] if categorical[feature] else slots[k]
@@ -249,9 +250,11 @@ def scan_splits(
                     right_grad = abs((total_grad - prefix[k, 0]) * grad_unit)
                     left_grad = max(left_grad - reg_alpha, 0.0)
                     right_grad = max(right_grad - reg_alpha, 0.0)
-                    left_term = left_grad * left_grad / (left_hess + reg_lambda)
-                    right_term = right_grad * right_grad / (right_hess + reg_lambda)
-                    gain = (left_term if left_hess > 0.0 else 0.0) + (right_term if right_hess > 0.0 else 0.0) - parent
+                    left_term = left_grad * left_grad / max(left_hess + reg_lambda, floor)
+                    right_term = right_grad * right_grad / max(right_hess + reg_lambda, floor)
+                    left_term = left_term if left_hess > least else 0.0
+                    right_term = right_term if right_hess > least else 0.0
+                    gain = left_term + right_term - parent
                     allowed = (
                         (left_hess >= min_child_weight)
                         & (right_hess >= min_child_weight)
@@ -280,7 +283,7 @@ def scan_splits(
             bins = offsets[best_feature + 1] - offset - 1
             slots = sums[node, offset : offset + bins + 1]
             if categorical[best_feature]:
-                _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, ratio, order)
+                _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
             for k in range(best_size):
                 left_bins[node, order[k] if categorical[best_feature] else k] = True
             left_bins[node, bins] = best_missing_left
@@ -292,13 +295,13 @@ def scan_splits(
 
 @kernel
 def _sort_categories(
-    slots: Any, bins: int, grad_unit: float, hess_unit: float, reg_lambda: float, ratio: Any, order: Any
+    slots: Any, bins: int, grad_unit: float, hess_unit: float, reg_lambda: float, floor: float, ratio: Any, order: Any
 ) -> int:
     """Sort the bins that have rows by G / (H + reg_lambda), ties by bin; return how many there are."""
     used = 0
     for k in range(bins):
         if slots[k, 2] > 0:
-            weight = slots[k, 1] * hess_unit + reg_lambda
+            weight = max(slots[k, 1] * hess_unit + reg_lambda, floor)
             value = slots[k, 0] * grad_unit / weight if weight > 0.0 else 0.0
             place = used
             while place > 0 and ratio[place - 1] > value:

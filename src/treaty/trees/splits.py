@@ -26,6 +26,9 @@ class SplitRules:
         Fewest rows of the tree's sample in a child.
     max_depth : int
     learning_rate : float
+    hess_floor : float
+        Where sums of hess carry noise or are left out (0): the least that a gain is divided by, in place of
+        H + reg_lambda, and every H counts. 0 where they are exact: a gain's term with H <= 0 is 0 then.
     """
 
     grad_unit: float
@@ -37,6 +40,7 @@ class SplitRules:
     min_child_samples: int = 1
     max_depth: int = 3
     learning_rate: float = 0.3
+    hess_floor: float = 0.0
 
     def leaf_weight(self, totals: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return -G / (H + reg_lambda) (XGBoost Eq. 5) for node totals (n, 3), 0 where H is too small."""
@@ -206,9 +210,10 @@ def scan(
     n_nodes = len(totals)
     found = Splits.none(n_nodes, source)
     units = np.array([rules.grad_unit, rules.hess_unit])
-    limits = np.array(
-        [rules.reg_lambda, rules.reg_alpha, rules.min_split_loss, rules.min_child_weight, rules.min_child_samples]
-    )
+    limits = np.array([
+        rules.reg_lambda, rules.reg_alpha, rules.min_split_loss, rules.min_child_weight, rules.min_child_samples,
+        rules.hess_floor,
+    ])  # fmt: skip
 
     def work(first: int, last: int) -> None:
         scan_splits(
