@@ -179,6 +179,7 @@ class Coordinator:
         if not np.all(np.isfinite(products)):
             raise DataError("training diverged: inner products of steps are not finite; lower learning_rate")
         m = self._pairs
+        assert len(products) in self.expected
         paired = len(products) == self.expected[1]
         size = 2 * (m + paired) + 1
         gram = np.zeros((size, size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ class Schedule:
     learning_rate: float
     tol: float
     max_iter: int
-    losses: list[float]
+    losses: list[float] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -125,20 +125,21 @@ def train(
     scaled = None if weight is None else weight / weight.mean()
     slice_ = Slice(X.shape[1], memory=memory, period=period, l2=l2, intercept=intercept)
     coordinator = Coordinator(memory=memory, learning_rate=learning_rate)
-    schedule = Schedule(learning_rate, tol, max_iter, [])
-    while not schedule.finished:
-        of_batches = []
-        for batch in epoch_order(len(batches), seed, len(schedule.losses)):
-            rows = batches[batch]
-            own = 1.0 if scaled is None else scaled[rows]
-            u = X[rows] @ slice_.weights
-            of_batches.append(float(np.mean(own * loss.values(u, y[rows]))))
-            grad = mean_over_rows(X[rows], own * loss.residuals(u, y[rows]))
-            s = slice_.candidate()
-            v = None if s is None else mean_over_rows(X[rows], own * loss.curvatures(u, X[rows] @ s))
-            slice_.step(coordinator.decide(slice_.products(grad, v)))
-        schedule.end_epoch(float(np.mean(of_batches)))
-        coordinator.learning_rate = schedule.learning_rate
-        if on_epoch is not None:
-            on_epoch(schedule.losses)
+    schedule = Schedule(learning_rate, tol, max_iter)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite ends the training
+        while not schedule.finished:
+            of_batches = []
+            for batch in epoch_order(len(batches), seed, len(schedule.losses)):
+                rows = batches[batch]
+                x, of_rows, own = X[rows], y[rows], 1.0 if scaled is None else scaled[rows]
+                u = x @ slice_.weights
+                of_batches.append(float(np.mean(own * loss.values(u, of_rows))))
+                grad = mean_over_rows(x, own * loss.residuals(u, of_rows))
+                s = slice_.candidate()
+                v = None if s is None else mean_over_rows(x, own * loss.curvatures(u, x @ s))
+                slice_.step(coordinator.decide(slice_.products(grad, v)))
+            schedule.end_epoch(float(np.mean(of_batches)))
+            coordinator.learning_rate = schedule.learning_rate
+            if on_epoch is not None:
+                on_epoch(schedule.losses)
     return Fitted(slice_.weights, schedule.losses)

@@ -1,0 +1,57 @@
+"""One partition into batches for a whole training; only their order changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treaty.errors import ConfigError
+from treaty.linear.batches import batch_seed, check_batch_size, epoch_order, partition
+
+SEED = batch_seed(0)
+
+
+@settings(deadline=None)
+@given(n_rows=st.integers(1, 300), batch_size=st.integers(1, 300))
+def test_batches_are_full_and_share_no_row(n_rows, batch_size):
+    batches = partition(n_rows, batch_size, SEED)
+    size = min(batch_size, n_rows)
+    assert batches.shape == (n_rows // size, size)
+    assert len(np.unique(batches)) == batches.size
+    assert batches.min() >= 0
+    assert batches.max() < n_rows
+
+
+@settings(deadline=None)
+@given(n_batches=st.integers(1, 50), epoch=st.integers(0, 1000))
+def test_an_epoch_takes_every_batch_once(n_batches, epoch):
+    assert sorted(epoch_order(n_batches, SEED, epoch)) == list(range(n_batches))
+
+
+def test_epochs_differ_in_order_and_seeds_in_everything():
+    assert epoch_order(20, SEED, 0).tolist() != epoch_order(20, SEED, 1).tolist()
+    assert epoch_order(20, SEED, 0).tolist() != epoch_order(20, batch_seed(1), 0).tolist()
+    assert partition(50, 10, SEED).tolist() != partition(50, 10, batch_seed(1)).tolist()
+    assert batch_seed(None) != batch_seed(None)
+
+
+def test_what_is_drawn_is_the_same_everywhere():
+    """Parties on other machines, with another numpy, must draw these very numbers."""
+    assert partition(7, 3, bytes(32)).tolist() == [[1, 0, 4], [2, 3, 5]]
+    assert epoch_order(6, bytes(32), 3).tolist() == [2, 1, 5, 3, 4, 0]
+
+
+def test_rows_are_spread_evenly():
+    """Each row is in the first batch half of the time: 200 seeds, five standard deviations."""
+    counts = np.zeros(40)
+    for number in range(200):
+        counts[partition(40, 20, batch_seed(number))[0]] += 1
+    assert np.all(np.abs(counts - 100) < 5 * np.sqrt(50))
+
+
+def test_batches_below_ten_rows_per_column_are_refused():
+    check_batch_size(120, 12, "bank")
+    with pytest.raises(ConfigError, match=r"at least 120 rows, 10 for each of the 12 columns of bank.*got 119"):
+        check_batch_size(119, 12, "bank")
