@@ -28,13 +28,21 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyo
         "he_inference",
     ),
     "federboost-vertical": ("epsilon", "epsilon_person", "unbiased"),
+    "fedxgboost-smm": ("version", "backend", "reveal", "key_bits", "insecure_test_key_bits"),
     "federboost-horizontal": ("dropout", "epsilon_total", "delta"),
-    "fedxgb": ("dropout", "edges", "max_users", "feature_sample", "expose"),
+    "fedxgb": ("dropout", "edges", "max_users", "feature_sample", "expose", "comparison"),
 }
 HORIZONTAL = ("federboost-horizontal", "fedxgb")
-VERTICAL = ("secureboost", "federboost-vertical")
+VERTICAL = ("secureboost", "federboost-vertical", "fedxgboost-smm")
 
 MOST_LATTICE_FRACTION = 20
+
+SMM_PAPER_LEAKS = (
+    "fedxgboost-smm as published shows each party the other's data, as measured on its own messages: labels and "
+    "gradients come out exactly from the first level or two of the first tree (version 2), bins of the other party's "
+    "columns exactly after one tree, or 2 to 10 where many null vectors are used (version 1), labels by clustering "
+    "where vectors are nearly as many as rows (docs/fedxgboost.md)"
+)
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -46,11 +54,11 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Attributes
     ----------
-    protocol : {"pooled", "secureboost", "federboost-vertical", "federboost-horizontal", "fedxgb"}
+    protocol : {"pooled", "secureboost", "federboost-vertical", "fedxgboost-smm", "federboost-horizontal", "fedxgb"}
         Where training happens: on one table; between parties holding different columns of the same rows, exactly and
-        under encryption, or on buckets that passive parties randomise once; or between parties holding different rows
-        of the same columns, on sums of histograms that nobody sees the terms of: a few organisations, who all get the
-        model, or hundreds of users by way of edge servers, for a server that keeps it.
+        under encryption, on buckets that passive parties randomise once, or by matrix products; or between parties
+        holding different rows of the same columns, on sums of histograms that nobody sees the terms of: a few
+        organisations, who all get the model, or hundreds of users by way of edge servers, for a server that keeps it.
     mode : {"safe", "paper"}
         "paper" is the protocol as published, for comparison; for SecureBoost, leaves of single rows.
     allow_insecure : bool
@@ -113,6 +121,13 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     unbiased : bool or None
         "federboost-vertical": whether splits on columns that no tree has used yet are chosen on sums corrected for the
         noise. None is False: no gain was measured.
+    version : {1, 2} or None
+        "fedxgboost-smm" in paper mode: whether the active party gets the sums of passive parties' candidates (1, which
+        None is too), or each passive party those of its own, and says its best gain alone (2).
+    backend : {"lattice", "dealer", "ou"} or None
+        "fedxgboost-smm" in safe mode: what the exact matrix product comes from. "lattice", which None is too, needs
+        nobody else; "dealer" has a third role without data hand out random matrices, and is by far the fastest once
+        every bin of every row was sent under a mask, 8 bytes each; "ou" encrypts every row afresh for every node.
     he_inference : bool or None
         Predict on encrypted leaf weights, so that the active party does not see the others' decisions (Fed-EINI).
     dropout : {"accept"}, float or None
@@ -130,12 +145,18 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         "fedxgb": what users learn of the model. "nothing" (None): of their own rows, the slot at each level and the
         value at the end, which edge servers compute on shares. "model": all of it, many times faster. "paper": all but
         thresholds, while edge servers see the way of every row, for comparison; needs `allow_insecure`.
+    comparison : {"shamir", "additive"} or None
+        "fedxgb" with ``expose="nothing"``: how edge servers compute on rows. "shamir" (None): all of them, of whom at most
+        (edges - 1) // 2 may collude. "additive": the first two with random numbers of the third, several times faster; no
+        two of these three may collude.
     epsilon_total, delta : float or None
         "federboost-horizontal": noise on all that is opened, so that the whole training is (epsilon, delta)
         differentially private for every row. None: no noise; delta 1e-6.
     """
 
-    protocol: Literal["pooled", "secureboost", "federboost-vertical", "federboost-horizontal", "fedxgb"] = "pooled"
+    protocol: Literal[
+        "pooled", "secureboost", "federboost-vertical", "fedxgboost-smm", "federboost-horizontal", "fedxgb"
+    ] = "pooled"
     mode: Literal["safe", "paper"] = "safe"
     allow_insecure: bool = False
     n_estimators: AtLeastOne = 20
@@ -167,6 +188,8 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     epsilon: Annotated[float, msgspec.Meta(gt=0)] | None = None
     epsilon_person: Annotated[float, msgspec.Meta(gt=0)] | None = None
     unbiased: bool | None = None
+    version: Literal[1, 2] | None = None
+    backend: Literal["lattice", "dealer", "ou"] | None = None
     he_inference: bool | None = None
     dropout: Literal["accept"] | Annotated[float, msgspec.Meta(ge=0, lt=1)] | None = None
     epsilon_total: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -175,6 +198,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     max_users: Annotated[int, msgspec.Meta(ge=3)] | None = None
     feature_sample: AtLeastOne | None = None
     expose: Literal["nothing", "paper", "model"] | None = None
+    comparison: Literal["shamir", "additive"] | None = None
 
     @property
     def fewest_rows(self) -> int:
@@ -187,6 +211,8 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
         What is about keys names a cipher that has some, `reveal` the one that it is about.
         """
+        if self.protocol == "fedxgboost-smm":
+            return self.backend or "lattice"
         if self.encryption not in (None, "auto"):
             return self.encryption
         keyed = self.key_bits or self.insecure_test_key_bits or self.rerandomise is not None
@@ -195,12 +221,17 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def may_hint(self) -> bool:
         """Whether the lattice map may be used, whose hints are worth keeping."""
-        return self.protocol == "secureboost" and self.cipher in ("auto", "lattice")
+        return self.protocol in ("secureboost", "fedxgboost-smm") and self.cipher in ("auto", "lattice")
 
     @property
     def hides_model(self) -> bool:
         """Whether users of "fedxgb" do not learn the model, or not all of it, and rows follow it on shares."""
         return self.protocol == "fedxgb" and self.expose != "model"
+
+    @property
+    def compares(self) -> Literal["shamir", "additive"]:
+        """`comparison`, resolved."""
+        return self.comparison or "shamir"
 
     def column_share(self, n_columns: int) -> float:
         """Return the share of columns drawn for each tree.
@@ -216,9 +247,18 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ConfigError(f"expected feature_sample of at most {n_columns} columns, got {self.feature_sample}")
         return self.feature_sample / n_columns
 
+    @property
+    def has_dealer(self) -> bool:
+        """Whether a third role without data deals random matrices."""
+        return self.protocol == "fedxgboost-smm" and self.mode == "safe" and self.backend == "dealer"
+
+    def hides_nodes(self, cipher: str) -> bool:
+        """Whether sums are asked for without naming rows, under this cipher."""
+        return cipher == "lattice" or self.protocol == "fedxgboost-smm"
+
     def reveals_columns(self, cipher: str) -> bool:
         """Whether passive parties decide all rows at a split, under this cipher."""
-        return cipher == "lattice" and self.reveal != "node"
+        return self.hides_nodes(cipher) and self.reveal != "node"
 
     @property
     def one_side(self) -> OneSide | None:
@@ -232,9 +272,13 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def rules(self, objective: Objective) -> SplitRules:
         """Return the split rules for this objective's fixed point."""
+        return self.rules_of(objective.grad_unit, objective.hess_unit)
+
+    def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:
+        """Return the split rules for a fixed point, given what one step of a gradient and of a hessian is worth."""
         return SplitRules(
-            grad_unit=objective.grad_unit,
-            hess_unit=objective.hess_unit,
+            grad_unit=grad_unit,
+            hess_unit=hess_unit,
             reg_lambda=self.reg_lambda,
             reg_alpha=self.reg_alpha,
             min_split_loss=self.min_split_loss,
@@ -265,8 +309,20 @@ def tree_options(values: dict[str, Any]) -> TreeOptions:
     return options
 
 
+def check_smm_consent(options: TreeOptions) -> None:
+    """Refuse FedXGBoost-SMM as published where these options, those of this very party, do not consent to it."""
+    if options.mode != "paper" or not options.allow_insecure:
+        raise ConfigError(
+            f"{SMM_PAPER_LEAKS}; mode='paper' needs allow_insecure=True of every party",
+            public="it does not consent to what fedxgboost-smm shows as published (allow_insecure)",
+        )
+
+
 def _check_together(options: TreeOptions) -> None:
     """Refuse options that do not go together."""
+    if options.protocol == "fedxgboost-smm" and options.mode == "paper":
+        check_smm_consent(options)
+        _check_backend(options)
     if options.goss and options.subsample < 1.0:
         raise ConfigError("goss draws the rows of each tree itself; leave subsample at 1")
     if options.goss and options.top_rate + options.other_rate > 1.0:
@@ -295,13 +351,18 @@ def _check_together(options: TreeOptions) -> None:
             "bisection with rows made up for that, and edge servers every comparison, so the way of everybody's rows; "
             "it needs allow_insecure=True"
         )
+    if options.comparison is not None and options.expose not in (None, "nothing"):
+        raise ConfigError(
+            f'comparison is about rows that follow a model nobody is told, and expose="{options.expose}" tells users of '
+            'it; leave one out, or take expose="nothing"'
+        )
     if options.delta is not None and options.epsilon_total is None:
         raise ConfigError("delta goes with epsilon_total; give both or leave delta out")
     if options.protocol == "federboost-vertical":
         _check_noise(options)
     elif (options.mechanism is None) != (options.epsilon is None):
         raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
-    if options.cipher in ("ou", "paillier") and options.reveal == "column":
+    if options.reveal == "column" and options.cipher in ("ou", "paillier") and not options.hides_nodes(options.cipher):
         raise ConfigError(
             f'reveal="column" needs encryption="lattice"; {options.cipher!r}, which naming a key means too, shows rows '
             "of nodes"
@@ -317,6 +378,26 @@ def _check_together(options: TreeOptions) -> None:
         raise ConfigError(
             "rerandomise=False lets the active party tell which rows are in a bin; it needs mode='paper' and "
             "allow_insecure=True"
+        )
+
+
+def _check_backend(options: TreeOptions) -> None:
+    """Refuse options of the product's backends that do not go together."""
+    if options.mode == "paper":
+        for name in ("backend", "reveal", "key_bits", "insecure_test_key_bits"):
+            if getattr(options, name) is not None:
+                raise ConfigError(f"option {name} is of 'fedxgboost-smm' in safe mode; leave it out in paper mode")
+        return
+    if options.version is not None:
+        raise ConfigError(
+            "version is of 'fedxgboost-smm' as published; in safe mode the active party gets the sums: leave it out"
+        )
+    if (options.key_bits or options.insecure_test_key_bits) and options.backend != "ou":
+        raise ConfigError('key_bits and insecure_test_key_bits are of backend="ou" alone; the others have no such key')
+    if options.cipher == "lattice" and options.fractional_bits > MOST_LATTICE_FRACTION:
+        raise ConfigError(
+            f'expected fractional_bits of at most {MOST_LATTICE_FRACTION} with backend="lattice", got '
+            f'{options.fractional_bits}; take "dealer" or "ou"'
         )
 
 

@@ -22,11 +22,17 @@ from treaty.protocols.encrypted_columns import (
     SplitAnswer,
     SplitColumns,
     SplitRequest,
-    SumsRequest,
     TreeStart,
     pack,
 )
 from treaty.trees.ensemble import SplitTable
+
+
+class LevelAsked(Protocol):
+    """A message that asks about nodes of a level, `last` with the last of them."""
+
+    @property
+    def last(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(slots=True)
@@ -65,8 +71,8 @@ class TreeOrder:
         self._check(self._growing, "TreeStart before TreeEnd")
         self._growing = False
 
-    def sums(self, request: SumsRequest, nodes: int) -> None:
-        """Take note of `SumsRequest`, which is about so many nodes."""
+    def sums(self, request: LevelAsked, nodes: int) -> None:
+        """Take note of `SumsRequest`, or what asks in its place, which is about so many nodes."""
         self._check(self._growing and self._levels < self.max_depth, f"{self.max_depth} levels in a tree at most")
         self._nodes += nodes
         self._check(nodes > 0 and self._nodes <= 1 << self._levels, f"1 to {1 << self._levels} nodes of this level")

@@ -12,14 +12,16 @@ from treaty.checkpoints import Keeper, hints_folder, noise_folder
 from treaty.crypto.lattice.store import HintStore
 from treaty.data.columns import Category
 from treaty.data.table import Table
+from treaty.errors import ConfigError
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.privacy.bucket_rr import BucketLedger
-from treaty.protocols import federboost_vertical, secureboost
+from treaty.protocols import federboost_vertical, fedxgboost_smm, secureboost
 from treaty.protocols.pooled import Labelled, Progress
 
 FEDERBOOST = "federboost-vertical"
+SMM = "fedxgboost-smm"
 
 
 def train_active(
@@ -47,6 +49,12 @@ def train_active(
     """
     if options.protocol == FEDERBOOST:
         return federboost_vertical.active(
+            party, data, options, parties=parties, classes=classes, eval_sets=eval_sets,
+            threads=threads, progress=progress, keeper=keeper,
+        )  # fmt: skip
+    if options.protocol == SMM:
+        _check_smm(options)
+        return fedxgboost_smm.active(
             party, data, options, parties=parties, classes=classes, eval_sets=eval_sets,
             threads=threads, progress=progress, keeper=keeper,
         )  # fmt: skip
@@ -86,8 +94,18 @@ def train_passive(
             party, table, options, eval_tables=eval_tables, threads=threads, progress=progress, keeper=keeper,
             ledger=BucketLedger(None if kept is None else noise_folder(kept, party.name)), row_numbers=row_numbers,
         )  # fmt: skip
+    if options.protocol == SMM:
+        _check_smm(options)
+        return fedxgboost_smm.passive(
+            party, table, options, eval_tables=eval_tables, threads=threads, progress=progress, keeper=keeper
+        )
     with HintStore(hints_folder(kept, party.name) if kept is not None and options.may_hint else None) as store:
         return secureboost.passive(
             party, table, options, eval_tables=eval_tables,
             threads=threads, progress=progress, keeper=keeper, store=store, hinting=hinting,
         )  # fmt: skip
+
+
+def _check_smm(options: TreeOptions) -> None:
+    if options.mode != "paper":
+        raise ConfigError(f'protocol {SMM!r} has mode="paper" alone; for training that is safe take "secureboost"')

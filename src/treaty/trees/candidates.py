@@ -1,0 +1,121 @@
+"""Split candidates of a node as columns of 0 and 1, and their sums as sums of bins again.
+
+A column stands for a candidate with missing values going right: of a number, the rows in bin k or a lower one; of a
+category, the rows that have it, for which categories form a candidate is known only once their sums are. Bins without
+rows have none, and the last bin with rows of each feature needs none: it has the rest of the node's total.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.trees.splits import SplitRules
+
+
+def count_bins(codes: NDArray[np.uint8], features: NDArray[np.int32], offsets: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return how many of a node's rows are in each slot, int32 (slots,); 0 in slots of other features.
+
+    Parameters
+    ----------
+    codes : uint8 (n_rows, n_features)
+        Of the node's rows.
+    features : int32
+        Those of the tree's column sample.
+    offsets : int32 (n_features + 1,)
+    """
+    slots = (codes[:, features].astype(np.int64) + offsets[features]).ravel()
+    return np.bincount(slots, minlength=int(offsets[-1])).astype(np.int32)
+
+
+def candidate_slots(
+    counts: NDArray[np.int32], features: NDArray[np.int32], offsets: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """Return the slots that have a column of their own, int32 (columns,), ascending."""
+    filled = [offsets[f] + np.flatnonzero(counts[offsets[f] : offsets[f + 1]])[:-1] for f in features]
+    return np.concatenate([np.empty(0, np.int32), *filled]).astype(np.int32)
+
+
+def candidate_columns(
+    codes: NDArray[np.uint8],
+    slots: NDArray[np.int32],
+    offsets: NDArray[np.int32],
+    categorical: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Return the columns of `candidate_slots`, float64 (n_rows, columns) of 0 and 1."""
+    feature = np.searchsorted(offsets, slots, side="right") - 1
+    bins, of_rows = slots - offsets[feature], codes[:, feature]
+    return np.where(categorical[feature], of_rows == bins, of_rows <= bins).astype(np.float64)
+
+
+def whole_numbers(sums: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the whole numbers that float64 sums of whole numbers stand for.
+
+    Raises
+    ------
+    ValueError
+        When one is more than 1/4 from a whole number, or not a number: they are no such sums.
+    """
+    rounded = np.rint(sums)
+    with np.errstate(invalid="ignore"):
+        fine = (np.abs(sums - rounded) <= 0.25) & (np.abs(sums) < 2.0**62)
+    if not fine.all():
+        raise ValueError("expected sums of whole numbers")
+    return rounded.astype(np.int64)
+
+
+def bin_sums(
+    columns: NDArray[np.int64],
+    slots: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    totals: NDArray[np.int64],
+    features: NDArray[np.int32],
+    offsets: NDArray[np.int32],
+    categorical: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Return the sums of all bins of a node from those of its candidates.
+
+    Parameters
+    ----------
+    columns : int64 (2, columns)
+        Sums of grad and of hess of each candidate.
+    slots : int32 (columns,)
+    counts : int32 (slots,)
+    totals : int64 (2,) or longer
+        Of the node; grad and hess come first.
+
+    Returns
+    -------
+    int64 (slots, 3)
+    """
+    sums = np.zeros((len(counts), 3), np.int64)
+    sums[:, 2] = counts
+    starts = np.searchsorted(slots, offsets)
+    for f in features.tolist():
+        of_candidates = columns[:, starts[f] : starts[f + 1]]
+        if not categorical[f]:
+            of_candidates = np.diff(of_candidates, axis=1, prepend=0)
+        sums[slots[starts[f] : starts[f + 1]], :2] = of_candidates.T
+        filled = np.flatnonzero(counts[offsets[f] : offsets[f + 1]])
+        if len(filled):
+            sums[offsets[f] + filled[-1], :2] = totals[:2] - of_candidates.sum(axis=1)
+    return sums
+
+
+def undivided(totals: NDArray[np.int64], features: NDArray[np.int32], offsets: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return sums of a node that offer no candidate, int64 (slots, 3): all its rows in one bin of each feature."""
+    sums = np.zeros((int(offsets[-1]), 3), np.int64)
+    sums[offsets[features + 1] - 1] = totals
+    return sums
+
+
+def split_gains(totals: NDArray[np.int64], left: NDArray[np.int64], rules: SplitRules) -> NDArray[np.float64]:
+    """Return the gains, as the scan has them, of nodes (n, 3) whose left children have these sums (n, 3)."""
+    return _terms(left, rules) + _terms(totals - left, rules) - _terms(totals, rules)
+
+
+def _terms(totals: NDArray[np.int64], rules: SplitRules) -> NDArray[np.float64]:
+    grad, hess = np.abs(totals[:, 0] * rules.grad_unit), totals[:, 1] * rules.hess_unit
+    grad, terms = np.maximum(grad - rules.reg_alpha, 0.0), np.zeros(len(totals))
+    np.divide(grad * grad, hess + rules.reg_lambda, out=terms, where=hess > 0.0)
+    return terms
