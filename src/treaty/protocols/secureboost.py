@@ -52,12 +52,14 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
-from treaty.crypto.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.crypto.encrypted_sums import SumsBounds, SumsClient, SumsServer, make_client, make_server
 from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.lattice_sums import LatticeSumsClient, LatticeSumsServer
+from treaty.crypto.payload import Payload
 from treaty.data.binning import fit_bins
 from treaty.data.columns import Category
 from treaty.data.table import Table
@@ -92,6 +94,10 @@ from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
 
 Steps = Callable[[int, int], None]
+MakeClient = Callable[[SumsBounds, Mapping[str, NDArray[np.int32]]], SumsClient]
+"""Makes the active party's end of a cipher from bounds and the first slots of every peer's features."""
+MakeServer = Callable[[Payload, NDArray[np.uint8], NDArray[np.int32]], SumsServer]
+"""Makes a passive party's end from the set-up, its codes and its features' first slots."""
 
 
 class Setup(Message):
@@ -125,6 +131,7 @@ def active(
     keeper: Keeper | None = None,
     store: HintStore | None = None,
     hinting: Steps | None = None,
+    client_of: MakeClient | None = None,
 ) -> ModelPart:
     """Train as the active party.
 
@@ -146,6 +153,8 @@ def active(
         Keeps hints of the lattice map for later jobs. None: for this one.
     hinting : callable or None
         Called while hints come in, with steps done and steps in all.
+    client_of : callable or None
+        What hides the sums. None: the cipher that the options name or leave open.
 
     Returns
     -------
@@ -169,7 +178,9 @@ def active(
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
     records = dict(zip(parties, begun.records, strict=True))
     first_tree = max(alone_trees, len(forest.trees))
-    others = _columns_of_others(party, objective, options, begun, n_rows, records, first_tree, store, hinting, threads)
+    others = _columns_of_others(
+        party, objective, options, begun, n_rows, records, first_tree, store, hinting, threads, client_of
+    )
     sources = [own if name == party.name else others[name] for name in parties]
     rules = options.rules(objective)
     finder = SumsFinder(
@@ -199,6 +210,7 @@ def _columns_of_others(
     store: HintStore | None,
     hinting: Steps | None,
     threads: int,
+    client_of: MakeClient | None,
 ) -> dict[str, PassiveColumns]:
     """Set up a cipher with every passive party; return their columns as the grower sees them."""
     others = {peer: PassiveColumns(party, peer, n_rows) for peer in party.peers}
@@ -207,13 +219,18 @@ def _columns_of_others(
     trees = (options.n_estimators - begun.forest.rounds) * objective.n_outputs
     choice = choose_cipher(party, options, bounds, layouts, trees, store, threads)
     part.encryption, part.choice = choice.cipher, choice.why
-    client = make_client(
-        choice.cipher,
-        bounds,
-        threads=threads,
-        insecure_test_key_bits=options.insecure_test_key_bits,
-        key_bits=options.key_bits,
-        store=store,
+    client = (
+        client_of(bounds, layouts)
+        if client_of is not None
+        else make_client(
+            choice.cipher,
+            bounds,
+            threads=threads,
+            insecure_test_key_bits=options.insecure_test_key_bits,
+            key_bits=options.key_bits,
+            store=store,
+            blind=options.hides_nodes(choice.cipher),
+        )
     )
     payload = pack(client.setup())
     for peer in party.peers:
@@ -255,6 +272,7 @@ def passive(
     keeper: Keeper | None = None,
     store: HintStore | None = None,
     hinting: Steps | None = None,
+    server_of: MakeServer | None = None,
 ) -> ModelPart:
     """Train as a passive party: answer the active one, `party.peers[0]`, until it is done.
 
@@ -270,6 +288,8 @@ def passive(
         Keeps hints of the lattice map for later jobs, and what answers leaked. None: for this one.
     hinting : callable or None
         Called while a hint is made, with steps done and steps in all.
+    server_of : callable or None
+        The other end of the active party's `client_of`.
 
     Returns
     -------
@@ -290,17 +310,23 @@ def passive(
     else:
         part = ModelPart(model_id=setup.model_id, party=party.name, schema=table.schema, splits=SplitTable())
     part.encryption = setup.encryption
-    server = make_server(
-        setup.encryption,
-        unpack(setup.payload, lead, "Setup"),
-        codes,
-        bins.offsets,
-        threads=threads,
-        insecure_test_key_bits=options.insecure_test_key_bits,
-        rerandomise=options.rerandomise is not False,
-        names=table.schema.names,
-        store=store,
-        progress=hinting,
+    payload = unpack(setup.payload, lead, "Setup")
+    server = (
+        server_of(payload, codes, bins.offsets)
+        if server_of is not None
+        else make_server(
+            setup.encryption,
+            payload,
+            codes,
+            bins.offsets,
+            threads=threads,
+            insecure_test_key_bits=options.insecure_test_key_bits,
+            rerandomise=options.rerandomise is not False,
+            names=table.schema.names,
+            store=store,
+            progress=hinting,
+            blind=options.hides_nodes(setup.encryption),
+        )
     )
     owner = SplitOwner(lead, codes, bins, part.splits)
     matrices = [t.matrix() for t in eval_tables]
@@ -374,5 +400,9 @@ def resumed_part(model_id: str, records: int, keeper: Keeper | None, options: Tr
 
 def terms(options: TreeOptions, n_rows: int, eval_rows: Sequence[int]) -> Mapping[str, str | int | float | bool | None]:
     """Return what all parties must agree on before anything is sent: every option but the sampling seed, and rows."""
-    public = {name: getattr(options, name) for name in options.__struct_fields__ if name != "random_state"}
-    return {**public, "training rows": n_rows, "eval rows": ", ".join(map(str, eval_rows))}
+    return {**public_options(options), "training rows": n_rows, "eval rows": ", ".join(map(str, eval_rows))}
+
+
+def public_options(options: TreeOptions) -> dict[str, str | int | float | bool | None]:
+    """Return every option but the sampling seed, which is the active party's own."""
+    return {name: getattr(options, name) for name in options.__struct_fields__ if name != "random_state"}

@@ -12,12 +12,11 @@ from treaty.checkpoints import Keeper, hints_folder, noise_folder
 from treaty.crypto.lattice.store import HintStore
 from treaty.data.columns import Category
 from treaty.data.table import Table
-from treaty.errors import ConfigError
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.privacy.bucket_rr import BucketLedger
-from treaty.protocols import federboost_vertical, fedxgboost_smm, secureboost
+from treaty.protocols import federboost_vertical, fedxgboost_smm, secureboost, smm_secure
 from treaty.protocols.pooled import Labelled, Progress
 
 FEDERBOOST = "federboost-vertical"
@@ -37,6 +36,7 @@ def train_active(
     keeper: Keeper | None,
     kept: Path | None,
     hinting: Callable[[int, int], None] | None = None,
+    dealer: str | None = None,
 ) -> ModelPart:
     """Train as the active party of the protocol that the options name.
 
@@ -44,6 +44,8 @@ def train_active(
     ----------
     kept : Path or None
         Folder for what serves later jobs about the same table. None: nothing is kept.
+    dealer : str or None
+        Who deals random matrices, where options ask for it.
     party, data, options, parties, classes, eval_sets, threads, progress, keeper, hinting
         See the protocols' own `active`.
     """
@@ -52,13 +54,17 @@ def train_active(
             party, data, options, parties=parties, classes=classes, eval_sets=eval_sets,
             threads=threads, progress=progress, keeper=keeper,
         )  # fmt: skip
-    if options.protocol == SMM:
-        _check_smm(options)
+    if options.protocol == SMM and options.mode == "paper":
         return fedxgboost_smm.active(
             party, data, options, parties=parties, classes=classes, eval_sets=eval_sets,
             threads=threads, progress=progress, keeper=keeper,
         )  # fmt: skip
     with HintStore(hints_folder(kept, party.name) if kept is not None and options.may_hint else None) as store:
+        if options.protocol == SMM:
+            return smm_secure.active(
+                party, data, options, parties=parties, classes=classes, dealer=dealer, eval_sets=eval_sets,
+                threads=threads, progress=progress, keeper=keeper, store=store, hinting=hinting,
+            )  # fmt: skip
         return secureboost.active(
             party, data, options, parties=parties, classes=classes, eval_sets=eval_sets,
             threads=threads, progress=progress, keeper=keeper, store=store, hinting=hinting,
@@ -77,6 +83,7 @@ def train_passive(
     kept: Path | None,
     row_numbers: NDArray[np.int64] | None = None,
     hinting: Callable[[int, int], None] | None = None,
+    dealer: str | None = None,
 ) -> ModelPart:
     """Train as a passive party of the protocol that the options name.
 
@@ -86,6 +93,8 @@ def train_passive(
         Folder for what serves later jobs about the same table, ledgers above all. None: nothing is kept.
     row_numbers : ndarray of int64, shape (rows,), optional
         Of each row in the party's own table, where rows were aligned.
+    dealer : str or None
+        As `train_active` has it.
     party, table, options, eval_tables, threads, progress, keeper, hinting
         See the protocols' own `passive`.
     """
@@ -94,18 +103,17 @@ def train_passive(
             party, table, options, eval_tables=eval_tables, threads=threads, progress=progress, keeper=keeper,
             ledger=BucketLedger(None if kept is None else noise_folder(kept, party.name)), row_numbers=row_numbers,
         )  # fmt: skip
-    if options.protocol == SMM:
-        _check_smm(options)
+    if options.protocol == SMM and options.mode == "paper":
         return fedxgboost_smm.passive(
             party, table, options, eval_tables=eval_tables, threads=threads, progress=progress, keeper=keeper
         )
     with HintStore(hints_folder(kept, party.name) if kept is not None and options.may_hint else None) as store:
+        if options.protocol == SMM:
+            return smm_secure.passive(
+                party, table, options, dealer=dealer, eval_tables=eval_tables,
+                threads=threads, progress=progress, keeper=keeper, store=store, hinting=hinting,
+            )  # fmt: skip
         return secureboost.passive(
             party, table, options, eval_tables=eval_tables,
             threads=threads, progress=progress, keeper=keeper, store=store, hinting=hinting,
         )  # fmt: skip
-
-
-def _check_smm(options: TreeOptions) -> None:
-    if options.mode != "paper":
-        raise ConfigError(f'protocol {SMM!r} has mode="paper" alone; for training that is safe take "secureboost"')
