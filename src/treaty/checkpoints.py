@@ -29,6 +29,7 @@ FORMAT = "treaty-checkpoint 1"
 MAY_CHANGE = (
     "n_estimators",
     "encryption",
+    "backend",
     "reveal",
     "key_bits",
     "insecure_test_key_bits",

@@ -27,6 +27,7 @@ from treaty.protocols.decisions import Decided
 from treaty.protocols.disclosures import crowd_disclosures, disclosures, horizontal_disclosures
 from treaty.protocols.horizontal_rows import all_columns, describe, schema_of
 from treaty.protocols.pooled import Labelled
+from treaty.protocols.smm_dealer import DEALER
 from treaty.runs import ALONE, Trained, decided, explained, predict, train, train_crowd, train_horizontal
 from treaty.saving import write_model
 from treaty.simulation import active_of
@@ -85,6 +86,8 @@ class BoostedTrees(TableEstimator):
         max_users: int | None = None,
         feature_sample: int | None = None,
         expose: str | None = None,
+        backend: str | None = None,
+        comparison: str | None = None,
     ) -> None:
         self.protocol = protocol
         self.n_estimators = n_estimators
@@ -129,6 +132,8 @@ class BoostedTrees(TableEstimator):
         self.max_users = max_users
         self.feature_sample = feature_sample
         self.expose = expose
+        self.backend = backend
+        self.comparison = comparison
 
     # ------------------------------------------------------------ fit
 
@@ -212,6 +217,8 @@ class BoostedTrees(TableEstimator):
         n_rows = next(iter(tables.values())).n_rows
         classes, target = self._target(None if y is None else column_or_1d(y, warn=True), active, n_rows)
         match_rows(tables, target)
+        if options.has_dealer and DEALER in tables:
+            raise ConfigError(f"fit plays a dealer and calls it {DEALER!r}; give the party of that name another one")
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         trained = train(

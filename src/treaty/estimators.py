@@ -65,9 +65,11 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         fit in threads has lost at every tenth round.
     epsilon_total, delta : float or None
         The noise of "federboost-horizontal"; None for none.
-    edges, max_users, feature_sample, expose
-        The edge servers of "fedxgb", whom they choose, columns of each tree, and what users learn; see
-        `treaty.options.TreeOptions`.
+    backend : {"lattice", "dealer", "ou"} or None
+        What hides the sums of "fedxgboost-smm" in safe mode, see docs/fedxgboost.md. With "dealer" `fit` plays one.
+    edges, max_users, feature_sample, expose, comparison
+        The edge servers of "fedxgb", whom they choose, columns of each tree, what users learn, and how edge servers
+        compute on shares; see `treaty.options.TreeOptions`.
 
     Attributes
     ----------

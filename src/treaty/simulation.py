@@ -27,6 +27,7 @@ from treaty.protocols.contributions import explain_active, explain_passive
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
 from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled, Progress
+from treaty.protocols.smm_dealer import DEALER, dealer
 from treaty.protocols.vertical import train_active, train_passive
 
 Role = Callable[[Party], Any]
@@ -126,10 +127,12 @@ def root_cause(failures: Sequence[BaseException]) -> BaseException:
     return failures[0]
 
 
-def star(active: str, parties: Iterable[str]) -> dict[str, list[str]]:
-    """Link the active party with every other; passive parties never talk to each other."""
-    others = [name for name in parties if name != active]
-    return {active: others, **{name: [active] for name in others}}
+def star(active: str, parties: Iterable[str], helper: str | None = None) -> dict[str, list[str]]:
+    """Link the active party with every other, and a helper with all; passive parties never talk to each other."""
+    others = [name for name in parties if name not in (active, helper)]
+    if helper is None:
+        return {active: others, **{name: [active] for name in others}}
+    return {active: [*others, helper], **{name: [active, helper] for name in others}, helper: [active, *others]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ def train_in_threads(
     phase: Callable[[str, int, int], None],
 ) -> tuple[dict[str, ModelPart], Traffic]:
     """Train with every party in a thread of its own; return their parts and the traffic."""
-    threads = cores(n_jobs)
+    threads, helper = cores(n_jobs), DEALER if options.has_dealer else None
     watched = [Labelled(rows[active], labels, None, name) for name, rows, labels in evals]
     roles: dict[str, Role] = {
         name: lambda party, name=name: train_passive(  # type: ignore[misc]
@@ -192,15 +195,18 @@ def train_in_threads(
             progress=progress,
             keeper=keepers.get(name),
             kept=kept,
+            dealer=helper,
         )
         for name in tables
     }
     roles[active] = lambda party: train_active(
         party, data, options, parties=list(tables), classes=classes, eval_sets=watched,
         threads=threads, progress=progress, keeper=keepers.get(active), kept=kept,
-        hinting=partial(phase, "hints"),
+        hinting=partial(phase, "hints"), dealer=helper,
     )  # fmt: skip
-    played = play(roles, star(active, tables), job="fit", protocol=options.protocol)
+    if helper is not None:
+        roles[helper] = lambda party: dealer(party, options, lead=active, threads=threads)
+    played = play(roles, star(active, tables, helper), job="fit", protocol=options.protocol)
     return {name: played.results[name] for name in tables}, traffic_of(played.transcripts.values())
 
 

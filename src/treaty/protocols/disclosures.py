@@ -10,7 +10,9 @@ from treaty.protocols.crowd_cohorts import Rules
 from treaty.protocols.horizontal_noise import DEFAULT_DELTA
 
 
-def disclosures(lead: str, others: Sequence[str], options: TreeOptions, cipher: str) -> dict[str, list[str]]:
+def disclosures(
+    lead: str, others: Sequence[str], options: TreeOptions, cipher: str, dealer: str = "dealer"
+) -> dict[str, list[str]]:
     """Say in words what each party of a vertical training learned beyond its own data and its own splits.
 
     Parameters
@@ -19,17 +21,19 @@ def disclosures(lead: str, others: Sequence[str], options: TreeOptions, cipher: 
         The active party.
     others : sequence of str
     options : TreeOptions
-    cipher : {"lattice", "ou", "paillier"}
+    cipher : {"lattice", "ou", "paillier", "dealer"}
         The one it was trained under.
+    dealer : str
+        Who dealt random matrices, where options ask for it.
     """
     if options.protocol == "federboost-vertical":
         return _of_noisy_buckets(lead, others, options)
-    blind, columns = cipher == "lattice", options.reveals_columns(cipher)
+    blind, columns = options.hides_nodes(cipher), options.reveals_columns(cipher)
     whose = "all" if columns else "the node's"
     learned = {
         lead: [
             "of every column of the others (by number, not name): how many bins it has"
-            + ("" if blind else ", which of them is fullest")
+            + (", which of them is fullest" if cipher in ("ou", "paillier") else "")
             + ", and at every node the sum of gradients, sum of hessians and number of rows in each bin",
             f"of every split another party won: which of {whose} training rows go left"
             f"{', those outside the node too' if columns else ''}; for eval sets and at prediction, each row's side at "
@@ -79,6 +83,17 @@ def disclosures(lead: str, others: Sequence[str], options: TreeOptions, cipher: 
             learned[name].append(
                 "that rows in many trees' samples have large gradients: they are predicted worst (goss)"
             )
+    if options.has_dealer:
+        learned[lead].append(f"with the help of {dealer}, who must not give it: every bin of every row of the others")
+        for name in others:
+            learned[name].append(
+                f"with the help of {dealer}, who must not give it: all gradients, and so labels, and the rows of every "
+                "node"
+            )
+        learned[dealer] = [
+            "how many rows there are, how many bins each passive party has, and how many nodes were asked about; it has "
+            "no data (it is trusted to collude with nobody)"
+        ]
     return learned
 
 
