@@ -96,16 +96,16 @@ def decided_by_all(
     matrix = table.matrix()
 
     def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:
-        decided = _ask(party, part, trees, matrix, number, threads)
+        decided = ask_all(party, part, trees, matrix, number, threads)
         margins_from_bits(decided.trees, decided.base, decided.packed, margins, threads)
 
     return add_trees
 
 
-def _ask(
+def ask_all(
     party: Party, part: ModelPart, trees: Sequence[Tree], matrix: NDArray[np.float32], number: int, threads: int
 ) -> Decided:
-    """Decide the rows at own records and, in one round, at everyone else's."""
+    """Decide the rows of a set, of that number at everyone else's, at all records that trees use; in one round."""
     assert part.forest is not None
     n_rows = len(matrix)
     used = used_records(trees, len(part.forest.sources))
@@ -252,7 +252,7 @@ def collect(party: Party, part: ModelPart, table: Table, threads: int = 1) -> De
     check_present(party, part, table)
     agree(party, {"model": part.model_id, "rows to predict": table.n_rows})
     held = {peer: party.receive(peer, Held).records for peer in party.peers}
-    decided = _ask(party, part, decidable(party, part, held), table.matrix(), 0, threads)
+    decided = ask_all(party, part, decidable(party, part, held), table.matrix(), 0, threads)
     for peer in party.peers:
         party.send(peer, Finish())
     return decided

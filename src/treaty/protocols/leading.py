@@ -13,6 +13,7 @@ from treaty.protocols.decisions import Finish, decided_by_all
 from treaty.protocols.pooled import Begun, Labelled, Progress
 from treaty.trees.boosting import EvalSet, Progressed, boost
 from treaty.trees.columns import SumsFinder, SumsSource
+from treaty.trees.splits import SplitRules
 
 
 class Keep(Message):
@@ -36,6 +37,7 @@ def grow(
     threads: int,
     progress: Progress | None,
     keeper: Keeper | None,
+    rules: SplitRules | None = None,
 ) -> None:
     """Grow the trees of a training that has begun into its part.
 
@@ -47,6 +49,8 @@ def grow(
         Over `sources`, those of all parties in their order.
     eval_sets : sequence of Labelled
         Decided by all owners, by their number.
+    rules : SplitRules or None
+        Where sums are in another fixed point than the objective's. None: the options' own.
     party, data, options, begun, threads, progress, keeper
         As the protocols' `active` have them.
     """
@@ -70,7 +74,7 @@ def grow(
         data.y,
         data.weight,
         forest,
-        options.rules(forest.objective),
+        rules or options.rules(forest.objective),
         n_columns=sum(len(source.categorical) for source in sources),
         eval_sets=[
             EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, threads))

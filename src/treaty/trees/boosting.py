@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.trees.ensemble import Tree
-from treaty.trees.growth import SplitFinder, grow_tree
+from treaty.trees.growth import Exhausted, SplitFinder, grow_tree
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
@@ -211,7 +211,7 @@ def run_rounds(
     Parameters
     ----------
     grow : callable
-        Returns the trees of the next round, one per output.
+        Returns the trees of the next round, one per output. Training ends where it raises `Exhausted`.
     forest : Forest
         Without trees, or with those of earlier rounds and their history.
     after_round : callable
@@ -228,7 +228,10 @@ def run_rounds(
             forest.best_round = int(np.argmin(forest.history[eval_sets[-1].name])) + 1
             if done - 1 - forest.best_round >= early_stopping_rounds:
                 break
-        new = grow()
+        try:
+            new = grow()
+        except Exhausted:
+            break
         forest.trees.extend(new)
         for e, e_margins in zip(eval_sets, eval_margins, strict=True):
             e.add_trees(new, e_margins)

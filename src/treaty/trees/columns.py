@@ -285,6 +285,14 @@ class SumsFinder:
 
     def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:
         """See `SplitFinder`: every owner decides its own nodes' rows."""
+        records, left = self._decide(nodes, chosen)
+        self._rows.divide(nodes, children, left)
+        if self._may_show is not None:
+            self._hide(nodes, children, self._may_show)
+        return records
+
+    def _decide(self, nodes: NDArray[np.int32], chosen: Splits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Have owners record and decide their nodes; return record numbers (n_nodes,) and who goes left (n_rows,)."""
         rows, starts = self._rows.rows(nodes, sampled=False)
         left = np.empty(len(rows), np.bool_)
         records = np.empty(len(nodes), np.int32)
@@ -307,10 +315,7 @@ class SumsFinder:
                     size = starts[node + 1] - starts[node]
                     left[starts[node] : starts[node + 1]] = own_left[at : at + size]
                     at += size
-        self._rows.divide(nodes, children, left)
-        if self._may_show is not None:
-            self._hide(nodes, children, self._may_show)
-        return records
+        return records, left
 
     def _hide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], may_show: MayShow) -> None:
         """Note which of the new nodes others are not shown."""

@@ -16,6 +16,10 @@ from treaty.trees.ensemble import Tree
 from treaty.trees.splits import Level, SplitRules, Splits
 
 
+class Exhausted(Exception):
+    """A split finder may not start another tree."""
+
+
 class SplitFinder(Protocol):
     """Finds splits and applies them; holds the rows, or asks those who do."""
 
@@ -26,7 +30,10 @@ class SplitFinder(Protocol):
         rows: NDArray[np.int32] | None,
         columns: NDArray[np.int32],
     ) -> NDArray[np.int64]:
-        """Take a tree's gradients (n_rows,), sampled rows (None: all) and columns; return the root's totals (3,)."""
+        """Take a tree's gradients (n_rows,), sampled rows (None: all) and columns; return the root's totals (3,).
+
+        Raises `Exhausted` when there may be no further tree: the rounds that are finished are the model.
+        """
 
     def best_splits(self, level: Level) -> Splits:
         """Return the best admissible split of every node of `level`."""

@@ -1,0 +1,45 @@
+"""Leaf values anew for trees whose splits stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.trees.boosting import Forest
+from treaty.trees.splits import SplitRules
+
+
+def refit_leaves(
+    forest: Forest,
+    leaves: NDArray[np.int32],
+    y: NDArray[np.float64],
+    weight: NDArray[np.float64] | None,
+    rules: SplitRules,
+    threads: int = 1,
+) -> None:
+    """Replace all leaf values by those that boosting gives on these labels, tree after tree, with the same splits.
+
+    Parameters
+    ----------
+    forest : Forest
+        Changed.
+    leaves : int32 (n_rows, n_trees)
+        The leaf each row ends in.
+    y, weight : float64 (n_rows,)
+        `weight` may be None.
+    rules : SplitRules
+        In the objective's fixed point.
+    """
+    objective = forest.objective
+    margins = np.full((len(y), objective.n_outputs), objective.base_margin)
+    for first in range(0, len(forest.trees), objective.n_outputs):
+        grads, hesses, _ = objective.gradients(margins, y, weight, threads)
+        for output, (grad, hess) in enumerate(zip(grads, hesses, strict=True)):
+            tree, of_row = forest.trees[first + output], leaves[:, first + output]
+            totals = np.zeros((tree.n_nodes, 3), np.int64)
+            np.add.at(totals, of_row, np.stack([grad, hess, np.ones_like(grad)], axis=1))
+            value = np.where(tree.left < 0, rules.learning_rate * rules.leaf_weight(totals), 0.0)
+            forest.trees[first + output] = replace(tree, value=value)
+            margins[:, output] += value[of_row]

@@ -1,0 +1,115 @@
+"""Splits chosen by scores: whoever has columns says how good its best split of a node is, and only the winner more.
+
+`ScoresFinder` is a split finder whose three steps are apart: scores of a level, decisions at the splits that were
+chosen, division of the rows. One party runs it over its own columns, between messages; the one that grows the tree has
+the others' scores besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import kernel
+from treaty.trees.columns import SumsFinder, SumsSource
+from treaty.trees.splits import Level, SplitRules, Splits
+
+
+@dataclass(frozen=True, slots=True)
+class TreeGradients:
+    """What a tree is grown on.
+
+    Attributes
+    ----------
+    grad, hess : int64 (n_rows,)
+        What splits are scored with; a hess of 0 everywhere where scores are of the first order.
+    counted_grad, counted_hess : int64 (n_rows,)
+        What totals of nodes are made of, and so leaf weights.
+    """
+
+    grad: NDArray[np.int64]
+    hess: NDArray[np.int64]
+    counted_grad: NDArray[np.int64]
+    counted_hess: NDArray[np.int64]
+
+
+class ScoresFinder(SumsFinder):
+    """A split finder in steps.
+
+    Parameters
+    ----------
+    sources : sequence of SumsSource
+        In party order.
+    n_rows : int
+    rules : SplitRules
+        Those of scores.
+    threads : int
+    first_order : bool
+        Whether scores leave hess out: -G_L G_R / reg_lambda, twice (Le et al. 2021), which is the gain at H = 0.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SumsSource],
+        n_rows: int,
+        rules: SplitRules,
+        threads: int = 1,
+        *,
+        first_order: bool = False,
+    ) -> None:
+        super().__init__(sources, n_rows, rules, threads)
+        self._first_order = first_order
+
+    def start(
+        self, gradients: TreeGradients, rows: NDArray[np.int32] | None, columns: NDArray[np.int32]
+    ) -> NDArray[np.int64]:
+        """Begin a tree on sampled rows (None: all) and columns; return the root's totals (3,)."""
+        SumsFinder.start_tree(self, gradients.grad, gradients.hess, rows, columns)
+        self._counted = gradients.counted_grad, gradients.counted_hess
+        counted = slice(None) if rows is None else rows
+        sums = [int(values[counted].sum()) for values in self._counted]
+        return np.array([*sums, self._n_rows if rows is None else len(rows)])
+
+    def scores(self, level: Level) -> Splits:
+        """Return the best split of each node; `left_totals` are not those of children."""
+        if self._first_order:
+            level = replace(level, totals=level.totals * np.array([1, 0, 1]))
+        return SumsFinder.best_splits(self, level)
+
+    def decide(self, nodes: NDArray[np.int32], chosen: Splits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Record and decide splits; return record numbers (n_nodes,) and which rows of the nodes go left."""
+        return self._decide(nodes, chosen)
+
+    def n_rows_of(self, nodes: NDArray[np.int32]) -> int:
+        """Return how many rows of the table nodes have together."""
+        return len(self._rows.rows(nodes, sampled=False)[0])
+
+    def left_totals(self, nodes: NDArray[np.int32], left: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return totals int64 (n_nodes, 3) of left children, from which rows of the nodes go left."""
+        rows, starts = self._rows.rows(nodes, sampled=False)
+        sampled = np.diff(self._rows.rows(nodes, sampled=True)[1])
+        totals = np.zeros((len(nodes), 3), np.int64)
+        _add_left(*self._counted, rows, starts, sampled, left, totals)
+        return totals
+
+    def apply(self, nodes: NDArray[np.int32], children: NDArray[np.int32], left: NDArray[np.bool_]) -> None:
+        """Divide the rows of nodes; arguments as `RowPartition.divide` has them."""
+        self._rows.divide(nodes, children, left)
+
+
+@kernel
+def _add_left(grad: Any, hess: Any, rows: Any, starts: Any, sampled: Any, left: Any, totals: Any) -> None:
+    """Add up the rows that go left, of the first ``sampled[k]`` of each node's ``rows[starts[k]:starts[k + 1]]``."""
+    for node in range(sampled.shape[0]):
+        total_grad, total_hess, count = np.int64(0), np.int64(0), np.int64(0)
+        for i in range(np.uint64(starts[node]), np.uint64(starts[node] + sampled[node])):
+            if left[i]:
+                row = np.uint64(rows[i])
+                total_grad += grad[row]
+                total_hess += hess[row]
+                count += 1
+        totals[node, 0], totals[node, 1], totals[node, 2] = total_grad, total_hess, count
