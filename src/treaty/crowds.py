@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,6 +222,7 @@ def predict_hidden(
     *,
     edges: int = EDGES,
     most_rows: int | None = None,
+    comparison: Literal["shamir", "additive"] = "shamir",
     n_jobs: int | None = None,
 ) -> dict[str, NDArray[np.float64]]:
     """Predict users' rows with nobody seeing rows and model together, every role in a thread of its own.
@@ -236,6 +237,8 @@ def predict_hidden(
         How many edge servers there are; at most (edges - 1) // 2 of them may collude.
     most_rows : int or None
         More rows of one user are refused.
+    comparison : {"shamir", "additive"}, default "shamir"
+        "additive" is several times faster and takes three edge servers, of whom the third deals random numbers.
     n_jobs : int or None
         Threads; None for all cores.
 
@@ -247,22 +250,28 @@ def predict_hidden(
     Raises
     ------
     ConfigError
-        When edge servers are too few, a user is called like another role, or the model has no bins or trees.
+        When edge servers are too few or, for "additive", other than three; when a user is called like another role,
+        or the model has no bins or trees.
     DataError
         When a table has another schema or too many rows.
     """
     names = [f"edge{k}" for k in range(edges)]
-    if edges < 3:
-        raise ConfigError(f"expected 3 edge servers or more, got {edges}: a hidden model is shared among them")
+    secpred.check_edges(comparison, edges)
     _check_names(tables, [SERVER, *names])
     each = max(1, cores(n_jobs) // edges)
-    roles: dict[str, Role] = {SERVER: lambda party: secpred.server(party, part, edges=names, most_rows=most_rows)}
+    roles: dict[str, Role] = {
+        SERVER: lambda party: secpred.server(party, part, edges=names, most_rows=most_rows, comparison=comparison)
+    }
     links = {SERVER: names}
     for name in names:
-        roles[name] = lambda party: secpred.edge(party, server=SERVER, edges=names, users=list(tables), threads=each)
+        roles[name] = lambda party: secpred.edge(
+            party, server=SERVER, edges=names, users=list(tables), threads=each, comparison=comparison
+        )
         links[name] = [SERVER, *(e for e in names if e != name), *tables]
     for name, table in tables.items():
-        roles[name] = lambda party, table=table: secpred.user(party, table, edges=names)  # type: ignore[misc]
+        roles[name] = lambda party, table=table: secpred.user(  # type: ignore[misc]
+            party, table, edges=names, comparison=comparison
+        )
         links[name] = names
     played = play(roles, links, job="predict", protocol="fedxgb")
     return {name: played.results[name] for name in tables}

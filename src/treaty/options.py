@@ -29,11 +29,12 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyo
     ),
     "federboost-vertical": ("epsilon", "epsilon_person", "unbiased"),
     "fedxgboost-smm": ("version", "backend", "reveal", "key_bits", "insecure_test_key_bits"),
+    "fedxgboost-ldp": ("mechanism", "epsilon", "epsilon_total", "delta", "score", "clip", "clip_hess", "refit"),
     "federboost-horizontal": ("dropout", "epsilon_total", "delta"),
     "fedxgb": ("dropout", "edges", "max_users", "feature_sample", "expose", "comparison"),
 }
 HORIZONTAL = ("federboost-horizontal", "fedxgb")
-VERTICAL = ("secureboost", "federboost-vertical", "fedxgboost-smm")
+VERTICAL = ("secureboost", "federboost-vertical", "fedxgboost-smm", "fedxgboost-ldp")
 
 MOST_LATTICE_FRACTION = 20
 
@@ -54,11 +55,12 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Attributes
     ----------
-    protocol : {"pooled", "secureboost", "federboost-vertical", "fedxgboost-smm", "federboost-horizontal", "fedxgb"}
+    protocol : str, a name of `PROTOCOLS`
         Where training happens: on one table; between parties holding different columns of the same rows, exactly and
-        under encryption, on buckets that passive parties randomise once, or by matrix products; or between parties
-        holding different rows of the same columns, on sums of histograms that nobody sees the terms of: a few
-        organisations, who all get the model, or hundreds of users by way of edge servers, for a server that keeps it.
+        under encryption, on buckets that passive parties randomise once, by matrix products, or on gradients under
+        noise; or between parties holding different rows of the same columns, on sums of histograms that nobody sees the
+        terms of: a few organisations, who all get the model, or hundreds of users by way of edge servers, for a server
+        that keeps it.
     mode : {"safe", "paper"}
         "paper" is the protocol as published, for comparison; for SecureBoost, leaves of single rows.
     allow_insecure : bool
@@ -111,10 +113,13 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     purity_guard : float or None
         Passive parties are not shown the children of a node when the share of a class in one of them differs from
         that in the whole table by more; the active party grows on alone there. 0.2 is a start; None is off.
-    mechanism : {"label_rr"} or None
-        Label protection: "label_rr" trains on labels randomised once, which all trees together cost `epsilon`.
+    mechanism : {"label_rr", "laplace", "duchi", "piecewise", "hybrid"} or None
+        Label protection: "label_rr" trains on labels randomised once, which all trees together cost `epsilon`. The
+        others, of "fedxgboost-ldp" alone, put noise on every row's gradient, which each tree costs `epsilon`; None is
+        "piecewise" there.
     epsilon : float or None
-        Of `mechanism`, per label. "federboost-vertical": of the noise, per value of each passive column, 4 for None;
+        Of `mechanism`, per label or per gradient of one tree; "fedxgboost-ldp": 1 for None. "federboost-vertical": of
+        the noise, per value of each passive column, 4 for None;
         infinite for none, in paper mode alone. A person's values in all columns add up.
     epsilon_person : float or None
         "federboost-vertical": of the noise, per person, shared evenly by a party's columns; in place of `epsilon`.
@@ -146,16 +151,32 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         value at the end, which edge servers compute on shares. "model": all of it, many times faster. "paper": all but
         thresholds, while edge servers see the way of every row, for comparison; needs `allow_insecure`.
     comparison : {"shamir", "additive"} or None
-        "fedxgb" with ``expose="nothing"``: how edge servers compute on rows. "shamir" (None): all of them, of whom at most
-        (edges - 1) // 2 may collude. "additive": the first two with random numbers of the third, several times faster; no
-        two of these three may collude.
+        "fedxgb" with ``expose="nothing"``: how edge servers compute on shares of rows and splits. "shamir" (None): all
+        of them, of whom at most (edges - 1) // 2 may collude. "additive": the first two, with random numbers of the
+        third, several times faster; no two of these three may collude.
+    score : {"first_order", "second_order"} or None
+        "fedxgboost-ldp": what splits are chosen by: sums of gradients alone, or with hessians (None).
+    clip, clip_hess : float or None
+        "fedxgboost-ldp": gradients are clipped to [-clip, clip] before noise, and hessians, where they carry any, to
+        [0, clip_hess]. None: the largest there can be, which for two classes is 1 and 1/4.
+    refit : bool or None
+        "fedxgboost-ldp": whether the model that is left has leaf values of true labels, which nobody is sent. None is
+        False: leaf values are made of what was sent.
     epsilon_total, delta : float or None
+        "fedxgboost-ldp": the most that all releases in the active party's ledger may cost a person; training ends where
+        the next tree would pass it. `delta` has them added up by an accountant where that is less than their sum.
         "federboost-horizontal": noise on all that is opened, so that the whole training is (epsilon, delta)
         differentially private for every row. None: no noise; delta 1e-6.
     """
 
     protocol: Literal[
-        "pooled", "secureboost", "federboost-vertical", "fedxgboost-smm", "federboost-horizontal", "fedxgb"
+        "pooled",
+        "secureboost",
+        "federboost-vertical",
+        "fedxgboost-smm",
+        "fedxgboost-ldp",
+        "federboost-horizontal",
+        "fedxgb",
     ] = "pooled"
     mode: Literal["safe", "paper"] = "safe"
     allow_insecure: bool = False
@@ -184,7 +205,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     rerandomise: bool | None = None
     rl_trees: Annotated[int, msgspec.Meta(ge=0)] | None = None
     purity_guard: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    mechanism: Literal["label_rr"] | None = None
+    mechanism: Literal["label_rr", "laplace", "duchi", "piecewise", "hybrid"] | None = None
     epsilon: Annotated[float, msgspec.Meta(gt=0)] | None = None
     epsilon_person: Annotated[float, msgspec.Meta(gt=0)] | None = None
     unbiased: bool | None = None
@@ -192,6 +213,10 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     backend: Literal["lattice", "dealer", "ou"] | None = None
     he_inference: bool | None = None
     dropout: Literal["accept"] | Annotated[float, msgspec.Meta(ge=0, lt=1)] | None = None
+    score: Literal["first_order", "second_order"] | None = None
+    clip: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    clip_hess: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    refit: bool | None = None
     epsilon_total: Annotated[float, msgspec.Meta(gt=0)] | None = None
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     edges: Annotated[int, msgspec.Meta(ge=2)] | None = None
@@ -334,7 +359,7 @@ def _check_together(options: TreeOptions) -> None:
         )
     if options.goss and options.protocol in HORIZONTAL:
         raise ConfigError("goss ranks rows by gradient, which participants cannot do together; use subsample")
-    if options.epsilon_total is not None and options.subsample < 1.0:
+    if options.protocol in HORIZONTAL and options.epsilon_total is not None and options.subsample < 1.0:
         raise ConfigError(
             "epsilon_total counts on a row changing nothing but its own part of sums, and a sample of fixed size "
             "changes with every row: leave subsample at 1"
@@ -353,13 +378,19 @@ def _check_together(options: TreeOptions) -> None:
         )
     if options.comparison is not None and options.expose not in (None, "nothing"):
         raise ConfigError(
-            f'comparison is about rows that follow a model nobody is told, and expose="{options.expose}" tells users of '
-            'it; leave one out, or take expose="nothing"'
+            f'comparison is about rows that follow a hidden model, and expose="{options.expose}" tells users of it; '
+            "leave one of them out"
         )
     if options.delta is not None and options.epsilon_total is None:
         raise ConfigError("delta goes with epsilon_total; give both or leave delta out")
     if options.protocol == "federboost-vertical":
         _check_noise(options)
+    elif options.protocol == "fedxgboost-ldp":
+        _check_noisy_gradients(options)
+    elif options.mechanism not in (None, "label_rr"):
+        raise ConfigError(
+            f"protocol {options.protocol!r} has mechanism='label_rr' alone; noise on gradients is for 'fedxgboost-ldp'"
+        )
     elif (options.mechanism is None) != (options.epsilon is None):
         raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
     if options.reveal == "column" and options.cipher in ("ou", "paillier") and not options.hides_nodes(options.cipher):
@@ -398,6 +429,25 @@ def _check_backend(options: TreeOptions) -> None:
         raise ConfigError(
             f'expected fractional_bits of at most {MOST_LATTICE_FRACTION} with backend="lattice", got '
             f'{options.fractional_bits}; take "dealer" or "ou"'
+        )
+
+
+def _check_noisy_gradients(options: TreeOptions) -> None:
+    labels = options.mechanism == "label_rr"
+    if labels and options.epsilon is None:
+        raise ConfigError("mechanism='label_rr' goes with the epsilon that labels may cost: epsilon=1.0 for example")
+    if labels and (options.clip is not None or options.clip_hess is not None):
+        raise ConfigError("clip and clip_hess are about noise on gradients, which mechanism='label_rr' has not")
+    if labels and options.refit:
+        raise ConfigError("refit takes true labels, and mechanism='label_rr' has them randomised once; leave one out")
+    if options.goss:
+        raise ConfigError("goss draws rows by their true gradients, and so shows which are large; use subsample")
+    if options.reg_lambda == 0.0:
+        raise ConfigError("expected reg_lambda above 0: sums of noise are divided by it")
+    if options.mode == "paper" and not options.allow_insecure:
+        raise ConfigError(
+            "mode='paper' sends the exact sum of gradients of every node beside the noisy ones, and no epsilon holds; "
+            "it needs allow_insecure=True"
         )
 
 

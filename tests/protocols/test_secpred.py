@@ -25,15 +25,14 @@ from treaty.models import ModelPart, load_part, predict_pooled
 from treaty.options import tree_options
 from treaty.protocols import secpred
 from treaty.protocols.crowd_routing import (
-    Exchanged,
     Hidden,
     HiddenLeaves,
     HiddenModel,
     Rows,
     Valued,
     layout_of,
-    setting_of,
 )
+from treaty.protocols.crowd_shares import Exchanged, setting_of
 from treaty.protocols.horizontal_bins import pack_bins
 from treaty.protocols.pooled import Labelled
 from treaty.simulation import Played, play

@@ -3,48 +3,53 @@
 ====================  ====================  ================================================  =====================
 message               from -> to            content                                           protection
 ====================  ====================  ================================================  =====================
-`Rows`                user -> each edge     shares of its binned rows, once                   Shamir shares
-`Have`, `Everybody`   edges -> server ->    whose rows all edge servers have                  TLS
-                      all
-`Hidden`              server -> each edge   shares of a level's splits in all slots           Shamir shares
-`Exchanged`           edge <-> edge         what `secure_routing` says                        Shamir shares
-`Routed`              each edge -> user     shares of the side its rows go to                 for that user alone
-`HiddenLeaves`        server -> each edge   shares of the leaf values in all slots            Shamir shares
-`Valued`              each edge -> user     shares of its rows' leaf values                   for that user alone
+`Rows`                user -> each holder   shares of its binned rows, once                   secret shares
+`Have`, `Everybody`   holders -> server     whose rows all holders have                       TLS
+                      -> all
+`Hidden`              server -> each        shares of a level's splits in all slots           secret shares
+                      holder
+`Exchanged`           holder <-> holder     what `secure_routing` or `additive_routing` says  secret shares
+`Routed`              each holder -> user   shares of the side its rows go to                 for that user alone
+`HiddenLeaves`        server -> each        shares of the leaf values in all slots            secret shares
+                      holder
+`Valued`              each holder -> user   shares of its rows' leaf values                   for that user alone
+`Turn`                server -> others ->   that rows go down a level, or get leaf values     TLS
+                      users
 ====================  ====================  ================================================  =====================
 
-Rows of everybody go down every tree, also of those who take no part in it: whoever returns has followed. Edge servers
-learn how many rows each user has. At most (edges - 1) // 2 of them may collude.
+Holders of shares are all edge servers, or the first two, for whom the third deals (`crowd_dealer`); `crowd_shares` says
+who may collude. Rows of everybody go down every tree, also of those who take no part in it: whoever returns has
+followed. Holders learn how many rows each user has.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.hidden_splits import Layout
-from treaty.crypto.secure_comparison import Program, Setting, prepare
-from treaty.crypto.secure_routing import leaf_values, open_bits, open_integers, route_level, share_integers
-from treaty.crypto.shamir_field import Words, check_numbers
+from treaty.crypto.shamir_field import Words
 from treaty.data.binning import Bins
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.protocols.crowd_dealer import AdditiveRouting
+from treaty.protocols.crowd_shares import Comparison, Routing, ShamirRouting, shares_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
 _MOST_VALUE = 2.0 ** (61 - VALUE_BITS)
-_AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
+_AT_ONCE = 1 << 16  # comparisons: their random numbers take up to a kilobyte each
+
+# Axes `*` below are those of a share of a number (`Shares.number`): 2, or none.
 
 
 class Rows(Message):
-    """A user's rows, uint64 (n, columns, 2): the receiver's shares of them. Tell how many there are."""
+    """A user's rows, uint64 (n, columns, *): the receiver's shares of them. Tell how many there are."""
 
     shares: Array
 
@@ -56,28 +61,22 @@ class Have(Message):
 
 
 class Everybody(Message):
-    """Users whose rows all edge servers have, in the order in which these keep them."""
+    """Users whose rows all holders of shares have, in the order in which these keep them."""
 
     users: list[str]
 
 
 class Hidden(Message):
-    """Splits of a level, the receiver's shares: weights (trees, slots, columns, 2), thresholds (trees, slots, 2)."""
+    """Splits of a level, the receiver's shares: weights (trees, slots, columns, *), thresholds (trees, slots, *)."""
 
     weights: Array
     thresholds: Array
 
 
 class HiddenLeaves(Message):
-    """Leaf values, the receiver's shares: uint64 (trees, slots, 2)."""
+    """Leaf values, the receiver's shares: uint64 (trees, slots, *)."""
 
     values: Array
-
-
-class Exchanged(Message):
-    """Numbers of one round among edge servers."""
-
-    numbers: Array
 
 
 class Came(Message):
@@ -87,15 +86,21 @@ class Came(Message):
 
 
 class Routed(Message):
-    """The sender's shares of whether the receiver's rows go left, uint64 (trees, n, 2)."""
+    """The sender's shares of whether the receiver's rows go left, uint64 (trees, n, 2) or uint8 (trees, n)."""
 
     shares: Array
 
 
 class Valued(Message):
-    """The sender's shares of the leaf values of the receiver's rows, uint64 (trees, n, 2)."""
+    """The sender's shares of the leaf values of the receiver's rows, uint64 (trees, n, *)."""
 
     shares: Array
+
+
+class Turn(Message):
+    """Holders of shares take all rows down a level, or find their leaf values."""
+
+    leaves: bool
 
 
 def layout_of(bins: Bins, may_miss: NDArray[np.bool_]) -> Layout:
@@ -105,11 +110,6 @@ def layout_of(bins: Bins, may_miss: NDArray[np.bool_]) -> Layout:
         categorical=[c is not None for c in bins.schema.categories],
         may_miss=may_miss.tolist(),
     )
-
-
-def setting_of(layout: Layout, edges: int) -> Setting:
-    """Return what edge servers agree on before they compare."""
-    return Setting(servers=edges, degree=(edges - 1) // 2, bits=layout.bits)
 
 
 # ---------------------------------------------------------------- server
@@ -122,25 +122,44 @@ class HiddenModel:
     ----------
     party : Party
     edges : sequence of str
+        All of them, in the job's order.
     layout : Layout
+    comparison : {"shamir", "additive"}, default "shamir"
+        How, see `crowd_shares`.
+    turns : bool, default False
+        Whether edge servers without shares are told when it is whose turn.
+
+    Attributes
+    ----------
+    holders : list of str
+        The edge servers that get shares.
     """
 
-    def __init__(self, party: Party, edges: Sequence[str], layout: Layout) -> None:
-        self._party, self._edges, self._layout = party, edges, layout
-        self._setting = setting_of(layout, len(edges))
+    def __init__(
+        self,
+        party: Party,
+        edges: Sequence[str],
+        layout: Layout,
+        comparison: Comparison = "shamir",
+        *,
+        turns: bool = False,
+    ) -> None:
+        self._party, self._layout, self._shares = party, layout, shares_of(comparison, layout, edges)
+        self.holders = self._shares.holders
+        self._others = [edge for edge in edges if edge not in self.holders] if turns else []
 
     def everybody(self) -> list[str]:
-        """Return users whose rows all edge servers have.
+        """Return users whose rows all holders of shares have.
 
         Raises
         ------
         PeerProtocolError
             When there are none.
         """
-        have = [self._party.receive(edge, Have).users for edge in self._edges]
+        have = [self._party.receive(edge, Have).users for edge in self.holders]
         both = [name for name, rows in have[0].items() if all(users.get(name) == rows for users in have[1:])]
         if not both:
-            raise PeerProtocolError(self._edges[0], "expected some users whose rows all edge servers have, got none")
+            raise PeerProtocolError(self.holders[0], "expected some users whose rows all edge servers have, got none")
         return both
 
     def split(self, chosen: Sequence[SlotSplits]) -> None:
@@ -151,9 +170,11 @@ class HiddenModel:
         ]
         weights = np.array([[split[0] for split in of_tree] for of_tree in encoded])
         thresholds = np.array([[split[1] for split in of_tree] for of_tree in encoded])
-        shares = share_integers(self._setting, weights), share_integers(self._setting, thresholds)
-        for edge, of_weights, of_thresholds in zip(self._edges, *shares, strict=True):
+        shares = self._shares.share(weights), self._shares.share(thresholds)
+        for edge, of_weights, of_thresholds in zip(self.holders, *shares, strict=True):
             self._party.send(edge, Hidden(Array.of(of_weights), Array.of(of_thresholds)))
+        for edge in self._others:
+            self._party.send(edge, Turn(leaves=False))
 
     def finish(self, values: NDArray[np.float64]) -> None:
         """Tell every user the values of its rows, float64 (trees, slots) being those of all leaves."""
@@ -163,49 +184,69 @@ class HiddenModel:
                 "scale targets down"
             )
         scaled = np.rint(values * 2.0**VALUE_BITS).astype(np.int64)
-        for edge, shares in zip(self._edges, share_integers(self._setting, scaled), strict=True):
+        for edge, shares in zip(self.holders, self._shares.share(scaled), strict=True):
             self._party.send(edge, HiddenLeaves(Array.of(shares)))
+        for edge in self._others:
+            self._party.send(edge, Turn(leaves=True))
 
 
 # ---------------------------------------------------------------- edge server
 
 
 class HiddenRows:
-    """An edge server's shares of everybody's rows, and of where they are in the trees of a round.
+    """A holder's shares of everybody's rows, and of where they are in the trees of a round.
 
     Parameters
     ----------
     party : Party
-        Connected with all edge servers and users.
+        Connected with all edge servers and users; one of the holders.
     edges : sequence of str
         All of them, in the job's order.
     server : str
     layout : Layout
-    threads : int
+    comparison : {"shamir", "additive"}, default "shamir"
+    threads : int, default 1
 
     Attributes
     ----------
-    rows : uint64 (n, columns, 2)
-        Its shares of the rows of those who are kept.
+    holders : list of str
+        The edge servers that have shares.
     parts : dict of str to slice
-        Which of them are whose.
+        Which of the rows that are kept are whose.
+    n_rows : int
+        How many these are.
+    routing : Routing
+        What is computed with the other holders.
     """
 
-    def __init__(self, party: Party, edges: Sequence[str], server: str, layout: Layout, threads: int = 1) -> None:
-        self._party, self._edges, self._server = party, list(edges), server
-        self._own = self._edges.index(party.name)
-        self._layout, self._setting, self._threads = layout, setting_of(layout, len(edges)), threads
+    def __init__(
+        self,
+        party: Party,
+        edges: Sequence[str],
+        server: str,
+        layout: Layout,
+        comparison: Comparison = "shamir",
+        threads: int = 1,
+    ) -> None:
+        self._server, self._layout, self._shares = server, layout, shares_of(comparison, layout, edges)
+        self.holders = self._shares.holders
+        self.routing: Routing = (
+            ShamirRouting(party, edges, layout, threads)
+            if comparison == "shamir"
+            else AdditiveRouting(party, edges, layout)
+        )
         self._of: dict[str, Words] = {}
-        self.rows = np.empty((0, layout.columns, 2), np.uint64)
         self.parts: dict[str, slice] = {}
+        self.n_rows = 0
         self._paths: Words | None = None
 
     def take(self, users: Mapping[str, Rows]) -> dict[str, int]:
         """Take users' rows; return how many there are of those whose shares are what the protocol allows."""
+        shape = (None, self._layout.columns, *self._shares.number)
         for name, rows in users.items():
             try:
-                shares = view(rows.shares, np.uint64, (None, self._layout.columns, 2), peer=name, what="Rows.shares")
-                check_numbers(shares, "shares of rows")
+                shares = view(rows.shares, np.uint64, shape, peer=name, what="Rows.shares")
+                self._shares.check(shares, "shares of rows")
             except (PeerProtocolError, CryptoError):
                 continue
             self._of[name] = shares
@@ -216,8 +257,8 @@ class HiddenRows:
 
         Raises
         ------
-        PeerProtocolError
-            When there are none of a user.
+        CryptoError, PeerError
+            When there are none of a user, or what another edge server sent is not what the protocol allows.
         """
         if not self._of.keys() >= set(users):
             raise PeerProtocolError(
@@ -225,8 +266,11 @@ class HiddenRows:
             )
         ends = np.cumsum([0, *(len(self._of[name]) for name in users)]).tolist()
         self.parts = {name: slice(a, b) for name, a, b in zip(users, ends[:-1], ends[1:], strict=True)}
-        self.rows = np.concatenate([np.empty((0, self._layout.columns, 2), np.uint64), *(self._of[u] for u in users)])
-        self._of = {}
+        none = np.empty((0, self._layout.columns, *self._shares.number), np.uint64)
+        rows = np.concatenate([none, *(self._of[name] for name in users)])
+        self._of, self.n_rows = {}, len(rows)
+        self.routing.keep(rows)
+        self.routing.rest()
 
     def start(self) -> None:
         """Put all rows at the root again."""
@@ -241,21 +285,18 @@ class HiddenRows:
             When what the server or another edge server sent is not what the protocol allows.
         """
         columns, n_slots = self._layout.columns, 1 if self._paths is None else self._paths.shape[1]
-        weights = view(hidden.weights, np.uint64, (None, n_slots, columns, 2), peer=self._server, what="Hidden.weights")
-        trees = len(weights)
-        thresholds = view(
-            hidden.thresholds, np.uint64, (trees, n_slots, 2), peer=self._server, what="Hidden.thresholds"
-        )
+        number, server = self._shares.number, self._server
+        shape = None, n_slots, columns, *number
+        weights = view(hidden.weights, np.uint64, shape, peer=server, what="Hidden.weights")
+        of_slots = len(weights), n_slots, *number
+        thresholds = view(hidden.thresholds, np.uint64, of_slots, peer=server, what="Hidden.thresholds")
         bits, paths = [], []
-        for part in self._pieces(trees):
-            rows = self.rows[part]
+        for part in self._pieces(len(weights)):
             before = None if self._paths is None else self._paths[:, :, part]
-            ready = self._run(prepare(self._setting, self._own, trees * len(rows)))
-            routed = self._run(
-                route_level(self._setting, self._own, rows, weights, thresholds, before, ready, self._threads)
-            )
+            routed = self.routing.level(part, weights, thresholds, before)
             bits.append(routed[0])
             paths.append(routed[1])
+        self.routing.rest()
         whole, self._paths = np.concatenate(bits, axis=1), np.concatenate(paths, axis=2)
         return {name: Routed(Array.of(np.ascontiguousarray(whole[:, part]))) for name, part in self.parts.items()}
 
@@ -264,47 +305,21 @@ class HiddenRows:
         if self._paths is None:
             raise PeerProtocolError(self._server, f"expected splits before leaf values - from {self._server}")
         trees, n_slots = self._paths.shape[:2]
-        values = view(leaves.values, np.uint64, (trees, n_slots, 2), peer=self._server, what="HiddenLeaves.values")
+        shape = trees, n_slots, *self._shares.number
+        values = view(leaves.values, np.uint64, shape, peer=self._server, what="HiddenLeaves.values")
         found = [
             np.concatenate([
-                self._run(leaf_values(self._setting, self._own, self._paths[tree][:, part], values[tree]))
-                for part in self._pieces(1)
+                self.routing.leaves(self._paths[tree][:, part], values[tree]) for part in self._pieces(1)
             ])
             for tree in range(trees)
         ]  # fmt: skip
+        self.routing.rest()
         whole = np.stack(found)
         return {name: Valued(Array.of(np.ascontiguousarray(whole[:, part]))) for name, part in self.parts.items()}
 
     def _pieces(self, trees: int) -> list[slice]:
         length = max(1, _AT_ONCE // trees)
-        return [slice(start, start + length) for start in range(0, max(1, len(self.rows)), length)]
-
-    def _run(self, program: Program[Result]) -> Result:
-        return play_among(self._party, self._edges, program)
-
-
-def play_among(party: Party, edges: Sequence[str], program: Program[Result]) -> Result:
-    """Play a program with the other edge servers.
-
-    Raises
-    ------
-    CryptoError, PeerError
-        What the program raises, and when an edge server is lost.
-    """
-    try:
-        outgoing = next(program)
-        while True:
-            for receiver, numbers in outgoing.items():
-                party.send(edges[receiver], Exchanged(Array.of(np.ascontiguousarray(numbers))))
-            replies = {}
-            for sender in outgoing:
-                name = edges[sender]
-                came = party.receive(name, Exchanged).numbers
-                replies[sender] = view(came, np.uint64, came.shape, peer=name, what="Exchanged.numbers")
-            outgoing = program.send(replies)
-    except StopIteration as stopped:
-        result: Result = stopped.value
-        return result
+        return [slice(start, start + length) for start in range(0, max(1, self.n_rows), length)]
 
 
 def come_to_all(party: Party, edges: Sequence[str], users: Mapping[str, int]) -> list[str]:
@@ -327,29 +342,37 @@ class SharedRows:
     party : Party
         Connected with all edge servers.
     edges : sequence of str
+        All of them, in the job's order.
     layout : Layout
     codes : uint8 (n_rows, n_features)
+    comparison : {"shamir", "additive"}, default "shamir"
     """
 
-    def __init__(self, party: Party, edges: Sequence[str], layout: Layout, codes: NDArray[np.uint8]) -> None:
-        self._party, self._edges, self._n_rows = party, list(edges), len(codes)
-        self._setting = setting_of(layout, len(edges))
-        for edge, shares in zip(edges, share_integers(self._setting, layout.encode_rows(codes)), strict=True):
+    def __init__(
+        self,
+        party: Party,
+        edges: Sequence[str],
+        layout: Layout,
+        codes: NDArray[np.uint8],
+        comparison: Comparison = "shamir",
+    ) -> None:
+        self._party, self._n_rows, self._of = party, len(codes), shares_of(comparison, layout, edges)
+        for edge, shares in zip(self._of.holders, self._of.share(layout.encode_rows(codes)), strict=True):
             party.send(edge, Rows(Array.of(np.ascontiguousarray(shares))))
 
-    def left(self, own: Routed, edge: str, trees: int) -> NDArray[np.bool_]:
-        """Return which rows go left in each tree, bool (trees, n_rows), the own edge server having told its shares."""
-        return open_bits(self._setting, self._shares(own, edge, trees))
+    def left(self, told: Mapping[str, Routed], trees: int) -> NDArray[np.bool_]:
+        """Return which rows go left in each tree, bool (trees, n_rows); `told` is what holders have said before."""
+        said = {edge: told.get(edge) or self._party.receive(edge, Routed) for edge in self._of.holders}
+        shape = trees, self._n_rows, *(self._of.number if self._of.bit is np.uint64 else ())
+        return self._of.bits(
+            np.stack([view(of.shares, self._of.bit, shape, peer=e, what="Routed.shares") for e, of in said.items()])
+        )
 
-    def values(self, own: Valued, edge: str, trees: int) -> NDArray[np.float64]:
-        """Return the rows' leaf values in each tree, float64 (trees, n_rows)."""
-        opened = open_integers(self._setting, self._shares(own, edge, trees))
+    def values(self, told: Mapping[str, Valued], trees: int) -> NDArray[np.float64]:
+        """Return the rows' leaf values in each tree, float64 (trees, n_rows); `told` as in `left`."""
+        said = {edge: told.get(edge) or self._party.receive(edge, Valued) for edge in self._of.holders}
+        shape = trees, self._n_rows, *self._of.number
+        opened = self._of.integers(
+            np.stack([view(of.shares, np.uint64, shape, peer=e, what="Valued.shares") for e, of in said.items()])
+        )
         return opened / 2.0**VALUE_BITS
-
-    def _shares(self, own: Routed | Valued, edge: str, trees: int) -> Words:
-        told = {e: own if e == edge else self._party.receive(e, type(own)) for e in self._edges}
-        shape = (trees, self._n_rows, 2)
-        return np.stack([
-            view(said.shares, np.uint64, shape, peer=e, what=f"{type(said).__name__}.shares")
-            for e, said in told.items()
-        ])  # fmt: skip

@@ -39,7 +39,8 @@ from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.protocols.crowd_keys import gather_sound
-from treaty.protocols.crowd_routing import come_to_all, play_among
+from treaty.protocols.crowd_routing import come_to_all
+from treaty.protocols.crowd_shares import play_among
 from treaty.protocols.crowd_users import Absent
 from treaty.trees.slots import SlotSplits
 

@@ -261,11 +261,15 @@ def crowd_disclosures(options: TreeOptions, edges: int, spent: str = "") -> dict
         user += ["no sum, and nothing of any other user alone"]
     if options.hides_model and options.expose != "paper":
         bound = (edges - 1) // 2
+        hidden, whole = "nothing of splits, leaf values or the way of rows", "all splits, all leaf values"
         edge += [
             "how many rows each user has; how many trees there are, all of them complete",
-            f"nothing of splits, leaf values or the way of rows while at most {bound} of {edges} edge servers look at "
-            f"their shares together; {bound + 1} of them have all splits, all leaf values and the bins of every user's "
-            "rows",
+            f"{hidden} while at most {bound} of {edges} edge servers look at their shares together; {bound + 1} of "
+            f"them have {whole} and the bins of every user's rows"
+            if options.compares == "shamir"
+            else f"{hidden} while no two of the first three edge servers, of whom two compute and one deals random "
+            f"numbers, look at what they have together; any two have {whole} and the bins of every user's rows "
+            '(comparison="additive")',
         ]
         user += [
             "of its own rows, the slot in the complete tree at each level and the leaf value: with many rows, or rows "

@@ -19,7 +19,7 @@ message               from -> to            content                             
 `Sum`, sums           users -> edge ->      bin sums of the level's slots, see `crowd_users`  masks, domain's sums
                       server                and `crowd_server`                                under further masks
 `Splits`, `Values`    server -> all         (``expose="model"``) the splits; leaf values      TLS
-`Rows`, `Hidden` ...  see `crowd_routing`   (otherwise) shares of rows, splits and leaves     Shamir shares
+`Rows`, `Hidden` ...  see `crowd_routing`   (otherwise) shares of rows, splits and leaves     secret shares
 `Shown`, ...          see `crowd_shown`     (``expose="paper"``) columns; shares of           Shamir shares
                                             thresholds and of what they are compared with
 `End`                 server -> all         training is over                                  TLS
@@ -221,7 +221,7 @@ def server(
     if options.expose == "paper":
         model = PaperModel(party, edges, layout_of(bins, may_miss), crowd.tell, model.finish)
     elif options.hides_model:
-        model = HiddenModel(party, edges, layout_of(bins, may_miss))
+        model = HiddenModel(party, edges, layout_of(bins, may_miss), options.compares, turns=True)
         crowd.tell(Everybody(model.everybody()))
     crowd.settle()
     fewest = int(smallest[smallest > 0].min(initial=n_rows))

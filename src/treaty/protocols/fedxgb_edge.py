@@ -13,6 +13,7 @@ from treaty.messaging.messages import Array, view
 from treaty.messaging.party import Party
 from treaty.options import TreeOptions
 from treaty.protocols.crowd_cohorts import Rules, Standing
+from treaty.protocols.crowd_dealer import Dealer
 from treaty.protocols.crowd_edges import LEAST, DomainSums
 from treaty.protocols.crowd_keys import Credentials, gather_sound
 from treaty.protocols.crowd_paper import PaperDomainSums, paper_mode
@@ -23,9 +24,11 @@ from treaty.protocols.crowd_routing import (
     HiddenLeaves,
     HiddenRows,
     Rows,
+    Turn,
     layout_of,
 )
 from treaty.protocols.crowd_server import Sum, Survived, Users
+from treaty.protocols.crowd_shares import shares_of
 from treaty.protocols.crowd_shown import HiddenThresholds, SeenRows, Shown
 from treaty.protocols.fedxgb import End, Here, Offer, Prepared, Roll, Splits, Task, Values, check_edges, terms
 from treaty.protocols.horizontal_bins import Agreed, Asked, Count, unpack_bins
@@ -96,11 +99,12 @@ def edge(
     domain.choose(domain.there, everybody=True)  # who may ever take part is in the first sum
     at_start = domain.heard.digest
     hidden: HiddenRows | None = None
+    dealer: Dealer | None = None
     seen: SeenRows | None = None
     agreed: Agreed | None = None
     kinds = (
         Count, Asked, Agreed, Prepared, Everybody, Roll, Sum, Splits, Shown, Values, Hidden, HiddenLeaves,
-        HiddenThresholds, End,
+        HiddenThresholds, Turn, End,
     )  # fmt: skip
     while True:
         told = party.receive(server, *kinds, follow=True)
@@ -126,6 +130,11 @@ def edge(
                 sides_or_values = hidden.route(told) if isinstance(told, Hidden) else hidden.value(told)
                 party.send_each({name: said for name, said in sides_or_values.items() if name in party.peers})
                 continue
+            case Turn():
+                domain.send(dict.fromkeys(domain.there, told))
+                if dealer is not None:
+                    dealer.serve()
+                continue
         membership.hear(told)
         everybody = [name for name in party.peers if name not in (server, authority, *edges)]
         if isinstance(told, Prepared | Roll):  # a new round: what was late for the last one is dropped unread
@@ -142,14 +151,22 @@ def edge(
                 seen = SeenRows(party, edges, server, everybody, layout, patience)
                 at_start = domain.heard.digest
             case Prepared() if options.hides_model and agreed is not None:
-                hidden = HiddenRows(party, edges, server, _layout(agreed, told, task, options, server), threads)
-                came = gather_sound(party, everybody, Rows, timeout=patience)
-                domain.only(party.peers)
-                party.send(server, Have(hidden.take(came)))
+                layout = _layout(agreed, told, task, options, server)
+                shares = shares_of(options.compares, layout, edges)
+                if party.name == shares.dealer:
+                    dealer = Dealer(party, edges, layout)
+                if party.name in shares.holders:
+                    hidden = HiddenRows(party, edges, server, layout, options.compares, threads)
+                    came = gather_sound(party, everybody, Rows, timeout=patience)
+                    domain.only(party.peers)
+                    party.send(server, Have(hidden.take(came)))
             case Prepared():
                 at_start = domain.heard.digest
-            case Everybody() if hidden is not None:
-                hidden.keep(told.users)
+            case Everybody() if options.hides_model:
+                if hidden is not None:
+                    hidden.keep(told.users)
+                if dealer is not None:
+                    dealer.serve()
                 domain.only(told.users)
                 at_start = domain.heard.digest
             case Roll():

@@ -17,7 +17,7 @@ from treaty.messaging.party import Party
 from treaty.options import TreeOptions
 from treaty.protocols.crowd_keys import Credentials
 from treaty.protocols.crowd_paper import PaperUserSums, paper_mode
-from treaty.protocols.crowd_routing import Everybody, Routed, SharedRows, Valued, layout_of
+from treaty.protocols.crowd_routing import Everybody, Routed, SharedRows, Turn, Valued, layout_of
 from treaty.protocols.crowd_shown import ComparedRows, Shown, Sides
 from treaty.protocols.crowd_users import Call, Cohort, Domain, Leaves, UserSums
 from treaty.protocols.fedxgb import End, Here, Offer, Prepared, Roll, Splits, Task, Values, terms
@@ -103,7 +103,7 @@ def user(
     held: Message | None = None
     kinds = (
         Domain, Cohort, Call, Count, Asked, Agreed, Prepared, Everybody, Roll, Splits, Shown, Values, Routed,
-        Sides, Valued, End,
+        Sides, Valued, Turn, End,
     )  # fmt: skip
     while True:
         told, held = held if held is not None else party.receive(edge, *kinds, follow=True), None
@@ -118,7 +118,7 @@ def user(
                 except CryptoError as error:  # another user's doing, perhaps: no reason to miss more than this tree
                     logger.warning("%s sits a tree out: %s", party.name, error)
                     sums.withdraw()
-            case Routed() | Sides() | Valued():
+            case Routed() | Sides() | Valued() | Turn():
                 follower.take(told)
                 sums.absent("prediction")
             case _:
@@ -206,15 +206,17 @@ class _Follower:
                 if self._party.name not in told.users:
                     raise self._wrong(f"{self._party.name} among those whose rows all edge servers have")
             case Routed() if self._shared is not None:
-                self._route(self._shared.left(told, self._edge, len(self._trained().margins)))
+                self._route(self._shared.left({self._edge: told}, len(self._trained().margins)))
             case Shown() if self._compared is not None:
                 self._compared.compare(told, self._trained().slots, 1 << self._depth)
             case Sides() if self._compared is not None:
                 self._route(self._compared.left(told, len(self._trained().margins)))
             case Valued() if self._shared is not None:
-                shard = self._trained()
-                shard.finish(self._shared.values(told, self._edge, len(shard.margins)))
-                self._vector = None
+                self._value(self._shared.values({self._edge: told}, len(self._trained().margins)))
+            case Turn(leaves=False) if self._shared is not None:
+                self._route(self._shared.left({}, len(self._trained().margins)))
+            case Turn() if self._shared is not None:
+                self._value(self._shared.values({}, len(self._trained().margins)))
             case Splits():
                 self._decide(told)
             case Values():
@@ -242,7 +244,8 @@ class _Follower:
             layout = layout_of(bins, may_miss)
             self._compared = ComparedRows(self._party, self._edges, self._edge, layout, codes)
         elif self._options.hides_model:
-            self._shared = SharedRows(self._party, self._edges, layout_of(bins, may_miss), codes)
+            layout = layout_of(bins, may_miss)
+            self._shared = SharedRows(self._party, self._edges, layout, codes, self._options.compares)
 
     def _start(self, told: Roll) -> None:
         shard, n_features = self._trained(), len(self._schema.names)
@@ -286,14 +289,17 @@ class _Follower:
             self._trained().divide(output, of_tree)
         self._depth += 1
 
+    def _value(self, values: NDArray[np.float64]) -> None:
+        self._trained().finish(values)
+        self._vector = None
+
     def _finish(self, told: Values) -> None:
         shard = self._trained()
         shape = (len(shard.margins), 1 << self._depth)
         values = view(told.values, np.float64, shape, peer=self._edge, what="Values.values")
         if not np.all(np.abs(values) < MOST_VALUE):
             raise self._wrong("finite leaf values")
-        shard.finish(np.take_along_axis(values, shard.slots, axis=1))
-        self._vector = None
+        self._value(np.take_along_axis(values, shard.slots, axis=1))
 
     def _trained(self) -> SlotShard:
         if self._shard is None:

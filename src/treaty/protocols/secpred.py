@@ -1,4 +1,4 @@
-"""Prediction for new rows by a model that nobody but its server knows, on Shamir shares among edge servers (SecPred).
+"""Prediction for new rows by a model that nobody but its server knows, on shares among edge servers (SecPred).
 
 Liu et al., "Boosting Privately", ICDCS 2020. Roles: the server, which has a FedXGB model; edge servers; users, who have
 rows and get predictions.
@@ -9,20 +9,24 @@ message               from -> to            content                             
 `Terms`               server -> each edge;  columns and bins of training, outputs, base       TLS
                       first edge -> users   margin, most rows of a user
 `Grown`               server -> each edge   how many trees, and of what depth                 TLS
-`Rows`                user -> each edge     shares of its binned rows                         Shamir shares
+`Rows`                user -> each edge     shares of its binned rows                         secret shares
 `Came`                edge <-> edge         whose shares came, and of how many rows           TLS
 `Next`                each edge -> server   it is ready for more trees                        TLS
-`Hidden`              server -> each edge   shares of the splits of a level of some trees     Shamir shares
-`HiddenLeaves`        server -> each edge   shares of their leaf values                       Shamir shares
-`Exchanged`           edge <-> edge         what `secure_routing` says                        Shamir shares
+`Hidden`              server -> each edge   shares of the splits of a level of some trees     secret shares
+`HiddenLeaves`        server -> each edge   shares of their leaf values                       secret shares
+`Exchanged`           edge <-> edge         what `secure_routing` or `additive_routing` says  secret shares
 `Valued`              each edge -> user     shares of its rows' sums of leaf values           for that user alone
 ====================  ====================  ================================================  =====================
 
-Adversary: honest but curious, of whom at most (edges - 1) // 2 edge servers collude.
+With ``comparison="additive"`` there are three edge servers, of whom the third gets `Terms` and `Grown` alone and deals
+random numbers to the others (`crowd_dealer`).
 
-**Who learns what.** Server: nothing. Edge servers: who asks and for how many rows; how many trees there are, and how
-deep the deepest is, to which all are filled up. Users: their predictions, and what all users of the training were told:
-quantiles of all columns and frequent categories. No path and no tree's own value is opened to anybody.
+Adversary: honest but curious, of whom at most (edges - 1) // 2 edge servers collude: one of three, whoever it is.
+
+**Who learns what.** Server: nothing. Edge servers: who asks and for how many rows (the dealer: for how many rows in
+all); how many trees there are, and how deep the deepest is, to which all are filled up. Users: their predictions, and
+what all users of the training were told: quantiles of all columns and frequent categories. No path and no tree's own
+value is opened to anybody.
 
 Whoever may ask for made-up rows finds out the model little by little, faster with shares of numbers that are no bins,
 which nobody notices. Hence `most_rows`, which is of one run: whoever plays an edge server is to count over all runs.
@@ -40,9 +44,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto import shamir_field as field
-from treaty.crypto.secure_comparison import Program, Setting, prepare
-from treaty.crypto.secure_routing import leaf_values, route_level
 from treaty.crypto.shamir_field import Words
 from treaty.data.binning import MOST_BINS, Bins
 from treaty.data.table import Table
@@ -51,6 +52,7 @@ from treaty.messaging.messages import Array, Message, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.protocols.complete_trees import complete_tree, depth_of
+from treaty.protocols.crowd_dealer import Dealer
 from treaty.protocols.crowd_keys import gather_sound
 from treaty.protocols.crowd_routing import (
     Hidden,
@@ -62,9 +64,8 @@ from treaty.protocols.crowd_routing import (
     Valued,
     come_to_all,
     layout_of,
-    play_among,
-    setting_of,
 )
+from treaty.protocols.crowd_shares import Comparison, Routing, shares_of
 from treaty.protocols.horizontal_bins import Agreed, unpack_bins
 from treaty.protocols.horizontal_rows import Categories, schema_of
 
@@ -84,6 +85,7 @@ class Terms(Message):
     n_outputs: _AtLeastOne
     base_margin: float
     most_rows: _AtLeastOne | None
+    comparison: Comparison
 
 
 class Grown(Message):
@@ -100,7 +102,14 @@ class Next(Message):
 # ---------------------------------------------------------------- server
 
 
-def server(party: Party, part: ModelPart, *, edges: Sequence[str], most_rows: int | None = None) -> None:
+def server(
+    party: Party,
+    part: ModelPart,
+    *,
+    edges: Sequence[str],
+    most_rows: int | None = None,
+    comparison: Comparison = "shamir",
+) -> None:
     """Have rows predicted, without learning whose.
 
     Parameters
@@ -113,14 +122,18 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], most_rows: in
         Three or more.
     most_rows : int or None
         More rows of one user are refused.
+    comparison : {"shamir", "additive"}, default "shamir"
+        How rows and model are shared, see `crowd_shares`.
 
     Raises
     ------
     ConfigError
-        When the model has no bins or trees, splits elsewhere than at cuts of the bins, or values above 2^30.
+        When edge servers are too few or, for "additive", other than three; when the model has no bins or trees, splits
+        elsewhere than at cuts of the bins, or values above 2^30.
     PeerError
         When an edge server is lost, or sends what the protocol does not allow.
     """
+    check_edges(comparison, len(edges))
     forest, n_features = part.forest, len(part.schema.names)
     if forest is None or not forest.trees or not part.bins:
         raise ConfigError('expected a model of protocol "fedxgb" with its bins and some trees, got another one')
@@ -136,6 +149,7 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], most_rows: in
         n_outputs=forest.objective.n_outputs,
         base_margin=forest.objective.base_margin,
         most_rows=most_rows,
+        comparison=comparison,
     )
     depth = max(depths)
     layout = layout_of(bins, np.ones(n_features, np.bool_))
@@ -143,10 +157,10 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], most_rows: in
     for edge in edges:
         party.send(edge, terms)
         party.send(edge, Grown(len(forest.trees), depth))
-    model = HiddenModel(party, edges, layout)
+    model = HiddenModel(party, edges, layout, comparison)
     for start in range(0, len(forest.trees), at_once):
         complete = [complete_tree(tree, part.splits, bins, depth) for tree in forest.trees[start : start + at_once]]
-        for edge in edges:
+        for edge in model.holders:
             party.receive(edge, Next)
         for level in range(depth):
             model.split([splits[level] for splits, _ in complete])
@@ -164,6 +178,7 @@ def edge(
     users: Sequence[str],
     patience: float = PATIENCE,
     threads: int = 1,
+    comparison: Comparison = "shamir",
 ) -> None:
     """Predict users' rows with the other edge servers.
 
@@ -177,81 +192,84 @@ def edge(
         Who may ask.
     patience : float
         Seconds that users have to share their rows; who has not by then is not told anything.
+    comparison : {"shamir", "additive"}, default "shamir"
+        What it consents to, see `crowd_shares`.
 
     Raises
     ------
+    ConfigError
+        When the server says another comparison.
     CryptoError, PeerError
         When the server or another edge server is lost, or sends what the protocol does not allow.
     """
     party.may_lose(users)
     terms, grown = party.receive(server, Terms), party.receive(server, Grown)
+    _check_comparison(comparison, terms, party.name)
     if party.name == edges[0]:
         party.send_each(dict.fromkeys(users, terms))
     layout = layout_of(_bins(terms, server), np.ones(len(terms.names), np.bool_))
-    held = HiddenRows(party, edges, server, layout, threads)
+    shares = shares_of(comparison, layout, edges)
+    if party.name == shares.dealer:
+        dealer = Dealer(party, edges, layout)
+        for _ in ("the rows' mask", "all levels and leaves"):
+            dealer.serve()
+        return
+    held = HiddenRows(party, edges, server, layout, comparison, threads)
     came = gather_sound(party, users, Rows, timeout=patience)
     counts = {name: came[name].shares.shape[0] for name in held.take(came)}
     most = terms.most_rows or max(counts.values(), default=0)
-    held.keep(come_to_all(party, edges, {name: rows for name, rows in counts.items() if rows <= most}))
-    setting, own = setting_of(layout, len(edges)), list(edges).index(party.name)
-    totals, done = np.zeros((terms.n_outputs, len(held.rows), 2), np.uint64), 0
+    held.keep(come_to_all(party, held.holders, {name: rows for name, rows in counts.items() if rows <= most}))
+    totals, done = np.zeros((terms.n_outputs, held.n_rows, *shares.number), np.uint64), 0
     while done < grown.trees:
         party.send(server, Next())
-        splits, leaves = _some_trees(party, server, layout.columns, grown.depth, grown.trees - done)
+        splits, leaves = _some_trees(party, server, layout.columns, shares.number, grown.depth, grown.trees - done)
         outputs = (done + np.arange(len(leaves))) % terms.n_outputs
         length = max(1, min(_AT_ONCE // len(leaves), 4 * _AT_ONCE // (len(leaves) << grown.depth)))
-        for start in range(0, len(held.rows), length):
-            rows = held.rows[start : start + length]
-            program = _values(setting, own, rows, splits, leaves, outputs, terms.n_outputs, threads)
-            totals[:, start : start + length] = field.add(
-                np.ascontiguousarray(totals[:, start : start + length]), play_among(party, edges, program)
-            )
+        for start in range(0, held.n_rows, length):
+            part = slice(start, min(start + length, held.n_rows))
+            for output, found in _values(held.routing, part, splits, leaves, outputs).items():
+                totals[output, part] = held.routing.add(totals[output, part], found)
         done += len(leaves)
+    held.routing.rest()
     party.send_each({
         name: Valued(Array.of(np.ascontiguousarray(totals[:, rows]))) for name, rows in held.parts.items()
     })  # fmt: skip
 
 
 def _some_trees(
-    party: Party, server: str, columns: int, depth: int, most: int
+    party: Party, server: str, columns: int, number: tuple[int, ...], depth: int, most: int
 ) -> tuple[list[tuple[Words, Words]], Words]:
     """Receive some trees: shares of weights and thresholds of each level, and of leaf values."""
     levels = [party.receive(server, Hidden) for _ in range(depth)]
     told = party.receive(server, HiddenLeaves).values
-    leaves = view(told, np.uint64, (None, 1 << depth, 2), peer=server, what="HiddenLeaves.values")
+    leaves = view(told, np.uint64, (None, 1 << depth, *number), peer=server, what="HiddenLeaves.values")
     trees = len(leaves)
     if not 1 <= trees <= most:
         raise PeerProtocolError(server, f"expected 1 to {most} trees, got {trees} - at HiddenLeaves from {server}")
     splits = []
     for k, level in enumerate(levels):
         shape = trees, 1 << k
-        weights = view(level.weights, np.uint64, (*shape, columns, 2), peer=server, what="Hidden.weights")
-        splits.append((weights, view(level.thresholds, np.uint64, (*shape, 2), peer=server, what="Hidden.thresholds")))
+        weights = view(level.weights, np.uint64, (*shape, columns, *number), peer=server, what="Hidden.weights")
+        thresholds = view(level.thresholds, np.uint64, (*shape, *number), peer=server, what="Hidden.thresholds")
+        splits.append((weights, thresholds))
     return splits, leaves
 
 
 def _values(
-    setting: Setting,
-    own: int,
-    rows: Words,
-    splits: Sequence[tuple[Words, Words]],
-    leaves: Words,
-    outputs: NDArray[np.intp],
-    n_outputs: int,
-    threads: int,
-) -> Program[Words]:
-    """Return shares of the sums of rows' leaf values over the trees of each output, uint64 (n_outputs, n, 2)."""
-    paths = np.zeros((len(leaves), 1, len(rows), 2), np.uint64)
-    paths[..., 0] = 1  # a constant is a share of itself
+    routing: Routing, part: slice, splits: Sequence[tuple[Words, Words]], leaves: Words, outputs: NDArray[np.intp]
+) -> dict[int, Words]:
+    """Return shares of the sums of some rows' leaf values over the trees of each output, uint64 (n, *)."""
+    n_rows = part.stop - part.start
+    paths = routing.at_root(len(leaves), n_rows)
     for k, (weights, thresholds) in enumerate(splits):
-        ready = yield from prepare(setting, own, len(leaves) * len(rows))
-        before = paths if k else None
-        _, paths = yield from route_level(setting, own, rows, weights, thresholds, before, ready, threads)
-    found = np.zeros((n_outputs, len(rows), 2), np.uint64)
+        _, paths = routing.level(part, weights, thresholds, paths if k else None)
+    number = leaves.shape[2:]
+    found = {}
     for output in np.unique(outputs).tolist():
         of = np.flatnonzero(outputs == output)
-        found[output] = yield from leaf_values(
-            setting, own, paths[of].reshape(-1, len(rows), 2), leaves[of].reshape(-1, 2)
+        n_leaves = len(of) * leaves.shape[1]
+        found[output] = routing.leaves(
+            paths[of].reshape(n_leaves, n_rows, *number), leaves[of].reshape(n_leaves, *number)
         )
     return found
 
@@ -259,7 +277,7 @@ def _values(
 # ---------------------------------------------------------------- user
 
 
-def user(party: Party, table: Table, *, edges: Sequence[str]) -> NDArray[np.float64]:
+def user(party: Party, table: Table, *, edges: Sequence[str], comparison: Comparison = "shamir") -> NDArray[np.float64]:
     """Get predictions of own rows.
 
     Parameters
@@ -270,6 +288,8 @@ def user(party: Party, table: Table, *, edges: Sequence[str]) -> NDArray[np.floa
         Made with the model's schema.
     edges : sequence of str
         All of them, in the job's order.
+    comparison : {"shamir", "additive"}, default "shamir"
+        What it consents to, see `crowd_shares`.
 
     Returns
     -------
@@ -278,20 +298,45 @@ def user(party: Party, table: Table, *, edges: Sequence[str]) -> NDArray[np.floa
 
     Raises
     ------
+    ConfigError
+        When the server says another comparison.
     DataError
         When the table has another schema, or more rows than may be asked for.
     CryptoError, PeerError
         When an edge server is lost, or sends what the protocol does not allow.
     """
     terms = party.receive(edges[0], Terms)
+    _check_comparison(comparison, terms, party.name)
     if terms.most_rows is not None and table.n_rows > terms.most_rows:
         raise DataError(f"expected at most {terms.most_rows} rows of a user, got {table.n_rows} - at {party.name}")
     bins = _bins(terms, edges[0])
-    shared = SharedRows(
-        party, edges, layout_of(bins, np.ones(len(terms.names), np.bool_)), bins.transform(table, threads=1)
-    )
-    told = party.receive(edges[0], Valued)
-    return terms.base_margin + shared.values(told, edges[0], terms.n_outputs).T
+    layout = layout_of(bins, np.ones(len(terms.names), np.bool_))
+    shared = SharedRows(party, edges, layout, bins.transform(table, threads=1), comparison)
+    return terms.base_margin + shared.values({}, terms.n_outputs).T
+
+
+def check_edges(comparison: Comparison, edges: int) -> None:
+    """Refuse too few edge servers, or edge servers that would have nothing to do.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if edges < 3:
+        raise ConfigError(f"expected 3 edge servers or more, got {edges}: a hidden model is shared among them")
+    if comparison == "additive" and edges != 3:
+        raise ConfigError(
+            f'expected 3 edge servers under comparison="additive", two that compare and a dealer, got {edges}; more '
+            'hide more under "shamir" alone'
+        )
+
+
+def _check_comparison(own: Comparison, terms: Terms, name: str) -> None:
+    if terms.comparison != own:
+        raise ConfigError(
+            f'expected comparison="{own}", to which {name} consents, got "{terms.comparison}" of the server; agree on '
+            "one of them"
+        )
 
 
 def _bins(terms: Terms, peer: str) -> Bins:
