@@ -10,6 +10,11 @@ iteration k = 1, 2, ... is, of every owner::
     decision = coordinator.decide(products)   # of the sum over owners
     slice_.step(decision)
 
+and after every epoch, when the label holder's `treaty.linear.training.Schedule` has taken in its loss::
+
+    slice_.end_epoch(back=back)
+    coordinator.end_epoch(learning_rate, back=back)
+
 `memory=0` is plain stochastic gradient descent, with the same cap on steps.
 
 With the vectors in the order s_1 ... s_m, v_1 ... v_m, g (pairs oldest first), `products` are the upper triangle of
@@ -84,6 +89,7 @@ class Slice:
         self._l2 = np.full(n_columns, l2)
         if intercept:
             self._l2[-1] = 0.0
+        self._starts: deque[Floats] = deque([self.weights], maxlen=2)
         self._iteration = 1
         self._steps: deque[Floats] = deque(maxlen=2 * period - 1)
         self._s: deque[Floats] = deque(maxlen=memory)
@@ -140,6 +146,19 @@ class Slice:
             self._v.append(self._candidate[1])
         self._iteration += 1
 
+    def end_epoch(self, *, back: bool) -> None:
+        """Go on to the next epoch; with `back`, from where the one before the last began, and without pairs.
+
+        Nothing is kept of steps that made the loss rise, nor of the pairs that may have led to them.
+        """
+        if back:
+            self.weights = self._starts[0]
+            self._starts.clear()
+            self._iteration = 1
+            for kept in (self._steps, self._s, self._v):
+                kept.clear()
+        self._starts.append(self.weights)
+
 
 class Coordinator:
     """What decides steps from summed inner products.
@@ -150,14 +169,10 @@ class Coordinator:
         As the slices have it.
     learning_rate : float
 
-    Attributes
-    ----------
-    learning_rate : float
-        May be changed between iterations.
     """
 
     def __init__(self, *, memory: int, learning_rate: float) -> None:
-        self.learning_rate = learning_rate
+        self._learning_rate = learning_rate
         self._memory = memory
         self._pairs = 0
         self._norms: deque[float] = deque(maxlen=STEPS_REMEMBERED)
@@ -191,7 +206,7 @@ class Coordinator:
             keep = bool(gram[s, v] >= LEAST_CURVATURE * gram[s, s] > 0.0)
             kept = np.delete(np.arange(size), (s, v))
             gram = gram[np.ix_(kept, kept)]
-        coefficients = self.learning_rate * two_loops(gram)
+        coefficients = self._learning_rate * two_loops(gram)
         norm = math.sqrt(max(float(coefficients @ gram @ coefficients), 0.0))
         longest = LONGEST_STEP * float(np.median(self._norms)) if self._norms else 0.0
         if 0.0 < longest < norm:
@@ -200,6 +215,13 @@ class Coordinator:
         self._norms.append(norm)
         self._pairs = min(m + keep, self._memory)
         return Decision(coefficients, keep)
+
+    def end_epoch(self, learning_rate: float, *, back: bool) -> None:
+        """Go on to the next epoch with this learning rate; `back` as `Slice.end_epoch` has it."""
+        self._learning_rate = learning_rate
+        if back:
+            self._pairs = 0
+            self._norms.clear()
 
 
 def two_loops(gram: Floats) -> Floats:

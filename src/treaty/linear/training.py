@@ -16,7 +16,7 @@ from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
 
 Floats = NDArray[np.float64]
 
-LARGEST_RISE = 0.1  # an epoch's loss may rise by a tenth before the learning rate is halved
+LARGEST_RISE = 0.1  # an epoch's loss may be above the last that stood by a tenth; else it is undone
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Schedule:
     Attributes
     ----------
     learning_rate : float
-        Halved after an epoch whose loss is above the one before by more than a tenth.
+        Halved after an epoch whose loss has risen by more than a tenth, which is then undone.
     tol : float
         Training ends when the losses of two epochs differ by less.
     max_iter : int
@@ -39,6 +39,7 @@ class Schedule:
     tol: float
     max_iter: int
     losses: list[float] = field(default_factory=list)
+    _level: float = math.inf
 
     @property
     def finished(self) -> bool:
@@ -46,8 +47,8 @@ class Schedule:
         steady = len(self.losses) > 1 and abs(self.losses[-1] - self.losses[-2]) < self.tol
         return steady or len(self.losses) >= self.max_iter
 
-    def end_epoch(self, loss: float) -> None:
-        """Take in an epoch's loss.
+    def end_epoch(self, loss: float) -> bool:
+        """Take in an epoch's loss; return whether to go back, see `Slice.end_epoch`.
 
         Raises
         ------
@@ -58,9 +59,13 @@ class Schedule:
             raise DataError(
                 f"training diverged: the loss of epoch {len(self.losses) + 1} is {loss}; lower learning_rate"
             )
-        if self.losses and loss > (1.0 + LARGEST_RISE) * self.losses[-1]:
+        rose = bool(self.losses) and loss > (1.0 + LARGEST_RISE) * self._level
+        if rose:
             self.learning_rate /= 2.0
+        else:
+            self._level = loss
         self.losses.append(loss)
+        return rose
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +143,9 @@ def train(
                 s = slice_.candidate()
                 v = None if s is None else mean_over_rows(x, own * loss.curvatures(u, x @ s))
                 slice_.step(coordinator.decide(slice_.products(grad, v)))
-            schedule.end_epoch(float(np.mean(of_batches)))
-            coordinator.learning_rate = schedule.learning_rate
+            back = schedule.end_epoch(float(np.mean(of_batches)))
+            slice_.end_epoch(back=back)
+            coordinator.end_epoch(schedule.learning_rate, back=back)
             if on_epoch is not None:
                 on_epoch(schedule.losses)
     return Fitted(slice_.weights, schedule.losses)

@@ -1,0 +1,78 @@
+"""Columns made ready for a linear model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from treaty.linear.preparation import prepare
+
+NAN = np.nan
+
+
+def columns(*features: list[float]) -> list[np.ndarray]:
+    return [np.array(feature, np.float32) for feature in features]
+
+
+def test_columns_lose_their_mean_and_get_unit_deviation():
+    rng = np.random.default_rng(0)
+    features = [rng.normal(50, 7, 300).astype(np.float32), rng.exponential(1e-3, 300).astype(np.float32)]
+    made = prepare(features, [None, None], 300)
+    X = made.matrix(features, 300)
+    np.testing.assert_allclose(X[:, 0].mean(), 0.0, atol=1e-12)
+    np.testing.assert_allclose(X[:, 0].std(), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(X[:, 1], (features[1].astype(float) - made.mean[1]) / made.scale[1], rtol=1e-12)
+
+
+def test_rows_to_come_are_prepared_with_numbers_of_the_training_rows():
+    made = prepare(columns([0, 2, 4]), [None], 3)
+    np.testing.assert_allclose(made.matrix(columns([2, 2 + math.sqrt(8 / 3)]), 2), [[0], [1]], atol=1e-12)
+
+
+def test_missing_values_become_the_median_of_the_others():
+    made = prepare(columns([1, NAN, 3, 100]), [None], 4)
+    assert made.median == [3.0]
+    X = made.matrix(columns([3, NAN]), 2)
+    assert X[0, 0] == X[1, 0]
+
+
+def test_far_values_are_clipped_at_ten_deviations():
+    feature = np.zeros(1000, np.float32)
+    feature[0], feature[1] = 1e30, -1.0
+    made = prepare([feature], [None], 1000)
+    X = made.matrix([feature], 1000)
+    assert X.max() == 10.0
+    assert made.matrix(columns([-1e38]), 1) == -10.0
+    assert prepare([feature], [None], 1000, clip=math.inf).matrix([feature], 1000).max() > 30.0
+
+
+@pytest.mark.parametrize("value", [0.1, -3e30, 0.0])
+def test_a_constant_column_becomes_zero_also_for_rows_to_come(value):
+    made = prepare(columns([value] * 7, [value, NAN] * 3 + [NAN], [NAN] * 7), [None] * 3, 7)
+    assert not made.matrix(columns([value, 5, NAN], [value, 5, NAN], [value, 5, NAN]), 3).any()
+
+
+def test_categories_become_a_column_each():
+    codes = columns([0, 2, 2, 0, NAN, 2])
+    made = prepare(codes, [3], 6)
+    X = made.matrix(codes, 6)
+    assert made.n_columns == X.shape[1] == 3
+    of_first = np.array([1, 0, 0, 1, 0, 0])
+    np.testing.assert_allclose(X[:, 0], (of_first - of_first.mean()) / of_first.std(), rtol=1e-12)
+    assert not X[:, 1].any()  # nobody is in the second category
+    unknown = made.matrix(columns([3, NAN]), 2)
+    np.testing.assert_allclose(unknown[0], (-made.mean * (made.scale > 0)) / np.where(made.scale > 0, made.scale, 1))
+    np.testing.assert_array_equal(unknown[0], unknown[1])
+
+
+def test_names_tell_columns_of_categories():
+    made = prepare(columns([1, 2], [0, 1]), [None, 2], 2)
+    assert made.names(["age", "sex"], [None, ("f", "m")]) == ["age", "sex=f", "sex=m"]
+
+
+def test_a_table_without_columns_gives_none():
+    made = prepare([], [], 5)
+    assert made.n_columns == 0
+    assert made.matrix([], 5).shape == (5, 0)
