@@ -46,7 +46,7 @@ def test_a_sum_is_masked_once():
 def test_masks_among_some_givers_cancel_among_these():
     of = givers("a", "b", "c")
     drawn = [of[name].draw(3, 90, 0, "to b", [other]) for name, other in (("a", "c"), ("c", "a"))]
-    assert [sum(column) % (1 << 90) for column in zip(*drawn, strict=True)] == [0, 0, 0]
+    assert [sum(column) for column in zip(*drawn, strict=True)] == [0, 0, 0]
     assert drawn[0] != [0, 0, 0]
 
 

@@ -41,7 +41,7 @@ class CancellingMasks:
         self._used = UsedNonces()
 
     def draw(self, count: int, bits: int, place: int, purpose: str, givers: Sequence[str] | None = None) -> list[int]:
-        """Return this giver's mask, modulo 2^bits, of each of `count` numbers of a sum.
+        """Return this giver's mask of each of `count` numbers of a sum: sums and differences of numbers below 2^bits.
 
         Parameters
         ----------
@@ -60,7 +60,7 @@ class CancellingMasks:
             for key in keys:
                 for k, drawn in enumerate(from_words(Keystream(key).bits(bits, count))):
                     masks[k] += sign * drawn
-        return [mask % (1 << bits) for mask in masks]
+        return masks
 
     def cover(self, numbers: Sequence[int], place: int, purpose: str) -> NDArray[np.uint64]:
         """Mask the numbers of a sum modulo 2^128, uint64 (n, 2); see `draw`."""

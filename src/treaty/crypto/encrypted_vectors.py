@@ -300,12 +300,16 @@ class HiddenMatrix:
     fields : Fields
         Of at least `product_bits`.
     threads : int
+
+    Attributes
+    ----------
+    fields : Fields
     """
 
     def __init__(
         self, hider: Hider, rows: Words, weight_bits: int, vector_bits: int, fields: Fields, threads: int
     ) -> None:
-        self._hider, self._rows, self._fields = hider, rows, fields
+        self._hider, self._rows, self.fields = hider, rows, fields
         self._weight_bits, self._vector_bits, self._threads = weight_bits, vector_bits, threads
 
     def times(self, index: Integers, vector: Integers, added: Sequence[int]) -> Words:
@@ -332,9 +336,9 @@ class HiddenMatrix:
         exponents = shifted.astype(np.uint64)[:, np.newaxis]
         products = modulus.pack(modulus.bucket_products(bases, exponents, pairs, bits, self._threads))
         # (x + o)(v + s) = x v + s x + o (v + s): the last is taken off here, s times the sum of x by the owner
-        offset, half = 1 << (self._weight_bits - 1), 1 << (self._fields.bits - 1)
+        offset, half = 1 << (self._weight_bits - 1), 1 << (self.fields.bits - 1)
         less = half - offset * sum(shifted.tolist())
-        fields = self._fields.join([less + number for number in added])
+        fields = self.fields.join([less + number for number in added])
         return self._hider.hide_words(self._hider._words(fields), products)
 
 

@@ -1,0 +1,177 @@
+"""Each party's columns times the sum of all parties' vectors, under the lattice map between every pair of parties.
+
+As in `hidden_products`, party k gets X_k^T (sum of all v_j). Under the lattice map (`crypto.lattice_vectors`) j asks k
+for X_k^T v_j and opens it under a mask that k has added, modulo 2^bits; what it opens, a uniform number, it returns:
+
+=============  ======================  ======================================================  =======================
+message        from -> to              content                                                 protection
+=============  ======================  ======================================================  =======================
+`ColumnsHint`  each -> each            the hint of its columns                                 lattice
+`Query`        each -> all others      v_j at full length, zero outside the batch              lattice
+`Flooded`      asked -> who asked      X_k^T v_j + R_kj                                        mask, flooded
+`Share`        who asked -> asked      what it opened, + masks of givers that cancel           masks
+=============  ======================  ======================================================  =======================
+
+There is no key and no third party; a coordinator, if there is one, has no part in it. The guest has its negated labels
+among its columns: of their products hosts keep shares until an epoch's end, and return the sum with their own part of
+the loss (see `hidden_products`), so that the guest learns that sum alone.
+
+Not even which rows are in a batch is told. *Assumptions*: as docs/lattice.md has them; honest-but-curious parties.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.checkpoints import hints_folder
+from treaty.crypto.cancelling_masks import CancellingMasks
+from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
+from treaty.crypto.montgomery import from_words, to_words
+from treaty.linear.preparation import CLIP
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.protocols.encrypted_columns import pack, unpack
+from treaty.protocols.hidden_products import exact_products
+from treaty.protocols.linear_setup import COLUMN_FRACTION, Setting, joint_seed
+
+Integers = NDArray[np.int64]
+
+WEIGHT_BOUND = int(CLIP) << COLUMN_FRACTION
+
+
+class ColumnsHint(Message):
+    """A party's hint of its columns. Tells nothing."""
+
+    payload: list[Array]
+
+
+class Query(Message):
+    """An encrypted vector over all rows. Tells nothing."""
+
+    payload: list[Array]
+
+
+class Flooded(Message):
+    """Masked products, which the receiver opens to uniform numbers. Tells nothing."""
+
+    payload: list[Array]
+
+
+class Share(Message):
+    """Opened numbers, uint64 (n, limbs). Tell the owner of the masks the product, over all givers."""
+
+    numbers: Array
+
+
+class LatticeProducts:
+    """A data party's end.
+
+    Parameters
+    ----------
+    party : Party
+    setting : Setting
+    columns : int64 (n_rows, n_columns)
+        Own columns, in fixed point.
+    names : list of str
+        Of the own prepared columns, for the own ledger alone; the intercept's last at the guest.
+    labels : int64 (n_rows,) or None
+        -1 and 1, at the guest.
+    masks : CancellingMasks
+        Among data parties.
+    kept : Path or None
+        Folder of the ledger of what answers about these columns told, for all jobs.
+    threads : int
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        setting: Setting,
+        columns: Integers,
+        names: list[str],
+        labels: Integers | None,
+        masks: CancellingMasks,
+        kept: Path | None,
+        threads: int,
+    ) -> None:
+        self._party, self._setting, self._columns, self._masks = party, setting, columns, masks
+        self._others = others = setting.others(party.name)
+        seed = joint_seed(party, others, "lattice")
+        sum_bits = setting.vector_bits + len(setting.parties).bit_length()
+        self._parameters = vectors_parameters(setting.n_rows, WEIGHT_BOUND, sum_bits, setting.batch_size)
+        self._bits = self._parameters.message_bits
+        matrix = columns.T if labels is None else np.vstack([columns.T, -labels])
+        self._store = HintStore(None if kept is None else hints_folder(kept, party.name))
+        called = [*names, "label"] if labels is not None else names
+        self._server = VectorServer(self._parameters, matrix, called, seed, self._store, threads=threads)
+        self._client = VectorClient(self._parameters, setting.vector_bits, seed, setting.n_rows, threads=threads)
+        hint = ColumnsHint(pack(self._server.hint()))
+        for peer in others:
+            party.send(peer, hint)
+        for peer in others:
+            told = unpack(party.receive(peer, ColumnsHint).payload, peer, "ColumnsHint")
+            self._client.accept_hint(peer, told, self._count(peer))
+        self._loss_shares = 0
+        self._place = 0
+
+    def _count(self, name: str) -> int:
+        """Columns of a party under the map, the guest's labels among them."""
+        return self._setting.n_columns[name] + (name == self._setting.guest)
+
+    def times(self, rows: Integers, own: Integers, *, counted: bool) -> list[int]:
+        """Return the own columns' products with the sum of all vectors; see `CoordinatedProducts.times`."""
+        party, guest, bits = self._party, self._setting.guest, self._bits
+        self._place += 1
+        query = Query(pack(self._client.query(rows, own)))
+        for peer in self._others:
+            party.send(peer, query)
+        sums = [0] * self._count(party.name)
+        for peer in self._others:
+            asked = unpack(party.receive(peer, Query).payload, peer, "Query")
+            answer, shares = self._server.answer(asked)
+            party.send(peer, Flooded(pack(answer)))
+            sums = [a + b for a, b in zip(sums, shares, strict=True)]
+        for peer in self._others:
+            flooded = unpack(party.receive(peer, Flooded).payload, peer, "Flooded")
+            shares = self._client.open(peer, flooded)
+            if peer == guest:
+                of_labels = shares.pop()
+                self._loss_shares += of_labels if counted else 0
+            self._return(peer, shares, f"to {peer}")
+        n_columns = self._columns.shape[1]
+        if party.name == guest:
+            of_labels = sums.pop()
+            self._loss_shares += of_labels if counted else 0
+        for peer in self._others:
+            sums = [a + b for a, b in zip(sums, self._share(peer, n_columns), strict=True)]
+        products = exact_products(self._columns[rows], own)
+        return [signed(theirs, bits) + mine for theirs, mine in zip(sums, products, strict=True)]
+
+    def _return(self, peer: str, shares: list[int], purpose: str) -> None:
+        """Send an owner what was opened of its columns, under masks that cancel among those who do."""
+        beside = [other for other in self._others if other != peer]
+        masks = self._masks.draw(len(shares), self._bits, self._place, purpose, beside)
+        numbers = [(share + mask) % (1 << self._bits) for share, mask in zip(shares, masks, strict=True)]
+        self._party.send(peer, Share(Array.of(to_words(numbers, -(-self._bits // 64)))))
+
+    def _share(self, peer: str, count: int) -> list[int]:
+        answer = self._party.receive(peer, Share).numbers
+        return from_words(view(answer, np.uint64, (count, -(-self._bits // 64)), peer=peer, what="Share.numbers"))
+
+    def loss(self, own: int) -> int | None:
+        """Add up an epoch's loss; see `CoordinatedProducts.loss`."""
+        shares, self._loss_shares = self._loss_shares, 0
+        if self._party.name != self._setting.guest:
+            self._return(self._setting.guest, [shares + own], "loss")
+            return None
+        theirs = sum(self._share(peer, 1)[0] for peer in self._others)
+        return signed(own + shares + theirs, self._bits)
+
+    def close(self) -> None:
+        """Give back what was reserved of the ledger and not used."""
+        self._server.close()
+        self._store.close()
