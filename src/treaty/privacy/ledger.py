@@ -143,7 +143,7 @@ class Ledger:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._where = str(folder or "a ledger in memory")
+        self._where = str(folder or "the ledger in memory")
         with self._translated():
             if folder is None:
                 self._key = secrets.token_bytes(KEY_BYTES)

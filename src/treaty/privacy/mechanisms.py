@@ -108,12 +108,13 @@ def laplace(t: NDArray[np.float64], epsilon: float, randomness: Randomness | Non
         size = uniform_below(draw, halving, len(left))
         kept = (words >> np.uint64(11)).astype(np.float64) < np.exp2(size * (-1.0 / halving)) * 2.0**53
         negative = words & np.uint64(1) == 1
-        kept &= ~(negative & (size == 0) & _no_halvings(words))  # zero has one sign: what comes after is larger
+        kept &= ~(negative & (size == 0) & (_tosses(words) == 0))  # zero has one sign: what comes after is larger
         done = left[kept]
         whole = size[kept] + halving * _halvings(words[kept], draw)
         noise[done] = np.where(negative[kept], -whole, whole)
         left = left[~kept]
-    return (steps + noise) / STEPS
+    noisy: NDArray[np.float64] = (steps + noise) / STEPS
+    return noisy
 
 
 def duchi(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
@@ -130,7 +131,8 @@ def duchi(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None 
     slope = min(math.floor(math.tanh(epsilon / 2.0) / 2.0 * 2.0**43 / _ROUNDED), 2**42 - 1)
     above = uniform64(draw, len(steps)) >> np.uint64(1) < (2**62 + steps * slope).astype(np.uint64)
     size = np.rint(2.0**42 / slope * STEPS) / STEPS
-    return np.where(above, size, -size)
+    either: NDArray[np.float64] = np.where(above, size, -size)
+    return either
 
 
 def piecewise(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
@@ -155,7 +157,8 @@ def piecewise(t: NDArray[np.float64], epsilon: float, randomness: Randomness | N
     size = np.where(outside, others + width * (others >= centre - width // 2), size)
     chance = limit * 2.0**-64
     more = (1.0 - chance) / width - chance / (2 * most + 1 - width)  # of a number within than of one without
-    return np.rint(size * (STEPS / (more * width * reach))) / STEPS
+    scaled_back: NDArray[np.float64] = np.rint(size * (STEPS / (more * width * reach))) / STEPS
+    return scaled_back
 
 
 def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
@@ -225,16 +228,13 @@ def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int64]:
 
 
 _TOSSED = 10  # coins in a word
-_TRAILING = np.array([_TOSSED, *((k & -k).bit_length() - 1 for k in range(1, 1 << _TOSSED))])
+_TRAILING = np.array([_TOSSED, *((k & -k).bit_length() - 1 for k in range(1, 1 << _TOSSED))], np.int64)
 
 
 def _tosses(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return how many of ten coins, the bits next to the lowest, fall on one side before the first on the other."""
-    return _TRAILING[(words >> np.uint64(1) & np.uint64((1 << _TOSSED) - 1)).astype(np.intp)]
-
-
-def _no_halvings(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    return _tosses(words) == 0
+    coins = words >> np.uint64(1) & np.uint64((1 << _TOSSED) - 1)
+    return _TRAILING[coins.astype(np.intp)]
 
 
 def _halvings(words: NDArray[np.uint64], draw: Randomness) -> NDArray[np.int64]:

@@ -16,11 +16,18 @@ from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.privacy.bucket_rr import BucketLedger
-from treaty.protocols import federboost_vertical, fedxgboost_smm, secureboost, smm_secure
+from treaty.privacy.ledger import Ledger
+from treaty.protocols import federboost_vertical, fedxgboost_ldp, fedxgboost_smm, secureboost, smm_secure
 from treaty.protocols.pooled import Labelled, Progress
 
 FEDERBOOST = "federboost-vertical"
 SMM = "fedxgboost-smm"
+LDP = "fedxgboost-ldp"
+
+
+def ledger_of(kept: Path | None, name: str) -> Ledger:
+    """Return the privacy ledger of a party, in the folder of what serves later jobs; one in memory without a folder."""
+    return Ledger(None if kept is None else noise_folder(kept, name))
 
 
 def train_active(
@@ -53,6 +60,11 @@ def train_active(
         return federboost_vertical.active(
             party, data, options, parties=parties, classes=classes, eval_sets=eval_sets,
             threads=threads, progress=progress, keeper=keeper,
+        )  # fmt: skip
+    if options.protocol == LDP:
+        return fedxgboost_ldp.active(
+            party, data, options, parties=parties, classes=classes, eval_sets=eval_sets,
+            threads=threads, progress=progress, keeper=keeper, ledger=ledger_of(kept, party.name),
         )  # fmt: skip
     if options.protocol == SMM and options.mode == "paper":
         return fedxgboost_smm.active(
@@ -103,6 +115,10 @@ def train_passive(
             party, table, options, eval_tables=eval_tables, threads=threads, progress=progress, keeper=keeper,
             ledger=BucketLedger(None if kept is None else noise_folder(kept, party.name)), row_numbers=row_numbers,
         )  # fmt: skip
+    if options.protocol == LDP:
+        return fedxgboost_ldp.passive(
+            party, table, options, eval_tables=eval_tables, threads=threads, progress=progress, keeper=keeper
+        )
     if options.protocol == SMM and options.mode == "paper":
         return fedxgboost_smm.passive(
             party, table, options, eval_tables=eval_tables, threads=threads, progress=progress, keeper=keeper

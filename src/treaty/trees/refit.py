@@ -38,7 +38,7 @@ def refit_leaves(
         grads, hesses, _ = objective.gradients(margins, y, weight, threads)
         for output, (grad, hess) in enumerate(zip(grads, hesses, strict=True)):
             tree, of_row = forest.trees[first + output], leaves[:, first + output]
-            totals = np.zeros((tree.n_nodes, 3), np.int64)
+            totals = np.zeros((len(tree.left), 3), np.int64)
             np.add.at(totals, of_row, np.stack([grad, hess, np.ones_like(grad)], axis=1))
             value = np.where(tree.left < 0, rules.learning_rate * rules.leaf_weight(totals), 0.0)
             forest.trees[first + output] = replace(tree, value=value)

@@ -1,0 +1,203 @@
+"""What the active party of FedXGBoost-LDP makes of a tree's gradients: noise, once, paid for before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from functools import cached_property
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import BudgetSpent, ConfigError
+from treaty.options import TreeOptions
+from treaty.privacy.ledger import Entry, Ledger, cost
+from treaty.privacy.mechanisms import (
+    MECHANISMS,
+    STEPS,
+    keystream,
+    largest,
+    scaled,
+    scaled_positive,
+)
+from treaty.trees.growth import Exhausted
+from treaty.trees.objectives import Objective
+from treaty.trees.scores import TreeGradients
+from treaty.trees.splits import SplitRules
+
+DEFAULT_MECHANISM, DEFAULT_EPSILON = "piecewise", 1.0
+MOST_SUM = 2**62
+
+
+class NoisyGradients:
+    """Puts noise on the gradients of one tree after another.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Its key is what noise is computed from: the same gradients of the same tree of a model get the same noise, in a
+        training that goes on as in the one that was interrupted, and are paid for once.
+    options : TreeOptions
+    objective : Objective
+    n_rows : int
+    weighted : bool
+        Whether rows have weights, which hessians show then.
+    model_id, job : str
+    first_tree : int
+        Trees that the model has already.
+
+    Attributes
+    ----------
+    spent : list of Entry
+        Releases of this model in this training, one for each tree.
+    noisy_hess : bool
+    stopped : str
+        Why there may be no further tree; empty as long as there may.
+
+    Raises
+    ------
+    ConfigError
+        When sums of so much noise do not fit 62 bits, or an epsilon is too small.
+
+    Notes
+    -----
+    With mechanism "label_rr" nothing is done, for labels have their noise already.
+
+    Hessians p (1 - p) of margins that are made of noisy gradients alone depend on no label: they stay exact, and all of
+    epsilon goes to the gradients. Of weights, and of leaf values made of true gradients (paper mode), that is not so:
+    gradients and hessians get half of epsilon each.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        options: TreeOptions,
+        objective: Objective,
+        n_rows: int,
+        *,
+        weighted: bool,
+        model_id: str,
+        job: str,
+        first_tree: int = 0,
+    ) -> None:
+        self.spent: list[Entry] = []
+        self.stopped = ""
+        self._ledger, self._options, self._objective = ledger, options, objective
+        self._model_id, self._job, self._tree = model_id, job, first_tree
+        self.mechanism = options.mechanism or DEFAULT_MECHANISM
+        self.epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
+        self._paper = options.mode == "paper"
+        self._first_order = options.score == "first_order"
+        self.noisy_hess = self._on_gradients and (weighted or self._paper)
+        largest_grad, largest_hess = objective.grad_bound, objective.hess_bound
+        if self._on_gradients:
+            most = largest(self.mechanism, self._each)
+            largest_grad = round(most * STEPS)
+            largest_hess = round((most + 1.0) * STEPS) if self.noisy_hess else largest_hess
+        if n_rows * max(largest_grad, largest_hess) >= MOST_SUM:
+            raise ConfigError(
+                f"sums of {n_rows} gradients under the noise of epsilon={self.epsilon:g} do not fit 62 bits; raise it"
+            )
+
+    @property
+    def _on_gradients(self) -> bool:
+        return self.mechanism != "label_rr"
+
+    @property
+    def _each(self) -> float:
+        """Epsilon of gradients, and of hessians where they have noise."""
+        return self.epsilon / 2.0 if self.noisy_hess else self.epsilon
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """C_g and C_h, what gradients and hessians are clipped to."""
+        objective, options = self._objective, self._options
+        grad = options.clip or objective.grad_bound * objective.grad_unit
+        return grad, options.clip_hess or objective.hess_bound * objective.hess_unit
+
+    @cached_property
+    def units(self) -> tuple[float, float]:
+        """What one integer step of a gradient and of a hessian is worth, as they are sent."""
+        grad, hess = self._objective.grad_unit, self._objective.hess_unit
+        if self._on_gradients:
+            grad = self.bounds[0] / STEPS
+        return grad, self.bounds[1] / (2 * STEPS) if self.noisy_hess else hess
+
+    def rules(self) -> SplitRules:
+        """Return the rules for leaves."""
+        return self._options.rules_of(*self.units)
+
+    def of(self, grad: NDArray[np.int64], hess: NDArray[np.int64], rows: NDArray[np.int32] | None) -> TreeGradients:
+        """Return what the next tree is grown on; rows that are not of its sample get no noise, and 0.
+
+        Parameters
+        ----------
+        grad, hess : int64 (n_rows,)
+            In the objective's fixed point.
+        rows : int32 or None
+            The tree's sample; None for all.
+
+        Raises
+        ------
+        Exhausted
+            When it would cost more than a person may pay; nothing is drawn then.
+        """
+        exact_grad, exact_hess = grad, hess
+        if self._on_gradients:
+            kept = slice(None) if rows is None else rows
+            t = scaled(grad[kept].astype(np.float64) * self._objective.grad_unit, self.bounds[0])
+            u = scaled_positive(hess[kept].astype(np.float64) * self._objective.hess_unit, self.bounds[1])
+            key = self._pay(t, u)
+            draw, release = keystream(key), MECHANISMS[self.mechanism]
+            grad = _spread(np.rint(release(t, self._each, draw) * STEPS), kept, grad)
+            exact_grad = _spread(np.rint(t * STEPS), kept, grad)
+            if self.noisy_hess:
+                hess = _spread(np.rint((release(u, self._each, draw) + 1.0) * STEPS), kept, hess)
+                exact_hess = _spread(np.rint((u + 1.0) * STEPS), kept, hess)
+        self._tree += 1
+        seen = np.zeros_like(hess) if self._first_order else hess
+        if self._paper:
+            return TreeGradients(grad, seen, exact_grad, exact_hess)
+        return TreeGradients(grad, seen, grad, hess)
+
+    def _pay(self, t: NDArray[np.float64], u: NDArray[np.float64]) -> bytes:
+        """Enter a release; return the key of its noise, which is that of these numbers, tree and terms alone."""
+        terms = [self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
+        content = hashlib.sha256(
+            msgspec.msgpack.encode(terms) + t.tobytes() + (u.tobytes() if self.noisy_hess else b"")
+        )
+        draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
+        entry = Entry(draw, self._job, self.mechanism, f"gradients of tree {self._tree + 1}", self.epsilon)
+        try:
+            self._ledger.spend([entry], most=self._options.epsilon_total, delta=self._options.delta)
+        except BudgetSpent as spent:
+            self.stopped = str(spent)
+            raise Exhausted from None
+        self.spent.append(entry)
+        return hashlib.sha256(b"treaty noisy gradients, key" + self._ledger.key + content.digest()).digest()
+
+    def told(self, rounds: int) -> str:
+        """Say what was paid, in this training and with everything in the ledger, and whether that ended it."""
+        delta = self._options.delta
+        everything = self._ledger.entries()
+        here = cost(self.spent, delta) if self._on_gradients else f"epsilon {self.epsilon:g} per label, once"
+        ended = f"; training ended after {rounds} rounds: {self.stopped}" if self.stopped else ""
+        return f"{here}. In the ledger: {cost(everything, delta)}{ended}"
+
+
+def scoring_rules(options: TreeOptions, units: tuple[float, float], *, noisy_hess: bool) -> SplitRules:
+    """Return the rules of scores: without hess, or with one that carries noise, over a floor of reg_lambda / 2."""
+    rules = options.rules_of(*units)
+    if options.score == "first_order":
+        return replace(rules, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
+    return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
+
+
+def _spread(values: NDArray[np.float64], kept: NDArray[np.int32] | slice, like: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64 like another array, 0 where nothing is kept."""
+    if isinstance(kept, slice):
+        return values.astype(np.int64)
+    spread = np.zeros_like(like)
+    spread[kept] = values
+    return spread

@@ -1,0 +1,400 @@
+"""Both ends of a tree whose parties score their own candidates: FedXGBoost-LDP between its set-up and its end.
+
+The owner of columns follows the tree: it knows which rows are in a node, as it must, and which nodes are wanted next,
+which follows from numbers of rows alone. So of a level it is told only how the last one was divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.trees.columns import ColumnSource, SumsSource
+from treaty.trees.ensemble import Tree
+from treaty.trees.growth import Growth
+from treaty.trees.partition import RowPartition
+from treaty.trees.scores import ScoresFinder, TreeGradients
+from treaty.trees.splits import Level, SplitRules, Splits
+
+MOST_SUM = 2**62
+
+
+class NoisyTree(Message):
+    """A tree's gradients, int64 (m,), of its sampled rows, int32 (m,) ascending (None: all), and columns, int32.
+
+    `hess` is None where scores leave it out. `totals`, in paper mode alone, are the root's exact ones, int64 (1, 3).
+    """
+
+    grad: Array
+    hess: Array | None
+    rows: Array | None
+    columns: Array
+    totals: Array | None
+
+
+class Scores(Message):
+    """Of each node of the level the gain of its best split, float64 (n,), 0 where it has none."""
+
+    best: Array
+
+
+class SplitRequest(Message):
+    """Nodes of the level, int32 (k,) ascending, that the receiver is to split as it scored best."""
+
+    nodes: Array
+
+
+class SplitAnswer(Message):
+    """Record numbers int32 (k,), and packed bits: which of the nodes' rows go left, node after node."""
+
+    records: Array
+    left: Array
+
+
+class Divided(Message):
+    """How the last level was divided: which nodes were, bool (n,), and packed bits of which of their rows go left.
+
+    `totals` are the exact ones of the next level's nodes, int64 (n, 3), in paper mode alone.
+    """
+
+    nodes: Array
+    left: Array
+    totals: Array | None
+
+
+# ---------------------------------------------------------------- active party
+
+
+class ScoredColumns:
+    """A passive party's columns: a source of scores, which decides rows at the splits it is asked for.
+
+    Parameters
+    ----------
+    party : Party
+    peer : str
+        Whose they are.
+    n_columns : int
+    records : int
+        That the peer has already.
+    """
+
+    def __init__(self, party: Party, peer: str, n_columns: int, records: int) -> None:
+        self._party, self._peer, self._records = party, peer, records
+        self.offsets = np.zeros(n_columns + 1, np.int32)  # of bins nothing is known here
+        self.categorical = np.zeros(n_columns, np.bool_)
+        self.totals: NDArray[np.int64] | None = None  # of the nodes asked about, in paper mode
+        self.divided: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
+        self.has_hess = True
+
+    def start_tree(
+        self,
+        grad: NDArray[np.int64],
+        hess: NDArray[np.int64],
+        rows: NDArray[np.int32] | None,
+        columns: NDArray[np.int32],
+    ) -> None:
+        """Send a tree's gradients."""
+        kept = slice(None) if rows is None else rows
+        self._party.send(
+            self._peer,
+            NoisyTree(
+                Array.of(grad[kept]),
+                Array.of(hess[kept]) if self.has_hess else None,
+                None if rows is None else Array.of(rows),
+                Array.of(columns),
+                _optional(self.totals),
+            ),
+        )
+
+    def end_tree(self) -> None:
+        """See `SumsSource`: nothing is to be said."""
+
+    def ask_sums(self, level: Level, rows: RowPartition) -> None:
+        """Tell how the last level was divided; scores of the first one come unasked."""
+        self._n_nodes = len(level.nodes)
+        if self.divided is not None:
+            nodes, left = self.divided
+            message = Divided(Array.of(nodes), Array.of(np.packbits(left)), _optional(self.totals))
+            self._party.send(self._peer, message)
+
+    def sums(self) -> NDArray[np.int64]:
+        """See `SumsSource`; there are none."""
+        raise AssertionError("a source of scores was asked for sums")
+
+    def best(self, source: int) -> Splits:
+        """Return the scores as splits, each named by its node; nothing else is known of them."""
+        peer = self._peer
+        scores = view(
+            self._party.receive(peer, Scores).best, np.float64, (self._n_nodes,), peer=peer, what="Scores.best"
+        )
+        if not np.all(np.isfinite(scores) & (scores >= 0.0)):
+            raise PeerProtocolError(peer, f"expected finite scores of 0 or more - at Scores.best from {peer}")
+        found = Splits.none(len(scores), source)
+        found.gain[:] = scores
+        found.feature[:] = np.where(scores > 0.0, np.arange(len(scores)), -1)
+        return found
+
+    def ask_left(
+        self,
+        features: NDArray[np.int32],
+        left_bins: NDArray[np.bool_],
+        rows: NDArray[np.int32],
+        starts: NDArray[np.int64],
+    ) -> None:
+        """Ask for the best splits of nodes, which `features` are the numbers of."""
+        self._n_rows, self._n_splits = len(rows), len(features)
+        self._party.send(self._peer, SplitRequest(Array.of(features)))
+
+    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """See `SumsSource`."""
+        peer, k = self._peer, self._n_splits
+        answer = self._party.receive(peer, SplitAnswer)
+        records = view(answer.records, np.int32, (k,), peer=peer, what="SplitAnswer.records")
+        if not np.array_equal(records, self._records + np.arange(k)):
+            raise PeerProtocolError(
+                peer, f"expected records from {self._records} on - at SplitAnswer.records from {peer}"
+            )
+        self._records += k
+        return records, _unpacked(answer.left, self._n_rows, peer, "SplitAnswer.left")
+
+    def refuse(self) -> NoReturn:
+        """Refuse a split that is not what its score said."""
+        raise PeerProtocolError(
+            self._peer, f"expected a split as good as its score, of children with enough rows - from {self._peer}"
+        )
+
+
+class ScoreSplits(ScoresFinder):
+    """The split finder of the active party: everybody's scores, and the splits of those who have the best.
+
+    Parameters
+    ----------
+    sources : sequence of SumsSource
+        In party order; those of others are `ScoredColumns`.
+    n_rows, rules, threads, first_order
+        As `ScoresFinder` has them.
+    release : callable
+        ``release(grad, hess, rows)`` makes a tree's gradients; `Exhausted` when there may be no further tree.
+    exact : bool
+        Whether all are told exact totals (paper mode).
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SumsSource],
+        n_rows: int,
+        rules: SplitRules,
+        threads: int,
+        release: Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32] | None], TreeGradients],
+        *,
+        first_order: bool,
+        exact: bool,
+    ) -> None:
+        super().__init__(sources, n_rows, rules, threads, first_order=first_order)
+        self._release, self._exact = release, exact
+        self._others = [source for source in sources if isinstance(source, ScoredColumns)]
+        for source in self._others:
+            source.has_hess = not first_order
+
+    def start_tree(
+        self,
+        grad: NDArray[np.int64],
+        hess: NDArray[np.int64],
+        rows: NDArray[np.int32] | None,
+        columns: NDArray[np.int32],
+    ) -> NDArray[np.int64]:
+        """See `SplitFinder`: make the tree's gradients, and send them."""
+        gradients = self._release(grad, hess, rows)
+        counted = slice(None) if rows is None else rows
+        totals = np.array([[
+            gradients.counted_grad[counted].sum(), gradients.counted_hess[counted].sum(), len(grad[counted])
+        ]])  # fmt: skip
+        for source in self._others:
+            source.totals, source.divided = totals if self._exact else None, None
+        return self.start(gradients, rows, columns)
+
+    def best_splits(self, level: Level) -> Splits:
+        """See `SplitFinder`: compare scores, then have the winners split, which gives the children's totals."""
+        for source in self._others:
+            source.totals = level.totals if self._exact else None
+        found = self.scores(level)
+        kept = np.flatnonzero(found.feature >= 0)
+        self._level_size, self._kept = len(level.nodes), kept
+        if len(kept):
+            nodes, chosen = level.nodes[kept], found.take(kept)
+            self._records, self._left = self.decide(nodes, chosen)
+            found.left_totals[kept] = self.left_totals(nodes, self._left)
+            self._check(level.totals[kept], found.take(kept))
+        return found
+
+    def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:
+        """See `SplitFinder`: rows are decided already."""
+        self.apply(nodes, children, self._left)
+        divided = np.zeros(self._level_size, np.bool_)
+        divided[self._kept] = True
+        for source in self._others:
+            source.divided = divided, self._left
+        return self._records
+
+    def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
+        """See `SplitFinder`."""
+        super().finish(tree, margins)
+        self._left = np.zeros(0, np.bool_)
+
+    def _scan(self, k: int, level: Level) -> Splits:
+        source = self._sources[k]
+        return source.best(k) if isinstance(source, ScoredColumns) else super()._scan(k, level)
+
+    def _check(self, totals: NDArray[np.int64], chosen: Splits) -> None:
+        """Refuse splits with too few rows on a side, or not as good as was said, which others would have had."""
+        left = chosen.left_totals
+        fewest = np.minimum(left[:, 2], totals[:, 2] - left[:, 2])
+        wrong = fewest < self._rules.min_child_samples
+        if not self._exact:
+            order = np.array([1, 0, 1]) if self._first_order else 1
+            # the same operations on the same integers: equal to the last bit, but for another processor's
+            wrong |= ~np.isclose(self._rules.gain(totals * order, left * order), chosen.gain, rtol=1e-6)
+        for k in chosen.source[wrong].tolist():
+            source = self._sources[k]
+            assert isinstance(source, ScoredColumns)
+            source.refuse()
+
+
+def _optional(values: NDArray[np.int64] | None) -> Array | None:
+    return None if values is None else Array.of(values)
+
+
+# ---------------------------------------------------------------- owner of columns
+
+
+class ScoringOwner:
+    """A passive party's end of a tree after another.
+
+    Parameters
+    ----------
+    lead : str
+        The active party.
+    columns : ColumnSource
+        Own ones, which record their splits.
+    n_rows : int
+    rules : SplitRules
+        Those of scores.
+    threads : int
+    first_order : bool
+        Whether scores leave hess out, which is not sent then.
+    exact : bool
+        Whether exact totals are sent (paper mode).
+    """
+
+    def __init__(
+        self,
+        lead: str,
+        columns: ColumnSource,
+        n_rows: int,
+        rules: SplitRules,
+        threads: int,
+        *,
+        first_order: bool,
+        exact: bool,
+    ) -> None:
+        self._lead, self._n_rows, self._rules, self._exact = lead, n_rows, rules, exact
+        self._n_columns = len(columns.categorical)
+        self._first_order = first_order
+        self._finder = ScoresFinder([columns], n_rows, rules, threads, first_order=first_order)
+        self._level: Level | None = None
+        self._growth: Growth | None = None
+        self._unasked = np.zeros(0, np.int32)
+
+    def start(self, tree: NoisyTree) -> Scores | None:
+        """Take a tree's gradients; return the root's score, None where it is a leaf."""
+        rows = None if tree.rows is None else self._ascending(tree.rows, self._n_rows, "rows")
+        columns = self._ascending(tree.columns, self._n_columns, "columns")
+        self._expect((tree.hess is None) == self._first_order, "hessians sent or not as agreed")
+        size = self._n_rows if rows is None else len(rows)
+        grad = self._values(tree.grad, size, rows, "grad")
+        hess = np.zeros_like(grad) if tree.hess is None else self._values(tree.hess, size, rows, "hess")
+        root = self._finder.start(TreeGradients(grad, hess, grad, hess), rows, columns)
+        self._growth = Growth(root, self._rules)
+        self._level = self._growth.level
+        return None if self._level is None else self._scored(tree.totals)
+
+    def split(self, request: SplitRequest) -> SplitAnswer:
+        """Record and decide the best splits of the nodes that this party has won."""
+        level = self._level
+        self._expect(level is not None, "NoisyTree before SplitRequest")
+        assert level is not None
+        wanted = view(request.nodes, np.int32, (None,), peer=self._lead, what="SplitRequest.nodes")
+        self._expect(
+            len(wanted) > 0 and bool(np.isin(wanted, self._unasked).all()) and bool(np.all(np.diff(wanted) > 0)),
+            "nodes with a score, once, in their order",
+        )
+        self._unasked = self._unasked[:0]
+        records, left = self._finder.decide(level.nodes[wanted], self._found.take(wanted.astype(np.intp)))
+        return SplitAnswer(Array.of(records), Array.of(np.packbits(left)))
+
+    def divide(self, message: Divided) -> Scores:
+        """Follow the division of a level; return the scores of the next."""
+        level, growth, lead = self._level, self._growth, self._lead
+        self._expect(level is not None and growth is not None, "NoisyTree before Divided")
+        assert level is not None
+        assert growth is not None
+        divided = view(message.nodes, np.bool_, (len(level.nodes),), peer=lead, what="Divided.nodes")
+        nodes = level.nodes[divided]
+        left = _unpacked(message.left, self._finder.n_rows_of(nodes), lead, "Divided.left")
+        splits = Splits.none(len(divided))
+        splits.feature[divided] = 0
+        splits.left_totals[divided] = self._finder.left_totals(nodes, left)
+        taken = growth.take(splits)
+        self._level = growth.level
+        self._expect(taken is not None and self._level is not None, "a division with a level below it")
+        assert taken is not None
+        self._finder.apply(taken[0], taken[1], left)
+        return self._scored(message.totals)
+
+    def _scored(self, exact: Array | None) -> Scores:
+        level = self._level
+        assert level is not None
+        self._expect((exact is not None) == self._exact, "exact totals in paper mode alone")
+        if exact is not None:
+            shape = len(level.nodes), 3
+            level = replace(level, totals=view(exact, np.int64, shape, peer=self._lead, what="totals"))
+        self._found = self._finder.scores(level)
+        self._unasked = np.flatnonzero(self._found.feature >= 0).astype(np.int32)
+        return Scores(Array.of(self._found.gain))
+
+    def _values(self, sent: Array, size: int, rows: NDArray[np.int32] | None, name: str) -> NDArray[np.int64]:
+        """Return a tree's values by row, 0 for rows that are not of its sample."""
+        values = view(sent, np.int64, (size,), peer=self._lead, what=f"NoisyTree.{name}")
+        most = MOST_SUM // max(1, size)
+        self._expect(not size or (values.min() > -most and values.max() < most), "sums below 2^62", name)
+        if rows is None:
+            return values
+        spread = np.zeros(self._n_rows, np.int64)
+        spread[rows] = values
+        return spread
+
+    def _ascending(self, sent: Array, limit: int, name: str) -> NDArray[np.int32]:
+        values = view(sent, np.int32, (None,), peer=self._lead, what=f"NoisyTree.{name}")
+        fine = not len(values) or (values[0] >= 0 and values[-1] < limit and bool(np.all(np.diff(values) > 0)))
+        self._expect(bool(fine), f"ascending numbers below {limit}", name)
+        return values
+
+    def _expect(self, fine: bool, expected: str, name: str = "") -> None:
+        if not fine:
+            where = f" - at NoisyTree.{name} from" if name else " - from"
+            raise PeerProtocolError(self._lead, f"expected {expected}{where} {self._lead}")
+
+
+# ---------------------------------------------------------------- both
+
+
+def _unpacked(sent: Array, n_rows: int, peer: str, what: str) -> NDArray[np.bool_]:
+    packed = view(sent, np.uint8, (-(-n_rows // 8),), peer=peer, what=what)
+    return np.unpackbits(packed, count=n_rows).view(np.bool_)
