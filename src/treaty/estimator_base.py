@@ -86,6 +86,7 @@ class BoostedTrees(TableEstimator):
         max_users: int | None = None,
         feature_sample: int | None = None,
         expose: str | None = None,
+        version: int | None = None,
         backend: str | None = None,
         comparison: str | None = None,
     ) -> None:
@@ -132,6 +133,7 @@ class BoostedTrees(TableEstimator):
         self.max_users = max_users
         self.feature_sample = feature_sample
         self.expose = expose
+        self.version = version
         self.backend = backend
         self.comparison = comparison
 

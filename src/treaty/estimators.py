@@ -65,6 +65,8 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         fit in threads has lost at every tenth round.
     epsilon_total, delta : float or None
         The noise of "federboost-horizontal"; None for none.
+    version : {1, 2} or None
+        Of "fedxgboost-smm" as published (`mode="paper"`), see docs/fedxgboost.md.
     backend : {"lattice", "dealer", "ou"} or None
         What hides the sums of "fedxgboost-smm" in safe mode, see docs/fedxgboost.md. With "dealer" `fit` plays one.
     edges, max_users, feature_sample, expose, comparison
