@@ -30,6 +30,7 @@ from treaty.jobs import (
     predict_party,
     train_party,
 )
+from treaty.linear_commands import predict_linear, train_linear
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.options import HORIZONTAL
 from treaty.processes import run_all
@@ -149,6 +150,9 @@ def train(
     that are lost, and cannot be resumed.
     """
     described = load_job(job)
+    if described.linear:
+        train_linear(console, described, party, resume=resume, cores=cores)
+        return
     rounds = described.tree_options().n_estimators
     if described.horizontal:
         check_rows(described, party, resume=resume)
@@ -158,7 +162,8 @@ def train(
         for name, report in reports.items():
             sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
             took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
-            made = "took part" if described.crowd and name != described.active else part_file(described.output, name)
+            without = name == described.dealer or (described.crowd and name != described.active)
+            made = "took part" if without else part_file(described.output, name)
             console.print(f"{name}: {made}  ({took})", soft_wrap=True)
         lead = reports[described.active]
         if lead.encryption:
@@ -209,6 +214,9 @@ def predict(
     path = output or Path(described.output) / "predictions.csv"
     if party is not None:
         _check_party(party, list(described.parties))
+    if described.linear:
+        predict_linear(console, described, party, path, margins)
+        return
     if described.horizontal:
         _predict_rows(described, party, path, named=output is not None)
         return
@@ -273,7 +281,7 @@ def explain(
     if party is None:
         check_explainable(described)
         run_all(described, "explain", arguments=["--ending", ending], to_all=True)
-        for name in described.parties:
+        for name in described.owners:
             console.print(f"{name}: {Path(described.output) / f'{name}.contributions.{ending}'}", soft_wrap=True)
         return
     _check_party(party, list(described.parties))

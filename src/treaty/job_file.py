@@ -13,6 +13,7 @@ import msgspec
 
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate
 from treaty.errors import ConfigError
+from treaty.linear_options import FEDERATED, LinearOptions, linear_options
 from treaty.options import HORIZONTAL, VERTICAL, TreeOptions, tree_options
 
 Address = Annotated[str, msgspec.Meta(pattern=r"^.+:\d{1,5}$")]
@@ -45,8 +46,10 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     noisy_labels : str or None
         At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that no later
         job on the same table draws them again. None: beside the table.
-    role : {"server", "edge", "user", "authority"} or None
-        Under "fedxgb". None: the active party is the server, whoever has a table a user.
+    role : {"server", "edge", "user", "authority", "dealer", "coordinator"} or None
+        Under "quasi-newton" and "sgd", "coordinator" at one party, which has no table and no part in prediction.
+        Under "fedxgb". None: the active party is the server, whoever has a table a user. Under "fedxgboost-smm" with
+        ``backend = "dealer"``, "dealer" at one party, which has no table and takes no part in prediction.
     edge : str or None
         Under "fedxgb": a user's edge server. None: users are dealt out in order.
     """
@@ -61,7 +64,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     columns: list[str] | None = None
     drop: list[str] = []
     noisy_labels: str | None = None
-    role: Literal["server", "edge", "user", "authority"] | None = None
+    role: Literal["server", "edge", "user", "authority", "dealer", "coordinator"] | None = None
     edge: str | None = None
 
 
@@ -108,7 +111,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     align : Align or None
         How rows are brought into common order first. None: they are in the same order in all tables.
     options : dict
-        See `treaty.options.TreeOptions`; `protocol` defaults to "secureboost".
+        See `treaty.options.TreeOptions`, under "quasi-newton" and "sgd" `treaty.linear_options.LinearOptions`;
+        `protocol` defaults to "secureboost".
     task : {"classification", "regression"}
     output : str
         Folder for the models and predictions.
@@ -145,10 +149,34 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise ConfigError(f"a job runs between parties: expected one of {known}, got {options.protocol!r}")
         return options
 
+    def linear_options(self) -> LinearOptions:
+        """Return the checked options of a logistic regression."""
+        return linear_options(self.options)
+
+    @property
+    def linear(self) -> bool:
+        """Whether the model is a logistic regression."""
+        return self.options.get("protocol") in FEDERATED
+
+    @property
+    def coordinator(self) -> str | None:
+        """The party without data that coordinates a logistic regression, where there is one."""
+        return next((name for name, member in self.parties.items() if member.role == "coordinator"), None)
+
     @property
     def horizontal(self) -> bool:
         """Whether parties hold rows of the same columns, each with labels."""
         return self.options.get("protocol") in HORIZONTAL
+
+    @property
+    def dealer(self) -> str | None:
+        """The party without data that deals random matrices, where there is one."""
+        return next((name for name, member in self.parties.items() if member.role == "dealer"), None)
+
+    @property
+    def owners(self) -> list[str]:
+        """All parties but the dealer, or the coordinator, in the job's order."""
+        return [name for name, member in self.parties.items() if member.role not in ("dealer", "coordinator")]
 
     @property
     def crowd(self) -> bool:
@@ -178,17 +206,20 @@ def load_job(path: str | Path) -> Job:
         raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {path}")
     if len(job.parties) < 2:
         raise ConfigError(f"expected at least two parties, got {', '.join(job.parties)} - in {path}")
-    job.tree_options()
+    _ = job.linear_options() if job.linear else job.tree_options()
     if job.horizontal and job.align is not None:
         raise ConfigError(
             f"expected no [align] with protocol {job.options['protocol']!r}, whose parties hold different people's "
             f"rows; take it out - in {path}"
         )
-    with_roles = [name for name, member in job.parties.items() if member.role or member.edge]
+    with_roles = [name for name in job.owners if job.parties[name].role or job.parties[name].edge]
     if with_roles and not job.crowd:
         raise ConfigError(
             f"expected role and edge with protocol 'fedxgb' alone, got them at {', '.join(with_roles)} - in {path}"
         )
+    if not job.linear:
+        _check_dealer(job, path)
+    _check_coordinator(job, path)
     here = path.resolve().parent
 
     def absolute(name: str | None) -> str | None:
@@ -215,6 +246,39 @@ def load_job(path: str | Path) -> Job:
         checkpoints=absolute(job.checkpoints),
         store=absolute(job.store),
     )
+
+
+def _check_dealer(job: Job, path: Path) -> None:
+    """Refuse a dealer where none is asked for, several, and one that has data."""
+    dealers = [name for name, member in job.parties.items() if member.role == "dealer"]
+    if len(dealers) > job.tree_options().has_dealer:
+        raise ConfigError(
+            'expected role = "dealer" at one party, with backend = "dealer" of protocol \'fedxgboost-smm\' alone, got '
+            f"it at {', '.join(dealers)} - in {path}"
+        )
+    for name in dealers:
+        if name == job.active or job.parties[name].table is not None or len(job.owners) < 2:
+            raise ConfigError(
+                f"expected {name}, the dealer, to have no table and to be another than the active party and at least "
+                f"one passive party: who has data must not deal - in {path}"
+            )
+
+
+def _check_coordinator(job: Job, path: Path) -> None:
+    """Refuse a coordinator where none is asked for, several, one that has data, and other roles beside it."""
+    coordinators = [name for name, member in job.parties.items() if member.role == "coordinator"]
+    wanted = job.linear and job.linear_options().has_coordinator
+    if len(coordinators) > wanted:
+        raise ConfigError(
+            'expected role = "coordinator" at one party, under protocols "quasi-newton" and "sgd" with coordinator = true '
+            f"alone, got it at {', '.join(coordinators)} - in {path}"
+        )
+    for name in coordinators:
+        if name == job.active or job.parties[name].table is not None:
+            raise ConfigError(
+                f"expected {name}, the coordinator, to have no table and not to be the active party: who has data must "
+                f"not coordinate - in {path}"
+            )
 
 
 def id_column(job: Job, name: str) -> str:

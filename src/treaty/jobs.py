@@ -35,8 +35,9 @@ from treaty.protocols.disclosures import crowd_disclosures, horizontal_disclosur
 from treaty.protocols.disclosures import disclosures as of_training
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
 from treaty.protocols.pooled import Progress
+from treaty.protocols.smm_dealer import dealer as deal
 from treaty.protocols.vertical import train_active, train_passive
-from treaty.simulation import traffic_of
+from treaty.simulation import star, traffic_of
 
 Phase = Callable[[str, int, int], None]
 Result = TypeVar("Result")
@@ -85,7 +86,7 @@ def train_party(
     Returns
     -------
     ModelPart or None
-        None for the roles of a crowd that have no model: all but the server's.
+        None for roles that have no model: a dealer's, and in a crowd all but the server's.
 
     Raises
     ------
@@ -97,8 +98,10 @@ def train_party(
     member, options, threads = job.parties[name], job.tree_options(), cores(job.n_jobs)
     if job.horizontal:
         check_rows(job, name, resume=resume)  # refused before anybody waits for a connection
-    elif member.table is None:
+    elif member.table is None and name != job.dealer:
         raise ConfigError(f"the job names no table of {name}: add parties.{name}.table")
+    if options.has_dealer and job.dealer is None:
+        raise ConfigError('backend = "dealer" needs a party without data that deals: add one with role = "dealer"')
     if name == job.active and options.early_stopping_rounds is not None and not member.eval_tables:
         raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{name}.eval_tables")
     Path(job.output).mkdir(parents=True, exist_ok=True)
@@ -121,6 +124,9 @@ def train_party(
         if job.horizontal:
             play = train_in_crowd if job.crowd else train_on_rows
             return play(party, job, threads=threads, progress=watch, keeper=keeper)
+        if name == job.dealer:
+            deal(party, options, lead=job.active, threads=threads)
+            return None
         rows = open_rows(party, job, training, None, threads=threads, kept=keep, again=resume, progress=aligning)
         aligned.append(time.perf_counter() - connected)
         data, classes = labelled(rows, job, name, training, None, training=True)
@@ -135,16 +141,16 @@ def train_party(
             evals.append(replace(watched, name=f"eval_{number}"))
         if name == job.active:
             return train_active(
-                party, data, options, parties=list(job.parties), classes=classes, eval_sets=evals,
-                threads=threads, progress=watch, keeper=keeper, kept=store, hinting=hinting,
+                party, data, options, parties=job.owners, classes=classes, eval_sets=evals, threads=threads,
+                progress=watch, keeper=keeper, kept=store, hinting=hinting, dealer=job.dealer,
             )  # fmt: skip
         return train_passive(
             party, data.table, options, eval_tables=[e.table for e in evals], row_numbers=numbers,
-            threads=threads, progress=watch, keeper=keeper, kept=store, hinting=hinting,
+            threads=threads, progress=watch, keeper=keeper, kept=store, hinting=hinting, dealer=job.dealer,
         )  # fmt: skip
 
     try:
-        part, transcript = _connected(job, name, options.protocol, role)
+        part, transcript = connected(job, name, options.protocol, role, dealer=job.dealer)
     except BaseException:
         keeper.write()
         raise
@@ -154,7 +160,7 @@ def train_party(
     keep.unlink(missing_ok=True)  # the next training aligns anew
     ended = time.perf_counter()
     first = begun[0] if begun else ended
-    seconds = {"alignment": aligned[0]} if job.align is not None else {}
+    seconds = {"alignment": aligned[0]} if job.align is not None and aligned else {}
     seconds |= {"setup": first - started - sum(seconds.values()), "boosting": ended - first}
     _write_report(job, name, part, seconds, transcript)
     return part
@@ -267,6 +273,8 @@ def check_has_model(job: Job, name: str) -> None:
     """
     if job.crowd and name != job.active:
         raise ConfigError(f"the model of protocol 'fedxgb' is the server's: expected --as {job.active}, got {name}")
+    if name == job.dealer:
+        raise ConfigError(f"{name}, the dealer, has no part of the model: expected --as {' or '.join(job.owners)}")
 
 
 def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
@@ -287,7 +295,7 @@ def _with_rows(job: Job, name: str, role: Callable[[Party, ModelPart, Table], Re
         rows = open_rows(party, job, to_predict, part.schema, threads=cores(job.n_jobs))
         return rows.ids, role(party, part, rows.features)
 
-    found, _ = _connected(job, name, job.tree_options().protocol, with_table)
+    found, _ = connected(job, name, job.tree_options().protocol, with_table)
     return found
 
 
@@ -298,12 +306,27 @@ def _to_predict(job: Job, name: str) -> str:
     return path
 
 
-def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Result]) -> tuple[Result, Transcript]:
-    """Connect to the peers, run the role, leave in order."""
-    if job.crowd:
+def connected(
+    job: Job,
+    name: str,
+    protocol: str,
+    role: Callable[[Party], Result],
+    dealer: str | None = None,
+    peers: list[str] | None = None,
+) -> tuple[Result, Transcript]:
+    """Connect to the peers, the dealer among them if one is named, run the role, leave in order.
+
+    Parameters
+    ----------
+    peers : list of str, optional
+        Default: those of the job's protocol.
+    """
+    if peers is not None:
+        pass
+    elif job.crowd:
         peers = crowd_of(job).links(hidden=job.tree_options().hides_model)[name]
     else:
-        peers = [other for other in job.parties if other != name] if name == job.active else [job.active]
+        peers = star(job.active, job.parties if dealer else job.owners, dealer)[name]
     me = job.parties[name]
     # participants check also the keys of whom they do not talk to
     vouched = participants(job) if job.horizontal and not job.crowd else []
@@ -330,6 +353,8 @@ def _connected(job: Job, name: str, protocol: str, role: Callable[[Party], Resul
             except PeerLost:
                 party.heed()  # a peer that stopped the job said why before it went
                 raise
+            if dealer in peers:
+                party.set_aside(str(dealer))
             return role(party)
 
         return run_role(party, connect_and_play), party.transcript
@@ -354,17 +379,17 @@ def _write_report(
     job: Job, name: str, part: ModelPart | None, seconds: dict[str, float], transcript: Transcript
 ) -> None:
     sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
-    others = [other for other in job.parties if other != job.active]
+    others = [other for other in job.owners if other != job.active]
     encryption, choice, spent = ("", "", "") if part is None else (part.encryption, part.choice, part.spent)
     if job.crowd:
         learned = crowd_disclosures(job.tree_options(), len(crowd_of(job).edges), spent)
     elif job.horizontal:
         learned = horizontal_disclosures(job.active, participants(job), job.tree_options(), spent)
     else:
-        learned = of_training(job.active, others, job.tree_options(), encryption)
+        learned = of_training(job.active, others, job.tree_options(), encryption, job.dealer or "")
     if job.align is not None:
         of_alignment = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
-        learned = {party: of_alignment[party] + learned[party] for party in learned}
+        learned = {party: of_alignment.get(party, []) + learned[party] for party in learned}
     report = Report(
         party=name,
         seconds=seconds,

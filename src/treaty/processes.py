@@ -34,6 +34,7 @@ from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, TreatyError
 from treaty.job_file import Job, Member
 from treaty.jobs import find_part, load_reports, part_file
+from treaty.linear_simulation import compile_linear_kernels
 from treaty.messaging.certificates import write_identity
 from treaty.models import ModelPart
 from treaty.options import HORIZONTAL, TreeOptions, tree_options
@@ -42,6 +43,7 @@ from treaty.protocols.blinded_lists import OwnList
 from treaty.protocols.crowd_edges import LEAST
 from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled, Progress
+from treaty.protocols.smm_dealer import DEALER, dealer
 from treaty.protocols.vertical import train_active, train_passive
 from treaty.simulation import Role, Traffic, active_of, play, star
 
@@ -69,9 +71,11 @@ def compile_kernels(protocol: str | None = None) -> None:
     data = Labelled(table, rng.integers(0, 2, 64).astype(np.float64))
     if protocol not in HORIZONTAL:
         _compile_alignment()
-    if protocol in (None, "secureboost"):
+    if protocol in (None, "secureboost", "fedxgboost-smm"):
         for cipher in ({"insecure_test_key_bits": 512}, {"encryption": "lattice"}):
             _compile_on_columns(data, {"protocol": "secureboost", "min_child_samples": 1, **cipher})
+    if protocol in (None, "fedxgboost-smm"):
+        _compile_on_columns(data, {"protocol": "fedxgboost-smm", "backend": "dealer", "min_child_samples": 1})
     if protocol in (None, "federboost-vertical"):
         _compile_on_columns(data, {"protocol": "federboost-vertical"})
     if protocol in (None, "federboost-horizontal"):
@@ -89,16 +93,21 @@ def _compile_alignment() -> None:
 
 def _compile_on_columns(data: Labelled, given: dict[str, Any]) -> None:
     options = tree_options({"n_estimators": 1, "max_bin": 6, **given})
+    helper = DEALER if options.has_dealer else None
     roles: dict[str, Role] = {
         "a": lambda party: train_active(
             party, data, options, parties=["a", "b"], classes=[0, 1], eval_sets=[data],
-            threads=1, progress=None, keeper=None, kept=None,
+            threads=1, progress=None, keeper=None, kept=None, dealer=helper,
         ),
         "b": lambda party: train_passive(
-            party, data.table, options, eval_tables=[data.table], threads=1, progress=None, keeper=None, kept=None
+            party, data.table, options, eval_tables=[data.table], threads=1, progress=None, keeper=None, kept=None,
+            dealer=helper,
         ),
     }  # fmt: skip
-    play(roles, star("a", roles), job="compile", protocol=options.protocol)
+    links = star("a", roles, helper)
+    if helper is not None:
+        roles[helper] = lambda party: dealer(party, options, lead="a")
+    play(roles, links, job="compile", protocol=options.protocol)
 
 
 def _compile_in_crowd(data: Labelled) -> None:
@@ -145,7 +154,9 @@ def run_all(
     PartyFailed
         When a process fails, with the error of each. A crowd goes on without users that fail, which are warned of.
     """
-    if verb == "train":
+    if verb == "train" and job.linear:
+        compile_linear_kernels(job.linear_options())
+    elif verb == "train":
         compile_kernels(job.tree_options().protocol)
     with tempfile.TemporaryDirectory(prefix="treaty-") as folder:
         path = Path(folder) / "job.json"
@@ -169,7 +180,7 @@ def run_all(
                 stderr=None if progress and name == job.active and sys.stderr.isatty() else subprocess.PIPE,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
-            for name in job.parties
+            for name in (job.parties if verb == "train" else job.owners)
         }
         may_fail = crowd_of(job).users if job.crowd else ()
         try:
@@ -281,6 +292,8 @@ def train_in_processes(
                 eval_tables=[str(folder / f"{party}.{set_name}.arrow") for set_name, _, _ in evals],
                 noisy_labels=None if noisy_labels is None else str(noisy_labels.resolve()),
             )
+        if options.has_dealer:
+            parties[DEALER] = Member(role="dealer")
         kept = None if checkpoints is None else str(checkpoints.resolve())
         job = Job(
             name="fit", active=active, label=_LABEL, weight=None if data.weight is None else _WEIGHT,
@@ -436,7 +449,7 @@ def _run_training(
     owners: Collection[str] | None = None,
 ) -> tuple[dict[str, ModelPart], Traffic]:
     """Run a job that an estimator has written; return what those parties have made that have a model, None for all."""
-    owners = job.parties if owners is None else owners
+    owners = job.owners if owners is None else owners
     try:
         run_all(job, "train", progress=True, arguments=["--resume"] if resume else [])
     except PartyFailed:

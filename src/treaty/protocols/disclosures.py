@@ -91,8 +91,8 @@ def disclosures(
                 "node"
             )
         learned[dealer] = [
-            "how many rows there are, how many bins each passive party has, and how many nodes were asked about; it has "
-            "no data (it is trusted to collude with nobody)"
+            "how many rows there are, how many bins each passive party has, and how many nodes were asked about; it "
+            "has no data (it is trusted to collude with nobody)"
         ]
     return learned
 
