@@ -270,8 +270,8 @@ def _check_coordinator(job: Job, path: Path) -> None:
     wanted = job.linear and job.linear_options().has_coordinator
     if len(coordinators) > wanted:
         raise ConfigError(
-            'expected role = "coordinator" at one party, under protocols "quasi-newton" and "sgd" with coordinator = true '
-            f"alone, got it at {', '.join(coordinators)} - in {path}"
+            'expected role = "coordinator" at one party, under protocols "quasi-newton" and "sgd" with coordinator = '
+            f"true alone, got it at {', '.join(coordinators)} - in {path}"
         )
     for name in coordinators:
         if name == job.active or job.parties[name].table is not None:

@@ -21,12 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.table import Table
-from treaty.errors import ConfigError
 from treaty.linear.batches import batch_seed
 from treaty.linear.losses import LOSSES, warn_beyond_taylor
 from treaty.linear.training import train
 from treaty.linear_models import LinearPart, preparation_of
 from treaty.linear_options import LinearOptions
+from treaty.linear_processes import predict_linear_in_processes, train_linear_in_processes
+from treaty.linear_simulation import coordinator_name, predict_linear_in_threads, train_linear_in_threads
+from treaty.protocols.linear_disclosures import linear_disclosures
+from treaty.protocols.linear_setup import check_roles
 from treaty.protocols.pooled import Labelled
 from treaty.runs import ALONE
 from treaty.simulation import Traffic
@@ -84,13 +87,46 @@ def train_linear(
         Folder of what is kept from one fit to the next; "pooled" keeps nothing.
     progress : callable
     """
-    if options.protocol != "pooled":
-        raise ConfigError(f"protocol {options.protocol!r} is not there yet; take protocol='pooled'")
     started = time.perf_counter()
+    if options.protocol != "pooled":
+        return _train_between_parties(
+            tables, data, active, classes, options, transport, n_jobs, checkpoint, progress, started
+        )
     parts, begun = train_pooled(tables, data, active, classes, options, progress)
     ended = time.perf_counter()
     seconds = {"setup": begun - started, "training": ended - begun, "total": ended - started}
     return TrainedLinear(parts, Traffic(), seconds, {ALONE: ["everything: all columns and labels are in one place"]})
+
+
+def _train_between_parties(
+    tables: Mapping[str, Table],
+    data: Labelled,
+    active: str,
+    classes: list[Any],
+    options: LinearOptions,
+    transport: str,
+    n_jobs: int | None,
+    checkpoint: Path | None,
+    progress: Epochs,
+    started: float,
+) -> TrainedLinear:
+    """Play all parties, in threads or in processes."""
+    begun = [started]
+
+    def watch(losses: list[float]) -> None:
+        if not losses:
+            begun.append(time.perf_counter())
+        progress(losses)
+
+    lead = coordinator_name(tables, options)
+    check_roles(options, active, list(tables), lead)  # refused before anything is played
+    play = train_linear_in_processes if transport == "grpc" else train_linear_in_threads
+    parts, traffic = play(tables, data, active, classes, options, n_jobs, watch, checkpoint)
+    ended = time.perf_counter()
+    seconds = traffic.seconds or {"setup": begun[-1] - started, "training": ended - begun[-1]}
+    hosts = [name for name in tables if name != active]
+    learned = linear_disclosures(active, hosts, lead, options, parts[active].encryption)
+    return TrainedLinear(parts, traffic, {**seconds, "total": ended - started}, learned)
 
 
 def train_pooled(
@@ -152,5 +188,9 @@ def predict_linear(
     n_jobs: int | None,
 ) -> NDArray[np.float64]:
     """Return margins (n_rows,): log-odds of the second class."""
+    if options.protocol != "pooled":
+        if transport == "grpc":
+            return predict_linear_in_processes(parts, tables, options, n_jobs)
+        return predict_linear_in_threads(parts, tables)
     margins: NDArray[np.float64] = np.sum([part.margins(tables[name]) for name, part in parts.items()], axis=0)
     return margins

@@ -144,7 +144,7 @@ def guest(
     classes : list
         Labels by class number.
     progress : callable or None
-        Given the losses of all epochs so far, after each.
+        Given the losses of all epochs so far: none when training begins, then after each.
     kept : Path or None
         Folder of what serves later jobs on the same table: the partition into batches, the ledger of the lattice map.
 
@@ -247,6 +247,8 @@ def _train(
     )
     schedule = Schedule(options.first_rate, options.tol, options.max_iter)
     X = columns * 2.0**-COLUMN_FRACTION
+    if progress is not None:
+        progress([])
     with closing(sums):
         for epoch in count():
             party.round = epoch + 1

@@ -116,6 +116,8 @@ def train_slice(
     own = Slice(columns.shape[1], memory=options.pairs, period=options.period)  # the penalty is the coordinator's
     X = columns * 2.0**-COLUMN_FRACTION
     schedule = Schedule(options.first_rate, options.tol, options.max_iter)
+    if progress is not None:
+        progress([])
     for epoch in count():
         party.round = epoch + 1
         for number in epoch_order(setting.n_batches, seed, epoch):

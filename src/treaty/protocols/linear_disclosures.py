@@ -1,0 +1,95 @@
+"""What each party of a logistic regression learned, in words, for reports and before consent is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treaty.linear_options import LinearOptions
+
+
+def linear_disclosures(
+    guest: str, hosts: Sequence[str], coordinator: str | None, options: LinearOptions, cipher: str
+) -> dict[str, list[str]]:
+    """Say in words what each party learned beyond its own data and its own weights.
+
+    Parameters
+    ----------
+    guest : str
+        The label holder.
+    hosts : sequence of str
+    coordinator : str or None
+    options : LinearOptions
+    cipher : {"lattice", "ou", "paillier"}
+        The one it was trained under.
+    """
+    everybody = "how many rows and prepared columns every party has, and how many epochs there were"
+    alone = len(hosts) == 1
+    of_hosts = f"{hosts[0]}'s part" if alone else "the sum of hosts' parts"
+    if options.mode == "paper":
+        return _of_paper(guest, hosts, str(coordinator), everybody)
+    gradients = "of every batch the gradient of its own weights, and in quasi-Newton training of every "
+    gradients += f"{options.period}th the Hessian's product with its own last steps; rows of a batch never change"
+    coefficients = (
+        "the coefficients of every step in the last steps, curvatures and the gradient, from which nearly all inner "
+        "products of the joined vectors follow, and so " + ("the other's" if alone else "all others'") + " part of them"
+    )
+    learned = {
+        guest: [
+            everybody,
+            gradients + f": so {of_hosts} of X'u over its own columns",
+            "the mean loss of every epoch",
+            f"at prediction, {of_hosts} of every row's margin",
+        ]
+    }
+    if coordinator is None:
+        learned[guest].append(
+            f"of every step {of_hosts} of the inner products of steps, curvatures and gradients: their lengths and "
+            "angles, no coordinate"
+        )
+    else:
+        learned[guest].append(coefficients)
+    for host in hosts:
+        learned[host] = [
+            everybody,
+            gradients + ": linear equations about the residuals of the batch, at most one for each of its columns and "
+            "batch that is about labels",
+            coefficients,
+        ]
+        if cipher != "lattice" and coordinator is None:
+            learned[host].append("of the others' columns, ciphertexts under keys of their owners")
+    if coordinator is not None:
+        learned[coordinator] = [
+            everybody + ("" if cipher == "lattice" else "; the key"),
+            "of every step the summed inner products of all parties' steps, curvatures and gradients: their lengths "
+            "and angles, no coordinate and no slice; uniform numbers apart from that",
+            "whether the loss rose by a tenth in an epoch",
+        ]
+        if cipher != "lattice":
+            learned[guest].append(
+                f"hosts' margins as ciphertexts under {coordinator}'s key: with its help it would have them, and from "
+                "enough of them hosts' columns; the two must not collude"
+            )
+    return learned
+
+
+def _of_paper(guest: str, hosts: Sequence[str], coordinator: str, everybody: str) -> dict[str, list[str]]:
+    learned = {
+        guest: [
+            everybody,
+            "the steps of its own weights, and the mean loss of every epoch",
+            f"hosts' margins as ciphertexts under {coordinator}'s key: with its help it would have them, and hosts' "
+            "columns",
+        ],
+        coordinator: [
+            everybody,
+            "every gradient, curvature, step and loss of all parties, hence all weights; with the columns' marginals, "
+            "the means of columns in either class",
+        ],
+    }
+    for host in hosts:
+        learned[host] = [
+            everybody,
+            "the steps of its own weights: with batches of no more rows than it has columns, the residuals of rows and "
+            "their labels",
+        ]
+    return learned
