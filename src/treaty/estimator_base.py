@@ -89,6 +89,10 @@ class BoostedTrees(TableEstimator):
         version: int | None = None,
         backend: str | None = None,
         comparison: str | None = None,
+        split_score: str | None = None,
+        clip: float | None = None,
+        clip_hess: float | None = None,
+        refit: bool | None = None,
     ) -> None:
         self.protocol = protocol
         self.n_estimators = n_estimators
@@ -136,6 +140,10 @@ class BoostedTrees(TableEstimator):
         self.version = version
         self.backend = backend
         self.comparison = comparison
+        self.split_score = split_score
+        self.clip = clip
+        self.clip_hess = clip_hess
+        self.refit = refit
 
     # ------------------------------------------------------------ fit
 
@@ -171,7 +179,7 @@ class BoostedTrees(TableEstimator):
             Folder where every party keeps what is finished while training goes on. A fit that finds there what an
             interrupted one left, of the same rows and options (`n_estimators` may differ), goes on from it and gives
             the model the other would have given. Removed when training is finished, but for what serves later fits on
-            the same rows: hints of the lattice map, the key of noisy buckets, and the ledgers of both. Without a folder
+            the same rows: hints of the lattice map, the key of noise, and the ledgers of both. Without a folder
             every fit counts from nothing. Under "fedxgb" the server keeps the model so far, which is of use, but users
             do not come back as they were: a fit that finds it is refused.
 

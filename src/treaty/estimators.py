@@ -23,7 +23,7 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
 
     Parameters
     ----------
-    protocol : {"pooled", "secureboost", "federboost-vertical", "federboost-horizontal", "fedxgb"}
+    protocol : str, a name of `treaty.options.PROTOCOLS`
         Where training happens: on one table; between parties that hold different columns of the same rows; or between
         participants that hold different rows of the same columns: a few organisations, or hundreds of users and edge
         servers.
@@ -64,7 +64,9 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         Whether "federboost-horizontal" goes on without a participant that is lost. "fedxgb": the share of users that a
         fit in threads has lost at every tenth round.
     epsilon_total, delta : float or None
-        The noise of "federboost-horizontal"; None for none.
+        The noise of "federboost-horizontal"; None for none. "fedxgboost-ldp": the most that a person may pay.
+    mechanism, epsilon, split_score, clip, clip_hess, refit
+        The noise of "fedxgboost-ldp" and what is made of it, see docs/fedxgboost.md.
     version : {1, 2} or None
         Of "fedxgboost-smm" as published (`mode="paper"`), see docs/fedxgboost.md.
     backend : {"lattice", "dealer", "ou"} or None

@@ -18,6 +18,7 @@ from treaty.messaging.certificates import Identity, check_certificate, load_cert
 from treaty.messaging.party import Party
 from treaty.models import ModelPart, predict_pooled
 from treaty.protocols.federboost_horizontal import check_members, lead, participate
+from treaty.protocols.horizontal_noise import noise_ledger
 from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled, Progress
 
@@ -46,11 +47,13 @@ def train_on_rows(party: Party, job: Job, *, threads: int, progress: Progress | 
     name, members, own = party.name, participants(job), job.parties[party.name]
     data, classes = (None, None) if own.table is None else read_labelled(job, name, own.table, training=True)
     vouching = pinned_vouching(job, name, members)
+    store = job.store or (None if own.table is None else Path(own.table).parent)
+    ledger = None if store is None else noise_ledger(job.tree_options(), Path(store), name)
     if name != job.active:
         assert data is not None
         return participate(
             party, data, job.tree_options(), members=members, classes=classes, threads=threads,
-            progress=progress, keeper=keeper, vouching=vouching,
+            progress=progress, keeper=keeper, vouching=vouching, ledger=ledger,
         )  # fmt: skip
     evals = []
     for number, path in enumerate(own.eval_tables):
@@ -60,7 +63,7 @@ def train_on_rows(party: Party, job: Job, *, threads: int, progress: Progress | 
     return lead(
         party, None if data is None else renumbered(data, classes, every), job.tree_options(),
         members=members, classes=every, eval_sets=[renumbered(rows, found, every) for rows, found in evals],
-        threads=threads, progress=progress, keeper=keeper, vouching=vouching,
+        threads=threads, progress=progress, keeper=keeper, vouching=vouching, ledger=ledger,
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models import read_file, write_file
 from treaty.options import TreeOptions
+from treaty.privacy.ledger import Ledger
 from treaty.protocols.alignment import Progress, align_active, align_passive
 from treaty.protocols.pooled import Labelled, noisy_labels
 
@@ -243,7 +244,7 @@ def labelled(
 
 
 def with_noisy_labels(
-    data: Labelled, rows: Rows, job: Job, path: str, options: TreeOptions
+    data: Labelled, rows: Rows, job: Job, path: str, options: TreeOptions, ledger: Ledger
 ) -> tuple[Labelled, list[Any]]:
     """Put noisy labels in the place of true ones, drawn for the file's rows in its own order.
 
@@ -251,5 +252,7 @@ def with_noisy_labels(
     """
     y = check_labels(rows.whole[job.label].to_numpy(zero_copy_only=False), job.active, rows.whole.num_rows)
     classes = np.unique(y)
-    noisy = noisy_labels(path, np.searchsorted(classes, y).astype(np.float64), classes.tolist(), options)
+    noisy = noisy_labels(
+        path, np.searchsorted(classes, y).astype(np.float64), classes.tolist(), options, ledger, job.name
+    )
     return replace(data, y=noisy if rows.order is None else noisy[rows.order]), classes.tolist()

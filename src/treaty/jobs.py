@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint
+from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint, noise_folder
 from treaty.compute import cores
 from treaty.crowd_jobs import check_crowd, crowd_of, train_in_crowd
 from treaty.data.table import Table
@@ -27,6 +27,7 @@ from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
 from treaty.models import ModelPart, load_part
+from treaty.privacy.ledger import Ledger
 from treaty.protocols import decisions
 from treaty.protocols.alignment import Progress as Steps
 from treaty.protocols.alignment import disclosures
@@ -133,7 +134,7 @@ def train_party(
         numbers = rows.order
         if name == job.active and options.mechanism == "label_rr":
             noisy = member.noisy_labels or f"{training}.noisy_labels"
-            data, classes = with_noisy_labels(data, rows, job, noisy, options)
+            data, classes = with_noisy_labels(data, rows, job, noisy, options, Ledger(noise_folder(store, name)))
         evals = []
         for number, path in enumerate(member.eval_tables):
             rows = open_rows(party, job, path, data.table.schema, threads=threads, progress=aligning)

@@ -29,7 +29,7 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyo
     ),
     "federboost-vertical": ("epsilon", "epsilon_person", "unbiased"),
     "fedxgboost-smm": ("version", "backend", "reveal", "key_bits", "insecure_test_key_bits"),
-    "fedxgboost-ldp": ("mechanism", "epsilon", "epsilon_total", "delta", "score", "clip", "clip_hess", "refit"),
+    "fedxgboost-ldp": ("mechanism", "epsilon", "epsilon_total", "delta", "split_score", "clip", "clip_hess", "refit"),
     "federboost-horizontal": ("dropout", "epsilon_total", "delta"),
     "fedxgb": ("dropout", "edges", "max_users", "feature_sample", "expose", "comparison"),
 }
@@ -154,7 +154,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         "fedxgb" with ``expose="nothing"``: how edge servers compute on shares of rows and splits. "shamir" (None): all
         of them, of whom at most (edges - 1) // 2 may collude. "additive": the first two, with random numbers of the
         third, several times faster; no two of these three may collude.
-    score : {"first_order", "second_order"} or None
+    split_score : {"first_order", "second_order"} or None
         "fedxgboost-ldp": what splits are chosen by: sums of gradients alone, or with hessians (None).
     clip, clip_hess : float or None
         "fedxgboost-ldp": gradients are clipped to [-clip, clip] before noise, and hessians, where they carry any, to
@@ -213,7 +213,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     backend: Literal["lattice", "dealer", "ou"] | None = None
     he_inference: bool | None = None
     dropout: Literal["accept"] | Annotated[float, msgspec.Meta(ge=0, lt=1)] | None = None
-    score: Literal["first_order", "second_order"] | None = None
+    split_score: Literal["first_order", "second_order"] | None = None
     clip: Annotated[float, msgspec.Meta(gt=0)] | None = None
     clip_hess: Annotated[float, msgspec.Meta(gt=0)] | None = None
     refit: bool | None = None

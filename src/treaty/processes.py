@@ -78,6 +78,8 @@ def compile_kernels(protocol: str | None = None) -> None:
         _compile_on_columns(data, {"protocol": "fedxgboost-smm", "backend": "dealer", "min_child_samples": 1})
     if protocol in (None, "federboost-vertical"):
         _compile_on_columns(data, {"protocol": "federboost-vertical"})
+    if protocol in (None, "fedxgboost-ldp"):
+        _compile_on_columns(data, {"protocol": "fedxgboost-ldp", "min_child_samples": 1})
     if protocol in (None, "federboost-horizontal"):
         _compile_on_rows(data)
     if protocol in (None, "fedxgb"):
@@ -353,10 +355,11 @@ def train_horizontal_in_processes(
         for party, rows in data.items():
             table = _written(rows, folder / f"{party}.arrow", weights=weighted)
             parties[party] = Member(table=table, eval_tables=watched if party == active else [])
+        kept = None if checkpoints is None else str(checkpoints.resolve())
         job = Job(
             name="fit", active=active, label=_LABEL, weight=_WEIGHT if weighted else None,
             parties=parties, options=_given(options), task="regression" if classes is None else "classification",
-            output=str(folder / "model"), checkpoints=None if checkpoints is None else str(checkpoints.resolve()),
+            output=str(folder / "model"), checkpoints=kept, store=kept,
             n_jobs=n_jobs,
         )  # fmt: skip
         return _run_training(job, classes, progress, resume=checkpoints is not None)

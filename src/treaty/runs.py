@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.checkpoints import Keeper, checkpoint_file
+from treaty.checkpoints import Keeper, checkpoint_file, noise_folder
 from treaty.compute import cores
 from treaty.crowds import Layout, train_crowd_in_threads
 from treaty.data.table import Schema, Table
@@ -22,6 +22,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.interpretation import Contributions, explain_pooled, rows_first
 from treaty.models import ModelPart, cut_to_records, predict_pooled
 from treaty.options import TreeOptions
+from treaty.privacy.ledger import Ledger
 from treaty.processes import (
     predict_in_processes,
     train_crowd_in_processes,
@@ -112,7 +113,8 @@ def train(
         if options.mechanism == "label_rr":
             noisy = (checkpoint or Path(held.enter_context(TemporaryDirectory()))) / "noisy_labels"
             if transport == "memory":
-                data = replace(data, y=noisy_labels(noisy, data.y, classes, options))
+                ledger = Ledger(None if checkpoint is None else noise_folder(checkpoint, active))
+                data = replace(data, y=noisy_labels(noisy, data.y, classes, options, ledger, "fit"))
         if options.protocol == "pooled":
             joined = replace(data, table=join(tables))
             watched = [Labelled(join(rows), y, None, name) for name, rows, y in evals]
@@ -182,7 +184,7 @@ def train_horizontal(
             )
         else:
             parts, traffic = train_horizontal_in_threads(
-                shards, evals, lead, classes, options, n_jobs, progress, keepers
+                shards, evals, lead, classes, options, n_jobs, progress, keepers, checkpoint
             )
     return Trained({ALONE: _whole(parts[lead])}, traffic, _seconds(traffic, started, begun))
 

@@ -25,6 +25,7 @@ from treaty.options import TreeOptions
 from treaty.protocols import decisions, federboost_horizontal
 from treaty.protocols.contributions import explain_active, explain_passive
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
+from treaty.protocols.horizontal_noise import noise_ledger
 from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled, Progress
 from treaty.protocols.smm_dealer import DEALER, dealer
@@ -219,6 +220,7 @@ def train_horizontal_in_threads(
     n_jobs: int | None,
     progress: Progress,
     keepers: Mapping[str, Keeper],
+    kept: Path | None = None,
 ) -> tuple[dict[str, ModelPart], Traffic]:
     """Train with every participant in a thread of its own; return the model as each has it, and the traffic.
 
@@ -230,6 +232,8 @@ def train_horizontal_in_threads(
         Watched by the leader.
     progress : callable
         Called by the leader alone: participants follow it tree by tree.
+    kept : Path or None
+        Folder of participants' privacy ledgers.
     """
     members, every = list(shards), cores(n_jobs)
     each = max(1, every // len(members))  # participants work at the same time, and a leader without data waits then
@@ -243,12 +247,14 @@ def train_horizontal_in_threads(
             threads=each,
             keeper=keepers.get(name),
             vouching=Vouching(),
+            ledger=noise_ledger(options, kept, name),
         )
         for name in members
     }
     roles[lead] = lambda party: federboost_horizontal.lead(
         party, shards.get(lead), options, members=members, classes=classes, eval_sets=evals,
         threads=each if lead in shards else every, progress=progress, keeper=keepers.get(lead), vouching=Vouching(),
+        ledger=noise_ledger(options, kept, lead),
     )  # fmt: skip
     cells = max(data.table.n_rows * len(data.table.columns) for data in shards.values())
     one_core = roles if cells < _FEW_CELLS else ()

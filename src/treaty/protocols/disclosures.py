@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from treaty.options import TreeOptions
+from treaty.privacy.ledger import DEFAULT_DELTA
 from treaty.protocols.crowd_cohorts import Rules
-from treaty.protocols.horizontal_noise import DEFAULT_DELTA
+from treaty.protocols.noisy_gradients import DEFAULT_EPSILON, DEFAULT_MECHANISM
 
 
 def disclosures(
@@ -28,6 +29,8 @@ def disclosures(
     """
     if options.protocol == "federboost-vertical":
         return _of_noisy_buckets(lead, others, options)
+    if options.protocol == "fedxgboost-ldp":
+        return _of_noisy_gradients(lead, others, options)
     blind, columns = options.hides_nodes(cipher), options.reveals_columns(cipher)
     whose = "all" if columns else "the node's"
     learned = {
@@ -123,6 +126,42 @@ def _of_noisy_buckets(lead: str, others: Sequence[str], options: TreeOptions) ->
         learned[name] = [
             "which of its own columns and buckets were chosen, at how many nodes of which tree",
             "nothing of labels, gradients or which rows are in a node, beyond that",
+        ]
+    return learned
+
+
+def _of_noisy_gradients(lead: str, others: Sequence[str], options: TreeOptions) -> dict[str, list[str]]:
+    mechanism, epsilon = options.mechanism or DEFAULT_MECHANISM, options.epsilon or DEFAULT_EPSILON
+    most = "" if options.epsilon_total is None else f", {options.epsilon_total:g} at most with all in {lead}'s ledger"
+    if mechanism == "label_rr":
+        told = f"labels, as randomised once with epsilon {epsilon:g} each, which is also what a person pays"
+    else:
+        told = (
+            f"of every row and every tree a gradient under noise ({mechanism}): epsilon {epsilon:g} per value, and per "
+            f"person as many times that as there are trees{most} ({lead}'s report has the sum)"
+        )
+    together = "which training rows are together in each node above the leaves, how large gradients may be"
+    if options.mode == "paper":
+        told += "; and the exact sums of gradients of every node beside it, so that no epsilon holds (mode='paper')"
+    else:
+        together += "; all of it made of what was randomised, and so covered by that epsilon"
+    learned = {
+        lead: [
+            "of every other party at every node how good its best split is; how many columns it has",
+            "of every split another party won: which of the node's training rows go left; for eval sets and at "
+            "prediction, each row's side at every such split; several splits of one column order the rows by it",
+            "the shape of all trees and all leaf values",
+        ]
+    }
+    if options.refit:
+        learned[lead].append("of all training rows, those outside the node too, the side at every split (refit)")
+    for name in others:
+        learned[name] = [
+            told,
+            together,
+            "which of its own columns and bins were chosen, at which nodes",
+            "not covered by epsilon: when training stops early by labels of eval sets, and the order of magnitude of "
+            "the largest weight or target",
         ]
     return learned
 

@@ -58,6 +58,7 @@ from treaty.messaging.messages import Message, encode_body
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
+from treaty.privacy.ledger import Ledger
 from treaty.protocols.horizontal_bins import (
     MOST_ROUNDS,
     Agreed,
@@ -70,7 +71,7 @@ from treaty.protocols.horizontal_bins import (
     pack_bins,
     unpack_bins,
 )
-from treaty.protocols.horizontal_noise import SEARCH_ROUNDS, SumNoise, check_noise, plan_noise
+from treaty.protocols.horizontal_noise import SEARCH_ROUNDS, SumNoise, check_noise, pay, plan_noise
 from treaty.protocols.horizontal_rows import (
     Begin,
     Described,
@@ -148,6 +149,7 @@ def lead(
     progress: Progress | None = None,
     keeper: Keeper | None = None,
     vouching: Vouching,
+    ledger: Ledger | None = None,
 ) -> ModelPart:
     """Train as the leader.
 
@@ -167,6 +169,8 @@ def lead(
         Where checkpoints go, and come from.
     vouching : Vouching
         Whose certificates are pinned; nobody's between threads.
+    ledger : Ledger or None
+        Where noise is entered, if there is any. None: nowhere.
 
     Returns
     -------
@@ -196,6 +200,7 @@ def lead(
             "cannot resume with epsilon_total: sums opened since the checkpoint would be opened again, at a further "
             "cost; begin anew without these checkpoints, which costs a whole epsilon_total again"
         )
+    paid = pay(noise, None if data is None else ledger, party.job)
     model_id = secrets.token_hex(16) if found is None else found.part.model_id
     rounds = None if found is None else min(found.rounds, options.n_estimators)
     begin = Begin(model_id, names, categories, labels, rounds)
@@ -219,8 +224,9 @@ def lead(
         )
         forest = Forest(objective, (party.name,), labels)
         part = ModelPart(
-            model_id=model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest, spent=spent
-        )
+            model_id=model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest,
+            spent=paid or spent,
+        )  # fmt: skip
         rng = np.random.default_rng(options.random_state)
         seed = own_seed(options, party.name)
     else:
@@ -317,6 +323,7 @@ def participate(
     progress: Progress | None = None,
     keeper: Keeper | None = None,
     vouching: Vouching,
+    ledger: Ledger | None = None,
 ) -> ModelPart:
     """Train as a participant other than the leader; parameters as `lead` has them.
 
@@ -340,6 +347,7 @@ def participate(
         recover=options.dropout == "accept", allow_two=may_be_two(options),
     )  # fmt: skip
     noise = plan_noise(options, schema, begun.classes, len(members))
+    paid = pay(noise, ledger, party.job)
     printed = b"" if keeper is None else printed_rows([rows], begun.classes)
     objective = objective_for(rows, begun.classes, options)
     if begun.rounds is None:
@@ -349,7 +357,7 @@ def participate(
         forest = Forest(objective, (party.name,), begun.classes)
         part = ModelPart(
             model_id=begun.model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest,
-            spent="" if noise.budget is None else str(noise.budget),
+            spent=paid,
         )  # fmt: skip
         seed = own_seed(options, party.name)
     else:

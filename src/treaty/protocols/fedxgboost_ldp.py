@@ -166,7 +166,7 @@ def active(
     sources = [others[name] if name in others else own for name in parties]
     finder = ScoreSplits(
         sources, n_rows, scoring, threads, noise.of,
-        first_order=options.score == "first_order", exact=options.mode == "paper",
+        first_order=options.split_score == "first_order", exact=options.mode == "paper",
     )  # fmt: skip
     grow(party, data, options, begun, finder, sources, eval_sets, threads, progress, keeper, noise.rules())
     part.spent = noise.told(forest.rounds)
@@ -231,7 +231,7 @@ def passive(
     owner = ScoringOwner(
         lead, columns, table.n_rows,
         scoring_rules(options, (begun.grad_unit, begun.hess_unit), noisy_hess=begun.noisy_hess), threads,
-        first_order=options.score == "first_order", exact=options.mode == "paper",
+        first_order=options.split_score == "first_order", exact=options.mode == "paper",
     )  # fmt: skip
     party.send(lead, Columns(len(columns.categorical)))
     matrices = [t.matrix() for t in (*eval_tables, *([table] if options.refit else []))]

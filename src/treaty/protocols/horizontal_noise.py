@@ -8,17 +8,21 @@ end (a search or tree that ends early) are paid for all the same.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.checkpoints import noise_folder
 from treaty.data.columns import Category
 from treaty.data.table import Schema
 from treaty.errors import ConfigError
 from treaty.options import TreeOptions
 from treaty.privacy.discrete_gaussian import MOST_SIGMA, noise_share
+from treaty.privacy.ledger import DEFAULT_DELTA, Entry, Ledger, cost
 from treaty.privacy.zcdp import (
     NoiseBudget,
     budget,
@@ -33,7 +37,6 @@ from treaty.trees.splits import SplitRules
 
 SEARCH_ROUNDS = 24  # of the quantile search under noise: each costs
 OF_OPENING, OF_SEARCH = 0.01, 0.09  # of the budget; the rest is for trees
-DEFAULT_DELTA = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,29 @@ def plan_noise(options: TreeOptions, schema: Schema, classes: Sequence[Category]
         )
     spent = budget([opening, search, trees], delta)
     return SumNoise(opening.sigma, search.sigma, trees.sigma, honest, spent)
+
+
+def noise_ledger(options: TreeOptions, kept: Path | None, name: str) -> Ledger | None:
+    """Return the privacy ledger of a participant, where there is noise and a folder to keep it in."""
+    return None if kept is None or options.epsilon_total is None else Ledger(noise_folder(kept, name))
+
+
+def pay(noise: SumNoise, ledger: Ledger | None, job: str) -> str:
+    """Enter a training's noise in a participant's ledger before anything is opened; return in words what was paid.
+
+    Parameters
+    ----------
+    ledger : Ledger or None
+        None where none is kept, and for a leader without rows.
+    job : str
+    """
+    if noise.budget is None:
+        return ""
+    if ledger is None:
+        return str(noise.budget)
+    rho, delta = noise.budget.rho, noise.budget.delta
+    entry = Entry(secrets.token_hex(16), job, "discrete Gaussian", "sums of a training", rho=rho, delta=delta)
+    return f"{noise.budget}. In the ledger: {cost(ledger.spend([entry]))}"
 
 
 def check_noise(options: TreeOptions, data: Labelled, classes: object) -> None:

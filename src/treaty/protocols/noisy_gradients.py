@@ -88,7 +88,7 @@ class NoisyGradients:
         self.mechanism = options.mechanism or DEFAULT_MECHANISM
         self.epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
         self._paper = options.mode == "paper"
-        self._first_order = options.score == "first_order"
+        self._first_order = options.split_score == "first_order"
         self.noisy_hess = self._on_gradients and (weighted or self._paper)
         largest_grad, largest_hess = objective.grad_bound, objective.hess_bound
         if self._on_gradients:
@@ -181,15 +181,16 @@ class NoisyGradients:
         """Say what was paid, in this training and with everything in the ledger, and whether that ended it."""
         delta = self._options.delta
         everything = self._ledger.entries()
-        here = cost(self.spent, delta) if self._on_gradients else f"epsilon {self.epsilon:g} per label, once"
+        here = cost(self.spent, delta) if self._on_gradients else f"epsilon {self.epsilon:g} per label and per person, once"
         ended = f"; training ended after {rounds} rounds: {self.stopped}" if self.stopped else ""
-        return f"{here}. In the ledger: {cost(everything, delta)}{ended}"
+        kept = f". In the ledger: {cost(everything, delta)}" if everything else ""
+        return f"{here}{kept}{ended}"
 
 
 def scoring_rules(options: TreeOptions, units: tuple[float, float], *, noisy_hess: bool) -> SplitRules:
     """Return the rules of scores: without hess, or with one that carries noise, over a floor of reg_lambda / 2."""
     rules = options.rules_of(*units)
-    if options.score == "first_order":
+    if options.split_score == "first_order":
         return replace(rules, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,7 @@ from treaty.errors import ConfigError
 from treaty.models import ModelPart, keep_records, record_split, records_used
 from treaty.options import TreeOptions
 from treaty.privacy.label_rr import stored_noisy_labels
+from treaty.privacy.ledger import Entry, Ledger
 from treaty.protocols.decisions import Decided
 from treaty.trees.boosting import EvalSet, Forest, Progressed, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
@@ -65,18 +68,38 @@ def objective_for(data: Labelled, classes: list[Category] | None, options: TreeO
 
 
 def noisy_labels(
-    path: str | os.PathLike[str], y: NDArray[np.float64], classes: list[Category] | None, options: TreeOptions
+    path: str | os.PathLike[str],
+    y: NDArray[np.float64],
+    classes: list[Category] | None,
+    options: TreeOptions,
+    ledger: Ledger,
+    job: str,
 ) -> NDArray[np.float64]:
     """Return what `label_rr` trains on: labels randomised once, drawn when `path` does not keep them yet.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Of the party with the labels; the same noisy labels cost once.
+    job : str
+        For the ledger.
 
     Raises
     ------
     ConfigError
         For a regression, or when the file keeps those of other labels.
+    BudgetSpent
+        When a person would pay more than `epsilon_total`.
     """
     if classes is None or options.epsilon is None:
         raise ConfigError("mechanism='label_rr' randomises classes; a regression has none: leave it out (None)")
-    return stored_noisy_labels(path, y, len(classes), options.epsilon).astype(np.float64)
+    noisy = stored_noisy_labels(path, y, len(classes), options.epsilon)
+    content = msgspec.msgpack.encode([len(classes), options.epsilon]) + noisy.tobytes()
+    draw = hashlib.sha256(b"treaty noisy labels" + ledger.key + hashlib.sha256(content).digest()).hexdigest()
+    ledger.spend(
+        [Entry(draw, job, "label_rr", "labels", options.epsilon)], most=options.epsilon_total, delta=options.delta
+    )
+    return noisy.astype(np.float64)
 
 
 def own_columns(table: Table, options: TreeOptions, splits: SplitTable, threads: int) -> ColumnSource:

@@ -25,11 +25,6 @@ SMM = "fedxgboost-smm"
 LDP = "fedxgboost-ldp"
 
 
-def ledger_of(kept: Path | None, name: str) -> Ledger:
-    """Return the privacy ledger of a party, in the folder of what serves later jobs; one in memory without a folder."""
-    return Ledger(None if kept is None else noise_folder(kept, name))
-
-
 def train_active(
     party: Party,
     data: Labelled,
@@ -64,7 +59,8 @@ def train_active(
     if options.protocol == LDP:
         return fedxgboost_ldp.active(
             party, data, options, parties=parties, classes=classes, eval_sets=eval_sets,
-            threads=threads, progress=progress, keeper=keeper, ledger=ledger_of(kept, party.name),
+            threads=threads, progress=progress, keeper=keeper,
+            ledger=Ledger(None if kept is None else noise_folder(kept, party.name)),
         )  # fmt: skip
     if options.protocol == SMM and options.mode == "paper":
         return fedxgboost_smm.active(
