@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from cryptography.x509 import load_der_x509_certificate
+from cryptography.x509 import load_pem_x509_certificate
 from numpy.typing import NDArray
 
 from treaty.compute import cores
@@ -160,7 +160,7 @@ def check_identities(job: Job) -> None:
 
 
 def _public_key(path: str) -> bytes:
-    key = load_der_x509_certificate(load_certificate(path)).public_key()
+    key = load_pem_x509_certificate(load_certificate(path)).public_key()
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
