@@ -345,9 +345,8 @@ def check_smm_consent(options: TreeOptions) -> None:
 
 def _check_together(options: TreeOptions) -> None:
     """Refuse options that do not go together."""
-    if options.protocol == "fedxgboost-smm" and options.mode == "paper":
-        check_smm_consent(options)
-        _check_backend(options)
+    if options.protocol == "fedxgboost-smm":
+        _check_smm(options)
     if options.goss and options.subsample < 1.0:
         raise ConfigError("goss draws the rows of each tree itself; leave subsample at 1")
     if options.goss and options.top_rate + options.other_rate > 1.0:
@@ -412,9 +411,10 @@ def _check_together(options: TreeOptions) -> None:
         )
 
 
-def _check_backend(options: TreeOptions) -> None:
-    """Refuse options of the product's backends that do not go together."""
+def _check_smm(options: TreeOptions) -> None:
+    """Refuse options of either mode of "fedxgboost-smm" that do not go together."""
     if options.mode == "paper":
+        check_smm_consent(options)
         for name in ("backend", "reveal", "key_bits", "insecure_test_key_bits"):
             if getattr(options, name) is not None:
                 raise ConfigError(f"option {name} is of 'fedxgboost-smm' in safe mode; leave it out in paper mode")
