@@ -181,6 +181,8 @@ def test_fitted_attributes_tell_what_happened():
     [
         ({}, "user", "the slot in the complete tree at each level", "splits and leaf values of all trees"),
         ({}, "edge", "while at most 1 of 3 edge servers", "splits and leaf values of all trees"),
+        ({"comparison": "additive"}, "edge", "while no two of the first three edge servers", "at most 1 of 3"),
+        ({"comparison": "additive"}, "user", "the slot in the complete tree at each level", "splits and leaf values"),
         ({"expose": "model"}, "user", "splits and leaf values of all trees", "the slot in the complete tree"),
         ({"expose": "model"}, "edge", "splits and leaf values of all trees", "shares"),
         ({}, "server", "the sum of these alone, who are 3 or more", "min_child_samples"),
@@ -218,6 +220,8 @@ def test_as_many_edge_servers_may_collude_as_the_text_says():
         ({"feature_sample": 13}, "feature_sample of at most 12 columns, got 13"),
         ({"feature_sample": 3, "colsample_bytree": 0.5}, "give one"),
         ({"dropout": "accept"}, "expected a share"),
+        ({"comparison": "additive"}, 'hidden model, and expose="model"'),
+        ({"comparison": "additive", "edges": 2, "expose": None}, "expected 3 edge servers or more, got 2"),
         ({"dropout": 0.4}, "can lose 0.4 of their users, got 3 in the largest"),
         ({"dropout": 0.2, "transport": "grpc"}, "leave it out with transport='grpc'"),
         ({"delta": 1e-6}, "has no option 'delta'"),

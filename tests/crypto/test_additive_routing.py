@@ -145,6 +145,25 @@ def test_what_a_server_sees_is_uniform_for_any_rows_and_splits(server):
     assert stats.chi2_contingency(np.stack(tables)).pvalue > FALSE_ALARM
 
 
+def test_what_servers_open_to_each_other_is_uniform():
+    """A server sees what it has sent, too: both messages of a round together are numbers and bits under fresh masks."""
+    rng = np.random.default_rng(3)
+    tree, codes = Tree(3, rng), np.zeros((6400, len(LAYOUT.n_bins)), np.uint8)
+    servers, _, paths = routed([tree], codes)
+    servers.values(paths, tree.values[None])
+    assert len(servers.rounds) == 1 + 5 + 6 + 6 + 1
+    for sent in servers.rounds:
+        for together in (sent[0, 1] + sent[1, 0], sent[0, 1] ^ sent[1, 0]):
+            counts = np.bincount(np.ascontiguousarray(together).view(np.uint8).reshape(-1), minlength=256)
+            assert stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("value", [0, 5, -1])
+def test_either_share_of_a_number_is_uniform(value):
+    for shares in share_integers(np.full(20_000, value)):
+        assert stats.chisquare(np.bincount(shares.view(np.uint8), minlength=256)).pvalue > FALSE_ALARM
+
+
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_what_server_1_is_dealt_is_uniform(nodes):
     mask, keys = deal_mask(6400, LAYOUT.columns)
