@@ -1,21 +1,24 @@
-"""Speed and traffic of routing rows down a hidden tree on Shamir shares (FedXGB's SecPred).
+"""Speed and traffic of routing rows down a hidden tree on shares, Shamir's or additive ones (FedXGB's SecPred).
 
 Claim: products of 50,000 rows of 200 columns with a level's 4 splits take a server below a second on one core. Measured
 for each level of a tree of depth 3 and per 1,000 rows: seconds of one core for one server (the mean over all of them,
 which run one after the other; messages are handed over in memory), rounds, and bytes that all servers send together.
-Offline is `prepare`, whose random numbers need no row; online is the rest. Features are numeric, of 32 bins, and may be
-missing, two columns each. Every row's path and value is checked against the plain walk. Half a minute; `--quick`:
-a tenth of the rows and no results written.
+Offline is `prepare`, whose random numbers need no row; online is the rest. "additive" has two servers and a dealer:
+offline is what the dealer does and sends, online what one of the servers does and both send. Features are numeric, of 32
+bins, and may be missing, two columns each. Every row's path and value is checked against the plain walk.
+Half a minute; `--quick`: a tenth of the rows and no results written.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from data import arguments, report, verdict
+from treaty.crypto import additive_routing as additive
 from treaty.crypto import shamir_field as field
 from treaty.crypto.hidden_splits import Layout
 from treaty.crypto.secure_comparison import Program, Setting, prepare
@@ -53,24 +56,35 @@ def random_tree(layout: Layout, rng: np.random.Generator) -> list[tuple[np.ndarr
     return tree
 
 
-def routed(servers: int, columns: int, rows: int) -> list[dict[str, object]]:
-    """Route rows down one tree; return a line of results for each level and one for the leaves."""
+Cost = dict[str, float]
+NOTHING: Cost = {"rounds": 0, "bytes": 0, "seconds": 0.0}
+
+
+def line(comparison: str, servers: int, columns: int, rows: int, part: str, offline: Cost, online: Cost) -> dict:
+    """One line of results."""
+    found: dict[str, object] = {"comparison": comparison, "servers": servers, "columns": columns, "rows": rows}
+    found |= {"part": part}
+    for name, spent in (("offline", offline), ("online", online)):
+        found[f"{name}_rounds"] = int(spent["rounds"])
+        found[f"{name}_bytes_per_row"] = round(spent["bytes"] / rows)
+        found[f"{name}_seconds_per_1000_rows"] = spent["seconds"] / rows * 1000
+    return found
+
+
+def made_up(columns: int, rows: int) -> tuple[np.random.Generator, Layout, np.ndarray]:
+    """Random codes of rows, columns being two of each feature."""
     rng, features = np.random.default_rng(0), columns // 2
     layout = Layout(n_bins=[BINS] * features, categorical=[False] * features, may_miss=[True] * features)
+    return rng, layout, rng.integers(0, BINS + 1, (rows, features)).astype(np.uint8)
+
+
+def routed(servers: int, columns: int, rows: int) -> list[dict[str, object]]:
+    """Route rows down one tree on Shamir shares; return a line of results for each level and one for the leaves."""
+    rng, layout, codes = made_up(columns, rows)
     setting = Setting(servers=servers, degree=(servers - 1) // 2, bits=layout.bits)
-    codes = rng.integers(0, BINS + 1, (rows, features)).astype(np.uint8)
     each, node, paths, lines = range(servers), np.zeros(rows, int), [None] * servers, []
     shared = share_integers(setting, layout.encode_rows(codes))
-
-    def line(part: str, offline: dict[str, float], online: dict[str, float]) -> None:
-        found: dict[str, object] = {"servers": servers, "degree": setting.degree, "columns": columns, "rows": rows}
-        found |= {"part": part}
-        for name, spent in (("offline", offline), ("online", online)):
-            found[f"{name}_rounds"] = int(spent["rounds"])
-            found[f"{name}_bytes_per_row"] = round(spent["bytes"] / rows)
-            found[f"{name}_seconds_per_1000_rows"] = spent["seconds"] / rows * 1000
-        lines.append(found)
-
+    told = "shamir", servers, columns, rows
     for level, (chosen, left_bins) in enumerate(random_tree(layout, rng)):
         splits = [layout.encode_split(f, left) for f, left in zip(chosen.tolist(), left_bins, strict=True)]
         weights, thresholds = (share_integers(setting, np.array(part)) for part in zip(*splits, strict=True))
@@ -81,12 +95,55 @@ def routed(servers: int, columns: int, rows: int) -> list[dict[str, object]]:
         goes_left = (chosen >= 0)[node] & left_bins[node, codes[np.arange(rows), chosen[node]]]
         assert np.array_equal(open_bits(setting, np.stack(left)), goes_left)
         node = 2 * node + 1 - goes_left
-        line(f"level {level}", offline, online)
+        lines.append(line(*told, f"level {level}", offline, online))
     values = rng.integers(-(2**40), 2**40, 1 << DEPTH)
     leaves = share_integers(setting, values)
     results, online = play([leaf_values(setting, i, paths[i], leaves[i]) for i in each])
     assert np.array_equal(open_integers(setting, np.stack(results)), values[node])
-    line("leaves", {"rounds": 0, "bytes": 0, "seconds": 0.0}, online)
+    lines.append(line(*told, "leaves", NOTHING, online))
+    return lines
+
+
+def routed_additively(columns: int, rows: int) -> list[dict[str, object]]:
+    """Do the same on additive shares of two servers with a dealer, and open the rows' masks before."""
+    rng, layout, codes = made_up(columns, rows)
+    node, paths, lines = np.zeros(rows, int), [additive.at_root(i, 1, rows) for i in range(2)], []
+    shared = additive.share_integers(layout.encode_rows(codes))
+    told = "additive", 2, columns, rows
+    none = np.empty(0, np.uint64)
+
+    def dealt(deal: Callable[..., Any], *of: object) -> tuple[Any, Cost]:
+        start = time.process_time()
+        what, keys, corrections = deal(*of)
+        spent = time.process_time() - start
+        return (what, list(zip(keys, (none, corrections), strict=True))), {
+            "rounds": 1, "bytes": 64 + corrections.nbytes, "seconds": spent
+        }  # fmt: skip
+
+    (mask, masks), offline = dealt(lambda: (*additive.deal_mask(rows, columns), none))
+    held, online = play([additive.mask_rows(i, shared[i], masks[i][0]) for i in range(2)])
+    lines.append(line(*told, "masks", offline, online))
+    for level, (chosen, left_bins) in enumerate(random_tree(layout, rng)):
+        splits = [layout.encode_split(f, left) for f, left in zip(chosen.tolist(), left_bins, strict=True)]
+        weights, thresholds = (additive.share_integers(np.array([part])) for part in zip(*splits, strict=True))
+        (_, given), offline = dealt(lambda k=1 << level: (None, *additive.deal_level(mask, 1, k, layout.bits)))
+        results, online = play(
+            [
+                additive.route_level(i, held[i], weights[i], thresholds[i], paths[i], layout.bits, *given[i])
+                for i in range(2)
+            ]
+        )
+        left, paths = zip(*results, strict=True)
+        goes_left = (chosen >= 0)[node] & left_bins[node, codes[np.arange(rows), chosen[node]]]
+        assert np.array_equal(additive.open_bits(np.stack(left))[0], goes_left)
+        node = 2 * node + 1 - goes_left
+        lines.append(line(*told, f"level {level}", offline, online))
+    values = rng.integers(-(2**40), 2**40, (1, 1 << DEPTH))
+    leaves = additive.share_integers(values)
+    (_, given), offline = dealt(lambda: (None, *additive.deal_leaves(rows, 1, 1 << DEPTH)))
+    results, online = play([additive.leaf_values(i, paths[i], leaves[i], *given[i]) for i in range(2)])
+    assert np.array_equal(additive.open_integers(np.stack(results))[0], values[0, node])
+    lines.append(line(*told, "leaves", offline, online))
     return lines
 
 
@@ -102,9 +159,14 @@ def products(rows: int) -> None:
 def main() -> None:
     quick = arguments(__doc__).parse_args().quick
     routed(3, 100, 300)  # kernels compiled
+    routed_additively(100, 300)
     rows = 1000 if quick else 10_000
     products(5 * rows)
-    lines = [line for columns in (100, 200) for servers in (3, 5, 10) for line in routed(servers, columns, rows)]
+    lines = []
+    for columns in (100, 200):
+        for servers in (3, 5, 10):
+            lines += routed(servers, columns, rows)
+        lines += routed_additively(columns, rows)
     report("secure_routing", lines, quick=quick)
 
 
