@@ -1,6 +1,8 @@
-"""What a passive party's transcript says about who shares nodes with whom: the input of `treaty.privacy.clustering`."""
+"""What a party's transcript says: the input of `treaty.privacy.clustering` and `treaty.privacy.smm_attacks`."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,8 +10,13 @@ from numpy.typing import NDArray
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Entry, Transcript
-from treaty.protocols.encrypted_columns import SplitAnswer, SplitRequest, SumsRequest, TreeStart
+from treaty.privacy.smm_attacks import Answered
+from treaty.protocols.encrypted_columns import Layout, SplitAnswer, SplitRequest, SumsRequest, TreeStart
 from treaty.protocols.secureboost import Setup
+from treaty.protocols.smm_levels import PaperTree, Rows, cut_matrices, rows_of_nodes, vectors_of_nodes
+from treaty.protocols.smm_paper_candidates import CandidateVectors, MaskedGradients, NodeRows
+from treaty.protocols.smm_paper_sums import MaskedCandidates, NullVectors, nodes_asked
+from treaty.trees.candidates import candidate_slots
 
 Cells = NDArray[np.int32]
 
@@ -69,6 +76,100 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
                 finer[divided] = n_rows + 2 * split[divided] + np.unpackbits(left, count=len(divided))
                 cells = _keep_if_finer(trees[-1], cells, finer)
     return trees
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SmmNode:
+    """What both ends of a node's product in FedXGBoost-SMM as published have of it.
+
+    Attributes
+    ----------
+    answered : Answered
+        Rows, null vectors and what came back for them.
+    slots : int (columns,)
+        Version 1: which slot each column that came back is about.
+    totals : float64 (2,)
+        Version 2: sums of grad and of hess, which came along.
+    """
+
+    answered: Answered
+    slots: NDArray[np.int32]
+    totals: NDArray[np.float64]
+
+
+def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> list[list[list[SmmNode]]]:
+    """Return the products of FedXGBoost-SMM as published between the transcript's party and a peer.
+
+    Parameters
+    ----------
+    transcript : Transcript
+        Of either end, with contents.
+    peer : str
+    n_rows : int
+        Rows of the table.
+
+    Returns
+    -------
+    list of list of list of SmmNode
+        Of each tree, each level and each node that was not left out.
+
+    Raises
+    ------
+    ConfigError
+        When the transcript keeps no contents.
+    PeerProtocolError
+        When a recorded message is not what the protocol sends.
+    """
+    trees: list[list[list[SmmNode]]] = []
+    offsets = features = np.empty(0, np.int32)
+    rows, vectors = list[Rows](), list[NDArray[np.float64]]()
+    for entry in transcript.entries:
+        if entry.peer != peer:
+            continue
+        match entry.step:
+            case "Layout":
+                offsets = _read(entry, _content(entry, Layout).offsets, "offsets", None)
+            case "PaperTree":
+                features = _read(entry, _content(entry, PaperTree).columns, "columns", None)
+                trees.append([])
+            case "NullVectors":
+                asked = _content(entry, NullVectors)
+                rows = rows_of_nodes(_read(entry, asked.node_of_row, "node_of_row", n_rows), nodes_asked(asked))
+                vectors = vectors_of_nodes(asked.widths, asked.vectors, rows, peer, entry.step)
+            case "MaskedCandidates":
+                answer, shape = _content(entry, MaskedCandidates), (len(rows), int(offsets[-1]))
+                counts = view(answer.counts, np.int32, shape, peer=peer, what="MaskedCandidates.counts")
+                slots = [candidate_slots(of_node, features, offsets) for of_node in counts]
+                widths = [len(of_node) for of_node in slots]
+                masked = cut_matrices(answer.masked, rows, widths, peer, "MaskedCandidates.masked")
+                trees[-1].append(_nodes(rows, vectors, masked, slots, np.zeros((len(rows), 2), np.int64)))
+            case "NodeRows":
+                named = _content(entry, NodeRows)
+                rows = rows_of_nodes(_read(entry, named.node_of_row, "node_of_row", n_rows), named.nodes)
+            case "CandidateVectors":
+                sent = _content(entry, CandidateVectors)
+                vectors = vectors_of_nodes(sent.widths, sent.vectors, rows, peer, entry.step)
+            case "MaskedGradients":
+                gradients, none = _content(entry, MaskedGradients), np.empty(0, np.int32)
+                totals = view(gradients.totals, np.int64, (len(rows), 2), peer=peer, what="MaskedGradients.totals")
+                widths = [2 * (of_node.shape[1] > 0) for of_node in vectors]
+                masked = cut_matrices(gradients.masked, rows, widths, peer, "MaskedGradients.masked")
+                trees[-1].append(_nodes(rows, vectors, masked, [none] * len(rows), totals))
+    return trees
+
+
+def _nodes(
+    rows: list[Rows],
+    vectors: list[NDArray[np.float64]],
+    masked: list[NDArray[np.float64]],
+    slots: list[NDArray[np.int32]],
+    totals: NDArray[np.int64],
+) -> list[SmmNode]:
+    return [
+        SmmNode(Answered(rows[k], vectors[k], masked[k]), slots[k], totals[k].astype(np.float64))
+        for k in range(len(rows))
+        if vectors[k].shape[1]
+    ]
 
 
 def _keep_if_finer(tree: list[Cells], cells: Cells, finer: NDArray[np.int64]) -> Cells:
