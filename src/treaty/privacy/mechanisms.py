@@ -168,7 +168,8 @@ def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None
     """
     draw = randomness or keystream()
     share = _piecewise_share(epsilon)
-    chosen = uniform64(draw, len(t)) < np.uint64(math.floor(share * 2.0**63) * 2)  # does not depend on t
+    limit = min(math.floor(share * 2.0**64), 2**64 - 1)
+    chosen = uniform64(draw, len(t)) < np.uint64(limit)  # whatever t is
     return np.where(chosen, piecewise(t, epsilon, draw), duchi(t, epsilon, draw))
 
 
