@@ -122,8 +122,9 @@ def cost(entries: Sequence[Entry], delta: float | None = None) -> str:
 
 def _person(entries: Sequence[Entry], delta: float | None) -> str:
     total, added = per_person(entries, delta), math.fsum(entry.epsilon for entry in entries)
-    if delta is None or (total == added and not any(entry.rho for entry in entries)):
-        return f"{total:g} per person"
+    without_delta = not any(entry.rho for entry in entries) and f"{total:.4g}" == f"{added:.4g}"
+    if delta is None or without_delta:
+        return f"{added:g} per person"
     kind = "row added or removed" if added == 0.0 else "person"
     return f"epsilon {total:.4g} at delta {delta:g} per {kind}"
 

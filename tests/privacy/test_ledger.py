@@ -1,0 +1,229 @@
+"""The privacy ledger: what adds up, what is refused before it is released, and what survives a process."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import subprocess
+import sys
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treaty.errors import BudgetSpent, ConfigError
+from treaty.privacy.bucket_rr import BucketLedger, Column
+from treaty.privacy.ledger import Entry, Ledger, cost, per_person, read_ledger
+from treaty.privacy.zcdp import epsilon_of
+
+
+def entry(number, epsilon=1.0, **others):
+    return Entry(f"draw {number}", "job", "duchi", f"gradients of tree {number}", epsilon, **others)
+
+
+def sums(rho, delta=1e-6):
+    return Entry(f"sums {rho}", "job", "discrete Gaussian", "sums of a training", rho=rho, delta=delta)
+
+
+# ---------------------------------------------------------------- adding up
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(0.0, 100.0), max_size=30))
+def test_without_delta_epsilons_add_up(epsilons):
+    entries = [entry(k, epsilon) for k, epsilon in enumerate(epsilons)]
+    assert per_person(entries) == math.fsum(epsilons)
+
+
+def test_at_a_delta_many_small_epsilons_cost_less_than_their_sum_and_never_more():
+    small = [entry(k, 0.05) for k in range(400)]
+    assert per_person(small) == pytest.approx(20.0)
+    assert 4.0 < per_person(small, 1e-6) < 6.0
+    for epsilon, count in product((0.01, 0.5, 3.0, 50.0), (1, 3)):
+        few = [entry(k, epsilon) for k in range(count)]
+        assert per_person(few, 1e-9) == pytest.approx(epsilon * count)
+    assert per_person(small, 1e-9) > per_person(small, 1e-6) > per_person(small, 1e-3)
+
+
+def test_the_accountant_is_above_what_randomised_response_truly_costs():
+    """Exact delta of 40 answers of randomised response at epsilon 0.2, from the binomial distribution."""
+    epsilon, count, delta = 0.2, 40, 1e-5
+    bound = per_person([entry(k, epsilon) for k in range(count)], delta)
+    p = math.exp(epsilon) / (1 + math.exp(epsilon))
+    kept = np.arange(count + 1)
+    ways = np.array([math.comb(count, int(k)) for k in kept], float)
+    one, other = ways * p**kept * (1 - p) ** (count - kept), ways * p ** (count - kept) * (1 - p) ** kept
+    exact = np.maximum(one - math.exp(bound) * other, 0.0).sum()
+    assert exact <= delta
+    assert np.maximum(one - math.exp(0.6 * bound) * other, 0.0).sum() > delta  # not by far, though
+
+
+def test_noise_on_sums_is_counted_as_its_job_counted_it_and_fourfold_beside_values():
+    alone = [sums(0.05)]
+    assert per_person(alone) == pytest.approx(epsilon_of(0.05, 1e-6))
+    both = [*alone, entry(1, 0.001)]
+    assert per_person(both) == pytest.approx(epsilon_of(0.2, 1e-6), rel=0.02)
+    assert per_person(both) > per_person([sums(0.05), sums(0.06)]) > per_person(alone)
+
+
+def test_no_noise_costs_infinitely_whatever_is_beside_it():
+    for entries in ([entry(1, math.inf)], [entry(1, math.inf), sums(0.1), entry(2)]):
+        assert per_person(entries) == per_person(entries, 1e-6) == math.inf
+
+
+@pytest.mark.parametrize("delta", [-1e-6, 1.0, 2.0])
+def test_a_delta_that_is_none_is_refused(delta):
+    with pytest.raises(ConfigError, match="expected a delta above 0 and below 1"):
+        per_person([entry(1)], delta)
+
+
+@pytest.mark.parametrize(
+    ("entries", "delta", "text"),
+    [
+        ([], None, "epsilon none per value; 0 per person over 0 releases"),
+        ([entry(1), entry(2)], None, "epsilon 1 per value; 2 per person over 2 releases"),
+        ([entry(1, 0.5), entry(2, 2.0)], None, "epsilon 0.5 to 2 per value; 2.5 per person over 2 releases"),
+        ([sums(0.05)], None, "rho 0.05 per row; epsilon 1.472 at delta 1e-06 per row added or removed over 1 releases"),
+        ([entry(1), entry(2)], 1e-6, "epsilon 1 per value; 2 per person over 2 releases"),
+    ],
+)  # fmt: skip
+def test_the_cost_is_printed_per_value_and_per_person(entries, delta, text):
+    assert cost(entries, delta) == text
+
+
+def test_a_sum_that_an_accountant_beats_is_printed_with_its_delta():
+    text = cost([entry(k, 0.05) for k in range(400)], 1e-6)
+    assert text.startswith("epsilon 0.05 per value; epsilon 5.1")
+    assert text.endswith("at delta 1e-06 per person over 400 releases")
+
+
+# ---------------------------------------------------------------- spending
+
+
+@pytest.fixture(params=["file", "memory"])
+def ledger(request, tmp_path):
+    return Ledger(tmp_path / "a.noise" if request.param == "file" else None)
+
+
+def test_entries_stay_in_order_and_a_draw_is_paid_once(ledger):
+    assert ledger.spend([entry(2), entry(1)]) == [entry(2), entry(1)]
+    assert ledger.spend([entry(1), entry(3), entry(3)]) == [entry(2), entry(1), entry(3)]
+    assert ledger.entries() == [entry(2), entry(1), entry(3)]
+
+
+def test_what_would_cost_too_much_is_refused_whole_and_leaves_no_trace(ledger):
+    ledger.spend([entry(1), entry(2)], most=2.0)
+    with pytest.raises(BudgetSpent, match=r"may pay epsilon 2, has paid 2 and would pay 4 with gradients of tree 3"):
+        ledger.spend([entry(3), entry(4)], most=2.0)
+    assert ledger.entries() == [entry(1), entry(2)]
+    ledger.spend([entry(1), entry(2)], most=1.0)  # paid long ago
+    ledger.spend([entry(3)], most=3.0)
+    assert len(ledger.entries()) == 3
+
+
+def test_ten_tenths_are_one_and_no_more(ledger):
+    for k in range(10):
+        ledger.spend([entry(k, 0.1)], most=1.0)
+    with pytest.raises(BudgetSpent):
+        ledger.spend([entry(11, 1e-6)], most=1.0)
+
+
+def test_the_limit_is_on_everything_in_the_ledger_whatever_it_is_for(ledger):
+    ledger.spend([sums(0.05)])
+    with pytest.raises(BudgetSpent):
+        ledger.spend([entry(1)], most=2.0)
+    ledger.spend([entry(1)], most=6.0)
+
+
+def test_a_delta_lets_more_be_spent(ledger):
+    many = [entry(k, 0.05) for k in range(200)]
+    with pytest.raises(BudgetSpent):
+        ledger.spend(many, most=5.0)
+    ledger.spend(many, most=5.0, delta=1e-6)
+    with pytest.raises(BudgetSpent):
+        ledger.spend([entry(k, 0.05) for k in range(500)], most=5.0, delta=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [entry(1, -1.0), entry(1, math.nan), sums(-0.1), sums(math.inf), sums(math.nan)])
+def test_costs_that_are_none_are_refused(ledger, wrong):
+    with pytest.raises(ConfigError, match="expected costs of 0 or more"):
+        ledger.spend([wrong])
+    assert ledger.entries() == []
+
+
+# ---------------------------------------------------------------- keeping
+
+
+def test_all_mechanisms_of_a_party_are_in_one_file(tmp_path):
+    codes = np.zeros((5, 1), np.uint8)
+    BucketLedger(tmp_path).noisy(codes, [Column("age", 4, 2.0, b"")], np.arange(5), "spring")
+    Ledger(tmp_path).spend([entry(1), sums(0.1)])
+    found = read_ledger(tmp_path)
+    assert [(e.job, e.mechanism, e.what, e.epsilon) for e in found[:1]] == [("spring", "bucket_rr", "age", 2.0)]
+    assert found[1:] == [entry(1), sums(0.1)]
+    assert read_ledger(tmp_path / "ledger") == found == BucketLedger(tmp_path).entries()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "ledger"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
+
+
+def test_the_key_stays_and_other_folders_have_others(tmp_path):
+    keys = [Ledger(tmp_path / name).key for name in ("a", "a", "b")]
+    assert keys[0] == keys[1] != keys[2]
+    assert len(keys[0]) == 32
+    assert Ledger(None).key != Ledger(None).key
+
+
+def test_two_jobs_at_once_cannot_both_take_the_last_of_a_budget(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from treaty.privacy.ledger import Entry, Ledger\n"
+        "from treaty.errors import BudgetSpent\n"
+        "ledger, taken = Ledger(Path(sys.argv[1])), 0\n"
+        "for k in range(30):\n"
+        "    try:\n"
+        "        ledger.spend([Entry(f'{sys.argv[2]} {k}', sys.argv[2], 'duchi', 'tree', 1.0)], most=40.0)\n"
+        "        taken += 1\n"
+        "    except BudgetSpent:\n"
+        "        pass\n"
+        "print(taken)\n"
+    )
+    jobs = [
+        subprocess.Popen([sys.executable, "-c", script, str(tmp_path), name], stdout=subprocess.PIPE, text=True)
+        for name in ("one", "other")
+    ]
+    taken = [int(job.communicate(timeout=120)[0]) for job in jobs]
+    assert sum(taken) == len(read_ledger(tmp_path)) == 40
+    assert per_person(read_ledger(tmp_path)) == 40.0
+
+
+def test_a_job_that_dies_while_it_writes_leaves_all_or_nothing(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.spend([entry(1)])
+
+    def dies():
+        with ledger._transaction() as db:
+            db.execute("INSERT INTO entries VALUES ('half', 'job', 'duchi', 'tree', 1.0, 0.0, 0.0)")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dies()
+    assert read_ledger(tmp_path) == [entry(1)]
+
+
+def test_a_later_version_and_a_wrong_number_are_refused(tmp_path):
+    Ledger(tmp_path)
+    with sqlite3.connect(tmp_path / "ledger") as db, pytest.raises(sqlite3.IntegrityError):
+        db.execute("INSERT INTO entries VALUES ('a', 'job', 'duchi', 'tree', 'much', 0.0, 0.0)")
+    db.execute("PRAGMA user_version = 2")
+    db.close()
+    with pytest.raises(ConfigError, match="expected a ledger of version 1, got 2"):
+        Ledger(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, b"garbage" * 2000], ids=["none", "garbage"])
+def test_reading_what_is_no_ledger_is_a_config_error(tmp_path, content):
+    if content is not None:
+        (tmp_path / "ledger").write_bytes(content)
+    with pytest.raises(ConfigError, match="no such file" if content is None else "cannot use the privacy ledger"):
+        read_ledger(tmp_path)
