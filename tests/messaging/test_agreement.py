@@ -72,3 +72,16 @@ def test_protocol_goes_on_after_agreement(together):
             assert party.receive("clinic", Count).n == 1
 
     assert run(together, dict.fromkeys(STAR, TERMS), after) == {"clinic": None, "lab": None, "shop": None}
+
+
+def test_terms_can_be_compared_with_some_peers_alone(together):
+    channels = memory_channels(STAR)
+    parties = {n: Party(n, "breast", "secureboost", channels[n], peers, timeout=10) for n, peers in STAR.items()}
+    outcome = together(
+        clinic=lambda: agree(parties["clinic"], {"rows": 3}, peers=["lab"]),
+        lab=lambda: agree(parties["lab"], {"rows": 3}),
+    )
+    assert outcome == {"clinic": None, "lab": None}
+    assert len(parties["shop"].transcript.entries) == 0
+    parties["clinic"].send("shop", Count(1))
+    assert parties["shop"].receive("clinic", Count).n == 1

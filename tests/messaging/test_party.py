@@ -380,3 +380,50 @@ def test_later_round_is_refused_where_it_is_not_followed_and_an_earlier_one_alwa
     with pytest.raises(PeerProtocolError, match="expected Count of round 2, got Count of round 1"):
         lab.receive("clinic", Count, follow=True)
     assert lab.round == 2
+
+
+# ---------------------------------------------------------------- a peer set aside
+
+
+def test_a_peer_set_aside_is_talked_to_by_name_alone(quick):
+    clinic = quick["clinic"]
+    clinic.set_aside("shop")
+    clinic.set_aside("shop")
+    assert clinic.peers == ("lab",)
+    clinic.send("shop", Count(1))
+    quick["shop"].send("clinic", Count(2))
+    assert quick["shop"].receive("clinic", Count).n == 1
+    assert clinic.receive("shop", Count).n == 2
+    with pytest.raises(
+        LocalProtocolError, match=r"expected a peer of clinic \(lab, shop\), got 'nobody' - at set_aside"
+    ):
+        clinic.set_aside("nobody")
+
+
+def test_the_loss_or_abort_of_a_peer_set_aside_ends_the_job(quick):
+    clinic = quick["clinic"]
+    clinic.set_aside("shop")
+    quick["shop"].abort("its seeds are gone")
+    with pytest.raises(PeerAborted, match="shop stopped the job: its seeds are gone"):
+        clinic.receive("lab", Count)
+    lost = star(memory_channels(STAR))
+    lost["clinic"].set_aside("shop")
+    lost["shop"].channel.close()
+    with pytest.raises(PeerLost, match="shop"):
+        lost["clinic"].receive("lab", Count)
+
+
+def test_a_peer_set_aside_hears_of_an_abort_and_may_be_left_out(quick):
+    clinic = quick["clinic"]
+    clinic.set_aside("shop")
+    clinic.abort("enough")
+    with pytest.raises(PeerAborted, match="clinic stopped the job: enough"):
+        quick["shop"].receive("clinic", Count)
+    other = star(memory_channels(STAR))
+    other["clinic"].set_aside("shop")
+    other["clinic"].leave_out("shop")
+    other["shop"].abort("nobody minds")
+    other["lab"].send("clinic", Count(3))
+    assert other["clinic"].receive("lab", Count).n == 3
+    with pytest.raises(LocalProtocolError, match="left out - at set_aside"):
+        other["clinic"].set_aside("shop")
