@@ -4,8 +4,8 @@ Claim: products of 50,000 rows of 200 columns with a level's 4 splits take a ser
 for each level of a tree of depth 3 and per 1,000 rows: seconds of one core for one server (the mean over all of them,
 which run one after the other; messages are handed over in memory), rounds, and bytes that all servers send together.
 Offline is `prepare`, whose random numbers need no row; online is the rest. "additive" has two servers and a dealer:
-offline is what the dealer does and sends, online what one of the servers does and both send. Features are numeric, of 32
-bins, and may be missing, two columns each. Every row's path and value is checked against the plain walk.
+offline is what the dealer does and sends, online what one of the servers does and both send. Features are numeric, of
+32 bins, and may be missing, two columns each. Every row's path and value is checked against the plain walk.
 Half a minute; `--quick`: a tenth of the rows and no results written.
 """
 

@@ -9,7 +9,7 @@ are each uniform. For whoever is to learn an answer: both servers send their bit
 
 **Cost:** the dealer's message, 1 + ceil(log2(l - 1)) rounds, and less than 4 l bits per comparison from each server to
 the other; from the dealer a key for each and less than 3 l bits for server 1. For l = 64: 7 rounds, 243 bits (61 bytes
-in all) and 181 (23 bytes). For l = 7, which bins take: 4 rounds, 18 bits and 13.
+in all) and 181 (23 bytes). For l = 6, which 32 bins take: 4 rounds, 14 bits and 10.
 
 References
 ----------
