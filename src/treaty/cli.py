@@ -66,8 +66,8 @@ def demo(
     protocol: Annotated[
         str,
         typer.Option(
-            help="secureboost or federboost-vertical, split by column; federboost-horizontal, split by row; fedxgb, "
-            "among users of a few rows; or pooled for the plain grower."
+            help="secureboost, federboost-vertical or fedxgboost-smm, split by column; federboost-horizontal, split by "
+            "row; fedxgb, among users of a few rows; or pooled for the plain grower."
         ),
     ] = "secureboost",
     parties: Annotated[

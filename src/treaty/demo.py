@@ -69,7 +69,8 @@ def run_demo(
     if protocol != "pooled":
         pooled = GBDTClassifier(n_estimators=trees, max_bin=32).fit(rows(train), y[train]).predict_proba(rows(test))
         same = " (bit for bit the same)" if np.array_equal(pooled, ours) else " (DIFFERENT)"
-        add_scores(scores, f"Treaty, pooled table{same if protocol == 'secureboost' else ''}", y[test], pooled)
+        exact = protocol in ("secureboost", "fedxgboost-smm")
+        add_scores(scores, f"Treaty, pooled table{same if exact else ''}", y[test], pooled)
     add_xgboost(scores, columns, y, train, test, trees)
     console.print(scores)
     print_training(console, model, fitted - started, predicted - fitted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from treaty.checkpoints import Keeper
 from treaty.compute import cores, stay_on_one_core
@@ -29,7 +31,7 @@ from treaty.protocols.horizontal_noise import noise_ledger
 from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled, Progress
 from treaty.protocols.smm_dealer import DEALER, dealer
-from treaty.protocols.vertical import train_active, train_passive
+from treaty.protocols.vertical import SMM, train_active, train_passive
 
 Role = Callable[[Party], Any]
 _FEW_CELLS = 1 << 20  # of a participant: summed in less time than it takes to say so
@@ -207,7 +209,9 @@ def train_in_threads(
     )  # fmt: skip
     if helper is not None:
         roles[helper] = lambda party: dealer(party, options, lead=active, threads=threads)
-    played = play(roles, star(active, tables, helper), job="fit", protocol=options.protocol)
+    products = options.protocol == SMM and options.mode == "paper"
+    with threadpool_limits(1, user_api="blas") if products else nullcontext():  # parties multiply side by side
+        played = play(roles, star(active, tables, helper), job="fit", protocol=options.protocol)
     return {name: played.results[name] for name in tables}, traffic_of(played.transcripts.values())
 
 

@@ -12,14 +12,15 @@ import pytest
 import treaty
 from protocols.smm_playing import CONSENT, OPTIONS, play_training, tables_and_labels, to_tables
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
+from treaty.checkpoints import Keeper, checkpoint_file
 from treaty.errors import ConfigError, PeerAborted, PeerError, PeerProtocolError
 from treaty.messaging.messages import Array
-from treaty.options import TreeOptions, tree_options
+from treaty.options import SMM_PAPER_LEAKS, TreeOptions, tree_options
 from treaty.protocols import fedxgboost_smm as smm
 from treaty.protocols.decisions import DecideRequest
 from treaty.protocols.encrypted_columns import SplitAnswer, SplitRequest
 from treaty.protocols.fedxgboost_smm import PaperSetup
-from treaty.protocols.smm_levels import PaperTree
+from treaty.protocols.smm_levels import PaperFinder, PaperTree
 from treaty.protocols.smm_paper_candidates import BestGains, CandidateVectors, MaskedGradients, NodeRows, Won
 from treaty.protocols.smm_paper_sums import MaskedCandidates, NullVectors
 
@@ -181,6 +182,66 @@ def test_all_rows_on_one_side_is_no_split():
     for version in (1, 2):
         played = play_training(tables, y, version=version, min_child_samples=2)
         assert [len(tree.left) for tree in played.results["p0"].forest.trees] == [1, 1]
+
+
+# ---------------------------------------------------------------- whole fits
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_fit_saves_loads_and_says_what_was_learned(version, tmp_path):
+    X, y = real_table("binary", rows=150)
+    tables = cut(with_categories(X), 3)
+    model = treaty.GBDTClassifier(**CONSENT, version=version, n_estimators=2, max_bin=6).fit(tables, y)
+    model.save(tmp_path / "model")
+    loaded = treaty.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict_proba(tables), model.predict_proba(tables))
+    assert loaded.version == version
+    assert set(model.disclosures_) == {"p0", "p1", "p2"}
+    exactly = " ".join(model.disclosures_["p0" if version == 1 else "p1"][:4])
+    assert "exactly" in exactly
+    assert all(facts[-1] == SMM_PAPER_LEAKS for facts in model.disclosures_.values())
+    sent = model.communication_["p0 -> p1"]["by_type"]
+    assert ("NullVectors", "MaskedGradients")[version - 1] in sent
+    assert ("NullVectors", "MaskedGradients")[2 - version] not in sent
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("tree", [0, 2])
+def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, version, tree):
+    X, y = real_table("binary", rows=150)
+    tables, options = cut(with_gaps(X), 3), {"subsample": 0.8, "random_state": 4, "n_estimators": 4, "max_bin": 4}
+
+    def fit(folder=None):
+        model = treaty.GBDTClassifier(**CONSENT, version=version, min_child_samples=20, n_jobs=1, **options)
+        return model.fit(tables, y, checkpoint=folder)
+
+    class Interrupted(Exception):
+        pass
+
+    whole, start, started = fit(), PaperFinder.start_tree, []
+
+    def stopping(*arguments):
+        started.append(1)
+        if len(started) == tree + 1:
+            raise Interrupted
+        return start(*arguments)
+
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        patch.setattr(PaperFinder, "start_tree", stopping)
+        with pytest.raises(Interrupted):
+            fit(tmp_path)
+    assert checkpoint_file(tmp_path, "p1").exists() == (tree > 0)
+    resumed = fit(tmp_path)
+    assert_same_trees(resumed, whole)
+    np.testing.assert_array_equal(resumed.predict_proba(tables), whole.predict_proba(tables))
+
+
+def test_parties_in_processes_give_the_same_trees():
+    X, y = real_table("binary", rows=120)
+    tables, options = cut(X, 2), {"n_estimators": 1, "max_depth": 2, "n_jobs": 1, "min_child_samples": 5}
+    federated = treaty.GBDTClassifier(**CONSENT, transport="grpc", **options).fit(tables, y)
+    assert_lossless(federated, treaty.GBDTClassifier(**options).fit(tables, y), tables)
 
 
 # ---------------------------------------------------------------- consent

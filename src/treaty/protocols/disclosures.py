@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from treaty.options import TreeOptions
+from treaty.options import SMM_PAPER_LEAKS, TreeOptions
 from treaty.privacy.ledger import DEFAULT_DELTA
 from treaty.protocols.crowd_cohorts import Rules
 from treaty.protocols.noisy_gradients import DEFAULT_EPSILON, DEFAULT_MECHANISM
@@ -31,6 +31,8 @@ def disclosures(
         return _of_noisy_buckets(lead, others, options)
     if options.protocol == "fedxgboost-ldp":
         return _of_noisy_gradients(lead, others, options)
+    if options.protocol == "fedxgboost-smm" and options.mode == "paper":
+        return _of_matrix_products(lead, others, options)
     blind, columns = options.hides_nodes(cipher), options.reveals_columns(cipher)
     whose = "all" if columns else "the node's"
     learned = {
@@ -98,6 +100,46 @@ def disclosures(
             "has no data (it is trusted to collude with nobody)"
         ]
     return learned
+
+
+def _of_matrix_products(lead: str, others: Sequence[str], options: TreeOptions) -> dict[str, list[str]]:
+    """Say what FedXGBoost-SMM as published showed, `privacy.smm_attacks` being what everybody can run."""
+    split = (
+        "of every split another party won: which of the node's training rows go left; for eval sets and at prediction, "
+        "each row's side at every such split"
+    )
+    sides = ["which training rows are in each node asked about", "which of its own columns and bins were chosen"]
+    sums, vectors = "the sums of gradients and hessians of each of its candidates, and of", "null vectors of"
+    if options.version == 2:
+        learned = {
+            lead: [
+                f"{vectors} the others' candidates, and so which rows single bins hold in small nodes",
+                "the gain of each party's best split of every node",
+                split,
+                "the shape of all trees and all leaf weights",
+            ]
+        }
+        told = [
+            f"{sums} every node; and from its null vectors, of two or three levels together, every row's gradient and "
+            "hessian exactly, so every label, and in the first tree from one level, most of the time"
+        ]
+    else:
+        learned = {
+            lead: [
+                "of every column of the others (by number, not name) at every node the sum of gradients, sum of "
+                "hessians and number of rows in each bin",
+                "the bin of every row in every column of the others, exactly: by rounding what the first tree brings, "
+                "or from the roots of several trees together",
+                split,
+                "the shape of all trees and all leaf weights",
+            ]
+        }
+        told = [
+            f"{vectors} every node's gradients; where they are nearly as many as the node has rows, every row's label"
+        ]
+    for name in others:
+        learned[name] = [*told, *sides]
+    return {name: [*facts, SMM_PAPER_LEAKS] for name, facts in learned.items()}
 
 
 def _of_noisy_buckets(lead: str, others: Sequence[str], options: TreeOptions) -> dict[str, list[str]]:

@@ -49,6 +49,7 @@ to the whole numbers they stand for, so that splits equal the plain grower's; H^
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -65,7 +66,7 @@ from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
-from treaty.options import TreeOptions, check_smm_consent
+from treaty.options import SMM_PAPER_LEAKS, TreeOptions, check_smm_consent
 from treaty.protocols.column_owner import SplitOwner, TreeOrder
 from treaty.protocols.decisions import DecideRequest, Finish, decide
 from treaty.protocols.encrypted_columns import Layout, SplitRequest, TreeEnd
@@ -84,6 +85,8 @@ from treaty.protocols.smm_paper_sums import (
 )
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
+
+logger = logging.getLogger(__name__)
 
 MOST_SUM_BITS = 46
 """Of sums in float64, which has 53: what rounding errors add up to stays far below 1."""
@@ -149,6 +152,7 @@ def active(
         the protocol does not allow.
     """
     check_smm_consent(options)
+    logger.warning("insecure, with consent: %s", SMM_PAPER_LEAKS)
     n_rows, sizes = data.table.n_rows, sizes or Sizes()
     agree(party, terms(options, n_rows, [e.table.n_rows for e in eval_sets]))
     objective = objective_for(data, classes, options)
@@ -218,6 +222,7 @@ def passive(
         Own splits.
     """
     check_smm_consent(options)
+    logger.warning("insecure, with consent: %s", SMM_PAPER_LEAKS)
     (lead,) = party.peers
     agree(party, terms(options, table.n_rows, [t.n_rows for t in eval_tables]))
     bins = fit_bins(table, options.max_bin, threads)
