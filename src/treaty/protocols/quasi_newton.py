@@ -41,7 +41,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.cancelling_masks import CancellingMasks, from_fixed, to_fixed, total
+from treaty.crypto.cancelling_masks import FRACTION_BITS, CancellingMasks, from_fixed, to_fixed, total
 from treaty.data.columns import Category
 from treaty.data.table import Table
 from treaty.errors import ConfigError, CryptoError, DataError, PeerProtocolError
@@ -416,7 +416,23 @@ def decide_for(
     summed = total(parts)
     if own is not None:
         summed = [a + b for a, b in zip(summed, own, strict=True)]
-    decision = coordinator.decide(from_fixed(summed))
+    products = from_fixed(summed)
+    _check_products(products, len(givers) + 1)
+    decision = coordinator.decide(products)
     for name in givers:
         party.send(name, Step(Array.of(decision.coefficients), decision.keep))
     return decision
+
+
+def _check_products(products: Floats, parts: int) -> None:
+    """Refuse what are not the inner products of any vectors, but for the rounding of so many parts.
+
+    Masks hide whatever a party sends: that it was nonsense shows in the sum alone.
+    """
+    size = (math.isqrt(8 * len(products) + 1) - 1) // 2
+    gram = np.zeros((size, size))
+    gram[np.triu_indices(size)] = products
+    rounding = parts * 2.0**-FRACTION_BITS
+    squares = np.diag(gram) + rounding
+    if np.any(squares < 0.0) or np.any(np.abs(gram) > np.sqrt(np.outer(squares, squares)) * (1 + 1e-9) + rounding):
+        raise CryptoError("the parties' summed inner products are those of no vectors; one of them sent something else")

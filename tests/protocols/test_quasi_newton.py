@@ -1,0 +1,250 @@
+"""Logistic regression between parties: the pooled optimiser's weights, whatever cipher, solver and roles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from protocols.logistic import LEAD, PAPER, linear_tables, options_of, play_logistic, pooled_weights, weights_of
+from tables import real_table, with_categories, with_gaps
+from treaty.data.table import to_table
+from treaty.errors import ConfigError, DataError
+from treaty.messaging.messages import decode_body, view
+from treaty.protocols.linear_setup import KeptBatches
+from treaty.protocols.quasi_newton import EpochEnd, Products
+
+FORMS = {
+    "lattice": {"encryption": "lattice"},
+    "lattice-two": {"encryption": "lattice", "coordinator": False},
+    "ou": {"encryption": "ou"},
+    "ou-two": {"encryption": "ou", "coordinator": False},
+    "paillier": {"encryption": "paillier"},
+    "paillier-two": {"encryption": "paillier", "coordinator": False},
+    "ou-paper": {"encryption": "ou", **PAPER},
+    "paillier-paper": {"encryption": "paillier", **PAPER},
+}
+SMALL = {"max_iter": 2, "period": 1}
+
+
+def same_weights(tables, y, **changes):
+    played = play_logistic(tables, y, **changes)
+    _, fitted = pooled_weights(tables, y, **changes)
+    found = weights_of(played, tables)
+    assert np.abs(fitted.weights).max() > 0.01
+    np.testing.assert_allclose(found, fitted.weights, rtol=0, atol=1e-9)  # the specification asks for 1e-6
+    np.testing.assert_allclose(played.results["p0"].losses, fitted.losses, rtol=0, atol=1e-9)
+    return played, fitted
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("parties", [2, 3])
+def test_weights_are_those_of_the_pooled_optimiser(form, parties):
+    same_weights(*linear_tables(parties, rows=260), **SMALL, **FORMS[form])
+
+
+@pytest.mark.parametrize("form", ["lattice", "lattice-two", "ou", "ou-two", "ou-paper"])
+def test_five_parties_train_by_gradient_descent(form):
+    same_weights(*linear_tables(5, rows=260), protocol="sgd", max_iter=2, **FORMS[form])
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou-two", "paillier", "paillier-paper"])
+def test_two_parties_train_by_gradient_descent(form):
+    same_weights(*linear_tables(2, rows=260), protocol="sgd", max_iter=2, **FORMS[form])
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou", "ou-two", "ou-paper"])
+def test_epochs_that_let_the_loss_rise_are_undone_alike(form):
+    _, fitted = same_weights(*linear_tables(2, rows=260), **FORMS[form], protocol="sgd", learning_rate=2.5, max_iter=4)
+    assert fitted.losses[1] > 1.1 * fitted.losses[0], "the loss did not rise: the test proves nothing"
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou-two", "ou-paper"])
+def test_training_ends_with_a_steady_loss_and_with_a_penalty(form):
+    _, fitted = same_weights(
+        *linear_tables(2, rows=260), **FORMS[form], protocol="sgd", learning_rate=0.02, max_iter=30, tol=0.05, l2=0.1
+    )
+    assert 1 < len(fitted.losses) < 30
+
+
+def test_gaps_categories_constants_and_a_guest_without_columns():
+    X, y = real_table("binary", rows=260)
+    X = with_categories(with_gaps(X.iloc[:, :5]))
+    X["same"] = 3.0
+    tables = {"p0": to_table(X[[]], party="p0", allow_no_features=True), "p1": to_table(X, party="p1")}
+    played, _ = same_weights(tables, y.astype(float), **SMALL, encryption="lattice", batch_size=250)
+    assert played.results["p1"].coef[-1] == 0.0
+    assert len(played.results["p0"].coef) == 0
+
+
+# ---------------------------------------------------------------- what parties are sent
+
+
+def received(played, name, frm=None):
+    return {e.step for e in played.transcripts[name].entries if e.direction == "received" and frm in (None, e.peer)}
+
+
+SETUP = {"Terms", "Verdict"}
+PAIRED = {"PairKey", "KnownBatches", "ShareCommitted", "ShareTold"}
+
+
+@pytest.mark.parametrize(
+    ("form", "of_coordinator", "of_guest", "of_host"),
+    [
+        ("lattice", {"Products"}, {"Step"}, {"Step"}),
+        ("ou", {"Products", "Masked", "LossPart", "LossCipher"},
+         {"SharedKey", "Vector", "Opened", "LossTotal", "Step"}, {"SharedKey", "Vector", "Opened", "Step"}),
+        ("ou-two", set(), {"HiddenRows", "Product", "Products"}, {"HiddenRows", "Product", "Step"}),
+    ],
+)  # fmt: skip
+def test_parties_are_sent_what_the_documentation_says(form, of_coordinator, of_guest, of_host):
+    tables, y = linear_tables(3, rows=260)
+    played = play_logistic(tables, y, **SMALL, **FORMS[form], random_state=None)
+    lattice = {"ColumnsHint", "Query", "Flooded", "Share"} if "lattice" in form else set()
+    goodbye = {"Goodbye"}
+    assert received(played, "p0") - goodbye == SETUP | PAIRED | {"Described"} | lattice | of_guest
+    assert received(played, "p1") - goodbye == SETUP | PAIRED | {"Begin", "EpochEnd"} | lattice | of_host
+    if of_coordinator:
+        assert received(played, LEAD) - goodbye == SETUP | {"Begin", "EpochEnd"} | of_coordinator
+    ends = [e for e in played.transcripts["p1"].entries if e.step == "EpochEnd" and e.direction == "received"]
+    assert set(EpochEnd.__struct_fields__) == {"learning_rate", "back", "finished"}, "a loss would reach hosts"
+    assert len(ends) == 2
+
+
+def test_paper_form_is_that_of_the_paper():
+    tables, y = linear_tables(2, rows=260)
+    played = play_logistic(tables, y, **SMALL, **FORMS["ou-paper"])
+    assert received(played, "p0", "p1") >= {"Margins"}
+    assert received(played, "p1", "p0") >= {"Vector"}
+    assert received(played, LEAD) - {"Goodbye"} == SETUP | {"Begin", "Gradient", "EpochOver"}
+    assert received(played, "p1", LEAD) - {"Goodbye"} == SETUP | {"SharedKey", "StepPart"}
+
+
+def bits_of_products(played, name, frm):
+    wanted = ("received", frm, "Products")
+    entries = [e for e in played.transcripts[name].entries if (e.direction, e.peer, e.step) == wanted]
+    numbers = [
+        view(decode_body(e.content, Products, peer=frm).values, np.uint64, (None, 2), peer=frm, what="values")
+        for e in entries
+    ]
+    return np.concatenate(numbers)
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+def test_coordinator_sees_uniform_numbers_of_each_party(parties):
+    tables, y = linear_tables(parties, rows=260)
+    played = play_logistic(tables, y, encryption="lattice", max_iter=20, period=1, memory=5, tol=0.0)
+    for name in tables:
+        numbers = bits_of_products(played, LEAD, name)
+        assert len(numbers) > 1500
+        for word in (0, 1):
+            counts = np.bincount((numbers[:, word] >> np.uint64(60)).astype(np.int64), minlength=16)
+            expected = len(numbers) / 16
+            assert ((counts - expected) ** 2 / expected).sum() < 44.3  # chi-squared, 15 degrees: false alarm 1e-4
+
+
+def test_guest_without_coordinator_learns_one_hosts_products_and_the_sum_of_several():
+    tables, y = linear_tables(2, rows=260)
+    played = play_logistic(tables, y, encryption="lattice", coordinator=False, **SMALL)
+    plain = bits_of_products(played, "p0", "p1")
+    assert (plain[:, 1] < 1 << 32).mean() > 0.4, "of one host the guest learns its part, as the documentation says"
+    tables, y = linear_tables(3, rows=260)
+    played = play_logistic(tables, y, encryption="lattice", coordinator=False, max_iter=10, period=1)
+    masked = bits_of_products(played, "p0", "p1")
+    counts = np.bincount((masked[:, 1] >> np.uint64(60)).astype(np.int64), minlength=16)
+    expected = len(masked) / 16
+    assert ((counts - expected) ** 2 / expected).sum() < 44.3
+
+
+# ---------------------------------------------------------------- batches and guards
+
+
+def order_of(played):
+    """Which partition was used, as the weights after the first epochs tell."""
+    return weights_of(played, ["p0", "p1"])
+
+
+def test_batches_are_kept_for_later_jobs_on_the_same_table(tmp_path):
+    tables, y = linear_tables(2, rows=260)
+    given = {"encryption": "lattice", "protocol": "sgd", "max_iter": 1, "random_state": None, "kept": tmp_path}
+    first, second = (play_logistic(tables, y, **given) for _ in range(2))
+    np.testing.assert_array_equal(order_of(first), order_of(second))
+    other = play_logistic(tables, y, **{**given, "kept": tmp_path / "elsewhere"})
+    assert np.abs(order_of(first) - order_of(other)).max() > 1e-6
+    with pytest.raises(ConfigError, match="batch_size=120"):
+        play_logistic(tables, y, **{**given, "batch_size": 130})
+    with pytest.raises(ConfigError, match="as in the earlier job"):
+        play_logistic(tables, y, **{**given, "random_state": 5})
+    changed = {**tables, "p1": to_table(real_table("binary", rows=260, seed=3)[0].iloc[:, 1:], party="p1")}
+    adopted = play_logistic(changed, y, **given)  # a partner with another table takes over the guest's batches
+    assert any(e.step == KeptBatches.__name__ for e in adopted.transcripts["p1"].entries)
+
+
+def test_parties_that_insist_on_different_batches_stop():
+    tables, y = linear_tables(2, rows=260)
+    with pytest.raises(ConfigError, match="insist on different batches"):
+        play_logistic(tables, y, encryption="lattice", theirs={"random_state": 8})
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou", "ou-two"])
+def test_small_batches_are_refused(form):
+    with pytest.raises(ConfigError, match="at least 110 rows"):
+        play_logistic(*linear_tables(2, rows=260), **FORMS[form], batch_size=109)
+
+
+@pytest.mark.parametrize(
+    ("changes", "theirs", "words"),
+    [
+        ({"mode": "paper", "encryption": "ou"}, None, "allow_insecure"),
+        ({**PAPER, "encryption": "ou"}, {"allow_insecure": False}, "allow_insecure"),
+        ({**PAPER, "encryption": "lattice"}, None, "encryption 'paillier' or 'ou'"),
+        ({**PAPER, "encryption": "ou", "coordinator": False}, None, "is a coordinator's"),
+        ({"encryption": "lattice", "fractional_bits": 41}, None, "at most 40"),
+        ({"encryption": "lattice"}, {"period": 3}, "same period everywhere"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(changes, theirs, words):
+    with pytest.raises(ConfigError, match=words):
+        play_logistic(*linear_tables(2, rows=260), theirs=theirs, **changes)
+
+
+def test_a_party_with_data_must_not_coordinate():
+    from treaty.protocols.linear_setup import check_roles
+
+    options = options_of(encryption="lattice")
+    with pytest.raises(ConfigError, match="brings no data"):
+        check_roles(options, "p0", ["p0", "p1"], "p1")
+    with pytest.raises(ConfigError, match="expected a coordinator"):
+        check_roles(options, "p0", ["p0", "p1"], None)
+    with pytest.raises(ConfigError, match="two data parties"):
+        check_roles(options, "p0", ["p0"], LEAD)
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou", "ou-paper"])
+def test_tables_of_other_rows_and_labels_of_one_class_are_refused(form):
+    tables, y = linear_tables(2, rows=260)
+    with pytest.raises(DataError, match="one class"):
+        play_logistic(tables, np.ones(260), **FORMS[form])
+    longer = linear_tables(2, rows=270)[0]
+    with pytest.raises(DataError, match="260 rows at p0 and 270 at p1"):
+        play_logistic({"p0": tables["p0"], "p1": longer["p1"]}, y, **FORMS[form])
+
+
+def test_a_training_that_diverges_says_so():
+    with pytest.raises((DataError, ConfigError), match="lower learning_rate"):
+        play_logistic(*linear_tables(2, rows=260), encryption="lattice", protocol="sgd", learning_rate=1e6)
+
+
+def test_weights_of_rows_are_refused():
+    from protocols.logistic import LEAD
+    from treaty.protocols import quasi_newton
+    from treaty.protocols.pooled import Labelled
+
+    tables, y = linear_tables(2, rows=260)
+    with pytest.raises(ConfigError, match="sample_weight"):
+        play_logistic(
+            tables, y, encryption="lattice",
+            replace={"p0": lambda party: quasi_newton.guest(
+                party, Labelled(tables["p0"], y, np.ones(260)), options_of(encryption="lattice"),
+                parties=list(tables), coordinator=LEAD, classes=[0, 1],
+            )},
+        )  # fmt: skip

@@ -1,0 +1,112 @@
+"""What a host reads in its gradients: labels, in the paper's form; in the safe one no more, however long it looks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from protocols.logistic import PAPER, linear_tables, options_of, play_logistic
+from treaty.errors import ConfigError
+from treaty.linear.batches import batch_seed, epoch_order, partition
+from treaty.linear.lbfgs import Coordinator, Slice
+from treaty.linear.losses import TAYLOR, mean_over_rows
+from treaty.linear_models import preparation_of
+from treaty.messaging.messages import decode_body, view
+from treaty.protocols.quasi_newton import fixed_columns
+from treaty.protocols.quasi_newton_paper import StepPart
+
+# ---------------------------------------------------------------- residues of a batch, from real messages
+
+
+def recovered(played, table, options):
+    """Solve X_A^T d = |S| g_A for the first batch's d from what the host received; return its rows and d."""
+    entries = [e for e in played.transcripts["p1"].entries if e.direction == "received" and e.step == StepPart.__name__]
+    message = decode_body(entries[0].content, StepPart, peer="coordinator")
+    step = view(message.step, np.float64, (None,), peer="coordinator", what="step")
+    gradient = step / options.first_rate  # of gradient descent; the first step is not capped
+    X = fixed_columns(preparation_of(table).matrix(table.columns, table.n_rows)) * 2.0**-24
+    seed = batch_seed(options.random_state)
+    batches = partition(table.n_rows, options.batch_size, seed)
+    rows = batches[epoch_order(len(batches), seed, 0)[0]]
+    return rows, np.linalg.lstsq(X[rows].T, options.batch_size * gradient, rcond=None)[0]
+
+
+def test_host_solves_for_labels_of_small_batches_in_the_papers_form():
+    tables, y = linear_tables(2, rows=240)
+    changes = {"batch_size": 10, "protocol": "sgd", "max_iter": 1, "encryption": "ou"}
+    played = play_logistic(tables, y, **changes, **PAPER)
+    rows, d = recovered(played, tables["p1"], options_of(**changes, **PAPER))
+    np.testing.assert_array_equal(d < 0, y[rows] > 0.5)
+    np.testing.assert_allclose(d, -0.5 * (2 * y[rows] - 1), atol=1e-5)
+    with pytest.raises(ConfigError, match="labels can be solved for"):
+        play_logistic(tables, y, **changes)
+
+
+def test_host_does_not_solve_for_labels_of_batches_ten_times_its_columns():
+    tables, y = linear_tables(2, rows=240)
+    changes = {"batch_size": 120, "protocol": "sgd", "max_iter": 1, "encryption": "ou"}
+    played = play_logistic(tables, y, **changes, **PAPER)  # to have g_A from the same message; it is that of safe mode
+    rows, d = recovered(played, tables["p1"], options_of(**changes, **PAPER))
+    residual = -0.5 * (2 * y[rows] - 1)
+    assert np.abs(d - residual).max() > 0.1
+
+
+# ---------------------------------------------------------------- stacking, over many epochs
+
+ROWS, HOST, GUEST, BATCH = 600, 6, 2, 60  # |S| = 10 n_A, as the guard has it
+
+
+def views_of_host(epochs, *, fresh):
+    """Train in one place; return what the host has of every batch: rows, own part of margins, own slice of g.
+
+    Its slice is what `test_quasi_newton` shows a host to be sent, to 1e-9.
+    """
+    rng = np.random.default_rng(5)
+    X = np.hstack([rng.standard_normal((ROWS, HOST + GUEST)), np.ones((ROWS, 1))])
+    y = np.where(0.4 * X[:, 0] + 0.4 * X[:, HOST] + rng.standard_normal(ROWS) > 0.3, 1.0, -1.0)
+    slice_, coordinator = Slice(X.shape[1], memory=0, period=4), Coordinator(memory=0, learning_rate=0.15)
+    seed, views = batch_seed(1), []
+    batches = partition(ROWS, BATCH, seed)
+    for epoch in range(epochs):
+        if fresh:
+            batches = partition(ROWS, BATCH, batch_seed(1000 + epoch))
+        for batch in epoch_order(len(batches), seed, epoch):
+            rows = batches[batch]
+            u = X[rows] @ slice_.weights
+            grad = mean_over_rows(X[rows], TAYLOR.residuals(u, y[rows]))
+            views.append((rows, X[rows, :HOST] @ slice_.weights[:HOST], grad[:HOST]))
+            slice_.step(coordinator.decide(slice_.products(grad)))
+    return X[:, :HOST], y, views
+
+
+def stacked_auc(epochs, *, fresh):
+    """AUC for labels of the least-squares solution of all equations that the host has.
+
+    Unknown for each row are its label and the guest's part of its margin, which hardly moves after a few epochs:
+    z = y / 2 - u_B / 4, of which the sum over a batch of z x is that of u_A x / 4, less |S| g_A.
+    """
+    X, y, views = views_of_host(epochs, fresh=fresh)
+    equations, right = [], []
+    for rows, u, grad in views:
+        of_rows = np.zeros((HOST, ROWS))
+        of_rows[:, rows] = X[rows].T
+        equations.append(of_rows)
+        right.append(X[rows].T @ u / 4 - BATCH * grad)
+    A, b = np.vstack(equations), np.concatenate(right)
+    gram = A @ A.T if len(A) < ROWS else A.T @ A
+    ridge = 1e-6 * np.trace(gram) / len(gram) * np.eye(len(gram))
+    z = A.T @ np.linalg.solve(gram + ridge, b) if len(A) < ROWS else np.linalg.solve(gram + ridge, A.T @ b)
+    return roc_auc_score(y, z)
+
+
+def test_host_reads_labels_by_stacking_fresh_batches():
+    short, long = (stacked_auc(epochs, fresh=True) for epochs in (5, 60))
+    assert long > 0.99
+    assert long - short > 0.05
+
+
+def test_host_gains_nothing_by_stacking_epochs_of_one_partition():
+    short, long = (stacked_auc(epochs, fresh=False) for epochs in (5, 60))
+    assert long - short < 0.02
+    assert long < 0.9

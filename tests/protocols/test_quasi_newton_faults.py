@@ -1,0 +1,126 @@
+"""Parties that send nonsense, or are gone, in a logistic regression: one clear error, and the others told."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from protocols.logistic import LEAD, linear_tables, options_of, play_logistic
+from treaty.errors import CryptoError, PeerError, PeerLost, PeerProtocolError
+from treaty.messaging.messages import Array
+from treaty.protocols import quasi_newton
+from treaty.protocols.pooled import Labelled
+
+FORMS = {
+    "lattice": {"encryption": "lattice"},
+    "ou": {"encryption": "ou"},
+    "ou-two": {"encryption": "ou", "coordinator": False},
+    "ou-paper": {"encryption": "ou", "mode": "paper", "allow_insecure": True},
+}
+SHORT = {"max_iter": 1, "period": 1, "timeout": 20.0}
+
+
+def tampering(party, step, change):
+    """Let a party send something else in the place of messages of one type."""
+    send = party.send
+
+    def other(to, message):
+        send(to, change(message) if type(message).__name__ == step else message)
+
+    party.send = other
+    return party
+
+
+def role(name, tables, y, form, wrap):
+    options = options_of(**{**FORMS[form], "max_iter": 1, "period": 1})
+    data = Labelled(tables["p0"], y)
+    given = {"parties": list(tables), "coordinator": LEAD if options.has_coordinator else None}
+    if name == "p0":
+        return lambda party: quasi_newton.guest(wrap(party), data, options, classes=[0, 1], **given)
+    if name == LEAD:
+        return lambda party: quasi_newton.coordinate(wrap(party), options, guest="p0", parties=list(tables))
+    return lambda party: quasi_newton.host(wrap(party), tables[name], options, guest="p0", **given)
+
+
+def garbage(field, *, shape=None):
+    """Replace an array field's bytes by all ones, or its shape."""
+
+    def change(message):
+        array = getattr(message, field)
+        array = array[0] if isinstance(array, list) else array
+        if shape is not None:
+            wrong = Array.of(np.zeros(shape, array.dtype))
+        else:
+            wrong = Array(array.dtype, array.shape, memoryview(b"\xff" * array.data.nbytes))
+        old = getattr(message, field)
+        return msgspec.structs.replace(message, **{field: [wrong, *old[1:]] if isinstance(old, list) else wrong})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("form", "who", "step", "field"),
+    [
+        ("lattice", "p1", "Query", "payload"),
+        ("lattice", "p0", "Products", "values"),
+        ("lattice", LEAD, "Step", "coefficients"),
+        ("ou", "p1", "Vector", "rows"),
+        ("ou", "p0", "Vector", "rows"),
+        ("ou", "p1", "Masked", "products"),
+        ("ou", LEAD, "Opened", "numbers"),
+        ("ou", "p0", "LossCipher", "hidden"),
+        ("ou-two", "p1", "HiddenRows", "rows"),
+        ("ou-two", "p0", "Product", "values"),
+        ("ou-paper", "p1", "Margins", "rows"),
+        ("ou-paper", "p0", "Gradient", "products"),
+        ("ou-paper", LEAD, "StepPart", "step"),
+    ],
+)
+@pytest.mark.parametrize("wrong_shape", [False, True], ids=["garbage", "shape"])
+def test_nonsense_ends_the_job_with_an_error_about_it(form, who, step, field, wrong_shape):
+    tables, y = linear_tables(2, rows=260)
+    change = garbage(field, shape=(3, 2) if wrong_shape else None)
+    replaced = {who: role(who, tables, y, form, lambda party: tampering(party, step, change))}
+    with pytest.raises((PeerProtocolError, CryptoError)):
+        play_logistic(tables, y, **FORMS[form], **SHORT, replace=replaced)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("who", ["p0", "p1", LEAD])
+def test_a_lost_party_ends_the_job_of_all(form, who):
+    if who == LEAD and form == "ou-two":
+        pytest.skip("there is no coordinator")
+    tables, y = linear_tables(2, rows=260)
+
+    def dies(party):
+        receive, count = party.receive, [0]
+
+        def until(*args, **kwargs):
+            count[0] += 1
+            if count[0] > 7:
+                party.channel.close()
+                raise PeerLost("nobody", "the process was killed")
+            return receive(*args, **kwargs)
+
+        party.receive = until
+        return party
+
+    with pytest.raises((PeerLost, PeerError)):
+        play_logistic(tables, y, **FORMS[form], **SHORT, replace={who: role(who, tables, y, form, dies)})
+
+
+def test_a_host_that_changes_its_share_of_the_seed_is_found_out():
+    tables, y = linear_tables(2, rows=260)
+    wrap = lambda party: tampering(party, "ShareTold", lambda m: msgspec.structs.replace(m, share=bytes(32)))  # noqa: E731
+    with pytest.raises(PeerProtocolError, match="committed to"):
+        play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p1": role("p1", tables, y, "lattice", wrap)})
+
+
+def test_sizes_that_are_not_this_partys_are_refused():
+    tables, y = linear_tables(2, rows=260)
+    wrap = lambda party: tampering(  # noqa: E731
+        party, "Begin", lambda m: msgspec.structs.replace(m, n_columns=[m.n_columns[0], m.n_columns[1] + 1])
+    )
+    with pytest.raises(PeerProtocolError, match="sizes of this party's table"):
+        play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p0": role("p0", tables, y, "lattice", wrap)})
