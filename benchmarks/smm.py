@@ -1,0 +1,210 @@
+"""FedXGBoost-SMM, published and secure, beside SecureBoost, the plain grower and XGBoost: seconds, bytes and memory.
+
+Le et al. 2021 publish no number for the matrix product ("future work"). flights, 18 numeric columns, half of them at
+each of two parties, depth 3, learning rate 0.3, leaves of 20 rows at least in every method, so that all but XGBoost
+give the same model, which is checked; SMM-2 does while nodes have rows enough for its null vectors. Set-up (bins, keys,
+hints, masked bins) is told apart from trees. Both parties and the dealer are threads of one process on all cores; bytes
+are those of all parties, peaks what the whole process takes beyond what it had before. Ciphers have 3072 bits, the
+lattice map its 128-bit parameters, null vectors are 32.
+
+Three sweeps, each into the same file and a panel of the figure: rows at 32 bins; candidates, by `max_bin`, at 20,000
+rows; null vectors r of the published form at 5,000 rows. SMM-2 stops at 20,000 rows: the matrices it makes null vectors
+of have three times as many columns as there are candidates, and take 7 GB at 100,000.
+
+Of several passes over a sweep each point's least time counts. About 15 minutes; `--quick`: a few small points.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import xgboost
+
+import figures
+from data import Data, arguments, cpu_of_others, flights, report, seconds
+from treaty import GBDTClassifier
+from treaty.crypto.matrix_product import Sizes
+from treaty.processes import compile_kernels
+from treaty.protocols import fedxgboost_smm
+
+PAPER = {"protocol": "fedxgboost-smm", "mode": "paper", "allow_insecure": True}
+SECURE = {"protocol": "fedxgboost-smm"}
+METHODS: dict[str, dict[str, Any]] = {
+    "plain, pooled": {"protocol": "pooled"},
+    "SMM-1, published": {**PAPER, "version": 1},
+    "SMM-2, published": {**PAPER, "version": 2},
+    "smm_secure, dealer": {**SECURE, "backend": "dealer"},
+    "smm_secure, lattice": {**SECURE, "backend": "lattice"},
+    "smm_secure, OU": {**SECURE, "backend": "ou"},
+    "SecureBoost, lattice": {"protocol": "secureboost", "encryption": "lattice"},
+    "SecureBoost, OU": {"protocol": "secureboost", "encryption": "ou"},
+}
+ONE_TABLE = ("XGBoost, pooled", "plain, pooled")
+COMMON = {"max_depth": 3, "learning_rate": 0.3, "min_child_samples": 20}
+MOST_ROWS = {"SMM-2, published": 20_000}
+OF_TREES = ("TreeStart", "PaperTree", "TreeEnd", "SumsRequest", "Sums", "NullVectors", "MaskedCandidates", "NodeRows",
+            "CandidateVectors", "MaskedGradients", "BestGains", "SplitRequest", "Won", "SplitAnswer", "SplitColumns",
+            "DealRequest", "Dealt")  # fmt: skip
+COLOURS = {
+    "XGBoost, pooled": "#7a7a7a",
+    "plain, pooled": "#000000",
+    "SMM-1, published": "#c1440e",
+    "SMM-2, published": "#e39a7b",
+    "smm_secure, dealer": "#2a8c4a",
+    "smm_secure, lattice": "#0b5fa5",
+    "smm_secure, OU": "#8a63b0",
+    "SecureBoost, lattice": "#7fb2dd",
+    "SecureBoost, OU": "#d9a400",
+}
+
+Row = dict[str, Any]
+Point = tuple[str, str, int, int, int]  # sweep, method, rows, max_bin, null vectors
+
+
+def points(*, quick: bool) -> list[Point]:
+    """Return what is measured, sweep by sweep."""
+    rows = (500, 2_000) if quick else (1_000, 5_000, 20_000, 100_000)
+    bins, at = ((8, 16), 1_000) if quick else ((8, 16, 32, 64), 20_000)
+    vectors, of = ((8, 32), 500) if quick else ((8, 32, 128, 512), 5_000)
+    every = ["XGBoost, pooled", *METHODS]
+    found = [("rows", method, n, 32, 32) for n in rows for method in every if n <= MOST_ROWS.get(method, n)]
+    found += [("candidates", method, at, q, 32) for q in bins for method in every]
+    return found + [("null vectors", method, of, 32, r) for r in vectors for method in METHODS if "published" in method]
+
+
+def peak(work: Callable[[], object]) -> float:
+    """Return the bytes by which the process's peak exceeds what it takes before; NaN elsewhere than on Linux."""
+    if not Path("/proc/self/clear_refs").exists():
+        work()
+        return float("nan")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = status("VmRSS")
+    work()
+    return float(status("VmHWM") - before)
+
+
+def status(field: str) -> int:
+    """Return the bytes of one line of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def with_xgboost(x: np.ndarray, y: np.ndarray, max_bin: int, trees: int) -> Row:
+    """Train XGBoost on the whole table."""
+    made: list[xgboost.QuantileDMatrix] = []
+    binned = seconds(lambda: made.append(xgboost.QuantileDMatrix(x, y, max_bin=max_bin)))
+    (matrix,) = made
+    settings: dict[str, Any] = {
+        "max_depth": 3,
+        "eta": 0.3,
+        "max_bin": max_bin,
+        "tree_method": "hist",
+        "base_score": 0.5,
+    }
+    settings["objective"] = "binary:logistic"
+    took = seconds(lambda: xgboost.train(settings, matrix, trees))
+    return {"s set-up": binned, "s/tree": took / trees, "MB set-up": 0.0, "MB/tree": 0.0, "peak MB": float("nan")}
+
+
+def with_treaty(
+    method: str, x: np.ndarray, y: np.ndarray, max_bin: int, vectors: int, trees: int
+) -> tuple[Row, np.ndarray]:
+    """Train one of ours; return what it took, and its predictions of the training rows."""
+    half = x.shape[1] // 2
+    tables = {"active": x[:, :half], "passive": x[:, half:]}
+    model = GBDTClassifier(**METHODS[method], **COMMON, n_estimators=trees, max_bin=max_bin)
+    with patch.object(fedxgboost_smm, "Sizes", partial(Sizes, null_vectors=vectors)):
+        added = peak(lambda: model.fit(tables, y))
+    sent = [of_type for pair in model.communication_.values() for of_type in pair["by_type"].items()]
+    of_trees = sum(nbytes for step, nbytes in sent if step in OF_TREES)
+    return {
+        "s set-up": model.timings_["setup"],
+        "s/tree": model.timings_["boosting"] / trees,
+        "MB set-up": (sum(nbytes for _, nbytes in sent) - of_trees) / 1e6,
+        "MB/tree": of_trees / trees / 1e6,
+        "peak MB": added / 1e6,
+    }, model.predict_proba(tables)[:, 1]
+
+
+def measure(data: Data, *, quick: bool) -> list[Row]:
+    """Return a row per point: the pass with the least time of each."""
+    order = np.random.default_rng(0).permutation(len(data.y))
+    x, y = data.x[order].astype(np.float32), data.y[order]
+    trees, passes = (1, 1) if quick else (3, 3)
+    best: dict[Point, Row] = {}
+    expected: dict[tuple[int, int], np.ndarray] = {}
+    for _ in range(passes):
+        for point in points(quick=quick):
+            sweep, method, n, max_bin, vectors = point
+            before, started = cpu_of_others(), time.perf_counter()
+            if method in METHODS:
+                row, predicted = with_treaty(method, x[:n], y[:n], max_bin, vectors, trees)
+            else:
+                row, predicted = with_xgboost(x[:n], y[:n], max_bin, trees), None
+            others = max(0.0, (cpu_of_others() - before) / (time.perf_counter() - started))
+            if method == "plain, pooled" and predicted is not None:
+                expected[n, max_bin] = predicted
+            same = "" if predicted is None or (n, max_bin) not in expected else verdict(predicted, expected[n, max_bin])
+            head = {"sweep": sweep, "method": method, "rows": n, "max_bin": max_bin, "r": vectors}
+            row = {**head, **row, "same model": same, "cores others used": others}
+            if point not in best or row["s/tree"] < best[point]["s/tree"]:
+                best[point] = row
+    return list(best.values())
+
+
+def verdict(predicted: np.ndarray, expected: np.ndarray) -> str:
+    return "yes" if np.array_equal(predicted, expected) else "NO"
+
+
+def draw(rows: list[Row], *, quick: bool) -> None:
+    """Draw seconds and bytes a tree against rows, seconds against candidates and against null vectors."""
+    figure, (of_rows, sent, of_bins, of_vectors) = figures.panels(
+        ["seconds per tree, by rows", "MB per tree, by rows", "seconds per tree, by max_bin (20,000 rows)",
+         "seconds per tree, by null vectors r (5,000 rows)"]
+    )  # fmt: skip
+    for panel, sweep, along, what in (
+        (of_rows, "rows", "rows", "s/tree"),
+        (sent, "rows", "rows", "MB/tree"),
+        (of_bins, "candidates", "max_bin", "s/tree"),
+        (of_vectors, "null vectors", "r", "s/tree"),
+    ):
+        for method, line in by_method(row for row in rows if row["sweep"] == sweep):
+            if what == "MB/tree" and method in ONE_TABLE:
+                continue
+            panel.plot(
+                [row[along] for row in line],
+                [row[what] for row in line],
+                "o-",
+                ms=3,
+                label=method,
+                color=COLOURS[method],
+            )
+        panel.set(xscale="log", yscale="log", xlabel=along)
+    of_rows.legend(fontsize=6)
+    figures.save(figure, "smm", quick=quick)
+
+
+def by_method(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
+    """Group rows, in the methods' order."""
+    kept = list(rows)
+    return [(method, line) for method in COLOURS if (line := [row for row in kept if row["method"] == method])]
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    logging.getLogger("treaty").setLevel(logging.ERROR)  # paper mode warns at every fit
+    compile_kernels("fedxgboost-smm")
+    rows = measure(flights(), quick=options.quick)
+    report("smm", rows, quick=options.quick)
+    draw(rows, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()
