@@ -7,9 +7,11 @@ import pytest
 
 from protocols.logistic import LEAD, PAPER, linear_tables, options_of, play_logistic, pooled_weights, weights_of
 from tables import real_table, with_categories, with_gaps
+from treaty.crypto.montgomery import from_words
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.messages import decode_body, view
+from treaty.protocols.hidden_products import Opened
 from treaty.protocols.linear_setup import KeptBatches
 from treaty.protocols.quasi_newton import EpochEnd, Products
 
@@ -248,3 +250,20 @@ def test_weights_of_rows_are_refused():
                 parties=list(tables), coordinator=LEAD, classes=[0, 1],
             )},
         )  # fmt: skip
+
+
+def test_numbers_that_the_coordinator_decrypts_are_uniform():
+    tables, y = linear_tables(2, rows=260)
+    played = play_logistic(tables, y, encryption="ou", protocol="sgd", max_iter=12, insecure_test_key_bits=512)
+    top = []
+    for entry in played.transcripts[LEAD].entries:
+        if (entry.direction, entry.step) == ("sent", Opened.__name__):
+            numbers = decode_body(entry.content, Opened, peer=LEAD).numbers
+            top += [
+                x.bit_length() for x in from_words(view(numbers, np.uint64, (None, None), peer=LEAD, what="numbers"))
+            ]
+    lengths = max(top) - np.array(top)  # of uniform numbers below a power of two, half have full length, and so on
+    assert len(lengths) > 250
+    expected = len(lengths) * np.array([0.5, 0.25, 0.125, 0.125])
+    counts = np.bincount(np.minimum(lengths, 3), minlength=4)
+    assert ((counts - expected) ** 2 / expected).sum() < 21.1  # chi-squared, 3 degrees: false alarm 1e-4

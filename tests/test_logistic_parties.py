@@ -1,0 +1,148 @@
+"""`LogisticRegression` between parties, in threads and in processes, and job files of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+import treaty
+from tables import cut, real_table
+from treaty.errors import ConfigError
+from treaty.job_file import load_job
+from treaty.linear_jobs import check_identities, find_linear_part, predict_linear_party
+from treaty.messaging.certificates import write_identity
+from treaty.processes import run_all
+
+GIVEN = {"batch_size": 120, "max_iter": 2, "period": 1, "tol": 0.0, "random_state": 3}
+
+
+@pytest.fixture(scope="module")
+def split():
+    X, y = real_table("binary", rows=260)
+    return cut(X, 3), np.where(y == 1, "benign", "malignant")
+
+
+@pytest.fixture(scope="module")
+def pooled(split):
+    return treaty.LogisticRegression("pooled", **GIVEN).fit(*split)
+
+
+@pytest.mark.parametrize("protocol", ["quasi-newton", "sgd"])
+def test_fit_between_threads_gives_the_pooled_model(split, protocol, tmp_path):
+    X, y = split
+    alone = treaty.LogisticRegression("pooled", solver=protocol, **GIVEN).fit(X, y)
+    model = treaty.LogisticRegression(protocol, **GIVEN).fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(X), alone.predict_proba(X), atol=1e-6)
+    np.testing.assert_allclose(model.loss_history_, alone.loss_history_, atol=1e-6)
+    assert (model.predict(X) == alone.predict(X)).all()
+    assert set(model.parts_) == {"p0", "p1", "p2"}
+    assert model.parts_["p1"].intercept is None
+    assert {part.encryption for part in model.parts_.values()} == {"lattice"}
+    assert set(model.disclosures_) == {"p0", "p1", "p2", "coordinator"}
+    assert "p1 -> coordinator" in model.communication_
+    assert model.timings_["training"] > 0
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(treaty.load(tmp_path / "model").predict_proba(X), model.predict_proba(X))
+
+
+def test_weights_of_rows_and_paper_mode_without_consent_are_refused(split):
+    X, y = split
+    with pytest.raises(ConfigError, match="sample_weight"):
+        treaty.LogisticRegression("sgd", **GIVEN).fit(X, y, sample_weight=np.ones(260))
+    with pytest.raises(ConfigError, match="allow_insecure"):
+        treaty.LogisticRegression("sgd", mode="paper", **GIVEN).fit(X, y)
+
+
+def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(split):
+    X, y = split
+    fast = {**GIVEN, "insecure_test_key_bits": 640, "max_iter": 1}
+    paper = treaty.LogisticRegression("quasi-newton", mode="paper", allow_insecure=True, **fast).fit(X, y)
+    assert "every gradient" in " ".join(paper.disclosures_["coordinator"])
+    assert paper.parts_["p0"].encryption == "paillier"
+    two = treaty.LogisticRegression("quasi-newton", coordinator=False, **GIVEN).fit(X, y)
+    assert set(two.disclosures_) == {"p0", "p1", "p2"}
+    assert "inner products" in " ".join(two.disclosures_["p0"])
+
+
+def test_fit_between_processes_gives_the_pooled_model(split, pooled):
+    X, y = split
+    model = treaty.LogisticRegression("quasi-newton", coordinator=False, transport="grpc", **GIVEN).fit(X, y)
+    model.transport = "memory"
+    np.testing.assert_allclose(model.predict_proba(X), pooled.predict_proba(X), atol=1e-6)
+    assert list(model.classes_) == ["benign", "malignant"]
+    assert model.n_iter_ == 2
+
+
+def job_file(folder: Path, split, **options) -> Path:
+    """A job of three parties with data, ids in different orders, and a coordinator."""
+    X, y = split
+    rng = np.random.default_rng(0)
+    lines = ['name = "logistic"', 'active = "p0"', 'label = "kind"', "[align]", 'on = "id"', "[options]"]
+    given = {"protocol": "quasi-newton", **GIVEN, **options}
+    lines += [
+        f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in given.items()
+    ]
+    for name, part in X.items():
+        table = part.assign(id=[f"person {k}" for k in range(len(part))])
+        if name == "p0":
+            table["kind"] = y
+        table.iloc[rng.permutation(len(table))].to_csv(folder / f"{name}.csv", index=False)
+        lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"']
+    lines += ["[parties.lead]", 'role = "coordinator"']
+    path = folder / "job.toml"
+    path.write_text("\n".join(lines).replace("'", '"') + "\n")
+    return path
+
+
+def test_a_job_file_is_trained_and_predicted_in_processes(split, pooled, tmp_path):
+    path = job_file(tmp_path, split)
+    job = load_job(path)
+    assert (job.linear, job.coordinator, job.owners) == (True, "lead", ["p0", "p1", "p2"])
+    run_all(job, "train")
+    weights = np.concatenate([find_linear_part(job, name).coef for name in job.owners])
+    assert len(weights) == 12
+    assert (tmp_path / "p0.batches").exists(), "the partition is kept beside the table"
+    assert (tmp_path / "model" / "lead.report.json").exists()
+    assert not (tmp_path / "model" / "lead.part").exists()
+    run_all(job, "predict", arguments=["--output", str(tmp_path / "out.csv")])
+    found = pd.read_csv(tmp_path / "out.csv")
+    assert set(found.columns) == {"id", "prediction", "probability_benign", "probability_malignant"}
+    assert found.set_index("id").loc["person 0", "prediction"] in ("benign", "malignant")
+    agreement = found.set_index("id")["prediction"].reindex([f"person {k}" for k in range(260)]).to_numpy()
+    assert (agreement == pooled.predict(split[0])).mean() > 0.95  # rows came in another order: other batches
+
+
+def test_jobs_whose_roles_do_not_fit_are_refused(split, tmp_path):
+    path = job_file(tmp_path, split)
+    text = path.read_text()
+    for wrong, words in [
+        (text.replace('role = "coordinator"', 'role = "coordinator"\ntable = "p1.csv"'), "to have no table"),
+        (text + '[parties.two]\nrole = "coordinator"\n', "at one party"),
+        (text.replace("[options]", "[options]\ncoordinator = false"), "at one party"),
+        (text.replace('"quasi-newton"', '"secureboost"').replace("batch_size = 120", ""), "at one party|option"),
+    ]:
+        path.write_text(wrong)
+        with pytest.raises(ConfigError, match=words):
+            load_job(path)
+    path.write_text(text)
+    job = load_job(path)
+    with pytest.raises(ConfigError, match="no part in predictions"):
+        predict_linear_party(job, "lead")
+
+
+def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
+    job = load_job(job_file(tmp_path, split))
+    for name in job.parties:
+        write_identity(tmp_path, name)
+    named = {
+        name: msgspec.structs.replace(member, certificate=str(tmp_path / f"{name}.cert.pem"))
+        for name, member in job.parties.items()
+    }
+    check_identities(msgspec.structs.replace(job, parties=named))
+    named["lead"] = msgspec.structs.replace(named["lead"], certificate=named["p2"].certificate)
+    with pytest.raises(ConfigError, match="same key as p2"):
+        check_identities(msgspec.structs.replace(job, parties=named))
