@@ -9,7 +9,7 @@ lattice map its 128-bit parameters, null vectors are 32.
 
 Three sweeps, each into the same file and a panel of the figure: rows at 32 bins; candidates, by `max_bin`, at 20,000
 rows; null vectors r of the published form at 5,000 rows. SMM-2 stops at 20,000 rows: the matrices it makes null vectors
-of have three times as many columns as there are candidates, and take 7 GB at 100,000.
+of have three times as many columns as there are candidates, 0.7 GB at 100,000 rows, of which it takes several copies.
 
 Of several passes over a sweep each point's least time counts. About 15 minutes; `--quick`: a few small points.
 """

@@ -309,6 +309,20 @@ def test_all_that_travels_is_uniform():
     assert uniform(np.stack(answers))  # to the active party, who alone can open them
 
 
+def test_shares_tell_nothing_of_the_products_that_they_are_shares_of():
+    """A holder knows B: with B A itself it would have as many equations about A as it has bins."""
+    dealer = Dealer(400, {"shop": 50, "telco": 50})
+    dealt = dealer.deal(0, 6)
+    vectors = np.concatenate([vector_mask(dealer.asker_seed, k, 400) for k in range(6)])
+    hidden = {}
+    for holder, shares in dealt.items():
+        minus_b = np.zeros((50, 400), np.uint64)
+        subtract_matrix_mask(minus_b, dealer.holder_seeds[holder], 0)
+        hidden[holder] = shares.reshape(12, 50) + masked_product(minus_b, np.arange(50), vectors)  # D - B A = -C
+        assert uniform(hidden[holder])
+    assert uniform(hidden["shop"] - hidden["telco"])
+
+
 @pytest.mark.parametrize("node", [np.arange(200), np.array([17]), np.arange(0)], ids=["all", "one row", "none"])
 def test_a_query_has_the_same_shape_whatever_the_node(node):
     job = small_job()
