@@ -325,7 +325,7 @@ def passive(
     bins = fit_bins(table, options.max_bin, threads)
     codes = bins.transform(table, threads)
     numbers = np.arange(table.n_rows) if row_numbers is None else row_numbers
-    message, spent = _noisy(codes, bins, options, ledger or BucketLedger(None), numbers)
+    message, spent = _noisy(codes, bins, options, ledger or BucketLedger(None), numbers, party.job)
     party.send(lead, message)
     begun = party.receive(lead, Begin)
     printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
@@ -368,6 +368,7 @@ def _noisy(
     options: TreeOptions,
     ledger: BucketLedger,
     row_numbers: NDArray[np.int64],
+    job: str,
 ) -> tuple[Buckets, Spent]:
     """Randomise the buckets."""
     schema = bins.schema
@@ -380,7 +381,7 @@ def _noisy(
         Column(name, int(size), epsilon, _edges(bins, f))
         for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons(options, schema.names).items(), strict=True))
     ]
-    noisy, spent = ledger.noisy(codes, columns, row_numbers)
+    noisy, spent = ledger.noisy(codes, columns, row_numbers, job)
     categorical = np.array([c is not None for c in schema.categories], np.bool_)
     packed = [_pack(noisy[:, f], column.size) for f, column in enumerate(columns)]
     content = np.concatenate([np.empty(0, np.uint8), *packed])
