@@ -31,6 +31,7 @@ from treaty.jobs import (
     train_party,
 )
 from treaty.linear_commands import predict_linear, train_linear
+from treaty.linear_options import linear_options
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.options import HORIZONTAL
 from treaty.processes import run_all
@@ -64,18 +65,25 @@ def common(
 @app.command()
 def demo(
     protocol: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="secureboost, federboost-vertical or fedxgboost-smm, split by column; federboost-horizontal, split by "
-            "row; fedxgb, among users of a few rows; or pooled for the plain grower."
+            help="Of trees: secureboost, federboost-vertical or fedxgboost-smm, split by column; "
+            "federboost-horizontal, split by row; fedxgb, among users of a few rows; or pooled for the plain grower. "
+            "Of logistic: quasi-newton, sgd or pooled. By default the first."
         ),
-    ] = "secureboost",
+    ] = None,
+    model: Annotated[
+        Literal["trees", "logistic"], typer.Option(help="Boosted trees, or logistic regression, split by column.")
+    ] = "trees",
     parties: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=2, max=10, help="How many organisations the table is cut among; of fedxgb, edge servers of four users."
+            min=2,
+            max=10,
+            help="How many organisations the table is cut among: 3, or 2 of logistic; of fedxgb, edge servers of four "
+            "users.",
         ),
-    ] = 3,
+    ] = None,
     data: Annotated[str, typer.Option(help="breast (scikit-learn's, built in), or a CSV or Parquet file.")] = "breast",
     label: Annotated[str | None, typer.Option(help="Label column of a file.")] = None,
     split: Annotated[
@@ -100,11 +108,22 @@ def demo(
     own, so they first find those they share without showing each other their lists. Under federboost-horizontal three
     hospitals have patients of their own, with all measurements and labels; each is compared with what it gets alone.
     Under fedxgb people's rows stay on devices of their own; a server gets the model, and the devices nothing of it.
+    With --model logistic a clinic and a laboratory fit a logistic regression together, beside scikit-learn's.
     """
     from treaty.demo import run_demo  # scikit-learn, which no other command needs
     from treaty.demo_crowd import run_crowd_demo
+    from treaty.demo_logistic import run_logistic_demo
     from treaty.demo_rows import run_rows_demo
 
+    if model == "logistic":
+        protocol = protocol or "quasi-newton"
+        linear_options({"protocol": protocol})  # refused before anything is printed
+        run_logistic_demo(
+            console, protocol=protocol, parties=parties or 2, data=data, label=label, split=split,
+            transport=transport or "grpc", encryption=encryption,
+        )  # fmt: skip
+        return
+    protocol, parties = protocol or "secureboost", parties or 3
     if protocol in HORIZONTAL:
         if split is not None or encryption != "auto":
             raise ConfigError(

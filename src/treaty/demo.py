@@ -42,11 +42,8 @@ def run_demo(
         If a file is named without its label column, or `split` does not fit it.
     """
     columns, y = load_data(data, label)
-    cut = _cut(columns.column_names, parties, split)
-    for party, names in cut.items():
-        shown = ", ".join(names[:2]) + (f", ... ({len(names)} columns)" if len(names) > 2 else "")
-        console.print(f"  {party:<12} {shown}{' + the label' if party == next(iter(cut)) else ''}")
-    columns, y = _aligned(console, columns, y, cut)
+    cut = cut_columns(console, columns.column_names, parties, split)
+    columns, y = align_parties(console, columns, y, cut)
     own: dict[str, Any] = {"transport": transport} if protocol != "pooled" else {}
     if encryption != "auto":
         own["encryption"] = encryption
@@ -84,7 +81,9 @@ def run_demo(
     print_learned(console, {party: aligning.get(party, []) + facts for party, facts in model.disclosures_.items()})
 
 
-def _aligned(console: Console, columns: Any, y: NDArray[Any], cut: dict[str, list[str]]) -> tuple[Any, NDArray[Any]]:
+def align_parties(
+    console: Console, columns: Any, y: NDArray[Any], cut: dict[str, list[str]]
+) -> tuple[Any, NDArray[Any]]:
     """Give the rows ids, each party some of them in an order of its own, and find the common rows again.
 
     Returns
@@ -123,6 +122,21 @@ def _check_cut(groups: list[list[str]], names: list[str]) -> None:
         raise ConfigError("expected --split to name every column once")
     if not 2 <= len(groups) <= len(_NAMES) or not all(groups[1:]):
         raise ConfigError(f"expected --split to name the columns of 2 to {len(_NAMES)} parties, got {len(groups)}")
+
+
+def cut_columns(console: Console, names: list[str], parties: int, split: str | None) -> dict[str, list[str]]:
+    """Say which party holds which columns, and print it.
+
+    Raises
+    ------
+    ConfigError
+        If there are too few columns, or `split` does not fit them.
+    """
+    cut = _cut(names, parties, split)
+    for party, held in cut.items():
+        shown = ", ".join(held[:2]) + (f", ... ({len(held)} columns)" if len(held) > 2 else "")
+        console.print(f"  {party:<12} {shown}{' + the label' if party == next(iter(cut)) else ''}")
+    return cut
 
 
 def _cut(names: list[str], parties: int, split: str | None) -> dict[str, list[str]]:

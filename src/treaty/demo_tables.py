@@ -17,6 +17,7 @@ from treaty.data.labels import check_labels
 from treaty.data.sources import read_table
 from treaty.errors import ConfigError
 from treaty.estimators import GBDTClassifier
+from treaty.linear_estimator import LogisticRegression
 
 MOST_CLASSES = 50
 
@@ -97,7 +98,9 @@ def add_xgboost(grid: Grid, columns: Any, y: NDArray[Any], train: Any, test: Any
     )
 
 
-def print_training(console: Console, model: GBDTClassifier, training: float, prediction: float) -> None:
+def print_training(
+    console: Console, model: GBDTClassifier | LogisticRegression, training: float, prediction: float
+) -> None:
     """Print seconds, of training and prediction and per phase, and bytes per pair of parties."""
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in model.timings_.items() if name != "total")
     console.print(f"training {training:.1f} s ({phases}), prediction {prediction:.1f} s")

@@ -1,0 +1,100 @@
+"""``treaty demo --model logistic``: organisations with different columns fit one logistic regression together."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from sklearn.linear_model import LogisticRegression as TheirRegression
+from sklearn.model_selection import train_test_split
+
+from treaty.data.table import to_table
+from treaty.demo import align_parties, cut_columns
+from treaty.demo_tables import add_scores, load_data, print_learned, print_training, score_grid
+from treaty.errors import ConfigError
+from treaty.linear.batches import ROWS_PER_COLUMN
+from treaty.linear_estimator import LogisticRegression
+from treaty.linear_models import preparation_of
+from treaty.protocols.alignment import disclosures
+
+_EPOCHS = 60
+
+
+def run_logistic_demo(
+    console: Console,
+    *,
+    protocol: str,
+    parties: int,
+    data: str,
+    label: str | None,
+    split: str | None,
+    transport: str,
+    encryption: str,
+) -> None:
+    """Train, predict on held-back rows, and print what came of it.
+
+    Raises
+    ------
+    ConfigError
+        If a file is named without its label column, with one of more than two classes, or `split` does not fit it.
+    """
+    columns, y = load_data(data, label)
+    if len(np.unique(y)) != 2:
+        raise ConfigError(f"logistic regression is of two classes, got {len(np.unique(y))} in {label!r}; leave --model")
+    cut = cut_columns(console, columns.column_names, parties, split)
+    columns, y = align_parties(console, columns, y, cut)
+    train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
+
+    def rows(index: NDArray[np.intp]) -> dict[str, Any]:
+        return {party: columns.select(names).take(index) for party, names in cut.items()}
+
+    own: dict[str, Any] = {"max_iter": _EPOCHS, "random_state": 0, "batch_size": _batch_size(rows(train), len(train))}
+    played: dict[str, Any] = {"transport": transport} if protocol != "pooled" else {}
+    if encryption != "auto":
+        played["encryption"] = encryption
+    console.print(
+        f"[bold]{len(train)} rows to train on, {len(test)} held back; {protocol}, batches of {own['batch_size']}[/bold]"
+    )
+    model = LogisticRegression(protocol, **own, **played)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")  # of so few rows some always have
+        started = time.perf_counter()
+        model.fit(rows(train), y[train])
+        fitted = time.perf_counter()
+        ours = model.predict_proba(rows(test))
+        predicted = time.perf_counter()
+        solver = None if protocol == "pooled" else protocol
+        pooled = LogisticRegression("pooled", solver=solver, **own).fit(rows(train), y[train])
+
+    scores = score_grid()
+    if protocol != "pooled":
+        add_scores(scores, f"Treaty, {protocol}, nothing pooled", y[test], ours)
+    apart = max(np.abs(model.parts_[name].coef - pooled.parts_[name].coef).max(initial=0.0) for name in cut)
+    same = "" if protocol == "pooled" else f" (weights within {apart:.0e})"
+    add_scores(scores, f"Treaty, pooled table{same}", y[test], pooled.predict_proba(rows(test)))
+    _add_theirs(scores, columns, y, train, test)
+    console.print(scores)
+    console.print(f"{model.n_iter_} epochs, mean Taylor loss {model.loss_history_[-1]:.4f} in the last")
+    print_training(console, model, fitted - started, predicted - fitted)
+    lead, *others = cut
+    aligning = disclosures(lead, others)
+    print_learned(console, {party: aligning.get(party, []) + facts for party, facts in model.disclosures_.items()})
+
+
+def _batch_size(tables: dict[str, Any], n_rows: int) -> int:
+    """Return the fewest rows that the guard of labels lets pass, or a quarter of the table, up to 1000."""
+    widest = max(preparation_of(to_table(table)).n_columns for table in tables.values())
+    return max(ROWS_PER_COLUMN * (widest + 1), min(1000, n_rows // 4))
+
+
+def _add_theirs(scores: Any, columns: Any, y: NDArray[Any], train: NDArray[Any], test: NDArray[Any]) -> None:
+    """Add scikit-learn's, of the same prepared columns in one place, with the exact loss and its own penalty."""
+    table = to_table(columns)
+    learnt = preparation_of(to_table(columns.take(train)))
+    prepared = learnt.matrix(table.columns, table.n_rows)
+    theirs = TheirRegression(max_iter=1000).fit(prepared[train], y[train])
+    add_scores(scores, "scikit-learn's LogisticRegression, pooled table", y[test], theirs.predict_proba(prepared[test]))
