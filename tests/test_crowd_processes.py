@@ -134,6 +134,24 @@ def test_an_estimator_over_grpc_equals_the_one_in_threads():
     assert apart.disclosures_ == threads.disclosures_
 
 
+def test_two_edge_servers_and_a_dealer_apart_give_the_same_model(tmp_path):
+    users = [f"user{k}" for k in range(9)]
+    path = write_job(tmp_path, edges=(*EDGES, "oslo"), users=users, trees=1, expose="nothing", comparison="additive")
+    threads, said = play(path)
+    for thread in threads:
+        thread.join(60)
+    assert said == {}
+    job = load_job(path)
+    assert find_part(job, "owner").forest.trees == fitted(n_estimators=1, edges=2).parts_["pooled"].forest.trees
+    reports = load_reports(job)
+    sent = {name: {who: set(kinds["by_type"]) for who, kinds in of.sent.items()} for name, of in reports.items()}
+    assert all("Rows" in sent[name][edge] for name in users for edge in EDGES)
+    assert not any("Rows" in sent[name].get("oslo", ()) for name in users)
+    assert "Dealt" in sent["oslo"]["berlin"] & sent["oslo"]["tokyo"]
+    assert "Exchanged" not in sent["berlin"]["oslo"]
+    assert any("no two of the first three" in fact for fact in reports["user3"].learned["edge"])
+
+
 def test_a_hidden_model_of_parties_apart_is_the_estimators_at_the_server_alone(tmp_path, monkeypatch):
     users = [f"user{k}" for k in range(9)]
     path = write_job(tmp_path, edges=(*EDGES, "oslo"), users=users, expose="nothing")
