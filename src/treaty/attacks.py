@@ -12,7 +12,6 @@ from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Entry, Transcript
 from treaty.privacy.smm_attacks import Answered
 from treaty.protocols.encrypted_columns import Layout, SplitAnswer, SplitRequest, SumsRequest, TreeStart
-from treaty.protocols.secureboost import Setup
 from treaty.protocols.smm_levels import PaperTree, Rows, cut_matrices, rows_of_nodes, vectors_of_nodes
 from treaty.protocols.smm_paper_candidates import CandidateVectors, MaskedGradients, NodeRows
 from treaty.protocols.smm_paper_sums import MaskedCandidates, NullVectors, nodes_asked
@@ -50,18 +49,15 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
     """
     trees: list[list[Cells]] = []
     rows = cells = split = np.arange(n_rows, dtype=np.int32)
-    blind = False
     for entry in transcript.entries:
         match entry.step:
-            case "Setup":
-                blind = _content(entry, Setup).encryption == "lattice"
             case "TreeStart":
                 sample = _content(entry, TreeStart).rows
                 rows = np.arange(n_rows, dtype=np.int32) if sample is None else _read(entry, sample, "rows", None)
                 cells = np.zeros(n_rows, np.int32)
                 trees.append([])
-            case "SumsRequest" if not blind:
-                asked = _asked(_content(entry, SumsRequest), entry, len(rows))
+            case "SumsRequest" if _names_rows(request := _content(entry, SumsRequest)):
+                asked = _asked(request, entry, len(rows))
                 finer = np.full(n_rows, -1, np.int64)
                 finer[rows] = cells[rows] * (asked.max(initial=0) + 1) + asked
                 cells = _keep_if_finer(trees[-1], cells, finer)
@@ -180,6 +176,11 @@ def _keep_if_finer(tree: list[Cells], cells: Cells, finer: NDArray[np.int64]) ->
     if numbered.max(initial=-1) > cells.max(initial=-1):
         tree.append(numbered)
     return numbered
+
+
+def _names_rows(request: SumsRequest) -> bool:
+    """Whether a query says which rows are in its nodes: under a blind cipher it has a vector per node instead."""
+    return not request.payload or len(request.payload[0].shape) == 1
 
 
 def _asked(request: SumsRequest, entry: Entry, n_sampled: int) -> NDArray[np.int64]:

@@ -98,7 +98,11 @@ def demo(
     ] = None,
     trees: Annotated[int, typer.Option(min=1, help="Boosting rounds.")] = 20,
     encryption: Annotated[
-        str, typer.Option(help="Of secureboost: auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier.")
+        str,
+        typer.Option(
+            help="Of secureboost: auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier. Of fedxgboost-smm its "
+            "backend: lattice, dealer or ou."
+        ),
     ] = "auto",
 ) -> None:
     """Train and predict between organisations on this machine and compare with XGBoost on the pooled table.

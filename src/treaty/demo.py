@@ -46,7 +46,7 @@ def run_demo(
     columns, y = align_parties(console, columns, y, cut)
     own: dict[str, Any] = {"transport": transport} if protocol != "pooled" else {}
     if encryption != "auto":
-        own["encryption"] = encryption
+        own["backend" if protocol == "fedxgboost-smm" else "encryption"] = encryption
     train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
 
     def rows(index: NDArray[np.intp]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from protocols.playing import tables_and_labels
 from protocols.smm import options_of, play_secure, received, words
+from treaty.attacks import node_sets_from_transcript
 from treaty.data.binning import fit_bins
 from treaty.messaging.messages import Message
 from treaty.privacy.smm_attacks import Answered, left_over, rounded, solved, two_valued, vectors_used
@@ -69,6 +70,12 @@ def test_a_passive_party_is_told_no_rows(played, backend):
     asked = received(transcript, SplitRequest)
     assert len(asked) > 2
     assert all(request.node_of_row is None for request in asked)
+
+
+@BY_BACKEND
+def test_a_passive_party_has_nothing_to_cluster_rows_by(played, backend):
+    trees = node_sets_from_transcript(played[backend].transcripts["p1"], ROWS)
+    assert trees == [[], [], [], []]
 
 
 def test_what_a_passive_party_is_sent_is_uniform(played):
