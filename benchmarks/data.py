@@ -116,17 +116,19 @@ def mnist() -> Data:
     return Data("MNIST", np.concatenate(x).astype(np.float64), np.concatenate(y).astype(np.int64), names)
 
 
-def splits(data: Data, count: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """Return rows to train on (two thirds, stratified) and to test on, of the first `count` of ten fixed splits.
+def splits(data: Data, count: int, test_size: float = 1 / 3) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Return rows to train on (by default two thirds, stratified) and to test on, of the first `count` of ten splits.
 
     They are kept with the results, a bit per row, 1 for training: results/splits_<title>.npy, uint8
-    (10, ceil(n_rows / 8)). Split k was drawn by scikit-learn's `train_test_split` with seed k.
+    (10, ceil(n_rows / 8)), or splits_<title>_80.npy where 80 % train. Split k was drawn by scikit-learn's
+    `train_test_split` with seed k.
     """
-    path = RESULTS / f"splits_{data.title.lower().replace(',', '').replace(' ', '_')}.npy"
+    share = "" if test_size == 1 / 3 else f"_{1 - test_size:.0%}".rstrip("%")
+    path = RESULTS / f"splits_{data.title.lower().replace(',', '').replace(' ', '_')}{share}.npy"
     if not path.exists():
         drawn = np.zeros((10, len(data.y)), bool)
         for seed, trained in enumerate(drawn):
-            train, _ = train_test_split(np.arange(len(data.y)), test_size=1 / 3, stratify=data.y, random_state=seed)
+            train, _ = train_test_split(np.arange(len(data.y)), test_size=test_size, stratify=data.y, random_state=seed)
             trained[train] = True
         RESULTS.mkdir(exist_ok=True)
         np.save(path, np.packbits(drawn, axis=1))

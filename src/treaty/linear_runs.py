@@ -157,7 +157,7 @@ def train_pooled(
         l2=options.l2,
         loss=LOSSES[options.loss or "taylor"],
         weight=data.weight,
-        on_epoch=progress,
+        on_epoch=lambda so_far: progress(so_far.losses),
     )
     if options.loss != "logistic":
         warn_beyond_taylor(X @ fitted.weights)

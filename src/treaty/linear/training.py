@@ -98,7 +98,7 @@ def train(
     intercept: bool = True,
     loss: Loss = TAYLOR,
     weight: Floats | None = None,
-    on_epoch: Callable[[list[float]], None] | None = None,
+    on_epoch: Callable[[Fitted], None] | None = None,
 ) -> Fitted:
     """Train by mini-batches.
 
@@ -119,7 +119,7 @@ def train(
     weight : float64 (n_rows,) or None
         Of rows; scaled to mean 1.
     on_epoch : callable or None
-        Given the losses after every epoch.
+        Given what there is after every epoch.
 
     Raises
     ------
@@ -147,5 +147,5 @@ def train(
             slice_.end_epoch(back=back)
             coordinator.end_epoch(schedule.learning_rate, back=back)
             if on_epoch is not None:
-                on_epoch(schedule.losses)
+                on_epoch(Fitted(slice_.weights, schedule.losses))
     return Fitted(slice_.weights, schedule.losses)
