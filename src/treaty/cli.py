@@ -34,6 +34,7 @@ from treaty.linear_commands import predict_linear, train_linear
 from treaty.linear_options import linear_options
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.options import HORIZONTAL
+from treaty.privacy.ledger import cost, read_ledger
 from treaty.processes import run_all
 from treaty.progress import TrainingBar, steps_bar
 
@@ -67,7 +68,7 @@ def demo(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="Of trees: secureboost, federboost-vertical or fedxgboost-smm, split by column; "
+            help="Of trees: secureboost, federboost-vertical, fedxgboost-smm or fedxgboost-ldp, split by column; "
             "federboost-horizontal, split by row; fedxgb, among users of a few rows; or pooled for the plain grower. "
             "Of logistic: quasi-newton, sgd or pooled. By default the first."
         ),
@@ -311,6 +312,26 @@ def explain(
     found = explain_party(described, party)
     if found:
         write_predictions(Path(described.output) / f"{party}.contributions.{ending}", found)
+
+
+@app.command()
+def ledger(
+    path: Annotated[Path, typer.Argument(help="The ledger's file, or its folder: NAME.noise in a job's store.")],
+    delta: Annotated[
+        float | None, typer.Option(help="Have an accountant add releases up at this delta, where that is less.")
+    ] = None,
+) -> None:
+    """Print what noisy releases about a party's rows have cost so far, per value and per person.
+
+    One line for each job and mechanism; the last line is for everything together.
+    """
+    entries = read_ledger(path)
+    groups = dict.fromkeys((entry.job, entry.mechanism) for entry in entries)
+    for job, mechanism in groups:
+        own = [entry for entry in entries if (entry.job, entry.mechanism) == (job, mechanism)]
+        what = own[0].what if len(own) == 1 else f"{own[0].what} to {own[-1].what}"
+        console.print(f"{job}, {mechanism}, {what}: {cost(own, delta)}", soft_wrap=True, highlight=False)
+    console.print(f"all: {cost(entries, delta)}", soft_wrap=True, highlight=False)
 
 
 @app.command()
