@@ -43,6 +43,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/federboost_vertical.py
 	$(BIN)/python benchmarks/federboost_horizontal.py
 	$(BIN)/python benchmarks/fedxgb.py
+	$(BIN)/python benchmarks/smm.py
 	$(BIN)/python benchmarks/cipher_speed.py
 	$(BIN)/python benchmarks/comparison_speed.py
 	$(BIN)/python benchmarks/secure_routing.py

@@ -73,6 +73,16 @@ def test_without_a_backend_the_lattice_map_is_taken():
     assert_same_trees(default, secure)
 
 
+def test_hints_of_the_lattice_map_serve_a_later_fit(tmp_path):
+    X, y = real_table("binary", rows=80)
+    tables, options = cut(X, 2), {**SMALL, "n_estimators": 1}
+    sent = []
+    for _ in range(2):
+        model = treaty.GBDTClassifier("fedxgboost-smm", backend="lattice", n_jobs=1, **options)
+        sent.append(model.fit(tables, y, checkpoint=tmp_path).communication_["p1 -> p0"]["by_type"]["Hint"])
+    assert sent[1] < 1000 < sent[0]
+
+
 @pytest.mark.parametrize("backend", ["dealer", "ou"])
 @pytest.mark.parametrize(
     "options",
