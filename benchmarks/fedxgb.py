@@ -383,6 +383,7 @@ INSIDE: tuple[tuple[type, tuple[str, ...], str], ...] = (
     (HiddenModel, ("everybody", "split", "finish"), "prediction"),
     (Dealer, ("serve",), "prediction"),
 )
+PATIENT = 3600.0  # seconds: of a thousand users on one busy core none is to count as lost
 HEARD: dict[type[Message], str] = {Count: "set-up", Roll: "boosting"}
 
 
@@ -445,7 +446,9 @@ class Clock:
         """Time roles that begin meanwhile."""
         with ExitStack() as patches:
             for name in ROLES:
-                patches.enter_context(patch.object(crowds, name, self.role(getattr(crowds, name))))
+                play = getattr(crowds, name)
+                patient = functools.partial(play, patience=PATIENT) if name == "edge" else play
+                patches.enter_context(patch.object(crowds, name, self.role(patient)))
             for owner, names, stage in INSIDE:
                 for name in names:
                     patches.enter_context(patch.object(owner, name, self.inside(stage, getattr(owner, name))))
