@@ -19,7 +19,7 @@ def both(rng, columns=4, batch=40, vector_bits=VECTOR):
     matrix[0, :10] = WEIGHT
     server = VectorServer(parameters, matrix, [f"c{k}" for k in range(columns)], SEED, HintStore(None))
     client = VectorClient(parameters, vector_bits, SEED, ROWS)
-    client.accept_hint("server", server.hint(), columns)
+    client.accept_hint("server", 0, server.hint(), columns)
     return parameters, matrix, server, client
 
 
@@ -33,7 +33,7 @@ def test_shares_add_up_to_the_products_of_several_batches(vector_bits):
         vector = rng.integers(-half, half, 40)
         vector[:2] = [-half, half - 1]
         answer, own = server.answer(client.query(rows, vector))
-        theirs = client.open("server", answer)
+        theirs = client.open("server", 0, answer)
         found = [signed(a + b, parameters.message_bits) for a, b in zip(own, theirs, strict=True)]
         assert found == [sum(int(x) * int(v) for x, v in zip(of, vector, strict=True)) for of in matrix[:, rows]]
 
@@ -42,7 +42,7 @@ def test_what_a_client_opens_is_uniform_whatever_the_products():
     parameters, _, server, client = both(np.random.default_rng(0), columns=1)
     rows, vector = np.arange(40), np.full(40, 1 << 40)
     query = client.query(rows, vector)  # a server of the tests answers one query again and again: masks alone differ
-    opened = [client.open("server", server.answer(query)[0])[0] >> (parameters.message_bits - 3) for _ in range(400)]
+    opened = [client.open("server", 0, server.answer(query)[0])[0] >> (parameters.message_bits - 3) for _ in range(400)]
     counts = np.bincount(opened, minlength=8)
     assert ((counts - 50) ** 2 / 50).sum() < 33.7  # chi-squared, 7 degrees: false alarm 2e-5
 
@@ -70,7 +70,7 @@ def test_bad_sizes_and_garbage_are_refused():
     rng = np.random.default_rng(3)
     parameters, _, server, client = both(rng)
     with pytest.raises(CryptoError, match="before an answer"):
-        client.open("server", [])
+        client.open("server", 0, [])
     with pytest.raises(CryptoError, match="below 2"):
         client.query(np.arange(2), np.array([0, 1 << 43]))
     words, own = client.query(np.arange(2), np.array([1, 2]))
@@ -79,9 +79,9 @@ def test_bad_sizes_and_garbage_are_refused():
     with pytest.raises(CryptoError, match="not below its prime"):
         server.answer([np.full_like(words, 2**32 - 1), own])
     with pytest.raises(CryptoError, match="expected uint16"):
-        client.open("server", [np.zeros((1, 3, 2), np.uint16)])
+        client.open("server", 0, [np.zeros((1, 3, 2), np.uint16)])
     with pytest.raises(CryptoError, match="the hint of"):
-        client.accept_hint("server", [np.zeros((4, 1, 8), np.int16)], 4)
+        client.accept_hint("server", 0, [np.zeros((4, 1, 8), np.int16)], 4)
     with pytest.raises(CryptoError, match="exceeds what the parameters"):
         VectorServer(parameters, np.full((1, ROWS), 2**30), ["c"], SEED, HintStore(None))
     with pytest.raises(CryptoError, match="too large"):

@@ -11,6 +11,7 @@ from treaty.crypto.montgomery import from_words
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.messages import decode_body, view
+from treaty.protocols import lattice_products
 from treaty.protocols.hidden_products import Opened
 from treaty.protocols.linear_setup import KeptBatches
 from treaty.protocols.quasi_newton import EpochEnd, Products
@@ -66,6 +67,12 @@ def test_training_ends_with_a_steady_loss_and_with_a_penalty(form):
         *linear_tables(2, rows=260), **FORMS[form], protocol="sgd", learning_rate=0.02, max_iter=30, tol=0.05, l2=0.1
     )
     assert 1 < len(fitted.losses) < 30
+
+
+@pytest.mark.parametrize("coordinator", [True, False])
+def test_lattice_map_takes_rows_in_blocks_of_batches(coordinator, monkeypatch):
+    monkeypatch.setattr(lattice_products, "DEGREE", 256)  # two batches of 120 rows in a block: the last has one
+    same_weights(*linear_tables(3, rows=380), encryption="lattice", coordinator=coordinator, **SMALL)
 
 
 def test_gaps_categories_constants_and_a_guest_without_columns():

@@ -1,9 +1,12 @@
 """Products of a party's secret columns with other parties' vectors under the lattice map, as shares.
 
-The *server* holds integer columns of a table (`crypto.lattice.linear_map`, "for any secret integer matrix"), a *client*
-a vector over a batch of the table's rows. The vector is sent at full length, zero outside the batch, so that one hint
-serves all batches and the server cannot tell from it which rows are meant. The server adds a mask, uniform modulo
+The *server* holds integer columns of some rows (`crypto.lattice.linear_map`, "for any secret integer matrix"), a
+*client* a vector over some of these rows. The vector is sent at full length, zero elsewhere, so that one hint serves
+all batches of these rows and the server cannot tell from it which are meant. The server adds a mask, uniform modulo
 2^message_bits, to every product: what the client opens is a uniform number, and its share; the mask is the server's.
+
+A long table is cut into blocks of rows, each with a matrix and a hint of its own: a vector need not be longer than the
+block that its batch is in, where everybody may know which that is.
 
     entry m_i = low + 2^26 high = v_i,     |v_i| < 2^(vector_bits - 1),     products modulo 2^message_bits
 
@@ -39,7 +42,7 @@ def vectors_parameters(n_rows: int, weight_bound: int, vector_bits: int, batch_r
     Parameters
     ----------
     n_rows : int
-        Of the table.
+        Of a block.
     weight_bound : int
         |entry| of a column.
     vector_bits : int
@@ -80,14 +83,14 @@ class VectorClient:
     def __init__(self, parameters: Parameters, vector_bits: int, seed: bytes, n_rows: int, *, threads: int = 1) -> None:
         self._parameters, self._bits, self._n_rows = parameters, vector_bits, n_rows
         self._map = LinearMapClient(parameters, _fields(vector_bits), seed, n_rows, threads=threads)
-        self._hints: dict[str, NDArray[np.int16]] = {}
+        self._hints: dict[tuple[str, int], NDArray[np.int16]] = {}
         self._secrets: NDArray[np.int8] | None = None
 
-    def accept_hint(self, peer: str, hint: Payload, columns: int) -> None:
-        """Take a server's hint."""
+    def accept_hint(self, peer: str, block: int, hint: Payload, columns: int) -> None:
+        """Take a server's hint of a block of rows."""
         shape = (columns, self._parameters.digits, self._parameters.degree)
         check_payload(hint, f"the hint of {peer}", (np.int16, shape))
-        self._hints[peer] = hint[0].copy()
+        self._hints[peer, block] = hint[0].copy()
 
     def query(self, rows: Integers, vector: Integers) -> Payload:
         """Encrypt a vector, under a secret of its own, for all servers alike.
@@ -107,11 +110,11 @@ class VectorClient:
         self._secrets, words, own = self._map.encrypt([fields])
         return [words, own]
 
-    def open(self, peer: str, answer: Payload) -> list[int]:
+    def open(self, peer: str, block: int, answer: Payload) -> list[int]:
         """Open a server's answer to the last query: its share of each product, modulo 2^message_bits."""
-        if self._secrets is None or peer not in self._hints:
+        if self._secrets is None or (peer, block) not in self._hints:
             raise CryptoError(f"expected a hint and a query before an answer of {peer}")
-        hint, digits, bits = self._hints[peer], self._parameters.digits, self._parameters.message_bits
+        hint, digits, bits = self._hints[peer, block], self._parameters.digits, self._parameters.message_bits
         check_payload(answer, f"the answer of {peer}", (np.uint16, (1, len(hint), digits)))
         words = self._map.open(hint, np.arange(len(hint)), self._secrets, answer[0])[0]
         found = [sum(int(word) << DIGIT_BITS * k for k, word in enumerate(row)) for row in words.tolist()]

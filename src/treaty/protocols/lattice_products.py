@@ -6,8 +6,8 @@ for X_k^T v_j and opens it under a mask that k has added, modulo 2^bits; what it
 =============  ======================  ======================================================  =======================
 message        from -> to              content                                                 protection
 =============  ======================  ======================================================  =======================
-`ColumnsHint`  each -> each            the hint of its columns                                 lattice
-`Query`        each -> all others      v_j at full length, zero outside the batch              lattice
+`ColumnsHint`  each -> each            the hints of its columns, block by block of rows        lattice
+`Query`        each -> all others      v_j over a block of rows, zero outside the batch        lattice
 `Flooded`      asked -> who asked      X_k^T v_j + R_kj                                        mask, flooded
 `Share`        who asked -> asked      what it opened, + masks of givers that cancel           masks
 =============  ======================  ======================================================  =======================
@@ -16,7 +16,9 @@ There is no key and no third party; a coordinator, if there is one, has no part 
 among its columns: of their products hosts keep shares until an epoch's end, and return the sum with their own part of
 the loss (see `hidden_products`), so that the guest learns that sum alone.
 
-Not even which rows are in a batch is told. *Assumptions*: as docs/lattice.md has them; honest-but-curious parties.
+Rows are taken in the order of the batches, in blocks of as many whole batches as the ring has coefficients for, so that
+a batch costs the same in a table of any length. Data parties know the batches. *Assumptions*: as docs/lattice.md has
+them; honest-but-curious parties.
 """
 
 from __future__ import annotations
@@ -27,10 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.checkpoints import hints_folder
+from treaty.compute import pieces
 from treaty.crypto.cancelling_masks import CancellingMasks
+from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
 from treaty.crypto.montgomery import from_words, to_words
+from treaty.errors import PeerProtocolError
 from treaty.linear.preparation import CLIP
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
@@ -44,13 +49,13 @@ WEIGHT_BOUND = int(CLIP) << COLUMN_FRACTION
 
 
 class ColumnsHint(Message):
-    """A party's hint of its columns. Tells nothing."""
+    """A party's hints of its columns, one for each block of rows. Tells nothing."""
 
     payload: list[Array]
 
 
 class Query(Message):
-    """An encrypted vector over all rows. Tells nothing."""
+    """An encrypted vector over a block of rows. Tells nothing."""
 
     payload: list[Array]
 
@@ -80,6 +85,8 @@ class LatticeProducts:
         Of the own prepared columns, for the own ledger alone; the intercept's last at the guest.
     labels : int64 (n_rows,) or None
         -1 and 1, at the guest.
+    batches : int64 (n_batches, batch_size)
+        Rows of each.
     masks : CancellingMasks
         Among data parties.
     kept : Path or None
@@ -94,6 +101,7 @@ class LatticeProducts:
         columns: Integers,
         names: list[str],
         labels: Integers | None,
+        batches: Integers,
         masks: CancellingMasks,
         kept: Path | None,
         threads: int,
@@ -101,20 +109,32 @@ class LatticeProducts:
         self._party, self._setting, self._columns, self._masks = party, setting, columns, masks
         self._others = others = setting.others(party.name)
         seed = joint_seed(party, others, "lattice")
-        sum_bits = setting.vector_bits + len(setting.parties).bit_length()
-        self._parameters = vectors_parameters(setting.n_rows, WEIGHT_BOUND, sum_bits, setting.batch_size)
+        per_block = max(1, DEGREE // setting.batch_size)
+        length, sum_bits = per_block * setting.batch_size, setting.vector_bits + len(setting.parties).bit_length()
+        self._parameters = vectors_parameters(length, WEIGHT_BOUND, sum_bits, setting.batch_size)
         self._bits = self._parameters.message_bits
         matrix = columns.T if labels is None else np.vstack([columns.T, -labels])
         self._store = HintStore(None if kept is None else hints_folder(kept, party.name))
         called = [*names, "label"] if labels is not None else names
-        self._server = VectorServer(self._parameters, matrix, called, seed, self._store, threads=threads)
-        self._client = VectorClient(self._parameters, setting.vector_bits, seed, setting.n_rows, threads=threads)
-        hint = ColumnsHint(pack(self._server.hint()))
+        self._block, self._position = (np.full(setting.n_rows, -1, np.int64) for _ in range(2))
+        self._servers = []
+        for number, part in enumerate(pieces(len(batches), per_block)):
+            rows = batches[part].reshape(-1)
+            self._block[rows], self._position[rows] = number, np.arange(len(rows))
+            block = np.zeros((len(matrix), length), np.int64)  # the last one may be shorter
+            block[:, : len(rows)] = matrix[:, rows]
+            server = VectorServer(self._parameters, block, called, seed, self._store, threads=threads)
+            self._servers.append(server)
+        self._client = VectorClient(self._parameters, setting.vector_bits, seed, length, threads=threads)
+        hints = ColumnsHint(pack([server.hint()[0] for server in self._servers]))
         for peer in others:
-            party.send(peer, hint)
+            party.send(peer, hints)
         for peer in others:
             told = unpack(party.receive(peer, ColumnsHint).payload, peer, "ColumnsHint")
-            self._client.accept_hint(peer, told, self._count(peer))
+            if len(told) != len(self._servers):
+                raise PeerProtocolError(peer, f"expected {len(self._servers)} hints - at ColumnsHint from {peer}")
+            for number, hint in enumerate(told):
+                self._client.accept_hint(peer, number, [hint], self._count(peer))
         self._loss_shares = 0
         self._place = 0
 
@@ -126,18 +146,19 @@ class LatticeProducts:
         """Return the own columns' products with the sum of all vectors; see `CoordinatedProducts.times`."""
         party, guest, bits = self._party, self._setting.guest, self._bits
         self._place += 1
-        query = Query(pack(self._client.query(rows, own)))
+        block = int(self._block[rows[0]])
+        query = Query(pack(self._client.query(self._position[rows], own)))
         for peer in self._others:
             party.send(peer, query)
         sums = [0] * self._count(party.name)
         for peer in self._others:
             asked = unpack(party.receive(peer, Query).payload, peer, "Query")
-            answer, shares = self._server.answer(asked)
+            answer, shares = self._servers[block].answer(asked)
             party.send(peer, Flooded(pack(answer)))
             sums = [a + b for a, b in zip(sums, shares, strict=True)]
         for peer in self._others:
             flooded = unpack(party.receive(peer, Flooded).payload, peer, "Flooded")
-            shares = self._client.open(peer, flooded)
+            shares = self._client.open(peer, block, flooded)
             if peer == guest:
                 of_labels = shares.pop()
                 self._loss_shares += of_labels if counted else 0
@@ -173,5 +194,6 @@ class LatticeProducts:
 
     def close(self) -> None:
         """Give back what was reserved of the ledger and not used."""
-        self._server.close()
+        for server in self._servers:
+            server.close()
         self._store.close()

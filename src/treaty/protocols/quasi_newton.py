@@ -236,7 +236,7 @@ def _train(
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
     sums: HiddenSums
     if setting.cipher == "lattice":
-        sums = LatticeProducts(party, setting, columns, names, labels, masks, kept, threads)
+        sums = LatticeProducts(party, setting, columns, names, labels, batches, masks, kept, threads)
     elif coordinator is not None:
         sums = CoordinatedProducts(party, setting, options, columns, labels, masks, threads)
     else:
