@@ -50,6 +50,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/alignment_speed.py
 	$(BIN)/python benchmarks/prediction_speed.py
 	$(BIN)/python benchmarks/shap_speed.py
+	$(BIN)/python benchmarks/logistic_accuracy.py
 
 clean:
 	rm -rf $(VENV)

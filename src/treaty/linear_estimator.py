@@ -47,7 +47,7 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
     tol : float
         Training ends when the losses of two epochs differ by less.
     l2 : float
-        Penalty of l2/2 ||w||^2 beside the mean loss.
+        Penalty of l2 / 2 times the sum of squared weights beside the mean loss.
     memory, period : int
         Quasi-Newton: correction pairs kept, and iterations from one to the next.
     random_state : int or None

@@ -43,7 +43,7 @@ class LinearOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     tol : float
         Training ends when the losses of two epochs differ by less; 0 for all of `max_iter`.
     l2 : float
-        Penalty of l2/2 ||w||^2 beside the mean loss; not on the intercept.
+        Penalty of l2 / 2 times the sum of squared weights beside the mean loss; not on the intercept.
     memory, period : int
         Quasi-Newton: how many correction pairs are kept, and iterations from one to the next.
     fractional_bits : int
