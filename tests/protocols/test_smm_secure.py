@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import treaty
 from protocols.playing import tables_and_labels
-from protocols.smm import KEYS, options_of, play_secure
+from protocols.smm_secure_playing import KEYS, options_of, play_secure
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.crypto.matrix_triples import Dealer

@@ -14,7 +14,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from protocols.playing import tables_and_labels
-from protocols.smm import options_of, play_secure, received, words
+from protocols.smm_secure_playing import options_of, play_secure, received, words
 from treaty.attacks import node_sets_from_transcript
 from treaty.data.binning import fit_bins
 from treaty.messaging.messages import Message
