@@ -115,6 +115,16 @@ def test_products_are_those_of_integers_modulo_2_64(data, slots, rows, vectors):
     np.testing.assert_array_equal(got, np.array(expected, np.uint64).reshape(vectors, len(chosen)))
 
 
+def test_threads_share_the_slots(monkeypatch):
+    monkeypatch.setattr("treaty.crypto.matrix_triples._SMALL", 0)
+    rng = np.random.default_rng(8)
+    matrix, vectors = rng.integers(0, 2**64, (7, 30), np.uint64), rng.integers(0, 2**64, (2, 30), np.uint64)
+    np.testing.assert_array_equal(masked_product(matrix, np.arange(7), vectors, threads=3), vectors @ matrix.T)
+    codes, places = rng.integers(0, 4, (5, 30)).astype(np.uint8), 4 * np.arange(5)
+    both = [selected_sums(codes, np.arange(5), places, 20, vectors, threads) for threads in (1, 3)]
+    np.testing.assert_array_equal(*both)
+
+
 def test_products_of_long_rows_are_summed_over_all_tiles():
     rng = np.random.default_rng(1)
     matrix = rng.integers(0, 2**64, (3, 5000), np.uint64)

@@ -57,6 +57,7 @@ VECTOR_WORDS = 2
 _BLOCK_BYTES = 16 << 20  # of B at a time
 _AHEAD = 16  # vectors that a dealer makes shares for at a time: B is made afresh for each such batch
 _MASK_BYTES = 64 << 20  # of all A_t of a batch
+_SMALL = 1 << 18  # products or sums that are made sooner than a second thread wakes up
 
 
 def count_bits(bounds: SumsBounds) -> int:
@@ -137,7 +138,8 @@ def masked_product(matrix: Words, slots: NDArray[np.int64], vectors: Words, thre
     uint64 (k, m)
     """
     out = np.zeros((len(vectors), len(slots)), np.uint64)
-    share(lambda a, b: _add_products(matrix, slots, vectors, a, b, out), len(slots), threads)
+    least = 1 + _SMALL // (vectors.size + 1)
+    share(lambda a, b: _add_products(matrix, slots, vectors, a, b, out), len(slots), threads, least)
     return out
 
 
@@ -168,7 +170,8 @@ def selected_sums(
     uint64 (k, slots)
     """
     out = np.zeros((len(words), slots), np.uint64)
-    share(lambda a, b: _add_selected(columns, features, places, words, a, b, out), len(features), threads)
+    least = 1 + _SMALL // (words.size + 1)
+    share(lambda a, b: _add_selected(columns, features, places, words, a, b, out), len(features), threads, least)
     return out
 
 
