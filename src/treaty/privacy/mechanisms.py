@@ -23,6 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from treaty.compute import kernel
 from treaty.errors import ConfigError
 from treaty.privacy.label_rr import Randomness, uniform64, uniform_below
 
@@ -36,6 +37,7 @@ LEAST_EPSILON = 2.0**-20
 HYBRID_FROM = 0.61
 """The epsilon from which on `hybrid` is piecewise at times (Wang et al. 2019, Eq. 10)."""
 
+_CHUNK = 1 << 15  # random words at a time: they stay in the cache
 _ROUNDED = 1.0 + 2.0**-50  # above what floats are off by in a few operations
 
 
@@ -101,18 +103,12 @@ def laplace(t: NDArray[np.float64], epsilon: float, randomness: Randomness | Non
     """
     steps, draw = _steps(t, epsilon), randomness or keystream()
     halving = math.ceil(2 * STEPS * math.log(2.0) / epsilon * (1.0 + 2.0**-26))
-    noise = np.empty(len(steps))
-    left = np.arange(len(steps))
-    while len(left):
-        words = uniform64(draw, len(left))
-        size = uniform_below(draw, halving, len(left))
-        kept = (words >> np.uint64(11)).astype(np.float64) < np.exp2(size * (-1.0 / halving)) * 2.0**53
-        negative = words & np.uint64(1) == 1
-        kept &= ~(negative & (size == 0) & (_tosses(words) == 0))  # zero has one sign: what comes after is larger
-        done = left[kept]
-        whole = size[kept] + halving * _halvings(words[kept], draw)
-        noise[done] = np.where(negative[kept], -whole, whole)
-        left = left[~kept]
+    noise = np.empty(len(steps), np.int64)
+    done, words = 0, np.empty(0, np.uint64)
+    while done < len(noise):
+        words = np.concatenate([words, uniform64(draw, min(_CHUNK, 4 * (len(noise) - done) + 64))])
+        drawn, used = _fill_laplace(noise[done:], halving, words)
+        done, words = done + drawn, words[used:]
     noisy: NDArray[np.float64] = (steps + noise) / STEPS
     return noisy
 
@@ -228,25 +224,40 @@ def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int64]:
     return np.rint(t * STEPS).astype(np.int64)
 
 
-_TOSSED = 10  # coins in a word
-_TRAILING = np.array([_TOSSED, *((k & -k).bit_length() - 1 for k in range(1, 1 << _TOSSED))], np.int64)
-
-
-def _tosses(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return how many of ten coins, the bits next to the lowest, fall on one side before the first on the other."""
-    coins = words >> np.uint64(1) & np.uint64((1 << _TOSSED) - 1)
-    return _TRAILING[coins.astype(np.intp)]
-
-
-def _halvings(words: NDArray[np.uint64], draw: Randomness) -> NDArray[np.int64]:
-    """Return V with P(V >= v) = 2^-v: from the coins in the words and, where they do not end it, in new ones."""
-    found = _tosses(words)
-    again = np.flatnonzero(found == _TOSSED)
-    while len(again):
-        more = _tosses(uniform64(draw, len(again)))
-        found[again] += more
-        again = again[more == _TOSSED]
-    return found
+@kernel
+def _fill_laplace(out: NDArray[np.int64], halving: int, words: NDArray[np.uint64]) -> tuple[int, int]:
+    """Draw discrete Laplace noise until words run out; return how many numbers, and how many words they took."""
+    modulus = np.uint64(halving)
+    last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - np.uint64(1))
+    at = used = 0
+    for i in range(len(out)):
+        while True:
+            if at + 2 > len(words):
+                return i, used
+            size, word = words[at], words[at + 1]
+            at += 2
+            rest = size % modulus
+            if size - rest > last:  # not within a whole multiple: not uniform
+                continue
+            if np.float64(word >> np.uint64(11)) >= np.exp2(np.float64(rest) / -halving) * 9007199254740992.0:
+                continue
+            halvings = 0  # coins: bits 1 to 10 of the word and, where all fall on one side, of further ones
+            coins, left = (word >> np.uint64(1)) & np.uint64(1023), 10
+            while coins & np.uint64(1) == 0:
+                halvings, left, coins = halvings + 1, left - 1, coins >> np.uint64(1)
+                if left == 0:
+                    if at == len(words):
+                        return i, used
+                    coins, left = words[at], 64
+                    at += 1
+            value = np.int64(rest) + halvings * halving
+            negative = word & np.uint64(1) == 1
+            if negative and value == 0:  # zero has one sign
+                continue
+            out[i] = -value if negative else value
+            break
+        used = at
+    return len(out), used
 
 
 def _window(epsilon: float) -> tuple[int, int, float]:

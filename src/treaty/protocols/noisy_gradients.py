@@ -147,14 +147,15 @@ class NoisyGradients:
         if self._on_gradients:
             kept = slice(None) if rows is None else rows
             t = scaled(grad[kept].astype(np.float64) * self._objective.grad_unit, self.bounds[0])
-            u = scaled_positive(hess[kept].astype(np.float64) * self._objective.hess_unit, self.bounds[1])
-            key = self._pay(t, u)
-            draw, release = keystream(key), MECHANISMS[self.mechanism]
+            u = np.empty(0)
+            if self.noisy_hess:
+                u = scaled_positive(hess[kept].astype(np.float64) * self._objective.hess_unit, self.bounds[1])
+            draw, release = keystream(self._pay(t, u)), MECHANISMS[self.mechanism]
+            if self._paper:
+                exact_grad, exact_hess = (_spread(np.rint(v * STEPS), kept, grad) for v in (t, u + 1.0))
             grad = _spread(np.rint(release(t, self._each, draw) * STEPS), kept, grad)
-            exact_grad = _spread(np.rint(t * STEPS), kept, grad)
             if self.noisy_hess:
                 hess = _spread(np.rint((release(u, self._each, draw) + 1.0) * STEPS), kept, hess)
-                exact_hess = _spread(np.rint((u + 1.0) * STEPS), kept, hess)
         self._tree += 1
         seen = np.zeros_like(hess) if self._first_order else hess
         if self._paper:
@@ -164,9 +165,7 @@ class NoisyGradients:
     def _pay(self, t: NDArray[np.float64], u: NDArray[np.float64]) -> bytes:
         """Enter a release; return the key of its noise, which is that of these numbers, tree and terms alone."""
         terms = [self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
-        content = hashlib.sha256(
-            msgspec.msgpack.encode(terms) + t.tobytes() + (u.tobytes() if self.noisy_hess else b"")
-        )
+        content = hashlib.sha256(msgspec.msgpack.encode(terms) + t.tobytes() + u.tobytes())
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
         entry = Entry(draw, self._job, self.mechanism, f"gradients of tree {self._tree + 1}", self.epsilon)
         try:
@@ -181,7 +180,11 @@ class NoisyGradients:
         """Say what was paid, in this training and with everything in the ledger, and whether that ended it."""
         delta = self._options.delta
         everything = self._ledger.entries()
-        here = cost(self.spent, delta) if self._on_gradients else f"epsilon {self.epsilon:g} per label and per person, once"
+        here = (
+            cost(self.spent, delta)
+            if self._on_gradients
+            else f"epsilon {self.epsilon:g} per label and per person, once"
+        )
         ended = f"; training ended after {rounds} rounds: {self.stopped}" if self.stopped else ""
         kept = f". In the ledger: {cost(everything, delta)}" if everything else ""
         return f"{here}{kept}{ended}"
