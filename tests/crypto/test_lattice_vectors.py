@@ -41,8 +41,10 @@ def test_shares_add_up_to_the_products_of_several_batches(vector_bits):
 def test_what_a_client_opens_is_uniform_whatever_the_products():
     parameters, _, server, client = both(np.random.default_rng(0), columns=1)
     rows, vector = np.arange(40), np.full(40, 1 << 40)
-    query = client.query(rows, vector)  # a server of the tests answers one query again and again: masks alone differ
-    opened = [client.open("server", 0, server.answer(query)[0])[0] >> (parameters.message_bits - 3) for _ in range(400)]
+    opened = [
+        client.open("server", 0, server.answer(client.query(rows, vector))[0])[0] >> (parameters.message_bits - 3)
+        for _ in range(400)
+    ]
     counts = np.bincount(opened, minlength=8)
     assert ((counts - 50) ** 2 / 50).sum() < 33.7  # chi-squared, 7 degrees: false alarm 2e-5
 
@@ -51,6 +53,14 @@ def test_every_query_has_a_secret_of_its_own():
     _, _, _, client = both(np.random.default_rng(1))
     first, second = (client.query(np.arange(40), np.ones(40, np.int64)) for _ in range(2))
     assert (first[0] != second[0]).mean() > 0.99
+
+
+def test_a_query_is_answered_once():
+    _, _, server, client = both(np.random.default_rng(4))
+    query = client.query(np.arange(40), np.ones(40, np.int64))
+    server.answer(query)
+    with pytest.raises(CryptoError, match="a new query"):
+        server.answer(query)
 
 
 def test_answers_are_entered_in_the_ledger_and_unused_ones_given_back():

@@ -7,12 +7,12 @@ import pytest
 
 from protocols.logistic import LEAD, PAPER, linear_tables, options_of, play_logistic, pooled_weights, weights_of
 from tables import real_table, with_categories, with_gaps
-from treaty.crypto.montgomery import from_words
+from treaty.crypto.montgomery import Modulus, from_words
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.messages import decode_body, view
 from treaty.protocols import lattice_products
-from treaty.protocols.hidden_products import Opened
+from treaty.protocols.hidden_products import Opened, SharedKey, Vector
 from treaty.protocols.linear_setup import KeptBatches
 from treaty.protocols.quasi_newton import EpochEnd, Products
 
@@ -162,6 +162,31 @@ def test_guest_without_coordinator_learns_one_hosts_products_and_the_sum_of_seve
     counts = np.bincount((masked[:, 1] >> np.uint64(60)).astype(np.int64), minlength=16)
     expected = len(masked) / 16
     assert ((counts - expected) ** 2 / expected).sum() < 44.3
+
+
+def vectors_between(played, sender, receiver):
+    entries = [
+        e
+        for e in played.transcripts[receiver].entries
+        if (e.direction, e.peer, e.step) == ("received", sender, "Vector")
+    ]
+    rows = decode_body(entries[0].content, Vector, peer=sender).rows
+    return from_words(view(rows, np.uint64, (None, None), peer=sender, what="rows"))
+
+
+def test_what_the_guest_adds_does_not_show_in_the_quotient_of_ciphertexts():
+    tables, y = linear_tables(2, rows=260)
+    played = play_logistic(tables, y, encryption="paillier", protocol="sgd", max_iter=1)
+    (entry,) = [e for e in played.transcripts["p1"].entries if e.step == SharedKey.__name__]
+    payload = decode_body(entry.content, SharedKey, peer=LEAD).payload
+    numbers = from_words(view(payload[0], np.uint64, (2, None), peer=LEAD, what="key"))
+    modulus = Modulus(numbers[0] ** 2)
+    sent, came = (vectors_between(played, *ends) for ends in (("p1", "p0"), ("p0", "p1")))
+    # at the first step margins are 0: the guest adds 2 or -2 in fixed point, with the offset of signed numbers
+    candidates = {(1 << 43) + sign * (2 << 32) for sign in (1, -1)}
+    for own, total in zip(sent[:20], came[:20], strict=True):
+        quotient = total * pow(own, -1, modulus.value) % modulus.value
+        assert all(quotient != (1 + numbers[0] * m) % modulus.value for m in candidates)
 
 
 # ---------------------------------------------------------------- batches and guards

@@ -17,6 +17,7 @@ which here is uniform; the queries tell the server nothing under ring-LWE. The l
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Sequence
 
@@ -157,6 +158,7 @@ class VectorServer:
         squares = (columns.astype(np.float64) ** 2).sum(axis=1)
         self._leaks = {name: parameters.leak(square) for name, square in zip(names, squares.tolist(), strict=True)}
         self._reserved = self._used = 0
+        self._seen: set[bytes] = set()
 
     def hint(self) -> Payload:
         """Return the hint, once."""
@@ -165,14 +167,22 @@ class VectorServer:
         return [np.concatenate([np.empty(shape, np.int16), *made])]
 
     def answer(self, query: Payload) -> tuple[Payload, list[int]]:
-        """Answer a query, which a client must send once only; return also this end's shares, the masks taken off.
+        """Answer a query; return also this end's shares, which with the client's add up to the products.
 
-        The shares of both ends add up to the products modulo 2^message_bits.
+        Raises
+        ------
+        CryptoError
+            When something is malformed, or the query has come before: a second flood on one query would average out.
         """
         parameters = self.parameters
         primes, degree, bits = len(parameters.primes), parameters.degree, parameters.message_bits
         shapes = [(np.uint32, (1, primes, self._columns[1])), (np.uint32, (1, primes, degree))]
         check_payload(query, "a query", *shapes)
+        digest = hashlib.sha256(query[0].data)
+        digest.update(query[1].data)
+        if digest.digest() in self._seen:
+            raise CryptoError("expected a new query, got one that was answered - in a query")
+        self._seen.add(digest.digest())
         self._reserve()
         masks = [secrets.randbits(bits) for _ in range(self._columns[0])]
         features = np.arange(self._columns[0], dtype=np.int64)
