@@ -174,10 +174,24 @@ def test_steps_are_capped_at_ten_times_the_median_of_twenty():
         (coefficient,) = coordinator.decide(np.array([length**2])).coefficients
         norms.append(coefficient * length)
     np.testing.assert_allclose(norms, [0.5, 1.5, 1.0, 10.0])  # the median of 0.5, 1.5, 1.0 is 1.0
-    for _ in range(20):
-        coordinator.decide(np.array([1e-4]))
-    (coefficient,) = coordinator.decide(np.array([1.0])).coefficients
-    assert coefficient == pytest.approx(10 * 0.5e-2)  # what was more than twenty steps ago does not count
+
+
+def test_steps_more_than_twenty_ago_do_not_count():
+    coordinator = Coordinator(memory=0, learning_rate=0.5)
+    for squared in [1.0] * 20 + [1e-4] * 11:  # nine long ones and eleven short ones are remembered
+        coordinator.decide(np.array([squared]))
+    assert coordinator.decide(np.array([1.0])).coefficients[0] == pytest.approx(10 * 0.5e-2)
+
+
+def test_going_back_forgets_pairs_steps_and_their_lengths():
+    s, v, g = np.array([3.0, -4.0]), np.array([2.0, -2.0]), np.array([1.0, 2.0])
+    coordinator = Coordinator(memory=5, learning_rate=0.1)
+    assert coordinator.decide(1e-6 * pair_products(s, v, g)).keep
+    coordinator.end_epoch(0.05, back=False)
+    assert coordinator.expected == (6, 15)
+    coordinator.end_epoch(0.05, back=True)
+    assert coordinator.expected == (1, 6)
+    np.testing.assert_allclose(coordinator.decide(np.array([1e6])).coefficients, [0.05])
 
 
 def test_steps_of_nothing_cap_nothing():
