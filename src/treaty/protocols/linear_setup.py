@@ -224,13 +224,18 @@ def check_roles(options: LinearOptions, guest: str, parties: Sequence[str], coor
 
 
 def cipher_of(options: LinearOptions) -> str:
-    """Return the cipher that the options mean: the papers' in paper mode, with a key Okamoto-Uchiyama, else lattice."""
+    """Return the cipher that the options mean.
+
+    Left open, it is the paper's in paper mode; the lattice map, which leaves the coordinator without a key, where there
+    is one; and without, or where a key is named, Okamoto-Uchiyama, whose columns are sent once, and hardly anything
+    after that.
+    """
     if options.encryption not in (None, "auto"):
         return options.encryption
     if options.mode == "paper":
         return "paillier"
     keyed = options.key_bits or options.insecure_test_key_bits or options.fractional_bits > LATTICE_FRACTION
-    return "ou" if keyed else "lattice"
+    return "ou" if keyed or not options.has_coordinator else "lattice"
 
 
 def begin(
