@@ -12,7 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+import treaty
+from tables import real_table
+from treaty.cli import app
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.privacy.bucket_rr import BucketLedger, Column
 from treaty.privacy.ledger import Entry, Ledger, cost, per_person, read_ledger
@@ -227,3 +231,33 @@ def test_reading_what_is_no_ledger_is_a_config_error(tmp_path, content):
         (tmp_path / "ledger").write_bytes(content)
     with pytest.raises(ConfigError, match="no such file" if content is None else "cannot use the privacy ledger"):
         read_ledger(tmp_path)
+
+
+def test_noise_on_sums_is_entered_by_every_participant_and_jobs_add_up(tmp_path):
+    X, y = real_table("binary", rows=150)
+    rows = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("north", "south", "east"))}
+    spent = []
+    for _ in range(2):
+        model = treaty.GBDTClassifier(
+            "federboost-horizontal", n_estimators=1, max_depth=1, max_bin=4, epsilon_total=8.0, n_jobs=1
+        )
+        spent.append(model.fit(rows, checkpoint=tmp_path).parts_["pooled"].spent)
+    for name in rows:
+        one, other = read_ledger(tmp_path / f"{name}.noise")
+        assert one.mechanism == other.mechanism == "discrete Gaussian"
+        assert per_person([one]) == pytest.approx(8.0, rel=1e-3)
+        assert per_person([one]) < per_person([one, other]) < 16.0
+    assert "over 1 releases" in spent[0]
+    assert "over 2 releases" in spent[1]
+
+
+def test_the_command_prints_what_was_paid(tmp_path):
+    Ledger(tmp_path).spend([entry(1), entry(2), Entry("labels", "spring", "label_rr", "labels", 1.5)])
+    result = CliRunner().invoke(app, ["ledger", str(tmp_path)])
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        "job, duchi, gradients of tree 1 to gradients of tree 2: epsilon 1 per value; 2 per person over 2 releases",
+        "spring, label_rr, labels: epsilon 1.5 per value; 1.5 per person over 1 releases",
+        "all: epsilon 1 to 1.5 per value; 3.5 per person over 3 releases",
+    ]
+    assert isinstance(CliRunner().invoke(app, ["ledger", str(tmp_path / "none")]).exception, ConfigError)
