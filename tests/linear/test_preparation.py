@@ -48,7 +48,7 @@ def test_far_values_are_clipped_at_ten_deviations():
     assert prepare([feature], [None], 1000, clip=math.inf).matrix([feature], 1000).max() > 30.0
 
 
-@pytest.mark.parametrize("value", [0.1, -3e30, 0.0])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, -3e30, 0.0])
 def test_a_constant_column_becomes_zero_also_for_rows_to_come(value):
     made = prepare(columns([value] * 7, [value, NAN] * 3 + [NAN], [NAN] * 7), [None] * 3, 7)
     assert not made.matrix(columns([value, 5, NAN], [value, 5, NAN], [value, 5, NAN]), 3).any()

@@ -85,9 +85,8 @@ def prepare(
         if n is None and len(present):
             median[feature] = np.median(present.astype(np.float64))
     columns = _spread(features, known, median, n_rows)
-    constant = columns.min(axis=0, initial=np.inf) >= columns.max(axis=0, initial=-np.inf)
-    scale = np.where(constant, 0.0, columns.std(axis=0))
-    return Preparation(known, median, columns.mean(axis=0), scale, clip)
+    # of a constant column the deviation is exactly 0: numbers of 24 bits add up exactly
+    return Preparation(known, median, columns.mean(axis=0), columns.std(axis=0), clip)
 
 
 def _spread(
