@@ -87,6 +87,15 @@ def test_margins_are_the_prepared_columns_times_the_weights():
     assert model.score(X, y) > 0.8
 
 
+def test_rows_without_weight_do_not_count():
+    X, y = real_table("binary")
+    weight = np.where(np.arange(len(y)) < 40, 0.0, 2.0)
+    turned = np.where(weight == 0.0, 1 - y, y)
+    fits = [treaty.LogisticRegression(random_state=0).fit(X, labels, weight).coef_ for labels in (y, turned)]
+    np.testing.assert_array_equal(fits[0], fits[1])
+    assert not np.allclose(fits[0], treaty.LogisticRegression(random_state=0).fit(X, turned).coef_)
+
+
 def test_an_active_party_may_bring_labels_alone():
     X, y = real_table("binary")
     tables = {"lab": X, "clinic": None}
