@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import treaty
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.linear_models import LinearPart, load_linear_part
-from treaty.linear_options import LINEAR_PROTOCOLS, LinearOptions
+from treaty.linear_options import LINEAR_PROTOCOLS, LinearOptions, linear_options
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows have a margin beyond 4:UserWarning")
 
@@ -212,6 +212,32 @@ def test_the_seed_decides_the_batches():
     np.testing.assert_array_equal(fits[0], fits[1])
     assert not np.array_equal(fits[0], fits[2])
     assert not np.array_equal(fits[0], fits[3])
+
+
+@pytest.mark.parametrize(
+    ("options", "pairs", "rate"),
+    [
+        ({}, 5, 0.05),
+        ({"solver": "sgd"}, 0, 0.15),
+        ({"solver": "sgd", "learning_rate": 0.4}, 0, 0.4),
+        ({"protocol": "quasi-newton", "memory": 3}, 3, 0.05),
+        ({"protocol": "sgd"}, 0, 0.15),
+    ],
+    ids=str,
+)
+def test_gradient_descent_has_no_pairs_and_a_rate_of_its_own(options, pairs, rate):
+    resolved = linear_options(options)
+    assert (resolved.pairs, resolved.first_rate) == (pairs, rate)
+
+
+def test_the_solver_decides_how_weights_are_found():
+    X, y = real_table("binary")
+    options = {"batch_size": 60, "random_state": 0, "max_iter": 8, "learning_rate": 0.1}
+    newton, none, descent = (
+        treaty.LogisticRegression(solver=solver, **options).fit(X, y).coef_ for solver in ("quasi-newton", None, "sgd")
+    )
+    np.testing.assert_array_equal(newton, none)
+    assert np.abs(newton - descent).max() > 0.01
 
 
 @pytest.mark.parametrize(
