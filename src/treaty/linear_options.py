@@ -57,7 +57,8 @@ class LinearOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     coordinator : bool or None
         Whether a third party without data holds the key (None is True), or the parties do without.
     encryption : {"auto", "lattice", "ou", "paillier"} or None
-        Cipher of residuals and gradients; None is "auto".
+        Cipher of residuals and gradients; None, as "auto", chooses by mode, coordinator and keys named, see
+        docs/logistic.md.
     key_bits : int or None
         Size of the modulus: 3072 (None) or 2048.
     insecure_test_key_bits : int or None
