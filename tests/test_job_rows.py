@@ -8,6 +8,7 @@ from treaty.data.table import to_table
 from treaty.job_file import Job, Member
 from treaty.job_rows import Rows, with_noisy_labels
 from treaty.options import TreeOptions
+from treaty.privacy.ledger import Ledger
 from treaty.protocols.pooled import Labelled
 
 
@@ -17,18 +18,19 @@ def test_labels_randomised_once_serve_every_alignment(tmp_path):
     whole = pa.Table.from_pandas(frame)
     job = Job(name="t", active="bank", label="y", parties={"bank": Member(), "shop": Member()})
     options = TreeOptions(protocol="secureboost", mechanism="label_rr", epsilon=1.0)
-    path = tmp_path / "noisy"
+    path, ledger = tmp_path / "noisy", Ledger(None)
 
     def drawn(order):
         table = to_table(frame[["x"]].iloc[order])
         rows = Rows(whole.take(pa.array(order)), table, whole, order)
-        data, classes = with_noisy_labels(Labelled(table, np.zeros(len(order))), rows, job, str(path), options)
+        data, classes = with_noisy_labels(Labelled(table, np.zeros(len(order))), rows, job, str(path), options, ledger)
         assert classes == ["no", "yes"]
         return dict(zip(order.tolist(), data.y.tolist(), strict=True))
 
     first, second = (drawn(rng.permutation(500)[:400]) for _ in range(2))
     both = first.keys() & second.keys()
     assert len(both) > 300
+    assert [(entry.job, entry.mechanism, entry.epsilon) for entry in ledger.entries()] == [("t", "label_rr", 1.0)]
     assert all(first[row] == second[row] for row in both)
     changed = np.mean([first[row] != (frame["y"][row] == "yes") for row in first])
     assert 0.15 < changed < 0.40  # 0.27 expected; wrong once in a million seeds
