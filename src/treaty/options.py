@@ -39,10 +39,10 @@ VERTICAL = ("secureboost", "federboost-vertical", "fedxgboost-smm", "fedxgboost-
 MOST_LATTICE_FRACTION = 20
 
 SMM_PAPER_LEAKS = (
-    "fedxgboost-smm as published shows each party the other's data, as measured on its own messages: labels and "
-    "gradients come out exactly from the first level or two of the first tree (version 2), bins of the other party's "
-    "columns exactly after one tree, or 2 to 10 where many null vectors are used (version 1), labels by clustering "
-    "where vectors are nearly as many as rows (docs/fedxgboost.md)"
+    "fedxgboost-smm as published shows each party the other's data, as measured on its own messages: in version 2 "
+    "labels are rebuilt to AUC 1.000 from the first level of the first tree, and gradients exactly from two levels; in "
+    "version 1 bins of the other party's columns come out exactly after one tree, or 2 to 11 trees where many null "
+    "vectors are used, and these show labels by themselves (docs/fedxgboost.md)"
 )
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
