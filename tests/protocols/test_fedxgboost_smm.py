@@ -250,9 +250,7 @@ def test_parties_in_processes_give_the_same_trees():
 def test_the_estimator_refuses_without_consent_and_says_what_leaks():
     X, y = real_table("binary", rows=60)
     model = treaty.GBDTClassifier("fedxgboost-smm", mode="paper")
-    with pytest.raises(
-        ConfigError, match=r"AUC 1.000 .* bins .* exactly .*allow_insecure=True of every party"
-    ):
+    with pytest.raises(ConfigError, match=r"AUC 1.000 .* bins .* exactly .*allow_insecure=True of every party"):
         model.fit(cut(X, 2), y)
 
 
