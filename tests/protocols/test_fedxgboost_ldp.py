@@ -469,6 +469,7 @@ def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_
     assert len(read_ledger(tmp_path / "ledger")) == 5
     for played in (first, second):
         assert len(sent_to(played, "p1", NoisyTree)) == 2
+        assert played.results["p0"].spent.startswith("epsilon 1 per value; 5 per person over 5 releases. In the ledger")
     for one, other in zip(*(sent_to(played, "p1", NoisyTree) for played in (first, second)), strict=True):
         np.testing.assert_array_equal(numbers(one.grad), numbers(other.grad))
     for one, other in zip(*(played.results["p0"].forest.trees for played in (first, second)), strict=True):

@@ -50,7 +50,7 @@ class NoisyGradients:
     Attributes
     ----------
     spent : list of Entry
-        Releases of this model in this training, one for each tree.
+        Releases of this model, one for each tree, those of an interrupted training among them.
     noisy_hess : bool
     stopped : str
         Why there may be no further tree; empty as long as there may.
@@ -81,12 +81,12 @@ class NoisyGradients:
         job: str,
         first_tree: int = 0,
     ) -> None:
-        self.spent: list[Entry] = []
         self.stopped = ""
         self._ledger, self._options, self._objective = ledger, options, objective
         self._model_id, self._job, self._tree = model_id, job, first_tree
         self.mechanism = options.mechanism or DEFAULT_MECHANISM
         self.epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
+        self.spent = [self._entry(f"tree {k} of {model_id}", k) for k in range(first_tree)]
         self._paper = options.mode == "paper"
         self._first_order = options.split_score == "first_order"
         self.noisy_hess = self._on_gradients and (weighted or self._paper)
@@ -167,7 +167,7 @@ class NoisyGradients:
         terms = [self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
         content = hashlib.sha256(msgspec.msgpack.encode(terms) + t.tobytes() + u.tobytes())
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
-        entry = Entry(draw, self._job, self.mechanism, f"gradients of tree {self._tree + 1}", self.epsilon)
+        entry = self._entry(draw, self._tree)
         try:
             self._ledger.spend([entry], most=self._options.epsilon_total, delta=self._options.delta)
         except BudgetSpent as spent:
@@ -175,6 +175,9 @@ class NoisyGradients:
             raise Exhausted from None
         self.spent.append(entry)
         return hashlib.sha256(b"treaty noisy gradients, key" + self._ledger.key + content.digest()).digest()
+
+    def _entry(self, draw: str, tree: int) -> Entry:
+        return Entry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", self.epsilon)
 
     def told(self, rounds: int) -> str:
         """Say what was paid, in this training and with everything in the ledger, and whether that ended it."""
