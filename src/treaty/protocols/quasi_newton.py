@@ -12,7 +12,7 @@ or none. Output: everybody's weights of its own columns, at itself alone.
 message        from -> to              content                                              protection
 =============  ======================  ===================================================  ==========================
 set-up         see `linear_setup`
-products       see `hidden_products`, `lattice_products`: of each batch every party gets
+products       `hidden_`, `own_key_`, `lattice_products`: of each batch every party gets
                its own slice of the gradient, every L-th its slice of the curvature v
 `Products`     data party -> coord.    its parts of the inner products of s, v and g        masks that cancel
 `Step`         coord. -> data party    the 2 M + 1 coefficients of the step                 TLS
@@ -54,7 +54,7 @@ from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.protocols import quasi_newton_paper as paper
-from treaty.protocols.hidden_products import CoordinatedProducts, Opener, OwnKeyProducts
+from treaty.protocols.hidden_products import CoordinatedProducts, Opener
 from treaty.protocols.lattice_products import LatticeProducts
 from treaty.protocols.linear_setup import (
     COLUMN_FRACTION,
@@ -65,6 +65,7 @@ from treaty.protocols.linear_setup import (
     pair_seeds,
     terms,
 )
+from treaty.protocols.own_key_products import OwnKeyProducts
 from treaty.protocols.pooled import Labelled
 
 Floats = NDArray[np.float64]
