@@ -47,6 +47,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/cipher_speed.py
 	$(BIN)/python benchmarks/comparison_speed.py
 	$(BIN)/python benchmarks/secure_routing.py
+	$(BIN)/python benchmarks/smm_attacks.py
 	$(BIN)/python benchmarks/alignment_speed.py
 	$(BIN)/python benchmarks/prediction_speed.py
 	$(BIN)/python benchmarks/shap_speed.py
