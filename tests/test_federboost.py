@@ -223,12 +223,12 @@ def run_job(job, monkeypatch):
     channels = memory_channels(job.parties)
     links = star(job.active, job.parties)
 
-    def connected(job, name, protocol, role):
+    def connected(job, name, protocol, role, dealer=None):
         party = Party(name, job.name, protocol, channels[name], links[name], timeout=30.0)
         return run_role(party, lambda: role(party)), party.transcript
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "_connected", connected)
+        patch.setattr(jobs, "connected", connected)
         threads = [threading.Thread(target=jobs.train_party, args=(job, name)) for name in job.parties]
         for thread in threads:
             thread.start()

@@ -211,7 +211,7 @@ def train_all(of_each: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> dict
     channels = memory_channels(described)
     said = {}
 
-    def connected(job, name, protocol, role):
+    def connected(job, name, protocol, role, dealer=None):
         peers = star(job.active, job.parties)[name]
         party = Party(name, job.name, protocol, channels[name], peers, timeout=20.0)
         return run_role(party, lambda: role(party)), party.transcript
@@ -224,7 +224,7 @@ def train_all(of_each: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> dict
         finally:
             channels[name].close()
 
-    monkeypatch.setattr(jobs, "_connected", connected)
+    monkeypatch.setattr(jobs, "connected", connected)
     threads = [threading.Thread(target=train, args=(name,)) for name in described]
     for thread in threads:
         thread.start()
