@@ -13,7 +13,7 @@ from treaty.crypto.matrix_product import Matrix, are_orthonormal
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.protocols.encrypted_columns import PassiveColumns, TreeEnd
+from treaty.protocols.encrypted_columns import PassiveColumns
 from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
 from treaty.trees.columns import SumsFinder, SumsSource
 from treaty.trees.partition import RowPartition
@@ -47,10 +47,6 @@ class PaperColumns(PassiveColumns):
         """See `SumsSource`."""
         self.features = columns
         self._party.send(self.peer, PaperTree(Array.of(columns)))
-
-    def end_tree(self) -> None:
-        """See `SumsSource`."""
-        self._party.send(self.peer, TreeEnd())
 
 
 class PaperFinder(SumsFinder):
