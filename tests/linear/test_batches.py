@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
-from treaty.linear.batches import batch_seed, check_batch_size, epoch_order, partition
+from treaty.linear.batches import batch_seed, check_batch_size, partition
 
 SEED = batch_seed(0)
 
@@ -24,15 +24,7 @@ def test_batches_are_full_and_share_no_row(n_rows, batch_size):
     assert batches.max() < n_rows
 
 
-@settings(deadline=None)
-@given(n_batches=st.integers(1, 50), epoch=st.integers(0, 1000))
-def test_an_epoch_takes_every_batch_once(n_batches, epoch):
-    assert sorted(epoch_order(n_batches, SEED, epoch)) == list(range(n_batches))
-
-
-def test_epochs_differ_in_order_and_seeds_in_everything():
-    assert epoch_order(20, SEED, 0).tolist() != epoch_order(20, SEED, 1).tolist()
-    assert epoch_order(20, SEED, 0).tolist() != epoch_order(20, batch_seed(1), 0).tolist()
+def test_seeds_differ_in_everything():
     assert partition(50, 10, SEED).tolist() != partition(50, 10, batch_seed(1)).tolist()
     assert batch_seed(None) != batch_seed(None)
 
@@ -40,7 +32,6 @@ def test_epochs_differ_in_order_and_seeds_in_everything():
 def test_what_is_drawn_is_the_same_everywhere():
     """Parties on other machines, with another numpy, must draw these very numbers."""
     assert partition(7, 3, bytes(32)).tolist() == [[1, 0, 4], [2, 3, 5]]
-    assert epoch_order(6, bytes(32), 3).tolist() == [2, 1, 5, 3, 4, 0]
 
 
 def test_rows_are_spread_evenly():

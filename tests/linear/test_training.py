@@ -85,7 +85,7 @@ def test_first_epoch_is_gradient_descent_batch_by_batch():
     X, y = table(rows=120)
     fitted = fit(X, y, max_iter=1, learning_rate=0.3)
     batches, w, losses = partition(120, 60, batch_seed(0)), np.zeros(X.shape[1]), []
-    for rows in batches[training.epoch_order(2, batch_seed(0), 0)]:
+    for rows in batches:
         losses.append(np.mean(TAYLOR.values(X[rows] @ w, y[rows])))
         w = w - 0.3 * mean_over_rows(X[rows], TAYLOR.residuals(X[rows] @ w, y[rows]))
     np.testing.assert_allclose(fitted.weights, w, rtol=1e-12)
@@ -181,18 +181,15 @@ def test_an_epoch_whose_loss_rose_is_undone_with_the_one_before(monkeypatch):
         return next(rises)
 
     monkeypatch.setattr(Schedule, "end_epoch", judged)
-    orders = [training.epoch_order(4, batch_seed(0), epoch) for epoch in range(5)]
     undone = fit(X, y, **whole)
-    order = iter([orders[0], orders[1], orders[4]])  # what is left when epochs 2 and 3 never were
-    monkeypatch.setattr(training, "epoch_order", lambda *args: next(order))
-    rises = iter([False] * 3)
+    rises = iter([False] * 3)  # what is left when epochs 2 and 3 never were
     two = fit(X, y, max_iter=2, tol=0.0).weights
     assert not np.array_equal(two, undone.weights)
     again = lbfgs.Slice(X.shape[1], memory=5, period=4)
     again.weights = two
     coordinator = lbfgs.Coordinator(memory=5, learning_rate=0.05)
     batches = partition(240, 60, batch_seed(0))
-    for k, rows in enumerate(batches[orders[4]]):  # without pairs, four steps of descent
+    for k, rows in enumerate(batches):  # without pairs, four steps of descent
         assert again.candidate() is None, k
         grad = mean_over_rows(X[rows], TAYLOR.residuals(X[rows] @ again.weights, y[rows]))
         again.step(coordinator.decide(again.products(grad)))
@@ -268,4 +265,4 @@ def test_safeguards_hold_on_give_me_some_credit_without_clipping(monkeypatch):
     best = np.mean(TAYLOR.values(X @ np.linalg.lstsq(X / 2, y, rcond=None)[0], y))
     assert fit(X, y, **options).losses[-1] < best + 0.02
     switch_safeguards_off(monkeypatch)
-    assert fit(X, y, **options).losses[-1] > 1e6
+    assert fit(X, y, **options).losses[-1] > 1e3

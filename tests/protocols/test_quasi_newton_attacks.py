@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from protocols.logistic import PAPER, linear_tables, options_of, play_logistic
 from treaty.errors import ConfigError
-from treaty.linear.batches import batch_seed, epoch_order, partition
+from treaty.linear.batches import batch_seed, partition
 from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.losses import TAYLOR, mean_over_rows
 from treaty.linear_models import preparation_of
@@ -28,7 +28,7 @@ def recovered(played, table, options):
     X = fixed_columns(preparation_of(table).matrix(table.columns, table.n_rows)) * 2.0**-24
     seed = batch_seed(options.random_state)
     batches = partition(table.n_rows, options.batch_size, seed)
-    rows = batches[epoch_order(len(batches), seed, 0)[0]]
+    rows = batches[0]
     return rows, np.linalg.lstsq(X[rows].T, options.batch_size * gradient, rcond=None)[0]
 
 
@@ -71,8 +71,7 @@ def views_of_host(epochs, *, fresh):
     for epoch in range(epochs):
         if fresh:
             batches = partition(ROWS, BATCH, batch_seed(1000 + epoch))
-        for batch in epoch_order(len(batches), seed, epoch):
-            rows = batches[batch]
+        for rows in batches:
             u = X[rows] @ slice_.weights
             grad = mean_over_rows(X[rows], TAYLOR.residuals(u, y[rows]))
             views.append((rows, X[rows, :HOST] @ slice_.weights[:HOST], grad[:HOST]))

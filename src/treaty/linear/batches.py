@@ -1,8 +1,9 @@
-"""Mini-batches: one partition of the rows for the whole training, whose order alone is drawn anew each epoch.
+"""Mini-batches: one partition of the rows for the whole training, taken in the same order every epoch.
 
 Batches drawn afresh every epoch would give a party new equations about the labels in each of them; with one partition
-it gets as many in all as it has columns, per batch. What is drawn follows from the seed by SHAKE-256, so that all
-parties draw the same on any machine.
+it gets as many in all as it has columns, per batch. An order drawn anew would add chance to an epoch's loss, whose
+change ends training: near the optimum more than the tolerance. The partition follows from a seed by SHAKE-256, so that
+all parties draw the same on any machine.
 """
 
 from __future__ import annotations
@@ -44,13 +45,9 @@ def partition(n_rows: int, batch_size: int, seed: bytes) -> NDArray[np.int64]:
     """
     batch_size = min(batch_size, n_rows)
     n_batches = n_rows // batch_size
-    drawn = _permutation(n_rows, seed, b"rows")
+    numbers = np.frombuffer(hashlib.shake_256(seed + b"rows").digest(8 * n_rows), "<u8")
+    drawn = np.argsort(numbers, kind="stable").astype(np.int64)
     return drawn[: n_batches * batch_size].reshape(n_batches, batch_size)
-
-
-def epoch_order(n_batches: int, seed: bytes, epoch: int) -> NDArray[np.int64]:
-    """Return the order (n_batches,) in which an epoch, counted from 0, takes the batches."""
-    return _permutation(n_batches, seed, b"epoch" + epoch.to_bytes(8, "little"))
 
 
 def check_batch_size(batch_size: int, n_columns: int, party: str) -> None:
@@ -78,8 +75,3 @@ def check_batch_size(batch_size: int, n_columns: int, party: str) -> None:
             f"{n_columns} columns of {party} (one per category), got {batch_size}: from smaller ones labels can be "
             "solved for; raise batch_size, bring more rows or fewer columns"
         )
-
-
-def _permutation(n: int, seed: bytes, purpose: bytes) -> NDArray[np.int64]:
-    drawn = np.frombuffer(hashlib.shake_256(seed + purpose).digest(8 * n), "<u8")
-    return np.argsort(drawn, kind="stable").astype(np.int64)

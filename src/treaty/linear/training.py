@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import DataError
-from treaty.linear.batches import epoch_order, partition
+from treaty.linear.batches import partition
 from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
 
@@ -134,8 +134,7 @@ def train(
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite ends the training
         while not schedule.finished:
             of_batches = []
-            for batch in epoch_order(len(batches), seed, len(schedule.losses)):
-                rows = batches[batch]
+            for rows in batches:
                 x, of_rows, own = X[rows], y[rows], 1.0 if scaled is None else scaled[rows]
                 u = x @ slice_.weights
                 of_batches.append(float(np.mean(own * loss.values(u, of_rows))))

@@ -328,8 +328,8 @@ def _commit(purpose: str, name: str, share: bytes) -> bytes:
 
 def agree_on_batches(
     party: Party, setting: Setting, options: LinearOptions, table: Integers, kept: Path | None
-) -> tuple[bytes, Integers]:
-    """Settle the partition into batches with all data parties; return its seed and rows (n_batches, batch_size).
+) -> Integers:
+    """Settle the partition into batches with all data parties; return its rows (n_batches, batch_size).
 
     Parameters
     ----------
@@ -355,7 +355,7 @@ def agree_on_batches(
     if file is not None and all(entry.table != print_ for entry in found.entries):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, _Kept([*found.entries, _Partition(print_, setting.batch_size, seed)]), FORMAT)
-    return seed, partition(setting.n_rows, setting.batch_size, seed)
+    return partition(setting.n_rows, setting.batch_size, seed)
 
 
 class _Partition(msgspec.Struct):

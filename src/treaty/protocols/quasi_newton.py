@@ -45,7 +45,6 @@ from treaty.crypto.cancelling_masks import FRACTION_BITS, CancellingMasks, from_
 from treaty.data.columns import Category
 from treaty.data.table import Table
 from treaty.errors import ConfigError, CryptoError, DataError, PeerProtocolError
-from treaty.linear.batches import epoch_order
 from treaty.linear.lbfgs import Coordinator, Decision, Slice
 from treaty.linear.training import Schedule
 from treaty.linear_models import LinearPart, preparation_of
@@ -232,7 +231,7 @@ def _train(
     if options.mode == "paper":
         weights, losses = paper.train_slice(party, setting, columns, labels, options, threads, progress)
         return setting, weights, losses
-    seed, batches = agree_on_batches(party, setting, options, columns, kept)
+    batches = agree_on_batches(party, setting, options, columns, kept)
     seeds = pair_seeds(party, setting)
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
     sums: HiddenSums
@@ -254,8 +253,7 @@ def _train(
         for epoch in count():
             party.round = epoch + 1
             of_epoch = 0
-            for batch in epoch_order(setting.n_batches, seed, epoch):
-                rows = batches[batch]
+            for rows in batches:
                 # 4 d = u - 2 y: every party's part of it, in fixed point
                 u = setting.fixed(X[rows] @ slice_.weights)
                 d = u if labels is None else u - (labels[rows] << (setting.fractional_bits + 1))

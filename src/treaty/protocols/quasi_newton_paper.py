@@ -39,7 +39,6 @@ from numpy.typing import NDArray
 from treaty.crypto.encrypted_vectors import Fields, Hider, opened
 from treaty.crypto.montgomery import to_words
 from treaty.errors import PeerProtocolError
-from treaty.linear.batches import epoch_order
 from treaty.linear.lbfgs import Coordinator, Decision, Slice
 from treaty.linear.training import Schedule
 from treaty.linear_options import LinearOptions
@@ -110,7 +109,7 @@ def train_slice(
     """Train own weights as the guest (who has labels) or a host; see `quasi_newton.guest`."""
     lead = setting.coordinator
     assert lead is not None
-    seed, batches = agree_on_batches(party, setting, options, columns, None)
+    batches = agree_on_batches(party, setting, options, columns, None)
     key = read_key(party.receive(lead, SharedKey).payload, setting.cipher, options, lead, "SharedKey")
     batch = _Batch(party, setting, Hider(key, key.plaintext_bits - 2, threads), columns, labels)
     own = Slice(columns.shape[1], memory=options.pairs, period=options.period)  # the penalty is the coordinator's
@@ -120,8 +119,7 @@ def train_slice(
         progress([])
     for epoch in count():
         party.round = epoch + 1
-        for number in epoch_order(setting.n_batches, seed, epoch):
-            rows = batches[number]
+        for rows in batches:
             batch.gradient(rows, setting.fixed(X[rows] @ own.weights))  # steps 1 to 3
             s = own.candidate()
             if s is not None:
