@@ -343,6 +343,16 @@ def check_smm_consent(options: TreeOptions) -> None:
         )
 
 
+def check_ldp_consent(options: TreeOptions) -> None:
+    """Refuse FedXGBoost-LDP as published where these options, those of this very party, do not consent to it."""
+    if options.mode == "paper" and not options.allow_insecure:
+        raise ConfigError(
+            "mode='paper' sends the exact sum of gradients of every node beside the noisy ones, and no epsilon holds; "
+            "it needs allow_insecure=True of every party",
+            public="it does not consent to what fedxgboost-ldp shows as published (allow_insecure)",
+        )
+
+
 def _check_together(options: TreeOptions) -> None:
     """Refuse options that do not go together."""
     if options.protocol == "fedxgboost-smm":
@@ -444,11 +454,10 @@ def _check_noisy_gradients(options: TreeOptions) -> None:
         raise ConfigError("goss draws rows by their true gradients, and so shows which are large; use subsample")
     if options.reg_lambda == 0.0:
         raise ConfigError("expected reg_lambda above 0: sums of noise are divided by it")
-    if options.mode == "paper" and not options.allow_insecure:
-        raise ConfigError(
-            "mode='paper' sends the exact sum of gradients of every node beside the noisy ones, and no epsilon holds; "
-            "it needs allow_insecure=True"
-        )
+    if options.mode == "paper":
+        check_ldp_consent(options)
+    if options.mode == "paper" and options.epsilon_total is not None:
+        raise ConfigError("mode='paper' has no epsilon that epsilon_total could limit: leave it out")
 
 
 def _check_noise(options: TreeOptions) -> None:

@@ -261,3 +261,9 @@ def test_the_command_prints_what_was_paid(tmp_path):
         "all: epsilon 1 to 1.5 per value; 3.5 per person over 3 releases",
     ]
     assert isinstance(CliRunner().invoke(app, ["ledger", str(tmp_path / "none")]).exception, ConfigError)
+
+
+def test_an_epsilon_beyond_floats_is_not_understated():
+    both = [Entry("a", "job", "duchi", "x", 1000.0), Entry("b", "job", "gaussian", "y", rho=0.05, delta=1e-6)]
+    assert per_person(both) == math.inf
+    assert per_person(both[:1], 1e-6) == 1000.0

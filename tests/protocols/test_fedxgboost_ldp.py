@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -377,7 +378,7 @@ def test_gradients_are_clipped_before_noise_and_hessians_of_weighted_rows_carry_
 # ---------------------------------------------------------------- what is paid
 
 
-@pytest.mark.parametrize("options", [{}, {"mechanism": "laplace", "epsilon": 0.5}, PAPER])
+@pytest.mark.parametrize("options", [{}, {"mechanism": "laplace", "epsilon": 0.5}])
 def test_the_ledger_is_the_sum_of_epsilon(varied, tmp_path, options):
     play_training(*varied, arguments={"p0": {"ledger": Ledger(tmp_path)}}, **options)
     entries = read_ledger(tmp_path)
@@ -511,6 +512,7 @@ def test_an_epsilon_that_is_none_is_refused(varied, epsilon):
         ({"reg_lambda": 0.0}, "expected reg_lambda above 0"),
         ({"goss": True}, "goss draws rows by their true gradients"),
         ({"mode": "paper"}, "it needs allow_insecure=True"),
+        ({**PAPER, "epsilon_total": 9.0}, "no epsilon that epsilon_total could limit"),
         ({"mechanism": "label_rr"}, "mechanism='label_rr' goes with the epsilon"),
         ({"mechanism": "label_rr", "epsilon": 1.0, "clip": 0.5}, "clip and clip_hess are about noise on gradients"),
         ({"mechanism": "label_rr", "epsilon": 1.0, "refit": True}, "refit takes true labels"),
@@ -526,6 +528,38 @@ def test_an_epsilon_that_is_none_is_refused(varied, epsilon):
 def test_options_that_do_not_go_together_are_refused(options, text):
     with pytest.raises(ConfigError, match=text):
         tree_options({**PROTOCOL, **options})
+
+
+@pytest.mark.parametrize("party", ["p0", "p1"])
+def test_the_published_form_needs_the_consent_of_every_party(varied, party):
+    tables, y = varied
+    options = dict.fromkeys(tables, tree_options({**PROTOCOL, **PAPER}))
+    options[party] = msgspec.structs.replace(options[party], allow_insecure=False)
+    roles = {
+        name: lambda role, name=name: fedxgboost_ldp.passive(role, tables[name], options[name])
+        for name in tables
+        if name != "p0"
+    }
+    roles["p0"] = lambda role: fedxgboost_ldp.active(
+        role, Labelled(tables["p0"], y), options["p0"], parties=list(tables), classes=[0, 1]
+    )
+    with pytest.raises(ConfigError, match="allow_insecure"):
+        play(roles, star("p0", tables), job="test", protocol="fedxgboost-ldp", timeout=30.0)
+
+
+def test_noisy_labels_are_refused_for_weighted_rows(varied):
+    weight = np.where(varied[1] > 0, 4.0, 1.0)
+    with pytest.raises(ConfigError, match="sends gradients whose labels alone carry noise"):
+        play_training(*varied, weight=weight, mechanism="label_rr", epsilon=0.5)
+
+
+def test_the_published_form_is_entered_as_what_has_no_epsilon(varied, tmp_path):
+    arguments = {"p0": {"ledger": Ledger(tmp_path)}}
+    spent = play_training(*varied, arguments=arguments, **PAPER).results["p0"].spent
+    assert spent.startswith("epsilon inf per value; inf per person")
+    assert [entry.epsilon for entry in read_ledger(tmp_path)] == [math.inf] * 3
+    with pytest.raises(ConfigError, match="epsilon_total does not suffice"):
+        play_training(*varied, arguments=arguments, epsilon_total=100.0)
 
 
 def test_noise_that_fits_no_integers_is_refused():

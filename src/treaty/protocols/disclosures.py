@@ -186,7 +186,7 @@ def _of_noisy_gradients(lead: str, others: Sequence[str], options: TreeOptions) 
     if options.mode == "paper":
         told += "; and the exact sums of gradients of every node beside it, so that no epsilon holds (mode='paper')"
     else:
-        together += "; all of it made of what was randomised, and so covered by that epsilon"
+        together += "; all of it made of what was randomised, so that of labels it tells no more than that epsilon"
     learned = {
         lead: [
             "of every other party at every node how good its best split is; how many columns it has",
@@ -202,6 +202,7 @@ def _of_noisy_gradients(lead: str, others: Sequence[str], options: TreeOptions) 
             told,
             together,
             "which of its own columns and bins were chosen, at which nodes",
+            "of every split on a column of another party, unprotected: which of the node's rows go left",
             "not covered by epsilon: when training stops early by labels of eval sets, and the order of magnitude of "
             "the largest weight or target",
         ]
@@ -349,7 +350,8 @@ def crowd_disclosures(options: TreeOptions, edges: int, spent: str = "") -> dict
             f"them have {whole} and the bins of every user's rows"
             if options.compares == "shamir"
             else f"{hidden} while no two of the first three edge servers, of whom two compute and one deals random "
-            f"numbers, look at what they have together; any two have {whole} and the bins of every user's rows "
+            f"numbers, look at what they have together; with users, one has what these are told besides; any two have "
+            f"{whole} and the bins of every user's rows "
             '(comparison="additive")',
         ]
         user += [

@@ -29,8 +29,9 @@ message               from -> to     content                                    
 All nodes of a level travel in one message each way, and in one more to and from those who split.
 
 **Public track.** Scores, splits, totals of nodes, leaf values and so the margins that the next gradients come of are
-made of noisy gradients and columns alone. So everything passive parties see is made of what epsilon covers, row sets
-and the number of trees included. True labels are used for two things: gradients before their noise, and, with `refit`,
+made of noisy gradients and columns alone. So all that passive parties see of labels is made of what epsilon covers, row
+sets and the number of trees included. Of columns, all parties' own, it covers nothing: which rows go left at each split
+is told as it is. True labels are used for two things: gradients before their noise, and, with `refit`,
 leaf values of the model that is left, which nobody is sent. What epsilon does not cover: labels of eval sets where they
 stop training early, the order of magnitude of the largest weight or target (the fixed point of what is sent).
 
@@ -59,7 +60,7 @@ from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
-from treaty.options import TreeOptions
+from treaty.options import TreeOptions, check_ldp_consent
 from treaty.privacy.ledger import Ledger
 from treaty.protocols.decisions import DecideRequest, Finish, ask_all, decide, leaves
 from treaty.protocols.leading import Keep, Kept, finish, grow
@@ -147,6 +148,7 @@ def active(
         When parties disagree on parameters or rows, `epsilon_total` does not suffice for one round, or a party sends
         what the protocol does not allow.
     """
+    check_ldp_consent(options)
     n_rows = data.table.n_rows
     agree(party, terms(options, n_rows, [e.table.n_rows for e in eval_sets]))
     objective = objective_for(data, classes, options)
@@ -217,6 +219,7 @@ def passive(
     ModelPart
         Own splits.
     """
+    check_ldp_consent(options)
     (lead,) = party.peers
     agree(party, terms(options, table.n_rows, [t.n_rows for t in eval_tables]))
     begun = party.receive(lead, Begin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 from functools import cached_property
 
@@ -28,6 +29,7 @@ from treaty.trees.splits import SplitRules
 
 DEFAULT_MECHANISM, DEFAULT_EPSILON = "piecewise", 1.0
 MOST_SUM = 2**62
+SAMPLER = 1  # one more whenever mechanisms make other noise of the same key: what is sent anew then pays anew
 
 
 class NoisyGradients:
@@ -58,11 +60,12 @@ class NoisyGradients:
     Raises
     ------
     ConfigError
-        When sums of so much noise do not fit 62 bits, or an epsilon is too small.
+        When sums of so much noise do not fit 62 bits, an epsilon is too small, or rows with noisy labels have weights.
 
     Notes
     -----
-    With mechanism "label_rr" nothing is done, for labels have their noise already.
+    With mechanism "label_rr" nothing is done, for labels have their noise already. Weights would be sent as they are,
+    as factors of gradients and hessians; where they balance classes they are the labels.
 
     Hessians p (1 - p) of margins that are made of noisy gradients alone depend on no label: they stay exact, and all of
     epsilon goes to the gradients. Of weights, and of leaf values made of true gradients (paper mode), that is not so:
@@ -86,9 +89,14 @@ class NoisyGradients:
         self._model_id, self._job, self._tree = model_id, job, first_tree
         self.mechanism = options.mechanism or DEFAULT_MECHANISM
         self.epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
-        self.spent = [self._entry(f"tree {k} of {model_id}", k) for k in range(first_tree)]
         self._paper = options.mode == "paper"
+        self.spent = [self._entry(f"tree {k} of {model_id}", k) for k in range(first_tree)]
         self._first_order = options.split_score == "first_order"
+        if weighted and not self._on_gradients:
+            raise ConfigError(
+                "mechanism='label_rr' sends gradients whose labels alone carry noise, so sample weights as they are: "
+                "leave weights out, or take a mechanism that puts noise on gradients (piecewise, for example)"
+            )
         self.noisy_hess = self._on_gradients and (weighted or self._paper)
         largest_grad, largest_hess = objective.grad_bound, objective.hess_bound
         if self._on_gradients:
@@ -164,7 +172,7 @@ class NoisyGradients:
 
     def _pay(self, t: NDArray[np.float64], u: NDArray[np.float64]) -> bytes:
         """Enter a release; return the key of its noise, which is that of these numbers, tree and terms alone."""
-        terms = [self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
+        terms = [SAMPLER, self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
         content = hashlib.sha256(msgspec.msgpack.encode(terms) + t.tobytes() + u.tobytes())
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
         entry = self._entry(draw, self._tree)
@@ -177,7 +185,8 @@ class NoisyGradients:
         return hashlib.sha256(b"treaty noisy gradients, key" + self._ledger.key + content.digest()).digest()
 
     def _entry(self, draw: str, tree: int) -> Entry:
-        return Entry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", self.epsilon)
+        epsilon = math.inf if self._paper else self.epsilon  # the exact sums beside the noise have none
+        return Entry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", epsilon)
 
     def told(self, rounds: int) -> str:
         """Say what was paid, in this training and with everything in the ledger, and whether that ended it."""
