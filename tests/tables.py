@@ -42,6 +42,13 @@ def cut(X: pd.DataFrame, parties: int) -> dict[str, pd.DataFrame]:
     return {f"p{k}": X.iloc[:, a:b] for k, (a, b) in enumerate(pairwise(edges))}
 
 
+def cut_for_guest(X: pd.DataFrame, parties: int) -> dict[str, pd.DataFrame]:
+    """Give the first party all columns but three, or but one for each other: small batches hide labels from few."""
+    first = X.shape[1] - max(3, parties - 1)
+    edges = np.linspace(first, X.shape[1], parties).astype(int)
+    return {"p0": X.iloc[:, :first]} | {f"p{k + 1}": X.iloc[:, a:b] for k, (a, b) in enumerate(pairwise(edges))}
+
+
 def assert_same_trees(left: Any, right: Any) -> None:
     """Compare two fitted estimators tree by tree, bit for bit, in terms of joined columns and thresholds."""
     from treaty.models import forest_of

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import treaty
-from tables import cut, real_table
+from tables import cut_for_guest, real_table
 from treaty.errors import ConfigError
 from treaty.job_file import load_job
 from treaty.linear_jobs import check_identities, find_linear_part, predict_linear_party
@@ -23,7 +23,7 @@ GIVEN = {"batch_size": 120, "max_iter": 2, "period": 1, "tol": 0.0, "random_stat
 @pytest.fixture(scope="module")
 def split():
     X, y = real_table("binary", rows=260)
-    return cut(X, 3), np.where(y == 1, "benign", "malignant")
+    return cut_for_guest(X, 3), np.where(y == 1, "benign", "malignant")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from treaty.data.table import to_table
 from treaty.demo import align_parties, cut_columns
 from treaty.demo_tables import add_scores, load_data, print_learned, print_training, score_grid
 from treaty.errors import ConfigError
-from treaty.linear.batches import ROWS_PER_COLUMN
+from treaty.linear.batches import fewest_rows
 from treaty.linear_estimator import LogisticRegression
 from treaty.linear_models import preparation_of
 from treaty.protocols.alignment import disclosures
@@ -87,8 +87,9 @@ def run_logistic_demo(
 
 def _batch_size(tables: dict[str, Any], n_rows: int) -> int:
     """Return the fewest rows that the guard of labels lets pass, or a quarter of the table, up to 1000."""
-    widest = max(preparation_of(to_table(table)).n_columns for table in tables.values())
-    return max(ROWS_PER_COLUMN * (widest + 1), min(1000, n_rows // 4))
+    of_guest, *of_hosts = (preparation_of(to_table(table)).n_columns for table in tables.values())
+    least = max(fewest_rows(of_guest + 1, of_labels=False), fewest_rows(sum(of_hosts), of_labels=True))
+    return max(least, min(1000, n_rows // 4))
 
 
 def _add_theirs(scores: Any, columns: Any, y: NDArray[Any], train: NDArray[Any], test: NDArray[Any]) -> None:

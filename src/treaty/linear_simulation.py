@@ -89,7 +89,7 @@ def compile_linear_kernels(options: LinearOptions) -> None:
     schema = Schema(("x",), (None,))
     tables = {name: Table(schema, [rng.standard_normal(40).astype(np.float32)], 40) for name in ("a", "b")}
     data = Labelled(tables["a"], np.arange(40, dtype=np.float64) % 2.0)
-    small = {"max_iter": 1, "period": 1, "batch_size": 20, "tol": 0.0, "memory": 1, "key_bits": None}
+    small = {"max_iter": 1, "period": 1, "batch_size": 40, "tol": 0.0, "memory": 1, "key_bits": None}
     keyed = cipher_of(options) != "lattice"
     chosen = msgspec.structs.replace(options, **small, insecure_test_key_bits=640 if keyed else None)
     train_linear_in_threads(tables, data, "a", [0, 1], chosen, 1, lambda losses: None, None)

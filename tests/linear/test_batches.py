@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
-from treaty.linear.batches import batch_seed, check_batch_size, partition
+from treaty.linear.batches import batch_seed, check_batch_size, fewest_rows, partition
 
 SEED = batch_seed(0)
 
@@ -42,7 +42,12 @@ def test_rows_are_spread_evenly():
     assert np.all(np.abs(counts - 100) < 5 * np.sqrt(50))
 
 
-def test_batches_below_ten_rows_per_column_are_refused():
-    check_batch_size(120, 12, "bank")
-    with pytest.raises(ConfigError, match=r"at least 120 rows, 10 for each of the 12 columns of bank.*got 119"):
-        check_batch_size(119, 12, "bank")
+@pytest.mark.parametrize(
+    ("n_columns", "of_labels", "least"),
+    [(12, False, 120), (3, True, 120), (7, True, 280), (8, True, 300), (30, True, 300), (31, True, 310), (0, True, 0)],
+)
+def test_batches_of_too_few_rows_are_refused(n_columns, of_labels, least):
+    check_batch_size(least, n_columns, "bank", of_labels=of_labels)
+    assert fewest_rows(n_columns, of_labels=of_labels) == least
+    with pytest.raises(ConfigError, match=rf"at least {least} rows for the {n_columns} columns of bank"):
+        check_batch_size(least - 1, n_columns, "bank", of_labels=of_labels)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tables import cut, real_table
+from tables import cut, cut_for_guest, real_table
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.training import Fitted, train
@@ -26,9 +26,11 @@ OPTIONS: dict[str, Any] = {
 PAPER = {"mode": "paper", "allow_insecure": True}
 
 
-def linear_tables(parties: int = 2, rows: int = 300) -> tuple[dict[str, Table], np.ndarray]:
+def linear_tables(parties: int = 2, rows: int = 300, *, wide_host: bool = False) -> tuple[dict[str, Table], np.ndarray]:
+    """Return tables of which hosts have few columns, as many as batches of 120 hide labels from, or all but one."""
     X, y = real_table("binary", rows=rows)
-    return {name: to_table(part, party=name) for name, part in cut(X, parties).items()}, y.astype(float)
+    parts = cut(X, parties) if wide_host else cut_for_guest(X, parties)
+    return {name: to_table(part, party=name) for name, part in parts.items()}, y.astype(float)
 
 
 def options_of(**changes: Any) -> LinearOptions:

@@ -47,7 +47,7 @@ def test_weights_are_those_of_the_pooled_optimiser(form, parties):
 
 @pytest.mark.parametrize("form", ["lattice", "lattice-two", "ou", "ou-two", "ou-paper"])
 def test_five_parties_train_by_gradient_descent(form):
-    same_weights(*linear_tables(5, rows=260), protocol="sgd", max_iter=2, **FORMS[form])
+    same_weights(*linear_tables(5, rows=340), protocol="sgd", max_iter=2, batch_size=160, **FORMS[form])
 
 
 @pytest.mark.parametrize("form", ["lattice", "ou-two", "paillier", "paillier-paper"])
@@ -76,11 +76,11 @@ def test_lattice_map_takes_rows_in_blocks_of_batches(coordinator, monkeypatch):
 
 
 def test_gaps_categories_constants_and_a_guest_without_columns():
-    X, y = real_table("binary", rows=260)
+    X, y = real_table("binary", rows=320)
     X = with_categories(with_gaps(X.iloc[:, :5]))
     X["same"] = 3.0
     tables = {"p0": to_table(X[[]], party="p0", allow_no_features=True), "p1": to_table(X, party="p1")}
-    played, _ = same_weights(tables, y.astype(float), **SMALL, encryption="lattice", batch_size=250)
+    played, _ = same_weights(tables, y.astype(float), **SMALL, encryption="lattice", batch_size=300)
     assert played.results["p1"].coef[-1] == 0.0
     assert len(played.results["p0"].coef) == 0
 
@@ -208,7 +208,7 @@ def test_batches_are_kept_for_later_jobs_on_the_same_table(tmp_path):
         play_logistic(tables, y, **{**given, "batch_size": 130})
     with pytest.raises(ConfigError, match="as in the earlier job"):
         play_logistic(tables, y, **{**given, "random_state": 5})
-    changed = {**tables, "p1": to_table(real_table("binary", rows=260, seed=3)[0].iloc[:, 1:], party="p1")}
+    changed = {**tables, "p1": to_table(real_table("binary", rows=260, seed=3)[0].iloc[:, 9:], party="p1")}
     adopted = play_logistic(changed, y, **given)  # a partner with another table takes over the guest's batches
     assert any(e.step == KeptBatches.__name__ for e in adopted.transcripts["p1"].entries)
 
@@ -221,8 +221,10 @@ def test_parties_that_insist_on_different_batches_stop():
 
 @pytest.mark.parametrize("form", ["lattice", "ou", "ou-two"])
 def test_small_batches_are_refused(form):
-    with pytest.raises(ConfigError, match="at least 110 rows"):
-        play_logistic(*linear_tables(2, rows=260), **FORMS[form], batch_size=109)
+    with pytest.raises(ConfigError, match="at least 100 rows for the 10 columns of p0"):
+        play_logistic(*linear_tables(2, rows=260), **FORMS[form], batch_size=99)
+    with pytest.raises(ConfigError, match="at least 120 rows for the 3 columns of p1 and p2"):
+        play_logistic(*linear_tables(3, rows=260), **FORMS[form], batch_size=119)
 
 
 @pytest.mark.parametrize(

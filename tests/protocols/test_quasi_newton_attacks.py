@@ -33,7 +33,7 @@ def recovered(played, table, options):
 
 
 def test_host_solves_for_labels_of_small_batches_in_the_papers_form():
-    tables, y = linear_tables(2, rows=240)
+    tables, y = linear_tables(2, rows=240, wide_host=True)
     changes = {"batch_size": 10, "protocol": "sgd", "max_iter": 1, "encryption": "ou"}
     played = play_logistic(tables, y, **changes, **PAPER)
     rows, d = recovered(played, tables["p1"], options_of(**changes, **PAPER))
@@ -44,7 +44,7 @@ def test_host_solves_for_labels_of_small_batches_in_the_papers_form():
 
 
 def test_host_does_not_solve_for_labels_of_batches_ten_times_its_columns():
-    tables, y = linear_tables(2, rows=240)
+    tables, y = linear_tables(2, rows=240, wide_host=True)
     changes = {"batch_size": 120, "protocol": "sgd", "max_iter": 1, "encryption": "ou"}
     played = play_logistic(tables, y, **changes, **PAPER)  # to have g_A from the same message; it is that of safe mode
     rows, d = recovered(played, tables["p1"], options_of(**changes, **PAPER))
@@ -54,7 +54,7 @@ def test_host_does_not_solve_for_labels_of_batches_ten_times_its_columns():
 
 # ---------------------------------------------------------------- stacking, over many epochs
 
-ROWS, HOST, GUEST, BATCH = 600, 6, 2, 60  # |S| = 10 n_A, as the guard has it
+ROWS, HOST, GUEST, BATCH = 600, 6, 2, 60  # |S| = 10 n_A: enough against least squares, not against lattices
 
 
 def views_of_host(epochs, *, fresh):

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from treaty.errors import ConfigError
 
 SEED_BYTES = 32
+
 ROWS_PER_COLUMN = 10
+"""Fewer rows of a batch for each column let a party come near the residuals by linear algebra."""
+
+ROWS_PER_COLUMN_OF_SMALL_BATCHES = 40
+"""Labels are -1 or 1 and sums exact: of fewer rows for each column they are found as a short vector of a lattice."""
+
+MANY_ROWS = 300
+"""A lattice of so many dimensions, one for each row, is beyond the reduction algorithms of today."""
 
 
 def batch_seed(random_state: int | None) -> bytes:
@@ -50,28 +58,54 @@ def partition(n_rows: int, batch_size: int, seed: bytes) -> NDArray[np.int64]:
     return drawn[: n_batches * batch_size].reshape(n_batches, batch_size)
 
 
-def check_batch_size(batch_size: int, n_columns: int, party: str) -> None:
-    """Refuse batches from whose gradients a party could solve for the residuals of rows, and read labels from them.
+def fewest_rows(n_columns: int, *, of_labels: bool) -> int:
+    """Return how many rows a batch must have for the gradients of so many columns to hide what they are sums of.
+
+    Parameters
+    ----------
+    n_columns : int
+        The columns that gradients are seen of, one per category: of all who may put theirs together.
+    of_labels : bool
+        Whether those who see them do not have the labels. Then there are 40 rows for each column, or 300 rows and 10.
+
+    Notes
+    -----
+    With w = 0 in the first batch a party has the exact integers X^T y. Where y is -1 or 1 and X has m columns of 24
+    fractional bits, y is a very short vector of a lattice of one dimension per row. Reduction (LLL, then BKZ) found all
+    labels of 40 rows and 4 columns at once, of 60 and 6 in a second, of 100 and 10 in minutes, and nothing at 20 to 30
+    rows for each column in a minute. What reduction can do falls with the dimension, and from 300 rows on ten for each
+    column are held to do. That is a heuristic from these trials, not a proof.
+    """
+    if not of_labels:
+        return ROWS_PER_COLUMN * n_columns
+    return max(ROWS_PER_COLUMN * n_columns, min(ROWS_PER_COLUMN_OF_SMALL_BATCHES * n_columns, MANY_ROWS))
+
+
+def check_batch_size(batch_size: int, n_columns: int, whose: str, *, of_labels: bool) -> None:
+    """Refuse batches from whose gradients parties could solve for the residuals of rows, and read labels from them.
 
     Parameters
     ----------
     batch_size : int
         Rows in a batch, as they are: not more than the table has.
-    n_columns : int
-        The party's columns as they enter the model, one per category.
+    n_columns, of_labels
+        See `fewest_rows`.
+    whose : str
+        Whose columns they are.
 
     Raises
     ------
     ConfigError
-        When there are fewer than ten rows per column.
+        When there are fewer rows than `fewest_rows`.
 
     References
     ----------
     Tan et al., "Residue-based Label Protection Mechanisms in Vertical Logistic Regression", 2022 (arXiv 2205.04166).
     """
-    if batch_size < ROWS_PER_COLUMN * n_columns:
+    least = fewest_rows(n_columns, of_labels=of_labels)
+    if batch_size < least:
         raise ConfigError(
-            f"expected batches of at least {ROWS_PER_COLUMN * n_columns} rows, {ROWS_PER_COLUMN} for each of the "
-            f"{n_columns} columns of {party} (one per category), got {batch_size}: from smaller ones labels can be "
-            "solved for; raise batch_size, bring more rows or fewer columns"
+            f"expected batches of at least {least} rows for the {n_columns} columns of {whose} (one per category), got "
+            f"{batch_size}: from smaller ones labels can be solved for; raise batch_size, bring more rows or fewer "
+            "columns"
         )
