@@ -129,7 +129,7 @@ def routed_additively(columns: int, rows: int) -> list[dict[str, object]]:
         (_, given), offline = dealt(lambda k=1 << level: (None, *additive.deal_level(mask, 1, k, layout.bits)))
         results, online = play(
             [
-                additive.route_level(i, held[i], weights[i], thresholds[i], paths[i], layout.bits, *given[i])
+                additive.route_level(i, held[i][0], weights[i], thresholds[i], paths[i], layout.bits, *given[i])
                 for i in range(2)
             ]
         )

@@ -32,7 +32,7 @@ class TwoServers:
         shared = share_integers(LAYOUT.encode_rows(codes))
         self.mask, keys = deal_mask(*shared.shape[1:])
         self.rounds = []
-        self.rows = self.play([mask_rows(i, shared[i], keys[i]) for i in range(2)])
+        self.rows = [rows for rows, _ in self.play([mask_rows(i, shared[i], keys[i]) for i in range(2)])]
 
     def play(self, programs):
         play = Play(programs)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import msgspec
 import numpy as np
 import pytest
 
+from crypto.dealer_attacks import leaf_values_found
 from protocols.crowd import (
     crowd_rows,
     dying,
@@ -22,16 +24,17 @@ from protocols.crowd import (
 from protocols.hidden_models import assert_plain, layout, play_prediction, shards, trained
 from treaty.crowds import predict_hidden
 from treaty.crypto.additive_routing import open_integers
+from treaty.crypto.fresh_shares import FreshShares
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models import ModelPart, predict_pooled
 from treaty.options import tree_options
-from treaty.protocols import secpred
+from treaty.protocols import crowd_dealer, crowd_routing, secpred
 from treaty.protocols.crowd_cohorts import Rules
-from treaty.protocols.crowd_dealer import Dealer, Dealt, WantedLeaves, WantedLevel, WantedRows
-from treaty.protocols.crowd_routing import Hidden, HiddenLeaves, HiddenModel, Routed, Rows, Valued
+from treaty.protocols.crowd_dealer import AdditiveRouting, Dealer, Dealt, WantedLeaves, WantedLevel, WantedRows
+from treaty.protocols.crowd_routing import Everybody, Hidden, HiddenLeaves, HiddenModel, Routed, Rows, Valued
 from treaty.protocols.crowd_shares import Exchanged
 from treaty.protocols.fedxgb import Here
 from treaty.trees.slots import VALUE_BITS
@@ -42,6 +45,10 @@ EDGES = ["edge0", "edge1", "edge2"]
 
 def numbers(array: Array) -> np.ndarray:
     return view(array, np.uint64, array.shape, peer="x", what="")
+
+
+def bits(array: Array) -> np.ndarray:
+    return view(array, np.uint8, array.shape, peer="x", what="")
 
 
 def received(played, name, kind):
@@ -191,8 +198,119 @@ def test_in_training_only_two_edge_servers_have_shares(edges):
         assert ("Turn" in steps) == (k >= 2)
     for kind, field in ((Rows, "shares"), (Hidden, "weights"), (Exchanged, "numbers")):
         assert uniform(*(numbers(getattr(message, field)) for message in crowded.received("edge1", kind))), kind
-    sides = [view(r.shares, np.uint8, r.shares.shape, peer="x", what="") for r in crowded.received("p2", Routed)]
-    assert {side.max() for side in sides} == {1}
+    sides = [bits(message.shares) for user in parts for message in crowded.received(user, Routed)]
+    assert set(np.concatenate(sides, axis=None).tolist()) == {0, 1}
+
+
+# ---------------------------------------------------------------- the dealer and users together
+
+
+AS_COMPUTED = {name: lambda fresh, message, shares: shares for name in ("numbers", "bits")}  # for `FreshShares`
+
+
+def leaf_values_of(heard, own, leaf, told):
+    """Return leaf values as the dealer and users find them who have the rows `own`, and the true ones.
+
+    `heard` are all messages from the dealer and the server to both edge servers; the dealer has its own of them.
+    """
+    dealt = [of[Dealt][-1] for of in heard]
+    true = open_integers(np.stack([numbers(of[HiddenLeaves][-1].values) for of in heard]))[0]
+    corrections = numbers(dealt[1].corrections)
+    keys = dealt[0].key, dealt[1].key
+    return leaf_values_found(own, leaf, (keys, corrections), told, len(true), len(corrections)), true
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["as computed", "anew"])
+def test_in_training_dealer_and_users_find_leaf_values_only_in_shares_as_computed(anew):
+    parts, _, classes = crowd_rows(users=9)
+    with nullcontext() if anew else patch.multiple(FreshShares, **AS_COMPUTED):
+        crowded = play_crowd(parts, options_of(n_estimators=1, **ADDITIVE), classes, edges=3, record_content=True)
+    for name, rows in parts.items():
+        assert np.array_equal(crowded.results[name].T, predict_pooled([crowded.model], [rows.table]))
+    (everybody,) = {tuple(of.users) for of in crowded.received("edge0", Everybody)}
+    together = everybody[:4]
+    told, leaf = [np.zeros(0, np.uint64)] * 2, np.zeros(0, np.intp)
+    for name in together:
+        by_edge = [[m for peer, m in received(crowded, name, Routed) if peer == edge] for edge in EDGES[:2]]
+        upper, lower = (bits(a.shares)[0] ^ bits(b.shares)[0] for a, b in zip(*by_edge, strict=True))
+        leaf = np.append(leaf, 3 - 2 * upper.astype(np.intp) - lower)
+        values = dict(received(crowded, name, Valued))
+        told = [np.append(of, numbers(values[edge].shares)) for of, edge in zip(told, EDGES, strict=False)]
+    heard = [{kind: crowded.received(edge, kind) for kind in (Dealt, HiddenLeaves)} for edge in EDGES[:2]]
+    found, true = leaf_values_of(heard, np.arange(len(leaf)), leaf, told)
+    assert np.array_equal(found, true) == (not anew)
+    assert np.any(found == true) == (not anew)
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["as computed", "anew"])
+def test_in_prediction_dealer_and_a_user_find_leaf_values_only_in_shares_as_computed(anew):
+    """Even a user who knows which leaves its rows reach, as in training."""
+    part, new = trained("binary", 1)
+    tables, paths, values = shards(part, new), {}, AdditiveRouting.leaves
+
+    def noted(routing, *of):
+        paths[routing._own] = of[0]
+        return values(routing, *of)
+
+    with (
+        patch.object(AdditiveRouting, "leaves", noted),
+        nullcontext() if anew else patch.multiple(FreshShares, **AS_COMPUTED),
+    ):
+        played = play_prediction(part, tables, record_content=True, **ADDITIVE)
+    assert_plain(part, tables, played.results)
+    own = np.arange(10, 60)
+    leaf = open_integers(np.stack([paths[0], paths[1]])).argmax(axis=0)[own]
+    sent = dict(received(played, "cat", Valued))
+    told = [numbers(sent[edge].shares)[0] for edge in EDGES[:2]]
+    heard = [
+        {kind: [m for _, m in received(played, edge, kind)] for kind in (Dealt, HiddenLeaves)} for edge in EDGES[:2]
+    ]
+    found, true = leaf_values_of(heard, own, leaf, told)
+    assert np.array_equal(found, true) == (not anew)
+    assert np.any(found == true) == (not anew)
+
+
+def test_sides_go_to_users_in_other_shares_than_those_computed():
+    """Other bits at each level, the same at both servers; with those computed, the dealer and a user try splits."""
+    computed, route_level = {0: [], 1: []}, crowd_dealer.route_level
+
+    def noted(own, *of):
+        left, paths = yield from route_level(own, *of)
+        computed[own].append(left)
+        return left, paths
+
+    parts, _, classes = crowd_rows(users=9)
+    with patch.object(crowd_dealer, "route_level", noted):
+        crowded = play_crowd(parts, options_of(**ADDITIVE), classes, edges=3, record_content=True)
+    everybody = crowded.received("edge0", Everybody)[0].users
+    changed = []
+    for own, edge in enumerate(EDGES[:2]):
+        sent = [[bits(m.shares) for peer, m in received(crowded, name, Routed) if peer == edge] for name in everybody]
+        told = [np.concatenate(level, axis=1) for level in zip(*sent, strict=True)]
+        changed.append([a ^ b for a, b in zip(told, computed[own], strict=True)])
+    assert np.array_equal(changed[0], changed[1])
+    assert len({mask.tobytes() for mask in changed[0]}) == 2 * 2  # trees, levels
+    assert all(abs(mask.mean() - 0.5) < 6 * 0.5 / np.sqrt(mask.size) for mask in changed[0])
+
+
+def test_every_share_for_users_has_a_keystream_of_its_own():
+    """Pieces, levels, trees and calls: no number is used twice under a seed, and both servers use the same."""
+    used, fresh = [], FreshShares._stream
+
+    def noted(self, message):
+        used.append((self._seed, self._own, message))
+        return fresh(self, message)
+
+    with (
+        patch.object(FreshShares, "_stream", noted),
+        patch.object(crowd_routing, "_AT_ONCE", 50),
+    ):
+        parts, _, classes = crowd_rows("multiclass", users=9)
+        play_crowd(parts, options_of(**ADDITIVE), classes, edges=3)
+    assert len(set(used)) == len(used) > 2 * 2 * 5
+    by_server = [sorted((seed, message) for seed, own, message in used if own == k) for k in range(2)]
+    assert by_server[0] == by_server[1]
+    assert len({seed for seed, _, _ in used}) == 1
 
 
 # ---------------------------------------------------------------- users that vanish or lie

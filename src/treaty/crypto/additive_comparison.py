@@ -5,7 +5,8 @@ A binary adder on AND triples, many comparisons at a time. A server's program is
 
 **Assumed:** honest but curious, neither the two servers together nor one of them with the dealer. The dealer
 learns the number of comparisons. Each server receives operands under one-time pads, uniform bits; the two output bits
-are each uniform. For whoever is to learn an answer: both servers send their bit to it, and to nobody else.
+are each uniform. For whoever is to learn an answer: both servers send their bit to it, and to nobody else, made anew
+(`fresh_shares`) in case that one has the dealer's numbers.
 
 **Cost:** the dealer's message, 1 + ceil(log2(l - 1)) rounds, and less than 4 l bits per comparison from each server to
 the other; from the dealer a key for each and less than 3 l bits for server 1. For l = 64: 7 rounds, 243 bits (61 bytes

@@ -18,14 +18,16 @@ user      what is opened to it: the side of its rows in each level where it is s
 owner     nothing
 ========  =============================================================================================================
 
-A user may collude with one server or the dealer, and learns what it is told.
+A user may collude with one server or the dealer, and learns what it is told, if it is sent shares made anew
+(`fresh_shares`) and never those that programs return: all random numbers in these are the dealer's, who together with
+the user would have all leaf values, and of splits a few candidates.
 
 **Cost**, in words of 8 bytes a row and tree, besides the comparison; K = 2^level. A tree of L leaves:
 
 =================  ==============================  ========================  =========================
 part               rounds                          one server to the other   dealer to server 1
 =================  ==============================  ========================  =========================
-`mask_rows`        1                               D once                    0
+`mask_rows`        1                               D once, 4 for all rows    0
 `route_level`      2 + comparison (the root's)     1/64                      3
                    3 + comparison (a later's)      2 (K - 1) + 1/64          2 K + 1
 `leaf_values`      1                               L                         1
@@ -167,8 +169,8 @@ def deal_leaves(rows: int, trees: int, leaves: int) -> tuple[Keys, Words]:
 # ---------------------------------------------------------------- server
 
 
-def mask_rows(own: int, rows: Words, key: bytes) -> Program[MaskedRows]:
-    """Open rows less their mask to both servers.
+def mask_rows(own: int, rows: Words, key: bytes) -> Program[tuple[MaskedRows, bytes]]:
+    """Open rows less their mask to both servers, and agree on a seed.
 
     Parameters
     ----------
@@ -179,14 +181,21 @@ def mask_rows(own: int, rows: Words, key: bytes) -> Program[MaskedRows]:
     key : bytes of length 32
         The dealer's.
 
+    Returns
+    -------
+    MaskedRows
+    bytes of length 32
+        A seed for `fresh_shares`, to which each server gives as much; the dealer does not see it.
+
     Raises
     ------
     CryptoError
         When the other server's message has another form; as all programs here.
     """
     mask = _share_of_mask(key, *rows.shape)
-    (opened,) = yield from _open(own, [rows - mask])
-    return MaskedRows(opened, mask)
+    given = np.frombuffer(secrets.token_bytes(32), "<u8").astype(np.uint64)
+    opened, seed = yield from _open(own, [rows - mask, given])
+    return MaskedRows(opened, mask), seed.astype("<u8").tobytes()
 
 
 def route_level(
@@ -222,7 +231,7 @@ def route_level(
     Returns
     -------
     left : uint8 (trees, n)
-        Its XOR shares of b, whether the row goes left: for the row's user alone.
+        Its XOR shares of b, whether the row goes left: for the row's user alone, made anew.
     paths : uint64 (trees, 2 K, n)
         Its shares of 1 at the node of the next level where the row is, else 0. Children of node k are 2 k (left) and
         2 k + 1.
@@ -301,6 +310,7 @@ def leaf_values(own: int, paths: Words, values: Words, key: bytes, corrections: 
     Returns
     -------
     uint64 (trees, n)
+        To be made anew for whoever is to open them.
 
     Raises
     ------

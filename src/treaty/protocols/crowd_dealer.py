@@ -8,17 +8,21 @@ message               from -> to            content                             
 `WantedLeaves`                              there are
 `Dealt`               third edge -> the     a key, and for the second edge server products    for that one alone
                       first two             of random numbers, see `additive_routing`
-`Exchanged`           first <-> second      what `additive_routing` says                      one-time masks
+`Exchanged`           first <-> second      what `additive_routing` says; at first a seed     one-time masks; TLS
 `Enough`              first edge -> third   nothing more is wanted now                        TLS
 ====================  ====================  ================================================  =====================
 
 The third edge server, the dealer, learns no more than numbers of rows, columns, trees and slots. It sees nothing that
-the other two have or exchange. Adversary: honest but curious, of the three no two together.
+the other two have or exchange. What these make for users is shared anew under a seed that they alone have
+(`fresh_shares`), a new one each time that rows are kept: otherwise the dealer and one user would learn the model.
+Adversary: honest but curious, of the three no two together; one of them with any users.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from itertools import count
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -36,6 +40,7 @@ from treaty.crypto.additive_routing import (
     numbers_of_level,
     route_level,
 )
+from treaty.crypto.fresh_shares import FreshShares
 from treaty.crypto.hidden_splits import Layout
 from treaty.crypto.secure_comparison import Program
 from treaty.crypto.shamir_field import Words
@@ -146,12 +151,14 @@ class AdditiveRouting:
         self._party, self._edges, self._dealer = party, list(edges[:2]), edges[2]
         self._own, self._bits = self._edges.index(party.name), layout.bits
         empty = np.empty((0, layout.columns), np.uint64)
-        self._rows = MaskedRows(empty, empty)
+        self._rows, self._fresh = MaskedRows(empty, empty), FreshShares(self._own, secrets.token_bytes(32))
+        self._messages = count()  # for users, of all rows that are ever kept
 
     def keep(self, rows: Words) -> None:
         """See `Routing`."""
         key, _ = self._dealt(WantedRows(len(rows)), 0)
-        self._rows = self._run(mask_rows(self._own, rows, key))
+        self._rows, seed = self._run(mask_rows(self._own, rows, key))
+        self._fresh = FreshShares(self._own, seed)
 
     def at_root(self, trees: int, rows: int) -> Words:
         """See `Routing`."""
@@ -163,14 +170,15 @@ class AdditiveRouting:
         wanted = WantedLevel(part.indices(len(self._rows))[0], len(rows), trees, slots)
         dealt = self._dealt(wanted, numbers_of_level(len(rows), trees, slots, self._bits))
         paths = self.at_root(trees, len(rows)) if paths is None else paths
-        return self._run(route_level(self._own, rows, weights, thresholds, paths, self._bits, *dealt))
+        left, paths = self._run(route_level(self._own, rows, weights, thresholds, paths, self._bits, *dealt))
+        return self._fresh.bits(next(self._messages), left), paths
 
     def leaves(self, paths: Words, values: Words) -> Words:
         """See `Routing`."""
         leaves, rows = paths.shape
         dealt = self._dealt(WantedLeaves(rows, leaves), rows)
-        found: Words = self._run(leaf_values(self._own, paths[None], values[None], *dealt))[0]
-        return found
+        found = self._run(leaf_values(self._own, paths[None], values[None], *dealt))[0]
+        return self._fresh.numbers(next(self._messages), found)
 
     def add(self, a: Words, b: Words) -> Words:
         """See `Routing`."""

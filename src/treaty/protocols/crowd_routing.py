@@ -8,7 +8,7 @@ message               from -> to            content                             
                       -> all
 `Hidden`              server -> each        shares of a level's splits in all slots           secret shares
                       holder
-`Exchanged`           holder <-> holder     what `secure_routing` or `additive_routing` says  secret shares
+`Exchanged`           holder <-> holder     what `secure_routing` or `additive_routing` says  secret shares, TLS
 `Routed`              each holder -> user   shares of the side its rows go to                 for that user alone
 `HiddenLeaves`        server -> each        shares of the leaf values in all slots            secret shares
                       holder
@@ -18,7 +18,8 @@ message               from -> to            content                             
 ====================  ====================  ================================================  =====================
 
 Holders of shares are all edge servers, or the first two, for whom the third deals (`crowd_dealer`); `crowd_shares` says
-who may collude. Rows of everybody go down every tree, also of those who take no part in it: whoever returns has
+who may collude. What users are sent is shared so that it tells them, together with any of those, what it opens to and
+no more. Rows of everybody go down every tree, also of those who take no part in it: whoever returns has
 followed. Holders learn how many rows each user has.
 """
 

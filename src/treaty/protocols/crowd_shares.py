@@ -9,6 +9,9 @@
               deals random numbers (`crowd_dealer`)      with the server, who knows the model
 ============  =========================================  ==============================================================
 
+A user adds to that what it is told of its own rows, and nothing else. Under "additive" that takes shares made anew by
+the first two (`fresh_shares`): in those that they compute the dealer and a user would find the model.
+
 Of three edge servers both say the same: whoever has one has nothing. Of five, two may collude under "shamir" alone.
 Under "shamir" a wrong share is often noticed, under "additive" never. The server could deal as well, being assumed not
 to collude with edge servers; but then it would learn for how many rows predictions are asked, and all rows together
@@ -97,11 +100,17 @@ class Routing(Protocol):
         ...
 
     def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
-        """Take some of the rows a level down, from the root where `paths` is None; return sides and paths."""
+        """Take some of the rows a level down, from the root where `paths` is None; return sides and paths.
+
+        Shares of sides tell users nothing but sides, whoever helps them; paths are not for users.
+        """
         ...
 
     def leaves(self, paths: Words, values: Words) -> Words:
-        """Find leaf values: uint64 (leaves, n, *number) and (leaves, *number) -> (n, *number)."""
+        """Find leaf values: uint64 (leaves, n, *number) and (leaves, *number) -> (n, *number).
+
+        Shares tell users nothing but values, as do sums of them.
+        """
         ...
 
     def add(self, a: Words, b: Words) -> Words:
