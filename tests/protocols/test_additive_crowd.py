@@ -294,7 +294,7 @@ def test_sides_go_to_users_in_other_shares_than_those_computed():
 
 
 def test_every_share_for_users_has_a_keystream_of_its_own():
-    """Pieces, levels, trees and calls: no number is used twice under a seed, and both servers use the same."""
+    """Pieces, levels, trees and calls: no number is used twice under a seed, of which each run has a new one."""
     used, fresh = [], FreshShares._stream
 
     def noted(self, message):
@@ -307,10 +307,14 @@ def test_every_share_for_users_has_a_keystream_of_its_own():
     ):
         parts, _, classes = crowd_rows("multiclass", users=9)
         play_crowd(parts, options_of(**ADDITIVE), classes, edges=3)
+        part, new = trained("multiclass")
+        for _ in range(2):
+            with patch.object(secpred, "_AT_ONCE", 20), patch.object(secpred, "_NUMBERS", 400):
+                play_prediction(part, shards(part, new.iloc[:20]), **ADDITIVE)
     assert len(set(used)) == len(used) > 2 * 2 * 5
     by_server = [sorted((seed, message) for seed, own, message in used if own == k) for k in range(2)]
     assert by_server[0] == by_server[1]
-    assert len({seed for seed, _, _ in used}) == 1
+    assert len({seed for seed, _, _ in used}) == 3
 
 
 # ---------------------------------------------------------------- users that vanish or lie

@@ -11,10 +11,11 @@ import pytest
 
 from protocols.crowd import crowd_rows, laid_out, options_of, play_crowd, uniform
 from protocols.test_fedxgb import BOTH, SHOWN, assert_exact, assert_follow
+from treaty.crypto import secure_routing
 from treaty.crypto.secure_routing import share_integers
 from treaty.data.table import Table
 from treaty.messaging.messages import Array
-from treaty.protocols import crowd_routing, crowd_users
+from treaty.protocols import crowd_users
 from treaty.protocols.crowd_routing import Hidden, Routed, Rows, Valued
 from treaty.protocols.crowd_users import MaskedInput
 from treaty.protocols.fedxgb import Roll, Splits, Values
@@ -127,7 +128,7 @@ def test_shares_of_rows_are_uniform_to_as_many_edge_servers_as_may_collude(edges
             share[..., 0], share[..., 1] = values & 1, 0
         return shares
 
-    monkeypatch.setattr(crowd_routing, "share_integers", planted)
+    monkeypatch.setattr(secure_routing, "share_integers", planted)
     assert not uniform(*received(other))
 
 

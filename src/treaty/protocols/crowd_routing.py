@@ -19,8 +19,8 @@ message               from -> to            content                             
 
 Holders of shares are all edge servers, or the first two, for whom the third deals (`crowd_dealer`); `crowd_shares` says
 who may collude. What users are sent is shared so that it tells them, together with any of those, what it opens to and
-no more. Rows of everybody go down every tree, also of those who take no part in it: whoever returns has
-followed. Holders learn how many rows each user has.
+no more. Rows of everybody go down every tree, also of those who take no part in it: whoever returns has followed.
+Holders learn how many rows each user has.
 """
 
 from __future__ import annotations
