@@ -15,7 +15,9 @@ from treaty.errors import ConfigError
 from treaty.job_file import load_job
 from treaty.linear_jobs import check_identities, find_linear_part, predict_linear_party
 from treaty.messaging.certificates import write_identity
+from treaty.models import read_file
 from treaty.processes import run_all
+from treaty.protocols.linear_setup import FORMAT, _Kept
 
 GIVEN = {"batch_size": 120, "max_iter": 2, "period": 1, "tol": 0.0, "random_state": 3}
 
@@ -117,6 +119,21 @@ def test_a_job_file_is_trained_and_predicted_in_processes(split, pooled, tmp_pat
     assert found.set_index("id").loc["person 0", "prediction"] in ("benign", "malignant")
     agreement = found.set_index("id")["prediction"].reindex([f"person {k}" for k in range(260)]).to_numpy()
     assert (agreement == pooled.predict(split[0])).mean() > 0.95  # rows came in another order: other batches
+
+
+def test_an_aligned_job_run_again_has_the_same_rows_in_the_same_batches(split, tmp_path):
+    path = job_file(tmp_path, split)
+    path.write_text(path.read_text().replace("random_state = 3\n", ""))
+    kept, weights = [], []
+    for seed in range(2):
+        run_all(load_job(path), "train")
+        kept.append([read_file(tmp_path / f"p{k}.batches", _Kept, FORMAT).entries for k in range(3)])
+        weights.append(np.concatenate([find_linear_part(load_job(path), f"p{k}").coef for k in range(3)]))
+        table = pd.read_csv(tmp_path / "p0.csv").assign(more=1.0)  # a column more, rows in another order
+        table.sample(frac=1.0, random_state=seed).to_csv(tmp_path / "p0.csv", index=False)
+    assert [len(entries) for entries in kept[1]] == [1, 1, 1]
+    assert kept[0] == kept[1]
+    np.testing.assert_allclose(np.delete(weights[1], len(split[0]["p0"].columns)), weights[0], atol=1e-9)
 
 
 def test_jobs_whose_roles_do_not_fit_are_refused(split, tmp_path):

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.ipc
 from numpy.typing import NDArray
 
-from treaty.data.ids import read_ids
+from treaty.data.ids import by_id, read_ids
 from treaty.data.labels import check_labels, check_targets, check_weights
 from treaty.data.run_log import RunLog
 from treaty.data.sources import checked_columns, numbers, read_table
@@ -67,6 +67,8 @@ class Rows:
         Which of them these are; None: all, in the same order.
     ids : pyarrow.ChunkedArray or None
         Where rows were aligned.
+    digest : bytes or None
+        Of the ids, where rows are in their order.
     """
 
     arrow: Any
@@ -74,6 +76,7 @@ class Rows:
     whole: Any
     order: NDArray[np.int64] | None = None
     ids: Any = None
+    digest: bytes | None = None
 
 
 def open_rows(
@@ -85,6 +88,7 @@ def open_rows(
     threads: int = 1,
     kept: Path | None = None,
     again: bool = False,
+    in_order: bool = False,
     progress: Progress | None = None,
 ) -> Rows:
     """Read a party's file; where the job says so, align its rows with the other parties' first.
@@ -101,6 +105,8 @@ def open_rows(
         Where the common order is kept for a later run.
     again : bool
         At the active party: take the order that is kept there, if there is one, instead of aligning anew.
+    in_order : bool
+        Put aligned rows in the order of their ids: every job on them has them in the same.
     progress : callable or None
         Called while rows are aligned, with points done and points in all.
     """
@@ -113,14 +119,17 @@ def open_rows(
     checked = checked_columns(arrow)
     if checked is not None:
         return Rows(arrow, checked, arrow)
-    whole, order, ids = arrow, None, None
+    whole, order, ids, digest = arrow, None, None, None
     if column is not None:
         if column not in arrow.column_names:
             raise DataError(f"{name}: expected a column {column!r} of ids, got a file without it - at {path}")
         order = _common_rows(party, job, arrow[column], threads, kept, again, progress)
+        if in_order and job.align is not None:
+            place, digest = by_id(arrow[column].take(pa.array(order)), party=name, normalise=job.align.normalise)
+            order = order[place]
         ids = arrow[column].take(pa.array(order))
         arrow = arrow.drop_columns([column]).take(pa.array(order))
-    return Rows(arrow, _features(arrow, job, name, path, schema), whole, order, ids)
+    return Rows(arrow, _features(arrow, job, name, path, schema), whole, order, ids, digest)
 
 
 def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:

@@ -51,7 +51,7 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
     memory, period : int
         Quasi-Newton: correction pairs kept, and iterations from one to the next.
     random_state : int or None
-        Seed of the batches.
+        Seed of the batches; between parties it counts if all who have data name the same.
     n_jobs : int or None
         Threads; None for all cores.
     active : str or None

@@ -82,18 +82,18 @@ def train_linear_party(
             quasi_newton.coordinate(party, options, guest=job.active, parties=job.owners, threads=threads)
             return None
         with _star(party, job):
-            rows = open_rows(party, job, table, None, threads=threads, progress=aligning)
+            rows = open_rows(party, job, table, None, threads=threads, in_order=True, progress=aligning)
         if name != job.active:
             return quasi_newton.host(
                 party, rows.features, options, guest=job.active, parties=job.owners, coordinator=lead,
-                threads=threads, kept=store,
+                threads=threads, kept=store, rows_digest=rows.digest,
             )  # fmt: skip
         data, classes = labelled(rows, job, name, table, None, training=True)
         if classes is None or len(classes) != 2:
             raise ConfigError("logistic regression takes labels of two classes: expected a classification of these")
         return quasi_newton.guest(
             party, data, options, parties=job.owners, coordinator=lead, classes=classes, threads=threads,
-            progress=watch, kept=store,
+            progress=watch, kept=store, rows_digest=rows.digest,
         )  # fmt: skip
 
     part, transcript = connected(job, name, options.protocol, role, peers=_others(job, name, job.parties))

@@ -49,7 +49,7 @@ class LinearOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     fractional_bits : int
         Numbers are encrypted as multiples of 2^-fractional_bits.
     random_state : int or None
-        Seed of the batches.
+        Seed of the batches; between parties it counts if all who have data name the same.
     solver : {"quasi-newton", "sgd"} or None
         "pooled": how weights are found; None is "quasi-newton".
     loss : {"taylor", "logistic"} or None

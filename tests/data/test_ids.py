@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.data.ids import Ids, read_ids
+from treaty.data.ids import Ids, by_id, read_ids
 from treaty.errors import ConfigError, DataError
 
 DAY = datetime.date(2020, 2, 29)
@@ -241,3 +241,27 @@ def test_files_of_ids_last_as_long_as_the_ids(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
     del ids
     assert (mapped, Path("/proc/self/maps").read_text().count(str(tmp_path))) == (4, 0)
+
+
+@settings(deadline=None)
+@given(
+    ids=st.lists(st.text("abé0", min_size=1, max_size=4), min_size=1, max_size=30, unique=True),
+    seed=st.integers(0, 9),
+)
+def test_rows_sorted_by_id_are_the_same_whatever_their_order(ids, seed):
+    column = pa.chunked_array([pa.array(sorted(ids)[:3]), pa.array(sorted(ids)[3:], pa.string())])
+    place = np.random.default_rng(seed).permutation(len(ids))
+    moved = column.take(pa.array(place))
+    (order, digest), (other, again) = by_id(column), by_id(moved)
+    assert column.take(pa.array(order)).to_pylist() == moved.take(pa.array(other)).to_pylist()
+    assert digest == again
+    if len(ids) > 1:
+        assert by_id(column.slice(1))[1] != digest
+
+
+def test_digests_of_ids_tell_kinds_and_borders_apart_and_ignore_widths():
+    digests = [by_id(pa.array(ids))[1] for ids in (["1", "2"], [1, 2], ["12", ""], ["1", "2", ""])]
+    assert len(set(digests)) == 4
+    assert by_id(pa.array([2.0, 1.0]))[1] == by_id(pa.array([1, 2], pa.int16()))[1]
+    assert by_id(pa.array([" B", "a"]), normalise=["strip", "lower"])[1] == by_id(pa.array(["a", "b "]))[1]
+    assert by_id(pa.array(["b", "a", "b"]))[0].tolist() == [1, 0, 2]

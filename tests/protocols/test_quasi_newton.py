@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from protocols.logistic import LEAD, PAPER, linear_tables, options_of, play_logistic, pooled_weights, weights_of
@@ -11,9 +12,10 @@ from treaty.crypto.montgomery import Modulus, from_words
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.messages import decode_body, view
+from treaty.models import read_file
 from treaty.protocols import lattice_products
 from treaty.protocols.hidden_products import Opened, SharedKey, Vector
-from treaty.protocols.linear_setup import KeptBatches
+from treaty.protocols.linear_setup import FORMAT, KeptBatches, _Kept
 from treaty.protocols.quasi_newton import EpochEnd, Products
 
 FORMS = {
@@ -197,9 +199,12 @@ def order_of(played):
     return weights_of(played, ["p0", "p1"])
 
 
-def test_batches_are_kept_for_later_jobs_on_the_same_table(tmp_path):
+KEEPING = {"encryption": "lattice", "protocol": "sgd", "max_iter": 1, "random_state": None}
+
+
+def test_batches_are_kept_for_later_jobs_on_the_same_rows(tmp_path):
     tables, y = linear_tables(2, rows=260)
-    given = {"encryption": "lattice", "protocol": "sgd", "max_iter": 1, "random_state": None, "kept": tmp_path}
+    given = {**KEEPING, "kept": tmp_path}
     first, second = (play_logistic(tables, y, **given) for _ in range(2))
     np.testing.assert_array_equal(order_of(first), order_of(second))
     other = play_logistic(tables, y, **{**given, "kept": tmp_path / "elsewhere"})
@@ -208,15 +213,52 @@ def test_batches_are_kept_for_later_jobs_on_the_same_table(tmp_path):
         play_logistic(tables, y, **{**given, "batch_size": 130})
     with pytest.raises(ConfigError, match="as in the earlier job"):
         play_logistic(tables, y, **{**given, "random_state": 5})
-    changed = {**tables, "p1": to_table(real_table("binary", rows=260, seed=3)[0].iloc[:, 9:], party="p1")}
-    adopted = play_logistic(changed, y, **given)  # a partner with another table takes over the guest's batches
-    assert any(e.step == KeptBatches.__name__ for e in adopted.transcripts["p1"].entries)
 
 
-def test_parties_that_insist_on_different_batches_stop():
+def kept_seeds(folder, name):
+    return [entry.seed for entry in read_file(folder / f"{name}.batches", _Kept, FORMAT).entries]
+
+
+def test_changed_columns_do_not_give_new_batches(tmp_path):
+    """Not at the guest nor at the host, either of whom a seed would insist; the other has lost its folder."""
     tables, y = linear_tables(2, rows=260)
+    play_logistic(tables, y, **KEEPING, kept=tmp_path)
+    (seed,) = kept_seeds(tmp_path, "p0")
+    for name, lost in (("p0", "p1"), ("p1", "p0")):
+        (tmp_path / f"{lost}.batches").unlink()
+        fewer = to_table(pd.DataFrame({k: c for k, c in zip("abcdefghi", tables[name].columns[1:], strict=False)}))
+        played = play_logistic({**tables, name: fewer}, y, **KEEPING, kept=tmp_path)
+        assert any(e.step == KeptBatches.__name__ for e in played.transcripts[lost].entries)
+        assert kept_seeds(tmp_path, name) == kept_seeds(tmp_path, lost) == [seed]
+
+
+def test_other_rows_get_other_batches_and_a_warning(tmp_path, caplog):
+    for rows in (260, 261):
+        play_logistic(*linear_tables(2, rows=rows), **KEEPING, kept=tmp_path)
+    assert len(set(kept_seeds(tmp_path, "p0"))) == 2
+    assert "batches of 1 other sets of rows" in caplog.text
+
+
+def test_parties_that_kept_different_batches_stop(tmp_path):
+    tables, y = linear_tables(2, rows=260)
+    for folder in ("one", "two"):
+        play_logistic(tables, y, **KEEPING, kept=tmp_path / folder)
+    (tmp_path / "one" / "p1.batches").write_bytes((tmp_path / "two" / "p1.batches").read_bytes())
     with pytest.raises(ConfigError, match="insist on different batches"):
-        play_logistic(tables, y, encryption="lattice", theirs={"random_state": 8})
+        play_logistic(tables, y, **KEEPING, kept=tmp_path / "one")
+
+
+@pytest.mark.parametrize("theirs", [None, 8])
+def test_no_party_alone_chooses_the_batches(theirs, caplog):
+    """A host that names a seed could try many until one sets rows of its own apart."""
+    tables, y = linear_tables(2, rows=260)
+    of_eight = order_of(play_logistic(tables, y, **{**KEEPING, "random_state": 8}))
+    assert not caplog.text
+    for changes in ({"theirs": {"random_state": 8}}, {"theirs": {"random_state": theirs}, "random_state": 7}):
+        found = order_of(play_logistic(tables, y, **{**KEEPING, **changes}))
+        assert np.abs(found - of_eight).max() > 1e-6
+        assert "all parties with data must name the same" in caplog.text
+        caplog.clear()
 
 
 @pytest.mark.parametrize("form", ["lattice", "ou", "ou-two"])

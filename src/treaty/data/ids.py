@@ -13,6 +13,7 @@ What equal ids are is settled here and nowhere else:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -175,6 +176,34 @@ def read_ids(
         normalise=tuple(step for step in get_args(Normalisation) if step in normalise),
         on_duplicate=on_duplicate,
     )
+
+
+def by_id(
+    column: Any, *, party: str = "the table", normalise: Sequence[Normalisation] = NORMALISE
+) -> tuple[NDArray[np.int64], bytes]:
+    """Sort rows by their ids, the same way at every party whatever their order, and tell these rows from others.
+
+    Parameters
+    ----------
+    column : series, array or list
+        Shape (n_rows,), all with an id.
+    party, normalise
+        See `read_ids`.
+
+    Returns
+    -------
+    order : int64 (n_rows,)
+        Rows of equal ids stay in the order they have.
+    digest : bytes
+        SHA-256 of the sorted ids in canonical form, with their kind.
+    """
+    kind, texts = _canonical(_whole_array(_to_arrow(column, party)), frozenset(normalise), party)
+    order = pc.sort_indices(texts).to_numpy().astype(np.int64)
+    _, places, data = texts.take(pa.array(order)).cast(pa.large_binary()).buffers()
+    offsets = np.frombuffer(places, np.int64)[: len(order) + 1]
+    hashed = hashlib.sha256(_TAGS[kind] + offsets.astype("<i8").tobytes())
+    hashed.update(np.frombuffer(data, np.uint8)[: offsets[-1]].data)
+    return order, hashed.digest()
 
 
 def _to_arrow(column: Any, party: str) -> Any:

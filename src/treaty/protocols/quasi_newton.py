@@ -62,6 +62,7 @@ from treaty.protocols.linear_setup import (
     begin,
     check_roles,
     pair_seeds,
+    print_of_rows,
     terms,
 )
 from treaty.protocols.own_key_products import OwnKeyProducts
@@ -129,6 +130,7 @@ def guest(
     threads: int = 1,
     progress: Epochs | None = None,
     kept: Path | None = None,
+    rows_digest: bytes | None = None,
 ) -> LinearPart:
     """Train as the label holder.
 
@@ -146,7 +148,10 @@ def guest(
     progress : callable or None
         Given the losses of all epochs so far: none when training begins, then after each.
     kept : Path or None
-        Folder of what serves later jobs on the same table: the partition into batches, the ledger of the lattice map.
+        Folder of what serves later jobs on the same rows: the partition into batches, the ledger of the lattice map.
+    rows_digest : bytes or None
+        What tells these rows, in this order, from others: of their ids, the same in every job on them. None: rows
+        correspond by position.
 
     Returns
     -------
@@ -170,8 +175,9 @@ def guest(
     matrix = np.hstack([preparation.matrix(data.table.columns, data.table.n_rows), ones])
     names = [*preparation.names(data.table.schema.names, data.table.schema.categories), "intercept"]
     setting, weights, losses = _train(
-        party, fixed_columns(matrix), names, labels, options, party.name, parties, coordinator, threads, progress, kept
-    )
+        party, fixed_columns(matrix), names, labels, options, party.name, parties, coordinator, threads, progress, kept,
+        rows_digest,
+    )  # fmt: skip
     return LinearPart(
         model_id=setting.model_id, party=party.name, schema=data.table.schema, preparation=preparation,
         coef=weights[:-1], intercept=float(weights[-1]), classes=classes, losses=losses, encryption=setting.cipher,
@@ -188,6 +194,7 @@ def host(
     coordinator: str | None,
     threads: int = 1,
     kept: Path | None = None,
+    rows_digest: bytes | None = None,
 ) -> LinearPart:
     """Train as a party with columns alone; parameters and errors as of `guest`.
 
@@ -199,7 +206,9 @@ def host(
     preparation = preparation_of(table)
     columns = fixed_columns(preparation.matrix(table.columns, table.n_rows))
     names = preparation.names(table.schema.names, table.schema.categories)
-    setting, weights, _ = _train(party, columns, names, None, options, guest, parties, coordinator, threads, None, kept)
+    setting, weights, _ = _train(
+        party, columns, names, None, options, guest, parties, coordinator, threads, None, kept, rows_digest
+    )
     return LinearPart(
         model_id=setting.model_id, party=party.name, schema=table.schema, preparation=preparation,
         coef=weights, encryption=setting.cipher,
@@ -223,6 +232,7 @@ def _train(
     threads: int,
     progress: Epochs | None,
     kept: Path | None,
+    rows_digest: bytes | None,
 ) -> tuple[Setting, Floats, list[float]]:
     """Train own weights, as the guest (who has labels) or a host; return them and, at the guest, the losses."""
     agree(party, terms(options, guest, parties, coordinator))
@@ -231,7 +241,7 @@ def _train(
     if options.mode == "paper":
         weights, losses = paper.train_slice(party, setting, columns, labels, options, threads, progress)
         return setting, weights, losses
-    batches = agree_on_batches(party, setting, options, columns, kept)
+    batches = agree_on_batches(party, setting, options, rows_digest or print_of_rows(setting, labels), kept)
     seeds = pair_seeds(party, setting)
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
     sums: HiddenSums

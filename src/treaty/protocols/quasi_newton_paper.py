@@ -109,7 +109,7 @@ def train_slice(
     """Train own weights as the guest (who has labels) or a host; see `quasi_newton.guest`."""
     lead = setting.coordinator
     assert lead is not None
-    batches = agree_on_batches(party, setting, options, columns, None)
+    batches = agree_on_batches(party, setting, options, b"", None)
     key = read_key(party.receive(lead, SharedKey).payload, setting.cipher, options, lead, "SharedKey")
     batch = _Batch(party, setting, Hider(key, key.plaintext_bits - 2, threads), columns, labels)
     own = Slice(columns.shape[1], memory=options.pairs, period=options.period)  # the penalty is the coordinator's
