@@ -22,7 +22,7 @@ class Keystream:
     Parameters
     ----------
     key : bytes of length 32, optional
-        From the operating system's generator when left out. Only tests give one.
+        From the operating system's generator when left out; else as secret, and of this stream alone.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
