@@ -350,8 +350,8 @@ def crowd_disclosures(options: TreeOptions, edges: int, spent: str = "") -> dict
             f"them have {whole} and the bins of every user's rows"
             if options.compares == "shamir"
             else f"{hidden} while no two of the first three edge servers, of whom two compute and one deals random "
-            "numbers, look at what they have together (one of them and users have no more than these are told); any two "
-            f"have {whole} and the bins of every user's rows "
+            "numbers, look at what they have together (one of them and users have no more than these are told); any "
+            f"two have {whole} and the bins of every user's rows "
             '(comparison="additive")',
         ]
         user += [
