@@ -91,5 +91,5 @@ def compile_linear_kernels(options: LinearOptions) -> None:
     data = Labelled(tables["a"], np.arange(40, dtype=np.float64) % 2.0)
     small = {"max_iter": 1, "period": 1, "batch_size": 40, "tol": 0.0, "memory": 1, "key_bits": None}
     keyed = cipher_of(options) != "lattice"
-    chosen = msgspec.structs.replace(options, **small, insecure_test_key_bits=640 if keyed else None)
+    chosen = msgspec.structs.replace(options, **small, insecure_test_key_bits=768 if keyed else None)
     train_linear_in_threads(tables, data, "a", [0, 1], chosen, 1, lambda losses: None, None)

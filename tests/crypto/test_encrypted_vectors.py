@@ -141,6 +141,28 @@ def test_fields_part_what_they_join(per, numbers):
     assert fields.part(fields.join(numbers), len(numbers)) == numbers
 
 
+@given(st.integers(1, 150), st.integers(300, 1024), st.integers(0, 3), st.sampled_from([None, 1, 3]))
+def test_fields_leave_eighty_bits_free(bits, plaintext_bits, masks, most):
+    try:
+        fields = Fields.of(bits, plaintext_bits, masks=masks, most=most)
+    except CryptoError:
+        return
+    assert fields.per_plaintext * fields.width <= plaintext_bits - 82
+
+
+def test_a_message_above_p_is_not_opened():
+    """It comes back modulo p, and the greatest common divisor of the difference and n is p."""
+    key = KEYS["ou"]
+    n, p, bits = key.public.n, key._p, key.public.plaintext_bits
+    fields = Fields.of((bits - 2) // 4, bits)  # without spare bits four would fit, and any number below p / 2
+    for above in (1 << bits - 82, 1 << bits - 3, p - 1):
+        value = pow(key.public.g, p + above, n) * pow(key.public.h, 12345, n) % n
+        hidden = key.public.modulus.pack(key.public.modulus.montgomery([value]))
+        assert from_words(key.decrypt(hidden, 1)) == [above], "the message did not come back modulo p"
+        with pytest.raises(CryptoError, match="more than its fields"):
+            opened(key, hidden, fields.per_plaintext, fields, 1)
+
+
 @CIPHERS
 def test_what_is_no_ciphertext_is_refused(key):
     modulus, fields = key.public.modulus, Fields.of(80, key.public.plaintext_bits)

@@ -330,7 +330,7 @@ def test_weights_of_rows_are_refused():
 
 def test_numbers_that_the_coordinator_decrypts_are_uniform():
     tables, y = linear_tables(2, rows=260)
-    played = play_logistic(tables, y, encryption="ou", protocol="sgd", max_iter=12, insecure_test_key_bits=512)
+    played = play_logistic(tables, y, encryption="ou", protocol="sgd", max_iter=12, insecure_test_key_bits=768)
     top = []
     for entry in played.transcripts[LEAD].entries:
         if (entry.direction, entry.step) == ("sent", Opened.__name__):

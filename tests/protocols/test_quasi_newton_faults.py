@@ -120,7 +120,7 @@ def test_a_host_that_changes_its_share_of_the_seed_is_found_out():
 def test_sizes_that_are_not_this_partys_are_refused():
     tables, y = linear_tables(2, rows=260)
     wrap = lambda party: tampering(  # noqa: E731
-        party, "Begin", lambda m: msgspec.structs.replace(m, n_columns=[m.n_columns[0], m.n_columns[1] + 1])
+        party, "Begin", lambda m: msgspec.structs.replace(m, n_columns=[m.n_columns[0], m.n_columns[1] - 1])
     )
     with pytest.raises(PeerProtocolError, match="sizes of this party's table"):
         play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p0": role("p0", tables, y, "lattice", wrap)})

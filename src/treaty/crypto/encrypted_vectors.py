@@ -12,8 +12,11 @@ Integers are signed and stand as x + 2^(bits - 1) in plaintexts, so that fields 
 field holds a value below 2^b and a mask uniform below 2^(b + 80) in b + 82 bits: what is opened tells at most 2^-80
 (total variation) of the value. Everything that leaves its maker is multiplied by w^r with full-length r.
 
-*Assumption*: the security of the cipher (see `okamoto_uchiyama`, `paillier`); honest-but-curious parties. Whoever opens
-for others what they send must be sure of them: under Okamoto-Uchiyama a plaintext above p gives the key away.
+Fields leave the highest 80 bits of a plaintext free, and `Fields.part` refuses a plaintext that has any of them: under
+Okamoto-Uchiyama a message m above p comes back as m mod p, and gcd(m - (m mod p), n) would be p. Now whoever sends one
+must know p's leading 80 bits for it to be opened at all.
+
+*Assumption*: the security of the cipher (see `okamoto_uchiyama`, `paillier`); honest-but-curious parties.
 
 References
 ----------
@@ -72,7 +75,7 @@ class Fields:
 
     @classmethod
     def of(cls, bits: int, plaintext_bits: int, *, masks: int = 0, most: int | None = None) -> Fields:
-        """Fit as many numbers into a plaintext as it takes, but not more than `most`.
+        """Fit as many numbers into a plaintext, less 80 bits, as it takes, but not more than `most`.
 
         Parameters
         ----------
@@ -86,11 +89,12 @@ class Fields:
         """
         mask_bits = bits + STATISTICAL_BITS if masks else 0
         width = mask_bits + 1 + masks.bit_length() if masks else bits
-        fitting = (plaintext_bits - 2) // width
+        room = plaintext_bits - 2 - STATISTICAL_BITS
+        fitting = room // width
         if fitting < 1:
             raise CryptoError(
-                f"a number of {width} bits exceeds the plaintext of {plaintext_bits - 2} - take a longer key, or "
-                "smaller batches"
+                f"a number of {width} bits exceeds the plaintext, of which {room} bits are for numbers - take a "
+                "longer key, or smaller batches"
             )
         return cls(bits, mask_bits, width, fitting if most is None else min(fitting, most))
 
