@@ -339,7 +339,16 @@ def test_closing_just_before_a_watch_is_opened_ends_it(proxied):
     assert link.lost is None
 
 
+@pytest.fixture
+def interruptible():
+    """Have interrupts raise KeyboardInterrupt, which processes of a distributed test run ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("size", [CHUNK, 200 * CHUNK], ids=["post", "stream"])
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_in_a_delivery_does_not_keep_later_ones_from_arriving(proxied, size):
     clinic, lab, _ = proxied
     clinic.send("lab", b"first", 5)
