@@ -17,7 +17,7 @@ from treaty.linear_jobs import check_identities, find_linear_part, predict_linea
 from treaty.messaging.certificates import write_identity
 from treaty.models import read_file
 from treaty.processes import run_all
-from treaty.protocols.linear_setup import FORMAT, _Kept
+from treaty.protocols.linear_batches import FORMAT, _Kept
 
 GIVEN = {"batch_size": 120, "max_iter": 2, "period": 1, "tol": 0.0, "random_state": 3}
 
@@ -45,6 +45,7 @@ def test_fit_between_threads_gives_the_pooled_model(split, protocol, tmp_path):
     assert model.parts_["p1"].intercept is None
     assert {part.encryption for part in model.parts_.values()} == {"lattice"}
     assert set(model.disclosures_) == {"p0", "p1", "p2", "coordinator"}
+    assert all("alone in " in " ".join(model.disclosures_[name]) for name in ("p0", "p1", "p2"))
     assert "p1 -> coordinator" in model.communication_
     assert model.timings_["training"] > 0
     model.save(tmp_path / "model")

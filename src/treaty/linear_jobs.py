@@ -185,7 +185,8 @@ def _write_report(
     sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
     options, hosts = job.linear_options(), [owner for owner in job.owners if owner != job.active]
     cipher = cipher_of(options)
-    learned = linear_disclosures(job.active, hosts, job.coordinator, options, cipher)
+    alone = None if part is None else part.alone
+    learned = linear_disclosures(job.active, hosts, job.coordinator, options, cipher, alone)
     if job.align is not None:
         first = of_alignment(job.active, hosts, on_duplicate=job.align.on_duplicate)
         learned = {party: first.get(party, []) + learned[party] for party in learned}

@@ -44,6 +44,9 @@ class LinearPart(msgspec.Struct, kw_only=True):
         At the label holder: of every epoch, the mean loss of its batches.
     encryption : str
         The cipher it was trained under; empty for a pooled model.
+    alone : dict of str to int
+        Of each party, how many rows stand alone in their batch among its columns, so that its gradients tell their
+        labels, or the label holder's gradients others' part of their margins; empty where there was no such protocol.
     """
 
     model_id: str
@@ -56,6 +59,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
     loss: str = "taylor"
     losses: list[float] = []
     encryption: str = ""
+    alone: dict[str, int] = {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""

@@ -125,7 +125,7 @@ def _train_between_parties(
     ended = time.perf_counter()
     seconds = traffic.seconds or {"setup": begun[-1] - started, "training": ended - begun[-1]}
     hosts = [name for name in tables if name != active]
-    learned = linear_disclosures(active, hosts, lead, options, parts[active].encryption)
+    learned = linear_disclosures(active, hosts, lead, options, parts[active].encryption, parts[active].alone)
     return TrainedLinear(parts, traffic, {**seconds, "total": ended - started}, learned)
 
 

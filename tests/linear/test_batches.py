@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
-from treaty.linear.batches import batch_seed, check_batch_size, fewest_rows, partition
+from treaty.linear.batches import batch_seed, check_batch_size, fewest_rows, partition, rows_alone
 
 SEED = batch_seed(0)
 
@@ -51,3 +51,18 @@ def test_batches_of_too_few_rows_are_refused(n_columns, of_labels, least):
     assert fewest_rows(n_columns, of_labels=of_labels) == least
     with pytest.raises(ConfigError, match=rf"at least {least} rows for the {n_columns} columns of bank"):
         check_batch_size(least - 1, n_columns, "bank", of_labels=of_labels)
+
+
+def test_rows_alone_are_those_of_large_leverage():
+    rng = np.random.default_rng(0)
+    kinds = np.repeat([0, 1, 2, 3], [50, 40, 9, 1])
+    X = np.hstack([np.eye(4)[kinds], rng.standard_normal((100, 2)), np.zeros((100, 1))])  # as many as sum up to ones
+    assert rows_alone(X) == 1
+    X[7, 4] = 40.0
+    assert rows_alone(X) == 2
+    A = np.hstack([X, np.ones((100, 1))])
+    leverage = np.diag(A @ np.linalg.pinv(A))
+    assert np.count_nonzero(leverage > 1 / 3) == 2
+    assert rows_alone(X[:, :0]) == 0
+    assert rows_alone(np.zeros((100, 3))) == 0
+    assert rows_alone(np.eye(4)) == 4

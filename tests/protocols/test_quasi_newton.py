@@ -15,7 +15,8 @@ from treaty.messaging.messages import decode_body, view
 from treaty.models import read_file
 from treaty.protocols import lattice_products
 from treaty.protocols.hidden_products import Opened, SharedKey, Vector
-from treaty.protocols.linear_setup import FORMAT, KeptBatches, _Kept
+from treaty.protocols.linear_batches import FORMAT, KeptBatches, _Kept
+from treaty.protocols.linear_disclosures import linear_disclosures
 from treaty.protocols.quasi_newton import EpochEnd, Products
 
 FORMS = {
@@ -95,7 +96,7 @@ def received(played, name, frm=None):
 
 
 SETUP = {"Terms", "Verdict"}
-PAIRED = {"PairKey", "KnownBatches", "ShareCommitted", "ShareTold"}
+PAIRED = {"PairKey", "KnownBatches", "ShareCommitted", "ShareTold", "StandAlone"}
 
 
 @pytest.mark.parametrize(
@@ -253,12 +254,42 @@ def test_no_party_alone_chooses_the_batches(theirs, caplog):
     """A host that names a seed could try many until one sets rows of its own apart."""
     tables, y = linear_tables(2, rows=260)
     of_eight = order_of(play_logistic(tables, y, **{**KEEPING, "random_state": 8}))
-    assert not caplog.text
+    assert "random_state" not in caplog.text
     for changes in ({"theirs": {"random_state": 8}}, {"theirs": {"random_state": theirs}, "random_state": 7}):
         found = order_of(play_logistic(tables, y, **{**KEEPING, **changes}))
         assert np.abs(found - of_eight).max() > 1e-6
         assert "all parties with data must name the same" in caplog.text
         caplog.clear()
+
+
+def test_rows_that_stand_alone_are_counted_and_warned_of(caplog):
+    tables, y = linear_tables(2, rows=240)
+    rare = np.zeros(240, np.float32)
+    rare[[3, 77]] = 1.0  # the only row that has it, or one of two, in its batch
+    columns = {"a": tables["p1"].columns[0] * 0, "b": rare}
+    played = play_logistic({**tables, "p1": to_table(pd.DataFrame(columns))}, y, **{**KEEPING, "random_state": 7})
+    counts = {name: played.results[name].alone for name in tables}
+    assert counts["p0"]["p1"] == 2
+    assert counts["p0"] == counts["p1"]
+    assert "p0: 2 of 240 rows stand alone in their batch among p1's columns, which can tell their labels" in caplog.text
+    learned = linear_disclosures("p0", ["p1"], None, options_of(), "ou", counts["p1"])
+    assert any("the labels of 2 rows, which stand alone" in said for said in learned["p1"])
+    assert any("of the margins of" in said for said in learned["p0"])
+    none = linear_disclosures("p0", ["p1"], None, options_of(), "ou", {"p0": 0, "p1": 0})
+    assert any("of no row the labels by itself" in said for said in none["p1"])
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_host_reads_the_label_of_a_row_that_stands_alone(label):
+    """The only row of a category in its batch has nearly all of its weight's first step."""
+    tables, y = linear_tables(2, rows=240)
+    row = int(np.flatnonzero(y == label)[5])
+    rare = np.arange(240) == row
+    host = to_table(pd.DataFrame({"rare": rare.astype(np.float32)}))
+    played = play_logistic({**tables, "p1": host}, y, **{**KEEPING, "batch_size": 240})
+    assert played.results["p1"].alone["p1"] == 1
+    read = 1 if played.results["p1"].coef[0] > 0 else 0
+    assert read == label
 
 
 @pytest.mark.parametrize("form", ["lattice", "ou", "ou-two"])

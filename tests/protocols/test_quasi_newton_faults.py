@@ -124,3 +124,10 @@ def test_sizes_that_are_not_this_partys_are_refused():
     )
     with pytest.raises(PeerProtocolError, match="sizes of this party's table"):
         play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p0": role("p0", tables, y, "lattice", wrap)})
+
+
+def test_more_rows_that_stand_alone_than_there_are_are_refused():
+    tables, y = linear_tables(2, rows=260)
+    wrap = lambda party: tampering(party, "StandAlone", lambda m: msgspec.structs.replace(m, rows=241))  # noqa: E731
+    with pytest.raises(PeerProtocolError, match=r"at most 240 rows - at StandAlone.rows"):
+        play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p1": role("p1", tables, y, "lattice", wrap)})

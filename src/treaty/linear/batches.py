@@ -24,6 +24,9 @@ ROWS_PER_COLUMN = 10
 ROWS_PER_COLUMN_OF_SMALL_BATCHES = 40
 """Labels are -1 or 1 and sums exact: of fewer rows for each column they are found as a short vector of a lattice."""
 
+ALONE = 1.0 / 3.0
+"""Leverage from which a row's residual shows in the gradient of its batch more than all others' do."""
+
 MANY_ROWS = 300
 """A lattice of so many dimensions, one for each row, is beyond the reduction algorithms of today."""
 
@@ -109,3 +112,24 @@ def check_batch_size(batch_size: int, n_columns: int, whose: str, *, of_labels: 
             f"{batch_size}: from smaller ones labels can be solved for; raise batch_size, bring more rows or fewer "
             "columns"
         )
+
+
+def rows_alone(X: NDArray[np.float64]) -> int:
+    """Count the rows of a batch that stand alone: what a gradient tells of them is about themselves.
+
+    Parameters
+    ----------
+    X : float64 (rows, n_columns)
+        One party's prepared columns.
+
+    Returns
+    -------
+    int
+        Rows whose leverage, the diagonal of A (A^T A)^+ A^T for A = [X, 1], exceeds a third. From the gradient follows
+        A (A^T A)^+ A^T d, in which d_i of such a row has this weight and all others together hardly more.
+    """
+    A = np.hstack([X, np.ones((len(X), 1))])
+    values, vectors = np.linalg.eigh(A.T @ A)
+    spanned = values > 1e-9 * values[-1]  # constant columns, and categories that are all
+    half = A @ (vectors[:, spanned] / np.sqrt(values[spanned]))
+    return int(np.count_nonzero(np.einsum("ij,ij->i", half, half) > ALONE))

@@ -41,7 +41,8 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.protocols.encrypted_columns import pack, unpack
 from treaty.protocols.hidden_products import exact_products
-from treaty.protocols.linear_setup import COLUMN_FRACTION, Setting, joint_seed
+from treaty.protocols.linear_batches import joint_seed
+from treaty.protocols.linear_setup import COLUMN_FRACTION, Setting
 
 Integers = NDArray[np.int64]
 

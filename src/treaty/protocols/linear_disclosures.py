@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from treaty.linear_options import LinearOptions
 
 
 def linear_disclosures(
-    guest: str, hosts: Sequence[str], coordinator: str | None, options: LinearOptions, cipher: str
+    guest: str,
+    hosts: Sequence[str],
+    coordinator: str | None,
+    options: LinearOptions,
+    cipher: str,
+    alone: Mapping[str, int] | None = None,
 ) -> dict[str, list[str]]:
     """Say in words what each party learned beyond its own data and its own weights.
 
@@ -21,22 +26,27 @@ def linear_disclosures(
     options : LinearOptions
     cipher : {"lattice", "ou", "paillier"}
         The one it was trained under.
+    alone : mapping of str to int or None
+        Of each party, the rows that stand alone in their batch among its columns; None where they are not known.
     """
     everybody = "how many rows and prepared columns every party has, and how many epochs there were"
-    alone = len(hosts) == 1
-    of_hosts = f"{hosts[0]}'s part" if alone else "the sum of hosts' parts"
+    one_host = len(hosts) == 1
+    of_hosts = f"{hosts[0]}'s part" if one_host else "the sum of hosts' parts"
     if options.mode == "paper":
         return _of_paper(guest, hosts, str(coordinator), everybody)
     gradients = "of every batch the gradient of its own weights, and in quasi-Newton training of every "
     gradients += f"{options.period}th the Hessian's product with its own last steps; rows of a batch never change"
     coefficients = (
         "the coefficients of every step in the last steps, curvatures and the gradient, from which nearly all inner "
-        "products of the joined vectors follow, and so " + ("the other's" if alone else "all others'") + " part of them"
+        "products of the joined vectors follow, and so "
+        + ("the other's" if one_host else "all others'")
+        + " part of them"
     )
     learned = {
         guest: [
             everybody,
             gradients + f": so {of_hosts} of X'u over its own columns",
+            _of_rows_alone(f"{of_hosts} of the margins", guest, alone),
             "the mean loss of every epoch",
             f"at prediction, {of_hosts} of every row's margin",
         ]
@@ -53,6 +63,7 @@ def linear_disclosures(
             everybody,
             gradients + ": linear equations about the residuals of the batch, at most one for each of its columns and "
             "batch that is about labels",
+            _of_rows_alone("the labels", host, alone),
             coefficients,
         ]
         if cipher != "lattice" and coordinator is None:
@@ -70,6 +81,14 @@ def linear_disclosures(
                 "enough of them hosts' columns; the two must not collude"
             )
     return learned
+
+
+def _of_rows_alone(what: str, name: str, alone: Mapping[str, int] | None) -> str:
+    rows = None if alone is None else alone.get(name)
+    if rows == 0:
+        return f"of no row {what} by itself: none stands alone in its batch among its columns"
+    number = "rows, if there are such," if rows is None else "1 row," if rows == 1 else f"{rows} rows,"
+    return f"from its gradients, {what} of {number} which stand alone in their batch among its columns"
 
 
 def _of_paper(guest: str, hosts: Sequence[str], coordinator: str, everybody: str) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""What the parties of a logistic regression settle before training: terms, sizes, guards, seeds and pair keys.
+"""What the parties of a logistic regression settle before training: terms, sizes, guards and pair keys.
 
 =====================  ========================  ==============================================================
 message                from -> to                content
@@ -6,29 +6,17 @@ message                from -> to                content
 `Described`            host -> guest             rows and prepared columns of its table
 `Begin`                guest -> all              those of all, model id
 `PairKey`              data parties, all pairs   an X25519 key, for masks that cancel
-`KnownBatches`         data parties, all pairs   digests of the seed kept of an earlier job, and of random_state's
-`KeptBatches`          one who kept -> others    its seed
-`ShareCommitted`,      data parties, all pairs   a seed made by all: of batches, of the lattice map's public elements
-`ShareTold`
 =====================  ========================  ==============================================================
 
-The coordinator, who brings no data, is sent `Begin` alone: it knows how many rows and columns there are, not which rows
-are in a batch. All data parties talk to each other.
-
-**Batches** are cut once, for a training and for all later ones on the same rows that are told the same folder: fresh
-batches would give everybody new equations about the same rows. Who kept a partition insists on it, whatever its columns
-are by now. A seed of `random_state` is taken if all data parties name the same; one that a single party could choose
-might be one that sets rows of its own apart.
+Then data parties settle the batches, see `linear_batches`. The coordinator, who brings no data, is sent `Begin` alone:
+it knows how many rows and columns there are, not which rows are in a batch. All data parties talk to each other.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -38,17 +26,14 @@ from numpy.typing import NDArray
 
 from treaty.crypto.key_agreement import agree as agree_on_pair
 from treaty.errors import ConfigError, DataError, PeerProtocolError
-from treaty.linear.batches import SEED_BYTES, batch_seed, check_batch_size, partition
+from treaty.linear.batches import check_batch_size
 from treaty.linear_options import LinearOptions
 from treaty.messaging.agreement import Term
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.models import read_file, write_file
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-logger = logging.getLogger(__name__)
 
 COLUMN_FRACTION = 24
 """Prepared columns are rounded to multiples of 2^-24, once."""
@@ -61,8 +46,6 @@ MARGIN_BITS = 10
 
 LATTICE_FRACTION = 40
 """Most fractional_bits under the lattice map."""
-
-FORMAT = "treaty-batches 2"
 
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
@@ -86,34 +69,6 @@ class PairKey(Message):
     """A public key for this job. Tells nothing."""
 
     key: bytes
-
-
-class KnownBatches(Message):
-    """Digests of the seed that the sender kept and of the one that random_state gives, empty for none.
-
-    Tells whether it had an earlier job on these rows.
-    """
-
-    kept: bytes
-    named: bytes
-
-
-class KeptBatches(Message):
-    """The seed itself, to who has none. Tells which rows are in a batch, as all data parties know."""
-
-    seed: bytes
-
-
-class ShareCommitted(Message):
-    """Commitment to a share of a joint seed. Tells nothing."""
-
-    commitment: bytes
-
-
-class ShareTold(Message):
-    """The share committed to, a random number."""
-
-    share: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,130 +271,3 @@ def pair_seeds(party: Party, setting: Setting) -> dict[str, bytes]:
         peer: agree_on_pair(own, party.receive(peer, PairKey).key, party.job, *sorted((party.name, peer)))
         for peer in others
     }
-
-
-def joint_seed(party: Party, others: Sequence[str], purpose: str) -> bytes:
-    """Make a seed with others: all commit before any tells its share, so that it is uniform if one is honest."""
-    share = secrets.token_bytes(SEED_BYTES)
-    commitments = {party.name: _commit(purpose, party.name, share)}
-    for peer in others:
-        party.send(peer, ShareCommitted(commitments[party.name]))
-    commitments |= {peer: party.receive(peer, ShareCommitted).commitment for peer in others}
-    for peer in others:
-        party.send(peer, ShareTold(share))
-    shares = {party.name: share, **{peer: party.receive(peer, ShareTold).share for peer in others}}
-    for peer in others:
-        if len(shares[peer]) != SEED_BYTES or _commit(purpose, peer, shares[peer]) != commitments[peer]:
-            raise PeerProtocolError(peer, f"expected the share that was committed to - at ShareTold from {peer}")
-    whole = b"".join(shares[name] for name in sorted(shares))
-    return hashlib.sha256(b"treaty joint seed" + purpose.encode() + whole).digest()
-
-
-def _commit(purpose: str, name: str, share: bytes) -> bytes:
-    return hashlib.sha256(repr(("treaty joint seed commitment", purpose, name, share)).encode()).digest()
-
-
-def print_of_rows(setting: Setting, labels: Integers | None) -> bytes:
-    """Tell rows that correspond by position from others, for `agree_on_batches`: by their number and own labels.
-
-    Not by columns: with a column more the rows are the same, and so are their labels.
-    """
-    return hashlib.sha256(repr(setting.n_rows).encode() + (b"" if labels is None else labels.tobytes())).digest()
-
-
-def agree_on_batches(
-    party: Party, setting: Setting, options: LinearOptions, rows: bytes, kept: Path | None
-) -> Integers:
-    """Settle the partition into batches with all data parties; return its rows (n_batches, batch_size).
-
-    Parameters
-    ----------
-    rows : bytes
-        What tells these rows from others, in this order: a digest of their ids, or `print_of_rows`. A kept partition
-        belongs to it.
-    kept : Path or None
-        Folder that keeps partitions from job to job. None: nothing is kept.
-
-    Raises
-    ------
-    ConfigError
-        When batches are to be others than those kept, or parties kept different ones.
-    """
-    file = None if kept is None else _batches_file(kept, party.name)
-    found = _Kept([]) if file is None or not file.exists() else read_file(file, _Kept, FORMAT)
-    named = None if options.random_state is None else batch_seed(options.random_state)
-    known = None
-    for entry in found.entries:
-        if entry.rows != rows:
-            continue
-        if entry.batch_size != setting.batch_size or named not in (None, entry.seed):
-            raise ConfigError(
-                f"expected batches as in the earlier job on these rows (batch_size={entry.batch_size}, the same "
-                "random_state or none): another partition would give every party new equations about the same rows",
-                public="it insists on the batches of an earlier job on its rows; give the same batch_size",
-            )
-        known = entry.seed
-    seed = _common_seed(party, setting.others(party.name), known, named)
-    if file is not None and known is None:
-        if found.entries:
-            logger.warning(
-                "%s: %s keeps batches of %d other sets of rows; of rows that are in several sets, gradients told more "
-                "than those of one partition do",
-                party.name, file.name, len(found.entries),
-            )  # fmt: skip
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, _Kept([*found.entries, _Partition(rows, setting.batch_size, seed)]), FORMAT)
-    return partition(setting.n_rows, setting.batch_size, seed)
-
-
-class _Partition(msgspec.Struct):
-    rows: bytes
-    batch_size: int
-    seed: bytes
-
-
-class _Kept(msgspec.Struct):
-    entries: list[_Partition]
-
-
-def _batches_file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.batches"
-
-
-def _common_seed(party: Party, others: Sequence[str], kept: bytes | None, named: bytes | None) -> bytes:
-    """Return the seed that somebody kept, else the one that all name, else a new one of all."""
-    own = KnownBatches(*(b"" if seed is None else _digest(seed) for seed in (kept, named)))
-    for peer in others:
-        party.send(peer, own)
-    told = {party.name: own, **{peer: party.receive(peer, KnownBatches) for peer in others}}
-    insisted = {known.kept for known in told.values()} - {b""}
-    if len(insisted) > 1:
-        raise ConfigError(
-            "parties insist on different batches, from earlier jobs on their rows with others; take partners of one of "
-            "these jobs"
-        )
-    names = sorted(name for name, known in told.items() if known.named)
-    if not insisted:
-        if named is not None and {known.named for known in told.values()} == {own.named}:
-            return named
-        if names:
-            logger.warning(
-                "%s: batches are not those of the random_state of %s: all parties with data must name the same",
-                party.name, ", ".join(names),
-            )  # fmt: skip
-        return joint_seed(party, others, "batches")
-    first = min(name for name, known in told.items() if known.kept)
-    if first == party.name and kept is not None:
-        for peer in others:
-            if not told[peer].kept:
-                party.send(peer, KeptBatches(kept))
-    if kept is None:
-        kept = party.receive(first, KeptBatches).seed
-        if len(kept) != SEED_BYTES or _digest(kept) != told[first].kept:
-            raise PeerProtocolError(first, f"expected the seed it told a digest of - at KeptBatches from {first}")
-        logger.warning("%s: takes the batches that %s has kept of an earlier job on these rows", party.name, first)
-    return kept
-
-
-def _digest(seed: bytes) -> bytes:
-    return hashlib.sha256(b"treaty known batches" + seed).digest()

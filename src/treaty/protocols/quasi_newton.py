@@ -55,14 +55,13 @@ from treaty.messaging.party import Party
 from treaty.protocols import quasi_newton_paper as paper
 from treaty.protocols.hidden_products import CoordinatedProducts, Opener
 from treaty.protocols.lattice_products import LatticeProducts
+from treaty.protocols.linear_batches import agree_on_batches, print_of_rows, tell_who_stands_alone
 from treaty.protocols.linear_setup import (
     COLUMN_FRACTION,
     Setting,
-    agree_on_batches,
     begin,
     check_roles,
     pair_seeds,
-    print_of_rows,
     terms,
 )
 from treaty.protocols.own_key_products import OwnKeyProducts
@@ -174,13 +173,14 @@ def guest(
     ones = np.ones((data.table.n_rows, 1))
     matrix = np.hstack([preparation.matrix(data.table.columns, data.table.n_rows), ones])
     names = [*preparation.names(data.table.schema.names, data.table.schema.categories), "intercept"]
-    setting, weights, losses = _train(
+    setting, weights, losses, alone = _train(
         party, fixed_columns(matrix), names, labels, options, party.name, parties, coordinator, threads, progress, kept,
         rows_digest,
     )  # fmt: skip
     return LinearPart(
         model_id=setting.model_id, party=party.name, schema=data.table.schema, preparation=preparation,
         coef=weights[:-1], intercept=float(weights[-1]), classes=classes, losses=losses, encryption=setting.cipher,
+        alone=alone,
     )  # fmt: skip
 
 
@@ -206,12 +206,12 @@ def host(
     preparation = preparation_of(table)
     columns = fixed_columns(preparation.matrix(table.columns, table.n_rows))
     names = preparation.names(table.schema.names, table.schema.categories)
-    setting, weights, _ = _train(
+    setting, weights, _, alone = _train(
         party, columns, names, None, options, guest, parties, coordinator, threads, None, kept, rows_digest
     )
     return LinearPart(
         model_id=setting.model_id, party=party.name, schema=table.schema, preparation=preparation,
-        coef=weights, encryption=setting.cipher,
+        coef=weights, encryption=setting.cipher, alone=alone,
     )  # fmt: skip
 
 
@@ -233,15 +233,19 @@ def _train(
     progress: Epochs | None,
     kept: Path | None,
     rows_digest: bytes | None,
-) -> tuple[Setting, Floats, list[float]]:
-    """Train own weights, as the guest (who has labels) or a host; return them and, at the guest, the losses."""
+) -> tuple[Setting, Floats, list[float], dict[str, int]]:
+    """Train own weights, as the guest (who has labels) or a host.
+
+    Return also the losses, at the guest, and of each party how many rows stand alone in their batch.
+    """
     agree(party, terms(options, guest, parties, coordinator))
     check_roles(options, guest, parties, coordinator)
     setting = begin(party, options, guest, parties, coordinator, columns.shape)
     if options.mode == "paper":
         weights, losses = paper.train_slice(party, setting, columns, labels, options, threads, progress)
-        return setting, weights, losses
+        return setting, weights, losses, {}
     batches = agree_on_batches(party, setting, options, rows_digest or print_of_rows(setting, labels), kept)
+    alone = tell_who_stands_alone(party, setting, columns, batches)
     seeds = pair_seeds(party, setting)
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
     sums: HiddenSums
@@ -280,7 +284,7 @@ def _train(
             slice_.end_epoch(back=end.back)
             decider.end_epoch(end)
             if end.finished:
-                return setting, slice_.weights, schedule.losses
+                return setting, slice_.weights, schedule.losses, alone
     raise AssertionError("an epoch is the last")
 
 

@@ -46,7 +46,8 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.protocols.encrypted_columns import pack
 from treaty.protocols.hidden_products import SharedKey, Vector, ciphertexts, make_key, read_key, sum_fields
-from treaty.protocols.linear_setup import COLUMN_FRACTION, WEIGHT_BITS, Setting, agree_on_batches
+from treaty.protocols.linear_batches import agree_on_batches
+from treaty.protocols.linear_setup import COLUMN_FRACTION, WEIGHT_BITS, Setting
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
