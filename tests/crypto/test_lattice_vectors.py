@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,15 @@ def test_answers_are_entered_in_the_ledger_and_unused_ones_given_back():
     assert store.spent(["age"]) > one > 0
     server.close()
     assert store.spent(["age"]) == pytest.approx(one)
+
+
+def test_columns_of_equal_names_are_entered_both():
+    store, columns = HintStore(None), np.stack([np.full(ROWS, 3), np.full(ROWS, 5)])
+    parameters = vectors_parameters(ROWS, WEIGHT, VECTOR, 40)
+    client = VectorClient(parameters, VECTOR, SEED, ROWS)
+    with closing(VectorServer(parameters, columns, ["age", "age"], SEED, store)) as server:
+        server.answer(client.query(np.arange(40), np.ones(40, np.int64)))
+    assert store.spent(["age"]) == pytest.approx(parameters.leak(9.0 * ROWS) + parameters.leak(25.0 * ROWS))
 
 
 def test_bad_sizes_and_garbage_are_refused():

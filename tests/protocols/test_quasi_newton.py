@@ -8,6 +8,8 @@ import pytest
 
 from protocols.logistic import LEAD, PAPER, linear_tables, options_of, play_logistic, pooled_weights, weights_of
 from tables import real_table, with_categories, with_gaps
+from treaty.checkpoints import hints_folder
+from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.montgomery import Modulus, from_words
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
@@ -15,9 +17,11 @@ from treaty.messaging.messages import decode_body, view
 from treaty.models import read_file
 from treaty.protocols import lattice_products
 from treaty.protocols.hidden_products import Opened, SharedKey, Vector
+from treaty.protocols.lattice_products import INTERCEPT, LABEL
 from treaty.protocols.linear_batches import FORMAT, KeptBatches, _Kept
 from treaty.protocols.linear_disclosures import linear_disclosures
-from treaty.protocols.quasi_newton import EpochEnd, Products
+from treaty.protocols.linear_epochs import EpochEnd
+from treaty.protocols.quasi_newton import Products
 
 FORMS = {
     "lattice": {"encryption": "lattice"},
@@ -127,7 +131,7 @@ def test_paper_form_is_that_of_the_paper():
     played = play_logistic(tables, y, **SMALL, **FORMS["ou-paper"])
     assert received(played, "p0", "p1") >= {"Margins"}
     assert received(played, "p1", "p0") >= {"Vector"}
-    assert received(played, LEAD) - {"Goodbye"} == SETUP | {"Begin", "Gradient", "EpochOver"}
+    assert received(played, LEAD) - {"Goodbye"} == SETUP | {"Begin", "Gradient", "EpochEnd"}
     assert received(played, "p1", LEAD) - {"Goodbye"} == SETUP | {"SharedKey", "StepPart"}
 
 
@@ -374,3 +378,17 @@ def test_numbers_that_the_coordinator_decrypts_are_uniform():
     expected = len(lengths) * np.array([0.5, 0.25, 0.125, 0.125])
     counts = np.bincount(np.minimum(lengths, 3), minlength=4)
     assert ((counts - expected) ** 2 / expected).sum() < 21.1  # chi-squared, 3 degrees: false alarm 1e-4
+
+
+def test_labels_have_an_entry_of_their_own_in_the_ledger(tmp_path):
+    """A feature may be called what the labels and the intercept are."""
+    tables, y = linear_tables(2, rows=260)
+    spent = []
+    for name in ("other", "label"):
+        guest = to_table(pd.DataFrame(dict(zip(["intercept", name], tables["p0"].columns[:2], strict=True))))
+        given = {**KEEPING, "random_state": 7, "kept": tmp_path / name}
+        play_logistic({**tables, "p0": guest}, y, **given)
+        with HintStore(hints_folder(tmp_path / name, "p0")) as store:
+            spent.append([store.spent([entry]) for entry in ("intercept", name, LABEL, INTERCEPT)])
+    assert spent[0] == spent[1]
+    assert min(spent[0]) > 0.0

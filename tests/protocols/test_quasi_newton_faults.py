@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from protocols.logistic import LEAD, linear_tables, options_of, play_logistic
+from treaty.crypto.key_generation import generate_key, generate_paillier_key
 from treaty.errors import CryptoError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.protocols import quasi_newton
+from treaty.protocols.encrypted_columns import pack
+from treaty.protocols.hidden_products import read_key
 from treaty.protocols.pooled import Labelled
 
 FORMS = {
@@ -21,12 +24,12 @@ FORMS = {
 SHORT = {"max_iter": 1, "period": 1, "timeout": 20.0}
 
 
-def tampering(party, step, change):
-    """Let a party send something else in the place of messages of one type."""
+def tampering(party, step, change, *, at=None):
+    """Let a party send something else in the place of messages of one type, to one other or to all."""
     send = party.send
 
     def other(to, message):
-        send(to, change(message) if type(message).__name__ == step else message)
+        send(to, change(message) if type(message).__name__ == step and at in (None, to) else message)
 
     party.send = other
     return party
@@ -131,3 +134,27 @@ def test_more_rows_that_stand_alone_than_there_are_are_refused():
     wrap = lambda party: tampering(party, "StandAlone", lambda m: msgspec.structs.replace(m, rows=241))  # noqa: E731
     with pytest.raises(PeerProtocolError, match=r"at most 240 rows - at StandAlone.rows"):
         play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p1": role("p1", tables, y, "lattice", wrap)})
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou-paper"])
+@pytest.mark.parametrize("told", ["p1", LEAD])
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [("finished", False, "end after max_iter=1 epochs"), ("learning_rate", 0.2, "at most 0.15, got 0.2")],
+)
+def test_a_guest_that_goes_on_longer_or_faster_than_agreed_is_stopped(form, told, field, value, words):
+    tables, y = linear_tables(2, rows=260)
+    change = lambda m: msgspec.structs.replace(m, **{field: value})  # noqa: E731
+    wrap = lambda party: tampering(party, "EpochEnd", change, at=told)  # noqa: E731
+    with pytest.raises(PeerProtocolError, match=words):
+        play_logistic(tables, y, **FORMS[form], **SHORT, replace={"p0": role("p0", tables, y, form, wrap)})
+
+
+@pytest.mark.parametrize("cipher", ["ou", "paillier"])
+def test_a_key_shorter_than_agreed_is_refused(cipher):
+    """2048 bits are a size that others may agree on."""
+    key = generate_key(2048) if cipher == "ou" else generate_paillier_key(2048)
+    payload, agreed = pack(key.public.to_payload()), {"insecure_test_key_bits": None, "encryption": cipher}
+    read_key(payload, cipher, options_of(**agreed, key_bits=2048), "p1", "a test")
+    with pytest.raises(PeerProtocolError, match="expected a key of 3072 bits, got 2048 - at a test from p1"):
+        read_key(payload, cipher, options_of(**agreed), "p1", "a test")

@@ -131,7 +131,7 @@ class VectorServer:
     columns : ndarray of int64, shape (columns, rows)
         Within the bound of the parameters.
     names : sequence of str
-        Of the columns, in the ledger alone.
+        Of the columns, in the ledger alone; what equal names leak is added up.
     seed : bytes of length 32
     store : HintStore
         Keeps the ledger of what answers about these columns may have told.
@@ -156,7 +156,9 @@ class VectorServer:
             parameters, SecretMatrix.of_integers(columns.astype(np.int32)), seed, threads=threads
         )
         squares = (columns.astype(np.float64) ** 2).sum(axis=1)
-        self._leaks = {name: parameters.leak(square) for name, square in zip(names, squares.tolist(), strict=True)}
+        self._leaks = dict.fromkeys(names, 0.0)
+        for name, square in zip(names, squares.tolist(), strict=True):
+            self._leaks[name] += parameters.leak(square)
         self._reserved = self._used = 0
         self._seen: set[bytes] = set()
 

@@ -38,6 +38,7 @@ from treaty.crypto.encrypted_vectors import Fields, Hider, PublicKey, opened, pr
 from treaty.crypto.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.montgomery import from_words, to_words
+from treaty.errors import PeerProtocolError
 from treaty.linear_options import LinearOptions
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
@@ -95,20 +96,24 @@ class LossTotal(Message):
 
 def make_key(cipher: str, options: LinearOptions) -> AdditivePrivateKey:
     """Make a key for a job."""
-    if cipher == "ou":
-        return generate_key(
-            options.key_bits or parameters.OU_DEFAULT_KEY_BITS, insecure_test_key_bits=options.insecure_test_key_bits
-        )
-    return generate_paillier_key(
-        options.key_bits or parameters.PAILLIER_DEFAULT_KEY_BITS, insecure_test_key_bits=options.insecure_test_key_bits
-    )
+    make = generate_key if cipher == "ou" else generate_paillier_key
+    return make(_key_bits(cipher, options), insecure_test_key_bits=options.insecure_test_key_bits)
 
 
 def read_key(payload: Sequence[Array], cipher: str, options: LinearOptions, peer: str, what: str) -> PublicKey:
-    """Read a peer's public key."""
+    """Read a peer's public key; PeerProtocolError when it is shorter than agreed."""
     arrays = unpack(payload, peer, what)
     kind = okamoto_uchiyama.PublicKey if cipher == "ou" else paillier.PublicKey
-    return kind.from_payload(arrays, options.insecure_test_key_bits)
+    key = kind.from_payload(arrays, options.insecure_test_key_bits)
+    bits, least = key.n.bit_length(), options.insecure_test_key_bits or _key_bits(cipher, options)
+    if bits < least:
+        raise PeerProtocolError(peer, f"expected a key of {least} bits, got {bits} - at {what} from {peer}")
+    return key
+
+
+def _key_bits(cipher: str, options: LinearOptions) -> int:
+    default = parameters.OU_DEFAULT_KEY_BITS if cipher == "ou" else parameters.PAILLIER_DEFAULT_KEY_BITS
+    return options.key_bits or default
 
 
 def ciphertexts(array: Array, hider: Hider, shape: tuple[int, ...], peer: str, what: str) -> Words:

@@ -48,6 +48,9 @@ Integers = NDArray[np.int64]
 
 WEIGHT_BOUND = int(CLIP) << COLUMN_FRACTION
 
+LABEL, INTERCEPT = "\0label", "\0intercept"
+"""The guest's further columns in its ledger: unlike any name of a feature, of this job or of another."""
+
 
 class ColumnsHint(Message):
     """A party's hints of its columns, one for each block of rows. Tells nothing."""
@@ -116,7 +119,7 @@ class LatticeProducts:
         self._bits = self._parameters.message_bits
         matrix = columns.T if labels is None else np.vstack([columns.T, -labels])
         self._store = HintStore(None if kept is None else hints_folder(kept, party.name))
-        called = [*names, "label"] if labels is not None else names
+        called = [*names[:-1], INTERCEPT, LABEL] if labels is not None else names
         self._block, self._position = (np.full(setting.n_rows, -1, np.int64) for _ in range(2))
         self._servers = []
         for number, part in enumerate(pieces(len(batches), per_block)):

@@ -35,9 +35,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,6 +55,7 @@ from treaty.protocols import quasi_newton_paper as paper
 from treaty.protocols.hidden_products import CoordinatedProducts, Opener
 from treaty.protocols.lattice_products import LatticeProducts
 from treaty.protocols.linear_batches import agree_on_batches, print_of_rows, tell_who_stands_alone
+from treaty.protocols.linear_epochs import EpochEnd, end_epoch, receive_end
 from treaty.protocols.linear_setup import (
     COLUMN_FRACTION,
     Setting,
@@ -86,17 +86,6 @@ class Step(Message):
 
     coefficients: Array
     keep: bool
-
-
-class EpochEnd(Message):
-    """The learning rate of the next epoch, or that there is none; whether the last is undone.
-
-    Tells whether the loss rose by a tenth.
-    """
-
-    learning_rate: Annotated[float, msgspec.Meta(gt=0)]
-    back: bool
-    finished: bool
 
 
 class HiddenSums(Protocol):
@@ -280,7 +269,11 @@ def _train(
                 of_epoch += _loss_part(setting, slice_.weights, grad, u, None if labels is None else labels[rows])
                 slice_.step(decider.decide(slice_.products(grad, v), paired=v is not None))
             summed = sums.loss(of_epoch)
-            end = _end_epoch(party, setting, schedule, summed, progress)
+            if summed is None:
+                end = receive_end(party, guest, options, schedule)
+            else:
+                of_rows = summed / (1 << (setting.fractional_bits + 2)) / batches.size
+                end = end_epoch(party, schedule, math.log(2.0) + of_rows, progress)
             slice_.end_epoch(back=end.back)
             decider.end_epoch(end)
             if end.finished:
@@ -294,22 +287,6 @@ def _loss_part(setting: Setting, weights: Floats, grad: Floats, u: Integers, lab
     if not math.isfinite(d_u):
         raise DataError("training diverged; lower learning_rate", public="training diverged; lower learning_rate")
     return round(d_u * 2.0**setting.fractional_bits) - (0 if labels is None else int(labels @ u))
-
-
-def _end_epoch(
-    party: Party, setting: Setting, schedule: Schedule, summed: int | None, progress: Epochs | None
-) -> EpochEnd:
-    """Decide at the guest, or hear from it, how training goes on."""
-    if summed is None:
-        return party.receive(setting.guest, EpochEnd)
-    rows = setting.n_batches * setting.batch_size
-    back = schedule.end_epoch(math.log(2.0) + summed / (1 << (setting.fractional_bits + 2)) / rows)
-    end = EpochEnd(schedule.learning_rate, back, schedule.finished)
-    for peer in party.peers:
-        party.send(peer, end)
-    if progress is not None:
-        progress(schedule.losses)
-    return end
 
 
 class _Decider:
@@ -394,6 +371,7 @@ def coordinate(
         return
     opener = None if setting.cipher == "lattice" else Opener(party, setting, options, threads)
     coordinator = Coordinator(memory=options.pairs, learning_rate=options.first_rate)
+    schedule = Schedule(options.first_rate, options.tol, options.max_iter)
     iteration = 0
     for epoch in count(1):
         party.round = epoch
@@ -407,7 +385,7 @@ def coordinate(
             decide_for(party, setting.parties, coordinator, coordinator.expected[makes_pair])
         if opener is not None:
             opener.loss()
-        end = party.receive(guest, EpochEnd)
+        end = receive_end(party, guest, options, schedule)
         if end.finished:
             return
         coordinator.end_epoch(end.learning_rate, back=end.back)

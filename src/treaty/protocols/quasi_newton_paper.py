@@ -15,7 +15,7 @@ step  message           from -> to               content
 4*    `Gradient`        all -> coordinator       <v>
 5     `StepPart`        coordinator -> all       each party's part of the step
 --    `EpochLoss`       coordinator -> guest     an epoch's mean loss
---    `EpochOver`       guest -> all             learning rate, whether training is over
+--    `EpochEnd`        guest -> all             learning rate, whether training is over
 ====  ================  =======================  =====================================================================
 
 What is wrong with it: the coordinator learns every gradient, v, loss and step, hence all weights, and with the columns'
@@ -30,9 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import count
-from typing import Annotated
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,6 +45,7 @@ from treaty.messaging.party import Party
 from treaty.protocols.encrypted_columns import pack
 from treaty.protocols.hidden_products import SharedKey, Vector, ciphertexts, make_key, read_key, sum_fields
 from treaty.protocols.linear_batches import agree_on_batches
+from treaty.protocols.linear_epochs import end_epoch, receive_end
 from treaty.protocols.linear_setup import COLUMN_FRACTION, WEIGHT_BITS, Setting
 
 Floats = NDArray[np.float64]
@@ -79,14 +78,6 @@ class EpochLoss(Message):
     """The mean loss of an epoch's batches."""
 
     loss: float
-
-
-class EpochOver(Message):
-    """The learning rate of the next epoch, or that there is none; whether the last is undone."""
-
-    learning_rate: Annotated[float, msgspec.Meta(gt=0)]
-    back: bool
-    finished: bool
 
 
 def loss_fields(setting: Setting, plaintext_bits: int) -> Fields:
@@ -133,16 +124,11 @@ def train_slice(
             own.products(step, None if s is None else np.zeros_like(step))
             own.step(Decision(np.ones(1), keep=False))
         if labels is None:
-            over = party.receive(setting.guest, EpochOver)
+            end = receive_end(party, setting.guest, options, schedule)
         else:
-            back = schedule.end_epoch(party.receive(lead, EpochLoss).loss)
-            over = EpochOver(schedule.learning_rate, back, schedule.finished)
-            for peer in party.peers:
-                party.send(peer, over)
-            if progress is not None:
-                progress(schedule.losses)
-        own.end_epoch(back=over.back)
-        if over.finished:
+            end = end_epoch(party, schedule, party.receive(lead, EpochLoss).loss, progress)
+        own.end_epoch(back=end.back)
+        if end.finished:
             return own.weights, schedule.losses
     raise AssertionError("an epoch is the last")
 
@@ -246,6 +232,7 @@ def coordinate(party: Party, setting: Setting, options: LinearOptions, threads: 
     key = make_key(setting.cipher, options)
     for name in setting.parties:
         party.send(name, SharedKey(pack(key.public.to_payload())))
+    schedule = Schedule(options.first_rate, options.tol, options.max_iter)
     order = [*setting.hosts, setting.guest]  # the intercept comes last
     whole = Slice(
         sum(setting.n_columns.values()), memory=options.pairs, period=options.period, l2=options.l2, intercept=True
@@ -287,8 +274,8 @@ def coordinate(party: Party, setting: Setting, options: LinearOptions, threads: 
             for name, part in zip(order, np.split(before - whole.weights, ends[:-1]), strict=True):
                 party.send(name, StepPart(Array.of(np.ascontiguousarray(part))))
         party.send(setting.guest, EpochLoss(float(np.mean(losses))))
-        over = party.receive(setting.guest, EpochOver)
-        if over.finished:
+        end = receive_end(party, setting.guest, options, schedule)
+        if end.finished:
             return
-        whole.end_epoch(back=over.back)
-        coordinator.end_epoch(over.learning_rate, back=over.back)
+        whole.end_epoch(back=end.back)
+        coordinator.end_epoch(end.learning_rate, back=end.back)
