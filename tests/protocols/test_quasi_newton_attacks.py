@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from protocols.logistic import PAPER, linear_tables, options_of, play_logistic
+from protocols.logistic import LEAD, PAPER, linear_tables, options_of, play_logistic
+from treaty.crypto.cancelling_masks import from_fixed, total
+from treaty.data.table import to_table
 from treaty.errors import ConfigError
 from treaty.linear.batches import batch_seed, partition
 from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.losses import TAYLOR, mean_over_rows
 from treaty.linear_models import preparation_of
 from treaty.messaging.messages import decode_body, view
-from treaty.protocols.quasi_newton import fixed_columns
+from treaty.protocols.linear_disclosures import linear_disclosures
+from treaty.protocols.quasi_newton import Products, fixed_columns
 from treaty.protocols.quasi_newton_paper import StepPart
 
 # ---------------------------------------------------------------- residues of a batch, from real messages
@@ -109,3 +113,32 @@ def test_host_gains_nothing_by_stacking_epochs_of_one_partition():
     short, long = (stacked_auc(epochs, fresh=False) for epochs in (5, 60))
     assert long - short < 0.02
     assert long < 0.9
+
+
+# ---------------------------------------------------------------- inner products of a party with one column
+
+
+def test_guest_without_coordinator_reads_the_weight_of_a_host_with_one_column():
+    """Of one coordinate a length leaves the sign alone open, as `disclosures_` says."""
+    tables, y = linear_tables(2, rows=240)
+    one = to_table(pd.DataFrame({"x": tables["p1"].columns[0]}))
+    changes = {"encryption": "lattice", "coordinator": False, "protocol": "sgd", "max_iter": 1, "batch_size": 240}
+    played = play_logistic({**tables, "p1": one}, y, **changes)
+    (entry,) = [e for e in played.transcripts["p0"].entries if (e.direction, e.step) == ("received", "Products")]
+    values = view(decode_body(entry.content, Products, peer="p1").values, np.uint64, (1, 2), peer="p1", what="values")
+    (square,) = from_fixed(total([values]))
+    weight = options_of(**changes).first_rate * np.sqrt(square)
+    assert weight > 0.01
+    assert weight == pytest.approx(abs(played.results["p1"].coef[0]), abs=1e-6)
+
+
+def test_disclosures_say_what_lengths_tell_and_what_who_deviates_could_have():
+    for form, deviates in (({"encryption": "ou"}, True), ({"encryption": "lattice"}, False)):
+        learned = linear_disclosures("p0", ["p1", "p2"], LEAD, options_of(**form), form["encryption"])
+        for name in ("p0", "p1", "p2"):
+            said = " ".join(learned[name])
+            assert "with one column they tell its weight up to the sign" in said
+            assert ("if it deviates from the protocol, unnoticed" in said) == deviates
+        assert "all weights up to a rotation" in " ".join(learned[LEAD])
+    learned = linear_disclosures("p0", ["p1"], None, options_of(coordinator=False), "ou")
+    assert "with one column they tell its weight up to the sign" in " ".join(learned["p0"])

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from treaty.linear_options import LinearOptions
 
+_FEW_COLUMNS = "of a party with one column they tell its weight up to the sign, with a few its weights up to a rotation"
+
 
 def linear_disclosures(
     guest: str,
@@ -40,11 +42,12 @@ def linear_disclosures(
         "the coefficients of every step in the last steps, curvatures and the gradient, from which nearly all inner "
         "products of the joined vectors follow, and so "
         + ("the other's" if one_host else "all others'")
-        + " part of them"
+        + f" part of them; {_FEW_COLUMNS}"
     )
+    counts = "; of every party with data, how many rows stand alone in their batch among its columns"
     learned = {
         guest: [
-            everybody,
+            everybody + counts,
             gradients + f": so {of_hosts} of X'u over its own columns",
             _of_rows_alone(f"{of_hosts} of the margins", guest, alone),
             "the mean loss of every epoch",
@@ -54,13 +57,13 @@ def linear_disclosures(
     if coordinator is None:
         learned[guest].append(
             f"of every step {of_hosts} of the inner products of steps, curvatures and gradients: their lengths and "
-            "angles, no coordinate"
+            f"angles; {_FEW_COLUMNS}"
         )
     else:
         learned[guest].append(coefficients)
     for host in hosts:
         learned[host] = [
-            everybody,
+            everybody + counts,
             gradients + ": linear equations about the residuals of the batch, at most one for each of its columns and "
             "batch that is about labels",
             _of_rows_alone("the labels", host, alone),
@@ -72,7 +75,7 @@ def linear_disclosures(
         learned[coordinator] = [
             everybody + ("" if cipher == "lattice" else "; the key"),
             "of every step the summed inner products of all parties' steps, curvatures and gradients: their lengths "
-            "and angles, no coordinate and no slice; uniform numbers apart from that",
+            "and angles, hence all weights up to a rotation, no party's slice; uniform numbers apart from that",
             "whether the loss rose by a tenth in an epoch",
         ]
         if cipher != "lattice":
@@ -80,6 +83,12 @@ def linear_disclosures(
                 f"hosts' margins as ciphertexts under {coordinator}'s key: with its help it would have them, and from "
                 "enough of them hosts' columns; the two must not collude"
             )
+            for name in (guest, *hosts):
+                what = "margins" if name == guest else "residuals, and so their labels,"
+                learned[name].append(
+                    f"if it deviates from the protocol, unnoticed: {what} of as many rows of a batch as it has "
+                    f"columns, each epoch of others, by having {coordinator} open them; the lattice map fixes columns"
+                )
     return learned
 
 
