@@ -11,7 +11,7 @@ from protocols.logistic import LEAD, PAPER, linear_tables, options_of, play_logi
 from treaty.crypto.cancelling_masks import from_fixed, total
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
-from treaty.linear.batches import batch_seed, partition
+from treaty.linear.batches import batch_seed, fewest_rows, partition
 from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.losses import TAYLOR, mean_over_rows
 from treaty.linear_models import preparation_of
@@ -113,6 +113,53 @@ def test_host_gains_nothing_by_stacking_epochs_of_one_partition():
     short, long = (stacked_auc(epochs, fresh=False) for epochs in (5, 60))
     assert long - short < 0.02
     assert long < 0.9
+
+
+# ---------------------------------------------------------------- exact sums, by lattice reduction
+
+
+def reduced(basis):
+    """Reduce the rows of an integer basis (Lenstra, Lenstra, Lovasz 1982), squares and products in floating point."""
+    rows, k = [np.array(row, dtype=object) for row in basis], 1
+    mu, norm = np.zeros((len(rows), len(rows))), np.zeros(len(rows))
+
+    def project(i):
+        parts = np.zeros(i)
+        for j in range(i):
+            parts[j] = float((rows[i] * rows[j]).sum()) - mu[j, :j] @ parts[:j]
+            mu[i, j] = parts[j] / norm[j]
+        norm[i] = float((rows[i] * rows[i]).sum()) - mu[i, :i] @ parts
+
+    project(0)
+    while k < len(rows):
+        changed = True
+        while changed:
+            project(k)
+            changed = False
+            for j in reversed(range(k)):
+                if times := round(mu[k, j]):
+                    rows[k], changed = rows[k] - times * rows[j], True
+                    mu[k, :j] -= times * mu[j, :j]
+        if norm[k] >= (0.99 - mu[k, k - 1] ** 2) * norm[k - 1]:
+            k += 1
+        else:
+            rows[k - 1], rows[k] = rows[k], rows[k - 1]
+            k = max(k - 1, 1)
+            project(k - 1)
+    return rows
+
+
+@pytest.mark.parametrize(("n_columns", "n_rows", "found"), [(2, 20, True), (3, 30, True), (1, 40, False)])
+def test_host_finds_labels_as_a_short_vector_where_the_guard_refuses(n_columns, n_rows, found):
+    """Ten rows a column are too few: margins are 0 in the first batch, so that a host has X^T y in integers."""
+    rng = np.random.default_rng(0)
+    X, y = fixed_columns(rng.standard_normal((n_rows, n_columns))), np.where(rng.random(n_rows) < 0.4, 1, -1)
+    # combinations of (e_i | X_i) and (1 | -X^T y) that have zeros at the end, and -1 or 1 before
+    basis = np.hstack([np.eye(n_rows + 1, dtype=np.int64), np.vstack([X, -(X.T @ y)]) << 12])
+    short = [row for row in reduced(basis.tolist()) if not any(row[n_rows + 1 :]) and set(np.abs(row)) <= {0, 1}]
+    whole = [row[:n_rows] * row[n_rows] for row in short if all(row[: n_rows + 1])]
+    assert any(np.array_equal(labels, y) for labels in whole) == found
+    assert (n_rows < fewest_rows(n_columns, of_labels=True)) == found
 
 
 # ---------------------------------------------------------------- inner products of a party with one column
