@@ -158,3 +158,25 @@ def test_a_key_shorter_than_agreed_is_refused(cipher):
     read_key(payload, cipher, options_of(**agreed, key_bits=2048), "p1", "a test")
     with pytest.raises(PeerProtocolError, match="expected a key of 3072 bits, got 2048 - at a test from p1"):
         read_key(payload, cipher, options_of(**agreed), "p1", "a test")
+
+
+def test_a_seed_that_is_not_the_one_it_told_a_digest_of_is_refused(tmp_path):
+    tables, y = linear_tables(2, rows=260)
+    given = {"encryption": "lattice", **SHORT, "random_state": None}
+    play_logistic(tables, y, **given, kept=tmp_path)
+    options, parties = options_of(encryption="lattice", max_iter=1, period=1, random_state=None), list(tables)
+
+    def lying(party):
+        changed = tampering(party, "KeptBatches", lambda m: msgspec.structs.replace(m, seed=bytes(32)))
+        return quasi_newton.guest(
+            changed,
+            Labelled(tables["p0"], y),
+            options,
+            parties=parties,
+            coordinator=LEAD,
+            classes=[0, 1],
+            kept=tmp_path,
+        )
+
+    with pytest.raises(PeerProtocolError, match="told a digest of - at KeptBatches from p0"):
+        play_logistic(tables, y, **given, replace={"p0": lying})
