@@ -13,9 +13,9 @@ nothing is left to gain, and end training by chance. "epochs (table)": by the lo
 end, which only a pooled training can look at.
 
 Trained on the pooled table: parties get the same weights, which ``--federated`` checks on the first split of each, with
-and without a coordinator and as published, with seconds and bytes (a few minutes; `--quick` with it: Default of Credit Card
-Clients alone). scikit-learn's LogisticRegression has the exact loss on the same columns. About half a minute; `--quick`:
-the smaller data set, two splits.
+and without a coordinator and as published, with seconds and bytes (a few minutes; `--quick` with it: Default of Credit
+Card Clients alone). scikit-learn's LogisticRegression has the exact loss on the same columns. About half a minute;
+`--quick`: the smaller data set, two splits.
 """
 
 from __future__ import annotations
