@@ -21,14 +21,14 @@ def test_columns_lose_their_mean_and_get_unit_deviation():
     features = [rng.normal(50, 7, 300).astype(np.float32), rng.exponential(1e-3, 300).astype(np.float32)]
     made = prepare(features, [None, None], 300)
     X = made.matrix(features, 300)
-    np.testing.assert_allclose(X[:, 0].mean(), 0.0, atol=1e-12)
-    np.testing.assert_allclose(X[:, 0].std(), 1.0, rtol=1e-12)
-    np.testing.assert_allclose(X[:, 1], (features[1].astype(float) - made.mean[1]) / made.scale[1], rtol=1e-12)
+    np.testing.assert_allclose(X[:, 0].mean(), 0.0, atol=2.0**-25)  # what columns are rounded to
+    np.testing.assert_allclose(X[:, 0].std(), 1.0, rtol=2.0**-24)
+    np.testing.assert_allclose(X[:, 1], (features[1].astype(float) - made.mean[1]) / made.scale[1], rtol=0, atol=2.0**-25)
 
 
 def test_rows_to_come_are_prepared_with_numbers_of_the_training_rows():
     made = prepare(columns([0, 2, 4]), [None], 3)
-    np.testing.assert_allclose(made.matrix(columns([2, 2 + math.sqrt(8 / 3)]), 2), [[0], [1]], atol=1e-12)
+    np.testing.assert_allclose(made.matrix(columns([2, 2 + math.sqrt(8 / 3)]), 2), [[0], [1]], atol=2.0**-24)
 
 
 def test_missing_values_become_the_median_of_the_others():
@@ -60,10 +60,12 @@ def test_categories_become_a_column_each():
     X = made.matrix(codes, 6)
     assert made.n_columns == X.shape[1] == 3
     of_first = np.array([1, 0, 0, 1, 0, 0])
-    np.testing.assert_allclose(X[:, 0], (of_first - of_first.mean()) / of_first.std(), rtol=1e-12)
+    np.testing.assert_allclose(X[:, 0], (of_first - of_first.mean()) / of_first.std(), rtol=0, atol=2.0**-25)
     assert not X[:, 1].any()  # nobody is in the second category
     unknown = made.matrix(columns([3, NAN]), 2)
-    np.testing.assert_allclose(unknown[0], (-made.mean * (made.scale > 0)) / np.where(made.scale > 0, made.scale, 1))
+    np.testing.assert_allclose(
+        unknown[0], (-made.mean * (made.scale > 0)) / np.where(made.scale > 0, made.scale, 1), atol=2.0**-25
+    )
     np.testing.assert_array_equal(unknown[0], unknown[1])
 
 
@@ -76,3 +78,11 @@ def test_a_table_without_columns_gives_none():
     made = prepare([], [], 5)
     assert made.n_columns == 0
     assert made.matrix([], 5).shape == (5, 0)
+
+
+def test_columns_are_multiples_of_what_parties_count_in():
+    rng = np.random.default_rng(4)
+    features = [rng.normal(size=50).astype(np.float32), rng.integers(0, 3, 50).astype(np.float32)]
+    columns = prepare(features, (None, 3), 50).matrix(features, 50) * 2.0**24
+    np.testing.assert_array_equal(columns, np.rint(columns))
+    assert len(np.unique(columns)) > 40

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CLIP = 10.0  # standard deviations; without it, single rows of Give Me Some Credit make training diverge
+COLUMN_FRACTION = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,10 @@ class Preparation:
         return sum(1 if n is None else n for n in self.n_categories)
 
     def matrix(self, features: Sequence[NDArray[np.float32]], n_rows: int) -> NDArray[np.float64]:
-        """Return the prepared columns (n_rows, n_columns).
+        """Return the prepared columns (n_rows, n_columns), in multiples of 2^-24.
+
+        Between parties columns are integers of that unit. Were they rounded there alone, weights would differ from a
+        pooled training's, on columns that nearly follow from each other by up to 1e-4 after fifty epochs.
 
         Parameters
         ----------
@@ -55,7 +59,8 @@ class Preparation:
         columns = _spread(features, self.n_categories, self.median, n_rows)
         columns -= self.mean
         columns *= np.divide(1.0, self.scale, out=np.zeros_like(self.scale), where=self.scale > 0.0)
-        return np.clip(columns, -self.clip, self.clip, out=columns)
+        np.clip(columns, -self.clip, self.clip, out=columns)
+        return np.rint(columns * 2.0**COLUMN_FRACTION) * 2.0**-COLUMN_FRACTION
 
     def names(self, features: Sequence[str], categories: Sequence[Sequence[object] | None]) -> list[str]:
         """Name the columns: as the feature, or "feature=category"."""

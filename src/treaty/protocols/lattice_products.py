@@ -36,13 +36,13 @@ from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
 from treaty.crypto.montgomery import from_words, to_words
 from treaty.errors import PeerProtocolError
-from treaty.linear.preparation import CLIP
+from treaty.linear.preparation import CLIP, COLUMN_FRACTION
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.protocols.encrypted_columns import pack, unpack
 from treaty.protocols.hidden_products import exact_products
 from treaty.protocols.linear_batches import joint_seed
-from treaty.protocols.linear_setup import COLUMN_FRACTION, Setting
+from treaty.protocols.linear_setup import Setting
 
 Integers = NDArray[np.int64]
 

@@ -33,11 +33,12 @@ from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.linear.batches import SEED_BYTES, batch_seed, partition, rows_alone
+from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear_options import LinearOptions
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models import read_file, write_file
-from treaty.protocols.linear_setup import COLUMN_FRACTION, Setting
+from treaty.protocols.linear_setup import Setting
 
 Integers = NDArray[np.int64]
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from treaty.crypto.key_agreement import agree as agree_on_pair
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.linear.batches import check_batch_size
+from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear_options import LinearOptions
 from treaty.messaging.agreement import Term
 from treaty.messaging.messages import Message
@@ -34,9 +35,6 @@ from treaty.messaging.party import Party
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-COLUMN_FRACTION = 24
-"""Prepared columns are rounded to multiples of 2^-24, once."""
 
 WEIGHT_BITS = COLUMN_FRACTION + 5
 """Of a column's signed entries, which are clipped at 10."""

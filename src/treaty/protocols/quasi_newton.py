@@ -45,6 +45,7 @@ from treaty.data.columns import Category
 from treaty.data.table import Table
 from treaty.errors import ConfigError, CryptoError, DataError, PeerProtocolError
 from treaty.linear.lbfgs import Coordinator, Decision, Slice
+from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear.training import Schedule
 from treaty.linear_models import LinearPart, preparation_of
 from treaty.linear_options import LinearOptions
@@ -57,7 +58,6 @@ from treaty.protocols.lattice_products import LatticeProducts
 from treaty.protocols.linear_batches import agree_on_batches, print_of_rows, tell_who_stands_alone
 from treaty.protocols.linear_epochs import EpochEnd, end_epoch, receive_end
 from treaty.protocols.linear_setup import (
-    COLUMN_FRACTION,
     Setting,
     begin,
     check_roles,

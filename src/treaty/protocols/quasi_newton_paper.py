@@ -38,6 +38,7 @@ from treaty.crypto.encrypted_vectors import Fields, Hider, opened
 from treaty.crypto.montgomery import to_words
 from treaty.errors import PeerProtocolError
 from treaty.linear.lbfgs import Coordinator, Decision, Slice
+from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear.training import Schedule
 from treaty.linear_options import LinearOptions
 from treaty.messaging.messages import Array, Message, view
@@ -46,7 +47,7 @@ from treaty.protocols.encrypted_columns import pack
 from treaty.protocols.hidden_products import SharedKey, Vector, ciphertexts, make_key, read_key, sum_fields
 from treaty.protocols.linear_batches import agree_on_batches
 from treaty.protocols.linear_epochs import end_epoch, receive_end
-from treaty.protocols.linear_setup import COLUMN_FRACTION, WEIGHT_BITS, Setting
+from treaty.protocols.linear_setup import WEIGHT_BITS, Setting
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
