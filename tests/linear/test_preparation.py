@@ -23,7 +23,8 @@ def test_columns_lose_their_mean_and_get_unit_deviation():
     X = made.matrix(features, 300)
     np.testing.assert_allclose(X[:, 0].mean(), 0.0, atol=2.0**-25)  # what columns are rounded to
     np.testing.assert_allclose(X[:, 0].std(), 1.0, rtol=2.0**-24)
-    np.testing.assert_allclose(X[:, 1], (features[1].astype(float) - made.mean[1]) / made.scale[1], rtol=0, atol=2.0**-25)
+    expected = (features[1].astype(float) - made.mean[1]) / made.scale[1]
+    np.testing.assert_allclose(X[:, 1], expected, rtol=0, atol=2.0**-25)
 
 
 def test_rows_to_come_are_prepared_with_numbers_of_the_training_rows():
