@@ -20,7 +20,7 @@ from treaty.messaging.memory import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.privacy.bucket_rr import BucketLedger
 from treaty.protocols.column_owner import SplitOwner
-from treaty.protocols.federboost_vertical import NoisyColumns
+from treaty.protocols.federboost_vertical import Begin, NoisyColumns
 from treaty.simulation import star
 
 TREES = 4
@@ -177,7 +177,8 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
     np.testing.assert_array_equal(model.predict_proba(tables), pooled.predict_proba(tables))
 
 
-def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, table):
+@pytest.mark.parametrize("late", [False, True])
+def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, table, late):
     tables, y = table
     model = treaty.GBDTClassifier("federboost-vertical", epsilon=math.inf, mode="paper", **OPTIONS)
     record, tell, chosen, recorded = SplitOwner.record, NoisyColumns.tell, [], []
@@ -194,9 +195,18 @@ def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, 
         if len(chosen) <= 2:
             tell(self, rounds, now=True)
 
+    receive = Party.receive
+
+    def receiving(self, frm, *kinds, **how):
+        message = receive(self, frm, *kinds, **how)
+        if late and isinstance(message, Begin):  # it begins when the active party is two rounds ahead
+            wait_for(lambda: len(chosen) >= 5)
+        return message
+
     with monkeypatch.context() as patch:
         patch.setattr(SplitOwner, "record", recording)
         patch.setattr(NoisyColumns, "tell", telling)
+        patch.setattr(Party, "receive", receiving)
         with pytest.raises(Interrupted):
             model.fit(tables, y)
     assert len(model.parts_["p0"].forest.trees) == 1

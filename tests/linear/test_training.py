@@ -265,4 +265,4 @@ def test_safeguards_hold_on_give_me_some_credit_without_clipping(monkeypatch):
     best = np.mean(TAYLOR.values(X @ np.linalg.lstsq(X / 2, y, rcond=None)[0], y))
     assert fit(X, y, **options).losses[-1] < best + 0.02
     switch_safeguards_off(monkeypatch)
-    assert fit(X, y, **options).losses[-1] > 1e3
+    assert fit(X, y, **options).losses[-1] > 1e3  # of a loss that begins at 0.69

@@ -49,7 +49,7 @@ class Preparation:
         """Return the prepared columns (n_rows, n_columns), in multiples of 2^-24.
 
         Between parties columns are integers of that unit. Were they rounded there alone, weights would differ from a
-        pooled training's, on columns that nearly follow from each other by up to 1e-4 after fifty epochs.
+        pooled training's, the more the nearer columns come to following from each other.
 
         Parameters
         ----------
