@@ -12,12 +12,19 @@ from pathlib import Path
 from treaty.checkpoints import load_checkpoint
 
 TREATY = [sys.executable, "-m", "treaty"]
+DYING = Path(__file__).with_name("dying_party.py")
 EACH_WITHIN = 10.0  # seconds from the fault to the last party's end
 
 
-def start(job: Path, name: str, verb: str = "train", *, resume: bool = False) -> subprocess.Popen[str]:
+def start(
+    job: Path, name: str, verb: str = "train", *, resume: bool = False, dies: tuple[str, int, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a party; `dies` are the kind, number and what comes before, see `dying_party`, of a message it dies at."""
+    begin = (
+        TREATY if dies is None else [sys.executable, str(Path(__file__).with_name("dying_party.py")), *map(str, dies)]
+    )
     return subprocess.Popen(
-        [*TREATY, verb, str(job), "--as", name, *(["--resume"] if resume else [])],
+        [*begin, verb, str(job), "--as", name, *(["--resume"] if resume else [])],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import treaty
-from job_files import start, wait_for_rounds
+from job_files import start
 from tables import real_table, with_categories, with_gaps
 from treaty import cli, processes
 from treaty.checkpoints import load_checkpoint
@@ -97,14 +96,14 @@ def play(path: Path, *, without: str | None = None) -> tuple[list[threading.Thre
     return threads, said
 
 
-def play_and_kill(path: Path, victim: str, rounds: int) -> dict[str, str]:
-    """Play, one party being a process of its own, killed after some rounds; return what others said at their end."""
-    process = start(path, victim)
+def play_and_kill(path: Path, victim: str, kind: str, nth: int) -> dict[str, str]:
+    """Play, one party being a process of its own, killed at a message; return what others said at their end."""
+    process = start(path, victim, dies=(kind, nth, ""))
     threads, said = play(path, without=victim)
     try:
-        wait_for_rounds({victim: process}, path.parent / "model" / "owner.checkpoint", rounds)
+        assert process.wait(60) == -signal.SIGKILL
     finally:
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.communicate()
     for thread in threads:
         thread.join(60)
@@ -214,7 +213,7 @@ def test_a_user_with_a_wrong_table_is_left_out_and_says_why(tmp_path, columns, w
 
 def test_a_killed_user_ends_nothing(tmp_path):
     path = write_job(tmp_path, trees=25)
-    assert play_and_kill(path, "user2", 2) == {}
+    assert play_and_kill(path, "user2", "Here", 5) == {}
     trees = find_part(load_job(path), "owner").forest.trees
     assert len(trees) == 25
     everybodys, tokyos = 150, sum(len(rows_of_each()[name]) for name in USERS[1::2])
@@ -225,7 +224,7 @@ def test_a_killed_user_ends_nothing(tmp_path):
 
 def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
     path = write_job(tmp_path, trees=200)
-    said = play_and_kill(path, "tokyo", 2)
+    said = play_and_kill(path, "tokyo", "Survived", 60)
     assert set(said) == {"owner", "berlin", *USERS}  # the authority has gone by then
     assert "tokyo" in said["owner"]
     assert "tokyo" in said["user1"]

@@ -1,0 +1,37 @@
+"""A party of a job that is killed as it is to send a certain message: ``dying_party.py KIND NTH AFTER train JOB``.
+
+To kill it from outside once so many rounds are kept is a race with a training that may be over by then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from treaty.cli import main
+from treaty.messaging.party import Party
+
+
+def die_at(kind: str, nth: int, after: str) -> None:
+    """Have this process killed at its n-th message of a kind, counted from its first message of the kind `after`."""
+    send, left, begun = Party.send, [nth], [not after]
+
+    def counted(party: Party, to: str, message: Any) -> None:
+        said = type(message).__name__
+        if begun[0] and (said == kind or not kind):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        begun[0] = begun[0] or said == after
+        send(party, to, message)
+
+    Party.send = counted  # type: ignore[method-assign, assignment]
+
+
+if __name__ == "__main__":
+    _, kind, nth, after, *arguments = sys.argv
+    sys.argv[1:] = arguments
+    die_at(kind, int(nth), after)
+    main()
