@@ -282,7 +282,7 @@ def varied() -> tuple[dict[str, Table], np.ndarray]:
 
 
 def exact_sums(played: Played, y: np.ndarray) -> list[int]:
-    """Return the exact sum of gradients of the first tree's nodes above the leaves, as multiples of 2^-20."""
+    """Return the exact sum of gradients of the first tree's nodes that might be split, as multiples of 2^-20."""
     grad = np.rint((BASE - y) * 2**16) * 2**-16 * STEPS
     divided = sent_to(played, "p1", Divided)
     sums, nodes = [int(grad.sum())], [np.arange(len(y))]
@@ -293,7 +293,7 @@ def exact_sums(played: Played, y: np.ndarray) -> list[int]:
                 left = bits[at : at + len(rows)]
                 at += len(rows)
                 below += [rows[left], rows[~left]]
-        nodes = below
+        nodes = [rows for rows in below if len(rows) >= 2 * GROWTH["min_child_samples"]]  # the next level
         sums += [int(grad[rows].sum()) for rows in nodes]
     return sums
 
@@ -495,6 +495,22 @@ def test_other_gradients_get_other_noise_and_pay_again():
         alike = np.mean(other == first)
         p = 0.5 + 0.25 * math.tanh(1.5) / 2
         assert abs(alike - (p * p + (1 - p) ** 2)) < 6.5 * 0.5 / math.sqrt(3_000)  # false alarm: 10^-10
+
+
+def test_noise_of_many_rows_is_the_same_on_any_number_of_threads_and_repeats_nowhere():
+    grad, hess = np.full(70_001, 2**14), np.full(70_001, 2**14)
+    ledger, options = Ledger(None), tree_options({**PROTOCOL, "mechanism": "laplace", "epsilon": 1.0})
+    given = {"weighted": True, "model_id": "m", "job": "j"}
+    one, three = (
+        NoisyGradients(ledger, options, Objective("logistic"), len(grad), threads=threads, **given).of(grad, hess, None)
+        for threads in (1, 3)
+    )
+    assert len(ledger.entries()) == 1
+    for noisy, same in ((one.grad, three.grad), (one.hess, three.hess)):
+        np.testing.assert_array_equal(noisy, same)
+        firsts = noisy[: len(noisy) // 2**14 * 2**14].reshape(-1, 2**14)[:, :64]  # of every block
+        assert len(np.unique(firsts)) > 0.99 * firsts.size  # of 2^23 outcomes or so; false alarm: 10^-10
+    assert len(np.intersect1d(one.grad, one.hess - STEPS)) < 0.05 * len(grad)
 
 
 # ---------------------------------------------------------------- options, and what is refused

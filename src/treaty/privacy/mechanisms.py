@@ -38,12 +38,18 @@ HYBRID_FROM = 0.61
 """The epsilon from which on `hybrid` is piecewise at times (Wang et al. 2019, Eq. 10)."""
 
 _CHUNK = 1 << 15  # random words at a time: they stay in the cache
+_ROOT = 0.5**0.5  # of the curve 2^-x at x = 1/2, where its tangent is taken
+_TOSSES = np.array([10, *((k & -k).bit_length() - 1 for k in range(1, 1024))], np.uint8)  # zeros at a number's end
 _ROUNDED = 1.0 + 2.0**-50  # above what floats are off by in a few operations
 
 
-def keystream(key: bytes | None = None) -> Randomness:
-    """Return a source of random bytes: AES-256-CTR under a key, by default one of the operating system's generator."""
-    cipher = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), modes.CTR(bytes(16))).encryptor()
+def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
+    """Return a source of random bytes: AES-256-CTR under a key, by default one of the operating system's generator.
+
+    Streams of other numbers, from 0 to 2^64 - 1, share no byte below 2^68.
+    """
+    start = modes.CTR(stream.to_bytes(8, "big") + bytes(8))
+    cipher = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), start).encryptor()
     return lambda count: cipher.update(bytes(count))
 
 
@@ -99,14 +105,15 @@ def laplace(t: NDArray[np.float64], epsilon: float, randomness: Randomness | Non
     -----
     Noise halves with every L steps, L a whole number, and s = L / ln 2 is at least 2^21 / epsilon. The size is
     V L + U: V from coin tosses, U below L, kept with a chance of 2^(-U/L). That chance is at least 1/2 and off by less
-    than 2^-49 of it, which L makes up for: it is larger than needed by 2^-26 of it.
+    than 2^-49 of it, which L makes up for: it is larger than needed by 2^-26 of it. Most of the time a chord above that
+    curve or a tangent below it tells already whether U is kept.
     """
     steps, draw = _steps(t, epsilon), randomness or keystream()
     halving = math.ceil(2 * STEPS * math.log(2.0) / epsilon * (1.0 + 2.0**-26))
     noise = np.empty(len(steps), np.int64)
     done, words = 0, np.empty(0, np.uint64)
     while done < len(noise):
-        words = np.concatenate([words, uniform64(draw, min(_CHUNK, 4 * (len(noise) - done) + 64))])
+        words = np.concatenate([words, uniform64(draw, min(_CHUNK, 3 * (len(noise) - done) + 64))])
         drawn, used = _fill_laplace(noise[done:], halving, words)
         done, words = done + drawn, words[used:]
     noisy: NDArray[np.float64] = (steps + noise) / STEPS
@@ -229,6 +236,7 @@ def _fill_laplace(out: NDArray[np.int64], halving: int, words: NDArray[np.uint64
     """Draw discrete Laplace noise until words run out; return how many numbers, and how many words they took."""
     modulus = np.uint64(halving)
     last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - np.uint64(1))
+    slope = _ROOT * np.log(2.0)
     at = used = 0
     for i in range(len(out)):
         while True:
@@ -239,17 +247,19 @@ def _fill_laplace(out: NDArray[np.int64], halving: int, words: NDArray[np.uint64
             rest = size % modulus
             if size - rest > last:  # not within a whole multiple: not uniform
                 continue
-            if np.float64(word >> np.uint64(11)) >= np.exp2(np.float64(rest) / -halving) * 9007199254740992.0:
+            share, level = np.float64(rest) / halving, np.float64(word >> np.uint64(11)) / 9007199254740992.0
+            if level >= 1.0 - 0.5 * share:
                 continue
-            halvings = 0  # coins: bits 1 to 10 of the word and, where all fall on one side, of further ones
-            coins, left = (word >> np.uint64(1)) & np.uint64(1023), 10
-            while coins & np.uint64(1) == 0:
-                halvings, left, coins = halvings + 1, left - 1, coins >> np.uint64(1)
-                if left == 0:
-                    if at == len(words):
-                        return i, used
-                    coins, left = words[at], 64
-                    at += 1
+            if level >= _ROOT - slope * (share - 0.5) and level >= np.exp2(-share):
+                continue
+            coins = (word >> np.uint64(1)) & np.uint64(1023)  # and, where all fall on one side, those of further words
+            halvings = np.int64(_TOSSES[coins])
+            while coins == 0:
+                if at == len(words):
+                    return i, used
+                coins = words[at] & np.uint64(1023)
+                halvings += np.int64(_TOSSES[coins])
+                at += 1
             value = np.int64(rest) + halvings * halving
             negative = word & np.uint64(1) == 1
             if negative and value == 0:  # zero has one sign

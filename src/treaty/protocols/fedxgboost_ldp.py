@@ -157,6 +157,7 @@ def active(
     noise = NoisyGradients(
         ledger or Ledger(None), options, objective, n_rows,
         weighted=data.weight is not None, model_id=part.model_id, job=party.job, first_tree=len(forest.trees),
+        threads=threads,
     )  # fmt: skip
     scoring = scoring_rules(options, noise.units, noisy_hess=noise.noisy_hess)
     others = {}

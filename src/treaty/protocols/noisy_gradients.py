@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import pieces, share
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.options import TreeOptions
 from treaty.privacy.ledger import Entry, Ledger, cost
@@ -29,7 +30,8 @@ from treaty.trees.splits import SplitRules
 
 DEFAULT_MECHANISM, DEFAULT_EPSILON = "piecewise", 1.0
 MOST_SUM = 2**62
-SAMPLER = 1  # one more whenever mechanisms make other noise of the same key: what is sent anew then pays anew
+_BLOCK = 1 << 14  # rows that get their noise at a time; other blocks, other noise: see `SAMPLER`
+SAMPLER = 2  # one more whenever mechanisms make other noise of the same key: what is sent anew then pays anew
 
 
 class NoisyGradients:
@@ -48,6 +50,8 @@ class NoisyGradients:
     model_id, job : str
     first_tree : int
         Trees that the model has already.
+    threads : int
+        That make noise; it is the same with any number of them.
 
     Attributes
     ----------
@@ -83,8 +87,9 @@ class NoisyGradients:
         model_id: str,
         job: str,
         first_tree: int = 0,
+        threads: int = 1,
     ) -> None:
-        self.stopped = ""
+        self.stopped, self._threads = "", threads
         self._ledger, self._options, self._objective = ledger, options, objective
         self._model_id, self._job, self._tree = model_id, job, first_tree
         self.mechanism = options.mechanism or DEFAULT_MECHANISM
@@ -153,27 +158,56 @@ class NoisyGradients:
         """
         exact_grad, exact_hess = grad, hess
         if self._on_gradients:
-            kept = slice(None) if rows is None else rows
-            t = scaled(grad[kept].astype(np.float64) * self._objective.grad_unit, self.bounds[0])
-            u = np.empty(0)
-            if self.noisy_hess:
-                u = scaled_positive(hess[kept].astype(np.float64) * self._objective.hess_unit, self.bounds[1])
-            draw, release = keystream(self._pay(t, u)), MECHANISMS[self.mechanism]
+            exact, noisy = self._draw(grad if rows is None else grad[rows], hess if rows is None else hess[rows])
             if self._paper:
-                exact_grad, exact_hess = (_spread(np.rint(v * STEPS), kept, grad) for v in (t, u + 1.0))
-            grad = _spread(np.rint(release(t, self._each, draw) * STEPS), kept, grad)
+                exact_grad, exact_hess = (_spread(v, rows, grad) for v in exact)
+            grad = _spread(noisy[0], rows, grad)
             if self.noisy_hess:
-                hess = _spread(np.rint((release(u, self._each, draw) + 1.0) * STEPS), kept, hess)
+                hess = _spread(noisy[1], rows, hess)
         self._tree += 1
         seen = np.zeros_like(hess) if self._first_order else hess
         if self._paper:
             return TreeGradients(grad, seen, exact_grad, exact_hess)
         return TreeGradients(grad, seen, grad, hess)
 
-    def _pay(self, t: NDArray[np.float64], u: NDArray[np.float64]) -> bytes:
+    def _draw(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Bring gradients, and hessians that get noise, to steps of the grid; pay; return them without and with noise.
+
+        Block by block, so that all of it stays in the cache: each has a stream of its own of the noise's key.
+        """
+        n_kinds = 2 if self.noisy_hess else 1
+        exact, noisy = np.empty((2, n_kinds, len(grad)), np.int64)
+        blocks = pieces(len(grad), _BLOCK)
+        digests = [b""] * len(blocks)
+
+        def prepare(first: int, last: int) -> None:
+            for k in range(first, last):
+                rows = blocks[k]
+                exact[0, rows] = np.rint(scaled(grad[rows] * self._objective.grad_unit, self.bounds[0]) * STEPS)
+                if self.noisy_hess:
+                    exact[1, rows] = np.rint(
+                        scaled_positive(hess[rows] * self._objective.hess_unit, self.bounds[1]) * STEPS
+                    )
+                digests[k] = hashlib.sha256(exact[:, rows].astype("<i4").tobytes()).digest()
+
+        def release(first: int, last: int) -> None:
+            for k in range(first, last):
+                draw = keystream(key, k)
+                for kind in range(n_kinds):
+                    t = exact[kind, blocks[k]] / STEPS
+                    noisy[kind, blocks[k]] = np.rint(MECHANISMS[self.mechanism](t, self._each, draw) * STEPS)
+
+        share(prepare, len(blocks), self._threads, least=2)
+        key = self._pay(b"".join(digests))
+        share(release, len(blocks), self._threads, least=2)
+        for steps in (exact, noisy):
+            steps[1:] += STEPS  # hessians begin at 0, not at -1
+        return exact, noisy
+
+    def _pay(self, digests: bytes) -> bytes:
         """Enter a release; return the key of its noise, which is that of these numbers, tree and terms alone."""
         terms = [SAMPLER, self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
-        content = hashlib.sha256(msgspec.msgpack.encode(terms) + t.tobytes() + u.tobytes())
+        content = hashlib.sha256(msgspec.msgpack.encode(terms) + digests)
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
         entry = self._entry(draw, self._tree)
         try:
@@ -210,10 +244,10 @@ def scoring_rules(options: TreeOptions, units: tuple[float, float], *, noisy_hes
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
 
 
-def _spread(values: NDArray[np.float64], kept: NDArray[np.int32] | slice, like: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64 like another array, 0 where nothing is kept."""
-    if isinstance(kept, slice):
-        return values.astype(np.int64)
+def _spread(values: NDArray[np.int64], kept: NDArray[np.int32] | None, like: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return values like another array, 0 where nothing is kept."""
+    if kept is None:
+        return values
     spread = np.zeros_like(like)
     spread[kept] = values
     return spread
