@@ -281,12 +281,14 @@ def varied() -> tuple[dict[str, Table], np.ndarray]:
     return {name: to_table(part, party=name) for name, part in cut(X, 3).items()}, y.astype(float)
 
 
-def exact_sums(played: Played, y: np.ndarray) -> list[int]:
-    """Return the exact sum of gradients of the first tree's nodes that might be split, as multiples of 2^-20."""
+def exact_sums(played: Played, y: np.ndarray) -> tuple[list[int], list[int]]:
+    """Return exact sums of gradients in the first tree's first levels as multiples of 2^-20.
+
+    Those of the root and of left children, and those of right children, which follow from them.
+    """
     grad = np.rint((BASE - y) * 2**16) * 2**-16 * STEPS
-    divided = sent_to(played, "p1", Divided)
-    sums, nodes = [int(grad.sum())], [np.arange(len(y))]
-    for message in divided[:2]:
+    nodes, lefts, rights = [np.arange(len(y))], [int(grad.sum())], []
+    for message in sent_to(played, "p1", Divided)[:2]:
         bits, below, at = np.unpackbits(numbers(message.left)).astype(bool), [], 0
         for k, rows in enumerate(nodes):
             if numbers(message.nodes)[k]:
@@ -294,18 +296,23 @@ def exact_sums(played: Played, y: np.ndarray) -> list[int]:
                 at += len(rows)
                 below += [rows[left], rows[~left]]
         nodes = [rows for rows in below if len(rows) >= 2 * GROWTH["min_child_samples"]]  # the next level
-        sums += [int(grad[rows].sum()) for rows in nodes]
-    return sums
+        lefts += [int(grad[rows].sum()) for rows in below[::2]]
+        rights += [int(grad[rows].sum()) for rows in below[1::2]]
+    return lefts, rights
 
 
 @pytest.mark.parametrize("order", ["first_order", "second_order"])
 def test_no_message_holds_an_exact_sum_and_the_published_form_does(varied, order):
     for options, found in (({}, False), (PAPER, True)):
         played = play_training(*varied, epsilon=1.0, split_score=order, n_estimators=1, base_score=BASE, **options)
-        sums = exact_sums(played, varied[1])
-        assert len(sums) > 3
+        lefts, rights = exact_sums(played, varied[1])
+        assert len(lefts) > 2
         contents = [content for _, _, content in received(played.transcripts["p1"], TO_PASSIVE)]
-        shown = [any(np.int64(value).tobytes() in content for content in contents) for value in sums if value]
+        shown = [
+            any(np.int64(value).tobytes() in content for content in contents)
+            for value in (lefts if found else lefts + rights)
+            if value
+        ]
         assert all(shown) if found else sum(shown) <= 1  # one in 3,000 runs has a noisy gradient of such a value
 
 
@@ -331,7 +338,7 @@ def test_gradients_are_sent_once_a_tree_and_levels_in_one_message(varied):
         assert steps.count("Divided") <= 2 * 3
         scores = [e.step for e in played.transcripts["p0"].entries if e.peer == name and e.direction == "received"]
         assert scores.count("Scores") <= 2 * 4
-        assert all(tree.hess is not None and tree.totals is None for tree in sent_to(played, name, NoisyTree))
+        assert all(tree.hess is not None for tree in sent_to(played, name, NoisyTree))
         assert all(tree.hess is None for tree in sent_to(play_training(*varied, **FIRST), name, NoisyTree))
 
 
@@ -598,6 +605,10 @@ def edited(**fields: Any) -> Any:
     return change
 
 
+def nothing(array):
+    return array[:0]
+
+
 def put(value: float) -> Any:
     def edit(array):
         array[0] = value
@@ -635,11 +646,14 @@ def test_garbage_from_a_passive_party_is_its_fault(change, text):
         ({"NoisyTree": edited(columns=lambda a: a[::-1])}, "expected ascending numbers below .* NoisyTree.columns"),
         ({"NoisyTree": edited(columns=put(-1))}, "expected ascending numbers below"),
         ({"NoisyTree": edited(hess=lambda _: None)}, "hessians sent or not as agreed"),
-        ({"NoisyTree": edited(totals=lambda _: Array.of(np.zeros((1, 3), np.int64)))}, "exact totals in paper mode"),
+        ({"NoisyTree": edited(totals=lambda a: a + 1)}, "expected the tree's number of rows - at NoisyTree.totals"),
+        ({"NoisyTree": edited(totals=put(2**62))}, r"expected sums below 2\^62 - at NoisyTree.totals from p0"),
         ({"SplitRequest": edited(nodes=lambda a: a + 8)}, "expected nodes with a score, once, in their order"),
         ({"Divided": edited(nodes=lambda a: a[:0])}, "at Divided.nodes from p0"),
-        ({"Divided": edited(nodes=np.zeros_like, left=lambda a: a[:0])}, "a division with a level below it"),
+        ({"Divided": edited(nodes=np.zeros_like, left=nothing, totals=nothing)}, "a division with a level below it"),
         ({"Divided": edited(left=lambda a: a[:-1])}, "at Divided.left from p0"),
+        ({"Divided": edited(totals=lambda a: a + 1)}, "expected as many rows as go left - at Divided.totals from p0"),
+        ({"Divided": edited(totals=lambda a: a * 2**60)}, r"expected sums below 2\^62 - at Divided.totals from p0"),
         ({"Begin": edited(grad_unit=lambda _: math.inf)}, "expected finite units - at Begin from p0"),
     ],
 )  # fmt: skip
@@ -657,7 +671,7 @@ def test_a_split_before_its_tree_and_a_division_without_one_are_refused():
     owner = scoring.ScoringOwner(
         "p0", ColumnSource(
             np.zeros((4, 1), np.uint8), np.array([0, 2], np.int32), np.zeros(1, np.bool_), lambda *_: 0
-        ), 4, SplitRules(grad_unit=1.0, hess_unit=1.0), 1, first_order=True, exact=False,
+        ), 4, SplitRules(grad_unit=1.0, hess_unit=1.0), 1, first_order=True,
     )  # fmt: skip
     with pytest.raises(PeerProtocolError, match="expected NoisyTree before SplitRequest - from p0"):
         owner.split(SplitRequest(Array.of(np.zeros(1, np.int32))))

@@ -14,12 +14,13 @@ message               from -> to     content                                    
 `Columns`             passive ->     how many there are                                  TLS
 `Begin`               active ->      model id, records of kept rounds, fixed point       TLS
 `NoisyTree`           active ->      noisy gradients of the tree's rows; hessians, for   local differential
-                                     scores of the second order; sampled rows, columns   privacy, epsilon a tree
+                                     scores of the second order; their totals; sampled   privacy, epsilon a tree
+                                     rows, columns
 `Scores`              passive ->     of each node of the level, its best score           TLS
 `SplitRequest`        active ->      the nodes that the receiver splits                  TLS
 `SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
 `Divided`             active ->      which nodes of the last level were split, and how:  TLS; made of what was
-                                     which of their rows go left                         sent
+                                     which of their rows go left, and their totals       sent
 `Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
 `DecideRequest`       active ->      record numbers (eval rows, prediction, `refit`)     TLS
 `Decisions`           passive ->     which rows go left at each record                   TLS
@@ -235,7 +236,7 @@ def passive(
     owner = ScoringOwner(
         lead, columns, table.n_rows,
         scoring_rules(options, (begun.grad_unit, begun.hess_unit), noisy_hess=begun.noisy_hess), threads,
-        first_order=options.split_score == "first_order", exact=options.mode == "paper",
+        first_order=options.split_score == "first_order",
     )  # fmt: skip
     party.send(lead, Columns(len(columns.categorical)))
     matrices = [t.matrix() for t in (*eval_tables, *([table] if options.refit else []))]

@@ -175,6 +175,7 @@ class NoisyGradients:
 
         Block by block, so that all of it stays in the cache: each has a stream of its own of the noise's key.
         """
+        units = np.array([self._objective.grad_unit, self._objective.hess_unit])
         n_kinds = 2 if self.noisy_hess else 1
         exact, noisy = np.empty((2, n_kinds, len(grad)), np.int64)
         blocks = pieces(len(grad), _BLOCK)
@@ -183,11 +184,9 @@ class NoisyGradients:
         def prepare(first: int, last: int) -> None:
             for k in range(first, last):
                 rows = blocks[k]
-                exact[0, rows] = np.rint(scaled(grad[rows] * self._objective.grad_unit, self.bounds[0]) * STEPS)
+                exact[0, rows] = np.rint(scaled(grad[rows] * units[0], self.bounds[0]) * STEPS)
                 if self.noisy_hess:
-                    exact[1, rows] = np.rint(
-                        scaled_positive(hess[rows] * self._objective.hess_unit, self.bounds[1]) * STEPS
-                    )
+                    exact[1, rows] = np.rint(scaled_positive(hess[rows] * units[1], self.bounds[1]) * STEPS)
                 digests[k] = hashlib.sha256(exact[:, rows].astype("<i4").tobytes()).digest()
 
         def release(first: int, last: int) -> None:

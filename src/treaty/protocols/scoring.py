@@ -7,7 +7,6 @@ which follows from numbers of rows alone. So of a level it is told only how the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -20,7 +19,7 @@ from treaty.trees.columns import ColumnSource, SumsSource
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.partition import RowPartition
-from treaty.trees.scores import ScoresFinder, TreeGradients
+from treaty.trees.scores import WITHOUT_HESS, ScoresFinder, TreeGradients
 from treaty.trees.splits import Level, SplitRules, Splits
 
 MOST_SUM = 2**62
@@ -29,14 +28,14 @@ MOST_SUM = 2**62
 class NoisyTree(Message):
     """A tree's gradients, int64 (m,), of its sampled rows, int32 (m,) ascending (None: all), and columns, int32.
 
-    `hess` is None where scores leave it out. `totals`, in paper mode alone, are the root's exact ones, int64 (1, 3).
+    `hess` is None where scores leave it out. `totals` are the root's, int64 (3,), see `Divided`.
     """
 
     grad: Array
     hess: Array | None
     rows: Array | None
     columns: Array
-    totals: Array | None
+    totals: Array
 
 
 class Scores(Message):
@@ -61,12 +60,13 @@ class SplitAnswer(Message):
 class Divided(Message):
     """How the last level was divided: which nodes were, bool (n,), and packed bits of which of their rows go left.
 
-    `totals` are the exact ones of the next level's nodes, int64 (n, 3), in paper mode alone.
+    `totals` are those of the left children, int64 (k, 3): sums of what `NoisyTree` has, exact ones in paper mode alone,
+    and 0 for hess where scores leave it out.
     """
 
     nodes: Array
     left: Array
-    totals: Array | None
+    totals: Array
 
 
 # ---------------------------------------------------------------- active party
@@ -89,8 +89,8 @@ class ScoredColumns:
         self._party, self._peer, self._records = party, peer, records
         self.offsets = np.zeros(n_columns + 1, np.int32)  # of bins nothing is known here
         self.categorical = np.zeros(n_columns, np.bool_)
-        self.totals: NDArray[np.int64] | None = None  # of the nodes asked about, in paper mode
-        self.divided: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
+        self.totals = np.zeros(3, np.int64)  # of the tree that is to start
+        self.divided: tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]] | None = None
         self.has_hess = True
 
     def start_tree(
@@ -109,7 +109,7 @@ class ScoredColumns:
                 Array.of(hess[kept]) if self.has_hess else None,
                 None if rows is None else Array.of(rows),
                 Array.of(columns),
-                _optional(self.totals),
+                Array.of(self._shown(self.totals)),
             ),
         )
 
@@ -120,9 +120,13 @@ class ScoredColumns:
         """Tell how the last level was divided; scores of the first one come unasked."""
         self._n_nodes = len(level.nodes)
         if self.divided is not None:
-            nodes, left = self.divided
-            message = Divided(Array.of(nodes), Array.of(np.packbits(left)), _optional(self.totals))
-            self._party.send(self._peer, message)
+            nodes, left, totals = self.divided
+            self._party.send(
+                self._peer, Divided(Array.of(nodes), Array.of(np.packbits(left)), Array.of(self._shown(totals)))
+            )
+
+    def _shown(self, totals: NDArray[np.int64]) -> NDArray[np.int64]:
+        return totals if self.has_hess else totals * WITHOUT_HESS
 
     def sums(self) -> NDArray[np.int64]:
         """See `SumsSource`; there are none."""
@@ -212,25 +216,21 @@ class ScoreSplits(ScoresFinder):
     ) -> NDArray[np.int64]:
         """See `SplitFinder`: make the tree's gradients, and send them."""
         gradients = self._release(grad, hess, rows)
-        counted = slice(None) if rows is None else rows
-        totals = np.array([[
-            gradients.counted_grad[counted].sum(), gradients.counted_hess[counted].sum(), len(grad[counted])
-        ]])  # fmt: skip
+        totals = gradients.totals(rows)
         for source in self._others:
-            source.totals, source.divided = totals if self._exact else None, None
-        return self.start(gradients, rows, columns)
+            source.totals, source.divided = totals, None
+        self.start(gradients, rows, columns)
+        return totals
 
     def best_splits(self, level: Level) -> Splits:
         """See `SplitFinder`: compare scores, then have the winners split, which gives the children's totals."""
-        for source in self._others:
-            source.totals = level.totals if self._exact else None
         found = self.scores(level)
         kept = np.flatnonzero(found.feature >= 0)
         self._level_size, self._kept = len(level.nodes), kept
         if len(kept):
             nodes, chosen = level.nodes[kept], found.take(kept)
             self._records, self._left = self.decide(nodes, chosen)
-            found.left_totals[kept] = self.left_totals(nodes, self._left)
+            found.left_totals[kept] = self._left_totals = self.left_totals(nodes, self._left)
             self._check(level.totals[kept], found.take(kept))
         return found
 
@@ -240,7 +240,7 @@ class ScoreSplits(ScoresFinder):
         divided = np.zeros(self._level_size, np.bool_)
         divided[self._kept] = True
         for source in self._others:
-            source.divided = divided, self._left
+            source.divided = divided, self._left, self._left_totals
         return self._records
 
     def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
@@ -258,17 +258,13 @@ class ScoreSplits(ScoresFinder):
         fewest = np.minimum(left[:, 2], totals[:, 2] - left[:, 2])
         wrong = fewest < self._rules.min_child_samples
         if not self._exact:
-            order = np.array([1, 0, 1]) if self._first_order else 1
+            order = WITHOUT_HESS if self._first_order else 1
             # the same operations on the same integers: equal to the last bit, but for another processor's
             wrong |= ~np.isclose(self._rules.gain(totals * order, left * order), chosen.gain, rtol=1e-6)
         for k in chosen.source[wrong].tolist():
             source = self._sources[k]
             assert isinstance(source, ScoredColumns)
             source.refuse()
-
-
-def _optional(values: NDArray[np.int64] | None) -> Array | None:
-    return None if values is None else Array.of(values)
 
 
 # ---------------------------------------------------------------- owner of columns
@@ -289,8 +285,6 @@ class ScoringOwner:
     threads : int
     first_order : bool
         Whether scores leave hess out, which is not sent then.
-    exact : bool
-        Whether exact totals are sent (paper mode).
     """
 
     def __init__(
@@ -302,9 +296,8 @@ class ScoringOwner:
         threads: int,
         *,
         first_order: bool,
-        exact: bool,
     ) -> None:
-        self._lead, self._n_rows, self._rules, self._exact = lead, n_rows, rules, exact
+        self._lead, self._n_rows, self._rules = lead, n_rows, rules
         self._n_columns = len(columns.categorical)
         self._first_order = first_order
         self._finder = ScoresFinder([columns], n_rows, rules, threads, first_order=first_order)
@@ -320,10 +313,12 @@ class ScoringOwner:
         size = self._n_rows if rows is None else len(rows)
         grad = self._values(tree.grad, size, rows, "grad")
         hess = np.zeros_like(grad) if tree.hess is None else self._values(tree.hess, size, rows, "hess")
-        root = self._finder.start(TreeGradients(grad, hess, grad, hess), rows, columns)
-        self._growth = Growth(root, self._rules)
+        self._finder.start(TreeGradients(grad, hess, grad, hess), rows, columns)
+        totals = self._totals(tree.totals, (3,), "NoisyTree.totals")
+        self._expect(totals[2] == size, "the tree's number of rows", "totals")
+        self._growth = Growth(totals, self._rules)
         self._level = self._growth.level
-        return None if self._level is None else self._scored(tree.totals)
+        return None if self._level is None else self._scored()
 
     def split(self, request: SplitRequest) -> SplitAnswer:
         """Record and decide the best splits of the nodes that this party has won."""
@@ -350,24 +345,28 @@ class ScoringOwner:
         left = _unpacked(message.left, self._finder.n_rows_of(nodes), lead, "Divided.left")
         splits = Splits.none(len(divided))
         splits.feature[divided] = 0
-        splits.left_totals[divided] = self._finder.left_totals(nodes, left)
+        splits.left_totals[divided] = totals = self._totals(message.totals, (len(nodes), 3), "Divided.totals")
+        going = self._finder.count_left(nodes, left)
+        if not np.array_equal(totals[:, 2], going):
+            raise PeerProtocolError(lead, f"expected as many rows as go left - at Divided.totals from {lead}")
         taken = growth.take(splits)
         self._level = growth.level
         self._expect(taken is not None and self._level is not None, "a division with a level below it")
         assert taken is not None
         self._finder.apply(taken[0], taken[1], left)
-        return self._scored(message.totals)
+        return self._scored()
 
-    def _scored(self, exact: Array | None) -> Scores:
-        level = self._level
-        assert level is not None
-        self._expect((exact is not None) == self._exact, "exact totals in paper mode alone")
-        if exact is not None:
-            shape = len(level.nodes), 3
-            level = replace(level, totals=view(exact, np.int64, shape, peer=self._lead, what="totals"))
-        self._found = self._finder.scores(level)
+    def _scored(self) -> Scores:
+        assert self._level is not None
+        self._found = self._finder.scores(self._level)
         self._unasked = np.flatnonzero(self._found.feature >= 0).astype(np.int32)
         return Scores(Array.of(self._found.gain))
+
+    def _totals(self, sent: Array, shape: tuple[int, ...], what: str) -> NDArray[np.int64]:
+        totals = view(sent, np.int64, shape, peer=self._lead, what=what)
+        if not np.all((-MOST_SUM < totals) & (totals < MOST_SUM)):
+            raise PeerProtocolError(self._lead, f"expected sums below 2^62 - at {what} from {self._lead}")
+        return totals
 
     def _values(self, sent: Array, size: int, rows: NDArray[np.int32] | None, name: str) -> NDArray[np.int64]:
         """Return a tree's values by row, 0 for rows that are not of its sample."""

@@ -218,6 +218,19 @@ class SumsFinder:
         columns: NDArray[np.int32],
     ) -> NDArray[np.int64]:
         """See `SplitFinder`."""
+        self.begin_tree(grad, hess, rows, columns)
+        if rows is None:
+            return np.array([grad.sum(), hess.sum(), len(grad)])
+        return np.array([grad[rows].sum(), hess[rows].sum(), len(rows)])
+
+    def begin_tree(
+        self,
+        grad: NDArray[np.int64],
+        hess: NDArray[np.int64],
+        rows: NDArray[np.int32] | None,
+        columns: NDArray[np.int32],
+    ) -> None:
+        """Begin a tree, as `start_tree` does, where its totals are known or nobody's to know."""
         self._rows = RowPartition(self._n_rows, rows, self._threads)
         self._parents: dict[int, NDArray[np.int64]] = {}
         self._is_sample = rows is not None
@@ -232,9 +245,6 @@ class SumsFinder:
         ]
         for k, source in self._sources.items():
             source.start_tree(grad, hess, rows, self._features[k])
-        if rows is None:
-            return np.array([grad.sum(), hess.sum(), len(grad)])
-        return np.array([grad[rows].sum(), hess[rows].sum(), len(rows)])
 
     def best_splits(self, level: Level) -> Splits:
         """See `SplitFinder`: ask every source, complete the siblings, scan all with the same kernel."""

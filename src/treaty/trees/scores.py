@@ -36,6 +36,16 @@ class TreeGradients:
     counted_grad: NDArray[np.int64]
     counted_hess: NDArray[np.int64]
 
+    def totals(self, rows: NDArray[np.int32] | None) -> NDArray[np.int64]:
+        """Return the root's totals (3,) over sampled rows (None: all)."""
+        counted = slice(None) if rows is None else rows
+        n_rows = len(self.grad) if rows is None else len(rows)
+        return np.array([self.counted_grad[counted].sum(), self.counted_hess[counted].sum(), n_rows])
+
+
+WITHOUT_HESS = np.array([1, 0, 1])
+"""Times totals: what scores of the first order see of them."""
+
 
 class ScoresFinder(SumsFinder):
     """A split finder in steps.
@@ -64,20 +74,15 @@ class ScoresFinder(SumsFinder):
         super().__init__(sources, n_rows, rules, threads)
         self._first_order = first_order
 
-    def start(
-        self, gradients: TreeGradients, rows: NDArray[np.int32] | None, columns: NDArray[np.int32]
-    ) -> NDArray[np.int64]:
-        """Begin a tree on sampled rows (None: all) and columns; return the root's totals (3,)."""
-        SumsFinder.start_tree(self, gradients.grad, gradients.hess, rows, columns)
+    def start(self, gradients: TreeGradients, rows: NDArray[np.int32] | None, columns: NDArray[np.int32]) -> None:
+        """Begin a tree on sampled rows (None: all) and columns."""
+        self.begin_tree(gradients.grad, gradients.hess, rows, columns)
         self._counted = gradients.counted_grad, gradients.counted_hess
-        counted = slice(None) if rows is None else rows
-        sums = [int(values[counted].sum()) for values in self._counted]
-        return np.array([*sums, self._n_rows if rows is None else len(rows)])
 
     def scores(self, level: Level) -> Splits:
         """Return the best split of each node; `left_totals` are not those of children."""
         if self._first_order:
-            level = replace(level, totals=level.totals * np.array([1, 0, 1]))
+            level = replace(level, totals=level.totals * WITHOUT_HESS)
         return SumsFinder.best_splits(self, level)
 
     def decide(self, nodes: NDArray[np.int32], chosen: Splits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
@@ -87,6 +92,12 @@ class ScoresFinder(SumsFinder):
     def n_rows_of(self, nodes: NDArray[np.int32]) -> int:
         """Return how many rows of the table nodes have together."""
         return len(self._rows.rows(nodes, sampled=False)[0])
+
+    def count_left(self, nodes: NDArray[np.int32], left: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return of how many sampled rows of each node go left; arguments as `left_totals` has them."""
+        starts = self._rows.rows(nodes, sampled=False)[1][:-1]
+        stops = starts + np.diff(self._rows.rows(nodes, sampled=True)[1])
+        return np.array([np.count_nonzero(left[a:b]) for a, b in zip(starts, stops, strict=True)], np.int64)
 
     def left_totals(self, nodes: NDArray[np.int32], left: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return totals int64 (n_nodes, 3) of left children, from which rows of the nodes go left."""
