@@ -382,11 +382,10 @@ def _noisy(
         for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons(options, schema.names).items(), strict=True))
     ]
     noisy, spent = ledger.noisy(codes, columns, row_numbers, job)
-    categorical = np.array([c is not None for c in schema.categories], np.bool_)
     packed = [_pack(noisy[:, f], column.size) for f, column in enumerate(columns)]
     content = np.concatenate([np.empty(0, np.uint8), *packed])
-    arrays = bins.n_bins, categorical, missing, np.array([column.epsilon for column in columns], np.float64), content
-    return Buckets(*map(Array.of, arrays)), spent
+    costs = np.array([column.epsilon for column in columns], np.float64)
+    return Buckets(*map(Array.of, (bins.n_bins, schema.categorical, missing, costs, content))), spent
 
 
 def _edges(bins: Bins, feature: int) -> bytes:

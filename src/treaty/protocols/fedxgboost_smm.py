@@ -226,7 +226,7 @@ def passive(
     (lead,) = party.peers
     agree(party, terms(options, table.n_rows, [t.n_rows for t in eval_tables]))
     bins = fit_bins(table, options.max_bin, threads)
-    categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
+    categorical = table.schema.categorical
     columns = OwnColumns(bins.transform(table, threads), bins.offsets, categorical)
     party.send(lead, Layout(Array.of(bins.offsets), Array.of(categorical)))
     setup = party.receive(lead, PaperSetup)

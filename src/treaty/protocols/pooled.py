@@ -105,11 +105,10 @@ def noisy_labels(
 def own_columns(table: Table, options: TreeOptions, splits: SplitTable, threads: int) -> ColumnSource:
     """Bin a table and make it a source of sums that records its splits in `splits`."""
     bins = fit_bins(table, options.max_bin, threads)
-    categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
     return ColumnSource(
         bins.transform(table, threads),
         bins.offsets,
-        categorical,
+        table.schema.categorical,
         lambda feature, left_bins: record_split(splits, bins, feature, left_bins),
         threads,
     )

@@ -300,7 +300,7 @@ def passive(
     agree(party, terms(options, table.n_rows, [t.n_rows for t in eval_tables]))
     bins = fit_bins(table, options.max_bin, threads)
     codes = bins.transform(table, threads)
-    categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
+    categorical = table.schema.categorical
     party.send(lead, Layout(Array.of(bins.offsets), Array.of(categorical)))
     left = LEAK_LIMIT - (store.spent(table.schema.names) if store is not None else 0.0)
     setup = _set_up(party, lead, options, left)
