@@ -67,13 +67,13 @@ from treaty.messaging.messages import Array
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import SMM_PAPER_LEAKS, TreeOptions, check_smm_consent
-from treaty.protocols.column_owner import SplitOwner, TreeOrder
+from treaty.protocols.column_owner import SplitOwner, TreeOrder, ascending
 from treaty.protocols.decisions import DecideRequest, Finish
 from treaty.protocols.encrypted_columns import Layout, SplitRequest, TreeEnd
 from treaty.protocols.following import Following
 from treaty.protocols.leading import Keep, Start, finish, grow, terms
 from treaty.protocols.pooled import Labelled, Progress, begin, own_columns
-from treaty.protocols.smm_levels import OwnColumns, PaperColumns, PaperFinder, PaperTree, tree_columns
+from treaty.protocols.smm_levels import OwnColumns, PaperColumns, PaperFinder, PaperTree
 from treaty.protocols.smm_paper_candidates import CandidatesByProduct, CandidatesFinder, CandidatesOwner, NodeRows, Won
 from treaty.protocols.smm_paper_sums import (
     GradientVectors,
@@ -221,7 +221,7 @@ def passive(
             case PaperTree() as begun:
                 if progress is not None:
                     progress(trees, part)
-                features = tree_columns(begun, lead, len(categorical))
+                features = ascending(begun.columns, len(categorical), lead, "PaperTree.columns")
                 order.start(features)
                 trees += 1
                 party.round = trees
