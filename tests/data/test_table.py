@@ -32,6 +32,7 @@ def test_every_dataframe_gives_the_same_table(frame: Callable) -> None:
     table = to_table(frame(COLUMNS))
     assert table.schema == Schema(("whole", "real", "flag"), (None, None, None))
     assert table.schema.kinds == ("numeric",) * 3
+    assert not table.schema.categorical.any()
     assert table.n_rows == 3
     assert same(table, EXPECTED)
 
@@ -130,6 +131,7 @@ def test_text_becomes_sorted_categories_on_request(frame: Callable) -> None:
     table = to_table(frame({"t": ["b", None, "a"]}), text_as_categories=True)
     assert table.schema.categories == (("a", "b"),)
     assert table.schema.kinds == ("categorical",)
+    assert table.schema.categorical.tolist() == [True]
     assert same(table, [[1], [NAN], [0]])
 
 

@@ -84,7 +84,7 @@ def pooled_on(bins: Bins, rows: Labelled, options: TreeOptions, classes: list | 
     """Grow the plain grower's trees on all rows and the same bins; return forest and splits."""
     objective = objective or objective_for(rows, classes, options)
     splits, forest = SplitTable(), Forest(objective, ("pooled",), classes)
-    categorical = np.array([c is not None for c in bins.schema.categories], np.bool_)
+    categorical = bins.schema.categorical
     source = ColumnSource(
         bins.transform(rows.table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left)
     )

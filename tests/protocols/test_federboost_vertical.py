@@ -27,7 +27,7 @@ from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array
 from treaty.options import tree_options
 from treaty.privacy.bucket_rr import BucketLedger
-from treaty.protocols import decisions, federboost_vertical, secureboost
+from treaty.protocols import decisions, federboost_vertical, leading
 from treaty.protocols.disclosures import disclosures
 from treaty.protocols.federboost_vertical import Begin, Buckets, Chosen, NoisyColumns
 from treaty.protocols.pooled import Labelled
@@ -43,7 +43,7 @@ TO_PASSIVE = {
     "Verdict": Verdict,
     "Begin": Begin,
     "Chosen": Chosen,
-    "Keep": secureboost.Keep,
+    "Keep": leading.Keep,
     "DecideRequest": decisions.DecideRequest,
     "Finish": decisions.Finish,
 }
@@ -51,7 +51,7 @@ TO_ACTIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
     "Buckets": Buckets,
-    "Kept": secureboost.Kept,
+    "Kept": leading.Kept,
     "Held": decisions.Held,
     "Decisions": decisions.Decisions,
 }
@@ -480,7 +480,7 @@ def test_what_is_no_split_ends_the_job_at_its_owner_and_everywhere(change, text)
     [
         {"Buckets": lambda m: replace(m, packed=uint8(1))},
         {"Buckets": lambda m: GOOD},
-        {"Buckets": lambda m: secureboost.Kept()},
+        {"Buckets": lambda m: leading.Kept()},
     ],
 )
 def test_malformed_buckets_end_the_job_at_every_party(change):
@@ -624,7 +624,7 @@ def test_checkpoints_are_kept_by_all(monkeypatch, tmp_path):
     monkeypatch.setattr(Keeper, "due", True)
     keepers = {name: {"keeper": Keeper(tmp_path / name)} for name in tables}
     played = play_training(tables, y, arguments=keepers)
-    assert len(messages(played, secureboost.Kept, "p1")) == GROWTH["n_estimators"]
+    assert len(messages(played, leading.Kept, "p1")) == GROWTH["n_estimators"]
     for name in tables:
         assert load_checkpoint(tmp_path / name).part.model_id == played.results["p0"].model_id
 

@@ -53,7 +53,7 @@ def grown_pooled(
     part, name = crowded.model, next(n for n in crowded.results if n.startswith("p"))
     bins, _ = bins_told(crowded, name, whole.table.schema)
     splits, objective = SplitTable(), part.forest.objective
-    categorical = np.array([c is not None for c in bins.schema.categories], np.bool_)
+    categorical = bins.schema.categorical
     source = ColumnSource(
         bins.transform(whole.table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left)
     )

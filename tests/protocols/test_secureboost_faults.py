@@ -28,7 +28,8 @@ from treaty.protocols.encrypted_columns import (
     TreeStart,
     pack,
 )
-from treaty.protocols.secureboost import Setup, terms
+from treaty.protocols.leading import terms
+from treaty.protocols.secureboost import Setup
 
 SEEN: dict[str, BaseException] = {}
 

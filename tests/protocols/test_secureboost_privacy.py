@@ -13,7 +13,7 @@ from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.models import forest_of
 from treaty.options import TreeOptions
-from treaty.protocols import column_owner, decisions, encrypted_columns, secureboost
+from treaty.protocols import column_owner, decisions, encrypted_columns, leading, secureboost
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -202,7 +202,7 @@ def test_siblings_larger_half_is_never_asked_for():
 
 
 def test_options_hold_no_seed_in_what_is_agreed():
-    terms = secureboost.terms(TreeOptions(**OPTIONS, random_state=7), 10, [])
+    terms = leading.terms(TreeOptions(**OPTIONS, random_state=7), 10, [])
     assert "random_state" not in terms
     assert terms["n_estimators"] == 2
 

@@ -58,6 +58,11 @@ class Schema:
         """Kind of each feature: "numeric" or "categorical"."""
         return tuple("numeric" if values is None else "categorical" for values in self.categories)
 
+    @property
+    def categorical(self) -> NDArray[np.bool_]:
+        """Whether each feature holds categories, bool (n_features,)."""
+        return np.array([values is not None for values in self.categories], np.bool_)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:

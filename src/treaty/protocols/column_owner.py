@@ -108,12 +108,16 @@ def checked_sample(
     if start.rows is None:
         rows = np.arange(n_rows, dtype=np.int32)
     else:
-        rows = view(start.rows, np.int32, (None,), peer=lead, what="TreeStart.rows")
-    columns = view(start.columns, np.int32, (None,), peer=lead, what="TreeStart.columns")
-    for name, values, limit in (("rows", rows, n_rows), ("columns", columns, n_features)):
-        if len(values) and (values[0] < 0 or values[-1] >= limit or np.any(np.diff(values) <= 0)):
-            raise PeerProtocolError(lead, f"expected ascending numbers below {limit} - at TreeStart.{name} from {lead}")
-    return rows, columns
+        rows = ascending(start.rows, n_rows, lead, "TreeStart.rows")
+    return rows, ascending(start.columns, n_features, lead, "TreeStart.columns")
+
+
+def ascending(sent: Array, limit: int, lead: str, what: str) -> NDArray[np.int32]:
+    """Return received numbers of rows or columns, ascending ones within the table."""
+    numbers = view(sent, np.int32, (None,), peer=lead, what=what)
+    if len(numbers) and (numbers[0] < 0 or numbers[-1] >= limit or np.any(np.diff(numbers) <= 0)):
+        raise PeerProtocolError(lead, f"expected ascending numbers below {limit} - at {what} from {lead}")
+    return numbers
 
 
 class SplitsNamed(Protocol):

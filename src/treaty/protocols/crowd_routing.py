@@ -108,7 +108,7 @@ def layout_of(bins: Bins, may_miss: NDArray[np.bool_]) -> Layout:
     """Return how rows and splits are encoded."""
     return Layout(
         n_bins=bins.n_bins.tolist(),
-        categorical=[c is not None for c in bins.schema.categories],
+        categorical=bins.schema.categorical.tolist(),
         may_miss=may_miss.tolist(),
     )
 

@@ -44,7 +44,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
+from treaty.checkpoints import Keeper
 from treaty.data.binning import Bins, fit_bins
 from treaty.data.columns import Category
 from treaty.data.table import Table
@@ -56,12 +56,11 @@ from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.privacy.bucket_rr import BucketLedger, Column, Spent, chances, unbiased
 from treaty.protocols.column_owner import SplitOwner
-from treaty.protocols.decisions import DecideRequest, Finish, Held, decide
-from treaty.protocols.leading import Keep, Kept, finish, grow
-from treaty.protocols.pooled import Labelled, Progress, begin, objective_for, own_columns
-from treaty.protocols.secureboost import resumed_part, terms
+from treaty.protocols.decisions import DecideRequest, Finish, Held
+from treaty.protocols.following import Following
+from treaty.protocols.leading import Keep, Start, finish, grow, terms
+from treaty.protocols.pooled import Labelled, Progress, begin, own_columns
 from treaty.trees.columns import ColumnSource, JoinedFinder, SumsFinder
-from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
@@ -87,12 +86,8 @@ class Buckets(Message):
     packed: Array
 
 
-class Begin(Message):
-    """The model's id, whether training goes on, and how many of the passive party's records its kept rounds use."""
-
-    model_id: str
-    resumed: bool
-    records: Annotated[int, msgspec.Meta(ge=0)]
+class Begin(Start):
+    """Training begins; there is nothing to set up."""
 
 
 class Used(Message):
@@ -228,22 +223,12 @@ def active(
     progress: Progress | None = None,
     keeper: Keeper | None = None,
 ) -> ModelPart:
-    """Train as the active party, on the others' noisy buckets.
+    """Train as the active party, on the others' noisy buckets; these decide eval rows by true values.
 
     Parameters
     ----------
-    party : Party
-        Connected with every passive party, `party.peers`.
-    data : Labelled
-        Own columns (perhaps none), labels, weights.
-    parties : sequence of str
-        All parties in the job's order, which is that of the joined table's columns and of ties.
-    classes : list or None
-        Labels by class number; None for regression.
-    eval_sets : sequence of Labelled
-        Rows every party holds as well, in the same order; the others decide them by true values.
-    keeper : Keeper or None
-        Where checkpoints go, and come from.
+    party, data, options, parties, classes, eval_sets, threads, progress, keeper
+        See `secureboost.active`.
 
     Returns
     -------
@@ -257,17 +242,15 @@ def active(
     """
     n_rows = data.table.n_rows
     agree(party, terms(options, n_rows, [e.table.n_rows for e in eval_sets]))
-    objective = objective_for(data, classes, options)
-    begun = begin(data, objective, options, party.name, tuple(parties), classes, eval_sets, keeper)
+    begun = begin(data, options, party.name, tuple(parties), classes, eval_sets, keeper)
     part, forest = begun.part, begun.forest
     noisy = {peer: NoisyColumns(party, peer, n_rows, threads) for peer in party.peers}
-    for name, records in zip(parties, begun.records, strict=True):
-        if name in noisy:
-            noisy[name].begin(records)
-            party.send(name, Begin(part.model_id, begun.resume is not None, records))
+    for peer, columns in noisy.items():
+        columns.begin(begun.records[peer])
+        party.send(peer, Begin(part.model_id, begun.resume is not None, begun.records[peer]))
     if options.unbiased:
         for columns in noisy.values():
-            columns.correct(objective, n_rows, resumed=begun.resume is not None)
+            columns.correct(forest.objective, n_rows, resumed=begun.resume is not None)
     own = own_columns(data.table, options, part.splits, threads)
     sources: list[ColumnSource] = [noisy.get(name, own) for name in parties]
 
@@ -276,7 +259,7 @@ def active(
             columns.tell(forest.rounds, now=now)
 
     make = SumsFinder if options.unbiased else JoinedFinder  # each owner's sums are corrected in its own way
-    finder = make(sources, n_rows, options.rules(objective), threads, after_tree=tell)
+    finder = make(sources, n_rows, options.rules(forest.objective), threads, after_tree=tell)
     grow(party, data, options, begun, finder, sources, eval_sets, threads, progress, keeper)
     tell(now=True)
     finish(party)
@@ -304,16 +287,12 @@ def passive(
 
     Parameters
     ----------
-    table : Table
-        Own columns of the aligned training rows.
-    eval_tables : sequence of Table
-        Own columns of the eval sets, in the active party's order.
-    keeper : Keeper or None
-        Where checkpoints go, and come from.
     ledger : BucketLedger or None
         The key of the noise and what it cost in all jobs. None: for this training.
     row_numbers : ndarray of int64, shape (rows,), optional
         Of each row in the party's own table, where rows were aligned: the noise goes with them.
+    party, table, options, eval_tables, threads, progress, keeper
+        See `secureboost.passive`.
 
     Returns
     -------
@@ -328,19 +307,14 @@ def passive(
     message, spent = _noisy(codes, bins, options, ledger or BucketLedger(None), numbers, party.job)
     party.send(lead, message)
     begun = party.receive(lead, Begin)
-    printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
-    if begun.resumed:
-        part = resumed_part(begun.model_id, begun.records, keeper, options, printed)
-        if options.unbiased:
-            used = np.isin(np.arange(len(table.schema.names)), part.splits.feature)
-            party.send(lead, Used(Array.of(used)))
-    else:
-        part = ModelPart(model_id=begun.model_id, party=party.name, schema=table.schema, splits=SplitTable())
+    following = Following(party, begun, table, options, eval_tables, keeper)
+    part = following.part
+    if begun.resumed and options.unbiased:
+        party.send(lead, Used(Array.of(np.isin(np.arange(len(table.schema.names)), part.splits.feature))))
     part.spent = str(spent)
     if progress is not None:
         progress(0, part)
     owner = SplitOwner(lead, codes, bins, part.splits)
-    matrices = [t.matrix() for t in eval_tables]
     while True:
         match party.receive(lead, Chosen, DecideRequest, Keep, Finish):
             case Chosen() as chosen:
@@ -348,13 +322,11 @@ def passive(
                 if progress is not None:
                     progress(chosen.rounds, part)
             case DecideRequest() as request:
-                party.send(lead, decide(request, lead, matrices, part.splits, threads))
+                following.decide(request, threads)
             case Keep() as kept:
-                if keeper is not None:
-                    keeper.keep(lambda: checkpoint_of(part, options, printed))
+                following.keep()
                 if progress is not None:
                     progress(kept.rounds, part)
-                party.send(lead, Kept())
             case Finish():
                 if progress is not None:
                     progress(options.n_estimators, part)
@@ -382,11 +354,10 @@ def _noisy(
         for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons(options, schema.names).items(), strict=True))
     ]
     noisy, spent = ledger.noisy(codes, columns, row_numbers, job)
-    categorical = np.array([c is not None for c in schema.categories], np.bool_)
     packed = [_pack(noisy[:, f], column.size) for f, column in enumerate(columns)]
     content = np.concatenate([np.empty(0, np.uint8), *packed])
-    arrays = bins.n_bins, categorical, missing, np.array([column.epsilon for column in columns], np.float64), content
-    return Buckets(*map(Array.of, arrays)), spent
+    costs = np.array([column.epsilon for column in columns], np.float64)
+    return Buckets(*map(Array.of, (bins.n_bins, schema.categorical, missing, costs, content))), spent
 
 
 def _edges(bins: Bins, feature: int) -> bytes:

@@ -288,7 +288,7 @@ class _Grower:
         self._n_outputs = part.forest.objective.n_outputs
         self._share, self._threads = options.column_share(len(bins.n_bins)), threads
         self._rng = np.random.default_rng(options.random_state)
-        self._categorical = np.array([c is not None for c in bins.schema.categories], np.bool_)
+        self._categorical = bins.schema.categorical
 
     def grow(self) -> list[Tree]:
         """Grow a tree per output, level by level in step."""

@@ -53,7 +53,7 @@ from typing import Annotated
 
 import msgspec
 
-from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
+from treaty.checkpoints import Keeper
 from treaty.data.columns import Category
 from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerProtocolError
@@ -63,10 +63,11 @@ from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions, check_ldp_consent
 from treaty.privacy.ledger import Ledger
-from treaty.protocols.decisions import DecideRequest, Finish, ask_all, decide, leaves
-from treaty.protocols.leading import Keep, Kept, finish, grow
+from treaty.protocols.decisions import DecideRequest, Finish, ask_all, leaves
+from treaty.protocols.following import Following
+from treaty.protocols.leading import Keep, Start, finish, grow, terms
 from treaty.protocols.noisy_gradients import NoisyGradients, scoring_rules
-from treaty.protocols.pooled import Labelled, Progress, begin, objective_for, own_columns
+from treaty.protocols.pooled import Labelled, Progress, begin, own_columns
 from treaty.protocols.scoring import (
     Divided,
     NoisyTree,
@@ -75,8 +76,6 @@ from treaty.protocols.scoring import (
     ScoringOwner,
     SplitRequest,
 )
-from treaty.protocols.secureboost import resumed_part, terms
-from treaty.trees.ensemble import SplitTable
 from treaty.trees.refit import refit_leaves
 
 logger = logging.getLogger(__name__)
@@ -88,16 +87,12 @@ class Columns(Message):
     count: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
-class Begin(Message):
-    """The model's id and what one step of what is sent is worth. Tells bounds, so a weight above 1 to a power of two.
+class Begin(Start):
+    """What one step of what is sent is worth. Tells bounds, so a weight above 1 to a power of two.
 
-    A resumed training has `resumed` set, and says how many of the passive party's records its kept rounds use.
     `noisy_hess` says whether hessians carry noise as well.
     """
 
-    model_id: str
-    resumed: bool
-    records: Annotated[int, msgspec.Meta(ge=0)]
     grad_unit: Annotated[float, msgspec.Meta(gt=0)]
     hess_unit: Annotated[float, msgspec.Meta(gt=0)]
     noisy_hess: bool
@@ -123,20 +118,10 @@ def active(
 
     Parameters
     ----------
-    party : Party
-        Connected with every passive party, `party.peers`.
-    data : Labelled
-        Own columns (perhaps none), labels (for `label_rr` the noisy ones), weights.
-    parties : sequence of str
-        All parties in the job's order, which is that of the joined table's columns and of ties.
-    classes : list or None
-        Labels by class number; None for regression.
-    eval_sets : sequence of Labelled
-        Rows every party holds as well, in the same order.
-    keeper : Keeper or None
-        Where checkpoints go, and come from.
     ledger : Ledger or None
         The key of the noise, and what was paid in all jobs. None: for this training.
+    party, data, options, parties, classes, eval_sets, threads, progress, keeper
+        See `secureboost.active`.
 
     Returns
     -------
@@ -152,22 +137,21 @@ def active(
     check_ldp_consent(options)
     n_rows = data.table.n_rows
     agree(party, terms(options, n_rows, [e.table.n_rows for e in eval_sets]))
-    objective = objective_for(data, classes, options)
-    begun = begin(data, objective, options, party.name, tuple(parties), classes, eval_sets, keeper)
+    begun = begin(data, options, party.name, tuple(parties), classes, eval_sets, keeper)
     part, forest = begun.part, begun.forest
     noise = NoisyGradients(
-        ledger or Ledger(None), options, objective, n_rows,
+        ledger or Ledger(None), options, forest.objective, n_rows,
         weighted=data.weight is not None, model_id=part.model_id, job=party.job, first_tree=len(forest.trees),
         threads=threads,
     )  # fmt: skip
     scoring = scoring_rules(options, noise.units, noisy_hess=noise.noisy_hess)
     others = {}
-    for name, records in zip(parties, begun.records, strict=True):
-        if name != party.name:
-            party.send(name, Begin(part.model_id, begun.resume is not None, records, *noise.units, noise.noisy_hess))
-            others[name] = ScoredColumns(party, name, party.receive(name, Columns).count, records)
+    for peer in party.peers:
+        records = begun.records[peer]
+        party.send(peer, Begin(part.model_id, begun.resume is not None, records, *noise.units, noise.noisy_hess))
+        others[peer] = ScoredColumns(party, peer, party.receive(peer, Columns).count, records)
     own = own_columns(data.table, options, part.splits, threads)
-    sources = [others[name] if name in others else own for name in parties]
+    sources = [others.get(name, own) for name in parties]
     finder = ScoreSplits(
         sources, n_rows, scoring, threads, noise.of,
         first_order=options.split_score == "first_order", exact=options.mode == "paper",
@@ -209,12 +193,8 @@ def passive(
 
     Parameters
     ----------
-    table : Table
-        Own columns of the aligned training rows.
-    eval_tables : sequence of Table
-        Own columns of the eval sets, in the active party's order.
-    keeper : Keeper or None
-        Where checkpoints go, and come from.
+    party, table, options, eval_tables, threads, progress, keeper
+        See `secureboost.passive`.
 
     Returns
     -------
@@ -225,11 +205,8 @@ def passive(
     (lead,) = party.peers
     agree(party, terms(options, table.n_rows, [t.n_rows for t in eval_tables]))
     begun = party.receive(lead, Begin)
-    printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
-    if begun.resumed:
-        part = resumed_part(begun.model_id, begun.records, keeper, options, printed)
-    else:
-        part = ModelPart(model_id=begun.model_id, party=party.name, schema=table.schema, splits=SplitTable())
+    following = Following(party, begun, table, options, eval_tables, keeper)
+    part = following.part
     columns = own_columns(table, options, part.splits, threads)
     if not math.isfinite(begun.grad_unit) or not math.isfinite(begun.hess_unit):
         raise PeerProtocolError(lead, f"expected finite units - at Begin from {lead}")
@@ -239,7 +216,6 @@ def passive(
         first_order=options.split_score == "first_order",
     )  # fmt: skip
     party.send(lead, Columns(len(columns.categorical)))
-    matrices = [t.matrix() for t in (*eval_tables, *([table] if options.refit else []))]
     trees = 0
     while True:
         match party.receive(lead, NoisyTree, SplitRequest, Divided, DecideRequest, Keep, Finish):
@@ -255,11 +231,9 @@ def passive(
             case Divided() as divided:
                 party.send(lead, owner.divide(divided))
             case DecideRequest() as request:
-                party.send(lead, decide(request, lead, matrices, part.splits, threads))
+                following.decide(request, threads)
             case Keep():
-                if keeper is not None:
-                    keeper.keep(lambda: checkpoint_of(part, options, printed))
-                party.send(lead, Kept())
+                following.keep()
             case Finish():
                 if progress is not None:
                     progress(trees, part)

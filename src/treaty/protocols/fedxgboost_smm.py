@@ -56,24 +56,24 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
+from treaty.checkpoints import Keeper
 from treaty.crypto.matrix_product import Sizes
 from treaty.data.binning import fit_bins
 from treaty.data.columns import Category
 from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.agreement import agree
-from treaty.messaging.messages import Array, Message
+from treaty.messaging.messages import Array
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import SMM_PAPER_LEAKS, TreeOptions, check_smm_consent
-from treaty.protocols.column_owner import SplitOwner, TreeOrder
-from treaty.protocols.decisions import DecideRequest, Finish, decide
+from treaty.protocols.column_owner import SplitOwner, TreeOrder, ascending
+from treaty.protocols.decisions import DecideRequest, Finish
 from treaty.protocols.encrypted_columns import Layout, SplitRequest, TreeEnd
-from treaty.protocols.leading import Keep, Kept, finish, grow
-from treaty.protocols.pooled import Labelled, Progress, begin, objective_for, own_columns
-from treaty.protocols.secureboost import resumed_part, terms
-from treaty.protocols.smm_levels import OwnColumns, PaperColumns, PaperFinder, PaperTree, tree_columns
+from treaty.protocols.following import Following
+from treaty.protocols.leading import Keep, Start, finish, grow, terms
+from treaty.protocols.pooled import Labelled, Progress, begin, own_columns
+from treaty.protocols.smm_levels import OwnColumns, PaperColumns, PaperFinder, PaperTree
 from treaty.protocols.smm_paper_candidates import CandidatesByProduct, CandidatesFinder, CandidatesOwner, NodeRows, Won
 from treaty.protocols.smm_paper_sums import (
     GradientVectors,
@@ -83,7 +83,6 @@ from treaty.protocols.smm_paper_sums import (
     mask_candidates,
     nodes_asked,
 )
-from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
@@ -92,15 +91,9 @@ MOST_SUM_BITS = 46
 """Of sums in float64, which has 53: what rounding errors add up to stays far below 1."""
 
 
-class PaperSetup(Message):
-    """The model's id, and what one step of a grad and of a hess sum is worth. Tells the labels' order of magnitude.
+class PaperSetup(Start):
+    """What one step of a grad and of a hess sum is worth. Tells the labels' order of magnitude."""
 
-    A resumed training has `resumed` set, and says how many of the passive party's records its kept rounds use.
-    """
-
-    model_id: str
-    resumed: bool
-    records: Annotated[int, msgspec.Meta(ge=0)]
     grad_unit: Annotated[float, msgspec.Meta(gt=0, lt=2.0**64)]
     hess_unit: Annotated[float, msgspec.Meta(gt=0, lt=2.0**64)]
 
@@ -125,20 +118,10 @@ def active(
 
     Parameters
     ----------
-    party : Party
-        Connected with every passive party, `party.peers`.
-    data : Labelled
-        Own columns (perhaps none), labels, weights.
-    parties : sequence of str
-        All parties in the job's order, which is that of the joined table's columns and of ties.
-    classes : list or None
-        Labels by class number; None for regression.
-    eval_sets : sequence of Labelled
-        Rows every party holds as well, in the same order.
-    keeper : Keeper or None
-        Where checkpoints go, and come from.
     sizes : Sizes or None
         How many null vectors are drawn (version 1); None for the defaults.
+    party, data, options, parties, classes, eval_sets, threads, progress, keeper
+        See `secureboost.active`.
 
     Returns
     -------
@@ -155,9 +138,9 @@ def active(
     logger.warning("insecure, with consent: %s", SMM_PAPER_LEAKS)
     n_rows, sizes = data.table.n_rows, sizes or Sizes()
     agree(party, terms(options, n_rows, [e.table.n_rows for e in eval_sets]))
-    objective = objective_for(data, classes, options)
+    begun = begin(data, options, party.name, tuple(parties), classes, eval_sets, keeper)
+    objective = begun.forest.objective
     _check_sums(objective, n_rows, options)
-    begun = begin(data, objective, options, party.name, tuple(parties), classes, eval_sets, keeper)
     own = own_columns(data.table, options, begun.part.splits, threads)
     others: dict[str, PaperColumns]
     if options.version == 2:
@@ -166,9 +149,8 @@ def active(
         shared = GradientVectors(party, n_rows, sizes)
         others = {peer: SumsByProduct(party, peer, n_rows, shared) for peer in party.peers}
     units = objective.grad_unit, objective.hess_unit
-    for name, records in zip(parties, begun.records, strict=True):
-        if name in others:
-            party.send(name, PaperSetup(begun.part.model_id, begun.resume is not None, records, *units))
+    for peer in party.peers:
+        party.send(peer, PaperSetup(begun.part.model_id, begun.resume is not None, begun.records[peer], *units))
     sources = [others.get(name, own) for name in parties]
     make: type[PaperFinder] = CandidatesFinder if options.version == 2 else SumsFinderByProduct
     finder = make(party, sources, n_rows, options.rules(objective), threads)
@@ -207,14 +189,10 @@ def passive(
 
     Parameters
     ----------
-    table : Table
-        Own columns of the aligned training rows.
-    eval_tables : sequence of Table
-        Own columns of the eval sets, in the active party's order.
-    keeper : Keeper or None
-        Where checkpoints go, and come from.
     sizes : Sizes or None
         How many random columns and null vectors are drawn (version 2); None for the defaults.
+    party, table, options, eval_tables, threads, progress, keeper
+        See `secureboost.passive`.
 
     Returns
     -------
@@ -226,20 +204,16 @@ def passive(
     (lead,) = party.peers
     agree(party, terms(options, table.n_rows, [t.n_rows for t in eval_tables]))
     bins = fit_bins(table, options.max_bin, threads)
-    categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
+    categorical = table.schema.categorical
     columns = OwnColumns(bins.transform(table, threads), bins.offsets, categorical)
     party.send(lead, Layout(Array.of(bins.offsets), Array.of(categorical)))
     setup = party.receive(lead, PaperSetup)
-    printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
-    if setup.resumed:
-        part = resumed_part(setup.model_id, setup.records, keeper, options, printed)
-    else:
-        part = ModelPart(model_id=setup.model_id, party=party.name, schema=table.schema, splits=SplitTable())
+    following = Following(party, setup, table, options, eval_tables, keeper)
+    part = following.part
     owner = SplitOwner(lead, columns.codes, bins, part.splits)
     rules = options.rules_of(setup.grad_unit, setup.hess_unit)
     finding = CandidatesOwner(party, columns, owner, rules, sizes or Sizes(), threads)
     order = TreeOrder(lead, options.max_depth, options.fewest_rows, by_column=False)
-    matrices = [t.matrix() for t in eval_tables]
     asking = (NodeRows, Won) if options.version == 2 else (NullVectors, SplitRequest)
     trees, features = 0, np.empty(0, np.int32)
     while True:
@@ -247,7 +221,7 @@ def passive(
             case PaperTree() as begun:
                 if progress is not None:
                     progress(trees, part)
-                features = tree_columns(begun, lead, len(categorical))
+                features = ascending(begun.columns, len(categorical), lead, "PaperTree.columns")
                 order.start(features)
                 trees += 1
                 party.round = trees
@@ -265,11 +239,9 @@ def passive(
             case TreeEnd():
                 order.end()
             case DecideRequest() as request:
-                party.send(lead, decide(request, lead, matrices, part.splits, threads))
+                following.decide(request, threads)
             case Keep():
-                if keeper is not None:
-                    keeper.keep(lambda: checkpoint_of(part, options, printed))
-                party.send(lead, Kept())
+                following.keep()
             case Finish():
                 if progress is not None:
                     progress(trees, part)

@@ -89,7 +89,7 @@ class TreeLeader:
         self._splits, self._rules, self._sample, self._noise = splits, rules, sample, noise
         self._share, self._rng, self._threads = share, rng, threads
         self._n_outputs = len(shard.margins)
-        self._categorical = np.array([c is not None for c in bins.schema.categories], np.bool_)
+        self._categorical = bins.schema.categorical
         self._untold: list[tuple[int, Divided]] = []
         self._values: list[NDArray[np.float64]] = []
         self._gains: list[NDArray[np.float64]] = []

@@ -1,9 +1,12 @@
-"""What the active parties of vertical protocols share: growing over a finder, checkpoints that all keep, eval sets."""
+"""What the active parties of vertical protocols share: terms, growing over a finder, checkpoints that all keep."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
 
 from treaty.checkpoints import Keeper
 from treaty.messaging.messages import Message
@@ -16,6 +19,17 @@ from treaty.trees.columns import SumsFinder, SumsSource
 from treaty.trees.splits import SplitRules
 
 
+class Start(Message):
+    """The model's id. A protocol's own set-up is added to it.
+
+    A resumed training has `resumed` set, and says how many of the passive party's records its kept rounds use.
+    """
+
+    model_id: str
+    resumed: bool
+    records: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Keep(Message):
     """A round is finished: write a checkpoint. Tells how many rounds there are."""
 
@@ -24,6 +38,16 @@ class Keep(Message):
 
 class Kept(Message):
     """The checkpoint is written, if one is."""
+
+
+def terms(options: TreeOptions, n_rows: int, eval_rows: Sequence[int]) -> Mapping[str, str | int | float | bool | None]:
+    """Return what all parties must agree on before anything is sent: every option but the sampling seed, and rows."""
+    return {**public_options(options), "training rows": n_rows, "eval rows": ", ".join(map(str, eval_rows))}
+
+
+def public_options(options: TreeOptions) -> dict[str, str | int | float | bool | None]:
+    """Return every option but the sampling seed, which is the active party's own."""
+    return {name: getattr(options, name) for name in options.__struct_fields__ if name != "random_state"}
 
 
 def grow(

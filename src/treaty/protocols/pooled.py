@@ -105,11 +105,10 @@ def noisy_labels(
 def own_columns(table: Table, options: TreeOptions, splits: SplitTable, threads: int) -> ColumnSource:
     """Bin a table and make it a source of sums that records its splits in `splits`."""
     bins = fit_bins(table, options.max_bin, threads)
-    categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
     return ColumnSource(
         bins.transform(table, threads),
         bins.offsets,
-        categorical,
+        table.schema.categorical,
         lambda feature, left_bins: record_split(splits, bins, feature, left_bins),
         threads,
     )
@@ -123,7 +122,7 @@ class Begun:
     ----------
     part : ModelPart
         With the trees of the rounds all parties have kept, and own records.
-    records : list of int
+    records : dict of str to int
         Of each source, how many records those trees use.
     resume : Progressed or None
     rows : bytes
@@ -131,7 +130,7 @@ class Begun:
     """
 
     part: ModelPart
-    records: list[int]
+    records: dict[str, int]
     resume: Progressed | None
     rows: bytes
 
@@ -149,7 +148,6 @@ class Begun:
 
 def begin(
     data: Labelled,
-    objective: Objective,
     options: TreeOptions,
     party: str,
     sources: tuple[str, ...],
@@ -168,17 +166,17 @@ def begin(
     rows = b"" if keeper is None else fingerprint(printed, classes or ())
     found = None if keeper is None else keeper.found()
     if found is None:
-        forest = Forest(objective, sources, classes)
+        forest = Forest(objective_for(data, classes, options), sources, classes)
         part = ModelPart(
             model_id=secrets.token_hex(16), party=party, schema=data.table.schema, splits=SplitTable(), forest=forest
         )
-        return Begun(part, [0] * len(sources), None, rows)
+        return Begun(part, dict.fromkeys(sources, 0), None, rows)
     found.check(options, sources, rows)
-    resume = found.progressed(objective.n_outputs)
     assert found.part.forest is not None
+    resume = found.progressed(found.part.forest.objective.n_outputs)
     found.part.forest.cut(min(resume.rounds, options.n_estimators))  # fewer may be asked for than there are
-    records = records_used(found.part.forest.trees, len(sources))
-    keep_records(found.part.splits, records[sources.index(party)])
+    records = dict(zip(sources, records_used(found.part.forest.trees, len(sources)), strict=True))
+    keep_records(found.part.splits, records[party])
     return Begun(found.part, records, resume, rows)
 
 
@@ -206,8 +204,7 @@ def train(
     ModelPart
         The whole model.
     """
-    objective = objective_for(data, classes, options)
-    begun = begin(data, objective, options, "pooled", ("pooled",), classes, eval_sets, keeper)
+    begun = begin(data, options, "pooled", ("pooled",), classes, eval_sets, keeper)
     part, forest, splits = begun.part, begun.forest, begun.part.splits
     source = own_columns(data.table, options, splits, threads)
 
@@ -219,7 +216,7 @@ def train(
 
     if progress is not None:
         progress(forest.rounds, part)
-    rules = options.rules(objective)
+    rules = options.rules(forest.objective)
     boost(
         SumsFinder([source], data.table.n_rows, rules, threads),
         data.y,

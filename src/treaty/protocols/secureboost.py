@@ -48,13 +48,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Annotated
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.checkpoints import Keeper, checkpoint_of, fingerprint
+from treaty.checkpoints import Keeper
 from treaty.crypto.encrypted_sums import SumsBounds, SumsClient, SumsServer, make_client, make_server
 from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.crypto.lattice.store import HintStore
@@ -65,14 +63,14 @@ from treaty.data.columns import Category
 from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.agreement import agree
-from treaty.messaging.messages import Array, Message
+from treaty.messaging.messages import Array
 from treaty.messaging.party import Party
-from treaty.models import ModelPart, keep_records
+from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.privacy.guard import mixed_nodes
 from treaty.protocols.cipher_choice import LinkProbe, LinkProbed, choose_cipher
 from treaty.protocols.column_owner import SplitOwner, TreeOrder, checked_sample, send_hint
-from treaty.protocols.decisions import DecideRequest, Finish, decide
+from treaty.protocols.decisions import DecideRequest, Finish
 from treaty.protocols.encrypted_columns import (
     EncryptedGradients,
     Layout,
@@ -86,11 +84,11 @@ from treaty.protocols.encrypted_columns import (
     take_hints,
     unpack,
 )
-from treaty.protocols.leading import Keep, Kept, finish, grow
-from treaty.protocols.pooled import Begun, Labelled, Progress, begin, objective_for, own_columns
+from treaty.protocols.following import Following
+from treaty.protocols.leading import Keep, Start, finish, grow, terms
+from treaty.protocols.pooled import Begun, Labelled, Progress, begin, own_columns
 from treaty.protocols.public_seed import agree_on_seed, follow_seed
 from treaty.trees.columns import MayShow, SumsFinder
-from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
 
 Steps = Callable[[int, int], None]
@@ -100,17 +98,12 @@ MakeServer = Callable[[Payload, NDArray[np.uint8], NDArray[np.int32]], SumsServe
 """Makes a passive party's end from the set-up, its codes and its features' first slots."""
 
 
-class Setup(Message):
-    """The model's id and the cipher's public set-up. Tells key and bounds, so a weight above 1 to a power of two.
+class Setup(Start):
+    """The cipher's public set-up. Tells key and bounds, so a weight above 1 to a power of two.
 
     `encryption` is the cipher, which the active party chose where the job leaves it to it.
-
-    A resumed training has `resumed` set, and says how many of the passive party's records its kept rounds use.
     """
 
-    model_id: str
-    resumed: bool
-    records: Annotated[int, msgspec.Meta(ge=0)]
     encryption: str
     payload: list[Array]
 
@@ -168,19 +161,16 @@ def active(
     """
     n_rows = data.table.n_rows
     agree(party, terms(options, n_rows, [e.table.n_rows for e in eval_sets]))
-    objective = objective_for(data, classes, options)
-    objective.check_sums(n_rows)
-    begun = begin(data, objective, options, party.name, tuple(parties), classes, eval_sets, keeper)
+    begun = begin(data, options, party.name, tuple(parties), classes, eval_sets, keeper)
     part, forest = begun.part, begun.forest
+    objective = forest.objective
+    objective.check_sums(n_rows)
     own = own_columns(data.table, options, part.splits, threads)
     alone_trees = (options.rl_trees or 0) * objective.n_outputs
     if alone_trees and len(own.categorical) == 0:
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
-    records = dict(zip(parties, begun.records, strict=True))
     first_tree = max(alone_trees, len(forest.trees))
-    others = _columns_of_others(
-        party, objective, options, begun, n_rows, records, first_tree, store, hinting, threads, client_of
-    )
+    others = _columns_of_others(party, options, begun, n_rows, first_tree, store, hinting, threads, client_of)
     sources = [own if name == party.name else others[name] for name in parties]
     rules = options.rules(objective)
     finder = SumsFinder(
@@ -201,11 +191,9 @@ def active(
 
 def _columns_of_others(
     party: Party,
-    objective: Objective,
     options: TreeOptions,
     begun: Begun,
     n_rows: int,
-    records: Mapping[str, int],
     first_tree: int,
     store: HintStore | None,
     hinting: Steps | None,
@@ -215,7 +203,8 @@ def _columns_of_others(
     """Set up a cipher with every passive party; return their columns as the grower sees them."""
     others = {peer: PassiveColumns(party, peer, n_rows) for peer in party.peers}
     layouts = {peer: columns.offsets for peer, columns in others.items()}
-    bounds, part = _bounds(objective, n_rows, options), begun.part
+    part, objective = begun.part, begun.forest.objective
+    bounds = _bounds(objective, n_rows, options)
     trees = (options.n_estimators - begun.forest.rounds) * objective.n_outputs
     choice = choose_cipher(party, options, bounds, layouts, trees, store, threads)
     part.encryption, part.choice = choice.cipher, choice.why
@@ -234,7 +223,7 @@ def _columns_of_others(
     )
     payload = pack(client.setup())
     for peer in party.peers:
-        party.send(peer, Setup(part.model_id, begun.resume is not None, records[peer], choice.cipher, payload))
+        party.send(peer, Setup(part.model_id, begun.resume is not None, begun.records[peer], choice.cipher, payload))
     if isinstance(client, LatticeSumsClient):
         agree_on_seed(party, client, layouts)
     take_hints(client, list(others.values()), party, hinting)
@@ -300,15 +289,12 @@ def passive(
     agree(party, terms(options, table.n_rows, [t.n_rows for t in eval_tables]))
     bins = fit_bins(table, options.max_bin, threads)
     codes = bins.transform(table, threads)
-    categorical = np.array([c is not None for c in table.schema.categories], np.bool_)
+    categorical = table.schema.categorical
     party.send(lead, Layout(Array.of(bins.offsets), Array.of(categorical)))
     left = LEAK_LIMIT - (store.spent(table.schema.names) if store is not None else 0.0)
     setup = _set_up(party, lead, options, left)
-    printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
-    if setup.resumed:
-        part = resumed_part(setup.model_id, setup.records, keeper, options, printed)
-    else:
-        part = ModelPart(model_id=setup.model_id, party=party.name, schema=table.schema, splits=SplitTable())
+    following = Following(party, setup, table, options, eval_tables, keeper)
+    part = following.part
     part.encryption = setup.encryption
     payload = unpack(setup.payload, lead, "Setup")
     server = (
@@ -329,7 +315,6 @@ def passive(
         )
     )
     owner = SplitOwner(lead, codes, bins, part.splits)
-    matrices = [t.matrix() for t in eval_tables]
     trees = 0
     order = TreeOrder(lead, options.max_depth, options.fewest_rows, options.reveals_columns(setup.encryption))
     with closing(server):  # an aborted job gives back what it reserved of the ledger, too
@@ -358,11 +343,9 @@ def passive(
                     order.split(request)
                     party.send(lead, owner.divide(request))
                 case DecideRequest() as request:
-                    party.send(lead, decide(request, lead, matrices, part.splits, threads))
+                    following.decide(request, threads)
                 case Keep():
-                    if keeper is not None:
-                        keeper.keep(lambda: checkpoint_of(part, options, printed))
-                    party.send(lead, Kept())
+                    following.keep()
                 case Finish():
                     if progress is not None:
                         progress(trees, part)
@@ -378,31 +361,3 @@ def _set_up(party: Party, lead: str, options: TreeOptions, left: float) -> Setup
             lead, f"expected encryption {options.cipher!r}, got {message.encryption!r} - at Setup from {lead}"
         )
     return message
-
-
-def resumed_part(model_id: str, records: int, keeper: Keeper | None, options: TreeOptions, table: bytes) -> ModelPart:
-    """Return a passive party's part to go on with: the records of the rounds that the active party kept."""
-    found = None if keeper is None else keeper.found()
-    if found is None or found.part.model_id != model_id or len(found.part.splits) < records:
-        raise ConfigError(
-            f"cannot resume: expected a checkpoint of model {model_id[:8]} with {records} splits, got "
-            + ("none" if found is None else f"one of model {found.part.model_id[:8]} with {len(found.part.splits)}")
-            + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
-            public="it has no checkpoint of the training to resume",
-        )
-    found.check(options, (), table)
-    keep_records(found.part.splits, records)
-    return found.part
-
-
-# ---------------------------------------------------------------- both
-
-
-def terms(options: TreeOptions, n_rows: int, eval_rows: Sequence[int]) -> Mapping[str, str | int | float | bool | None]:
-    """Return what all parties must agree on before anything is sent: every option but the sampling seed, and rows."""
-    return {**public_options(options), "training rows": n_rows, "eval rows": ", ".join(map(str, eval_rows))}
-
-
-def public_options(options: TreeOptions) -> dict[str, str | int | float | bool | None]:
-    """Return every option but the sampling seed, which is the active party's own."""
-    return {name: getattr(options, name) for name in options.__struct_fields__ if name != "random_state"}

@@ -32,7 +32,7 @@ from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.options import TreeOptions
-from treaty.protocols.secureboost import public_options
+from treaty.protocols.leading import public_options
 
 DEALER = "dealer"
 """What `fit` calls the dealer that it plays."""

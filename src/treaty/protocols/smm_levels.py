@@ -89,16 +89,6 @@ def every_node(level: Level) -> Level:
     )
 
 
-def tree_columns(begun: PaperTree, lead: str, n_features: int) -> NDArray[np.int32]:
-    """Return the tree's columns, ascending numbers within the table."""
-    columns = view(begun.columns, np.int32, (None,), peer=lead, what="PaperTree.columns")
-    if len(columns) and (columns[0] < 0 or columns[-1] >= n_features or np.any(np.diff(columns) <= 0)):
-        raise PeerProtocolError(
-            lead, f"expected ascending numbers below {n_features} - at PaperTree.columns from {lead}"
-        )
-    return columns
-
-
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """A node's split candidates, see `trees.candidates`.

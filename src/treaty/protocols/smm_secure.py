@@ -65,8 +65,9 @@ from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.protocols import secureboost, smm_dealer
+from treaty.protocols.leading import public_options
 from treaty.protocols.pooled import Labelled, Progress
-from treaty.protocols.secureboost import Steps, public_options
+from treaty.protocols.secureboost import Steps
 
 
 def active(
