@@ -30,6 +30,8 @@ from treaty.trees.splits import SplitRules
 
 DEFAULT_MECHANISM, DEFAULT_EPSILON = "piecewise", 1.0
 MOST_SUM = 2**62
+SENT_STEPS = 1 << 12
+"""Steps from 0 to 1 of what is sent: far below the noise, and short numbers are added up in half the time."""
 _BLOCK = 1 << 14  # rows that get their noise at a time; other blocks, other noise: see `SAMPLER`
 SAMPLER = 2  # one more whenever mechanisms make other noise of the same key: what is sent anew then pays anew
 
@@ -95,6 +97,7 @@ class NoisyGradients:
         self.mechanism = options.mechanism or DEFAULT_MECHANISM
         self.epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
         self._paper = options.mode == "paper"
+        self._sent = STEPS if self._paper else SENT_STEPS  # exact sums are of the same unit there
         self.spent = [self._entry(f"tree {k} of {model_id}", k) for k in range(first_tree)]
         self._first_order = options.split_score == "first_order"
         if weighted and not self._on_gradients:
@@ -106,8 +109,8 @@ class NoisyGradients:
         largest_grad, largest_hess = objective.grad_bound, objective.hess_bound
         if self._on_gradients:
             most = largest(self.mechanism, self._each)
-            largest_grad = round(most * STEPS)
-            largest_hess = round((most + 1.0) * STEPS) if self.noisy_hess else largest_hess
+            largest_grad = round(most * self._sent)
+            largest_hess = round((most + 1.0) * self._sent) if self.noisy_hess else largest_hess
         if n_rows * max(largest_grad, largest_hess) >= MOST_SUM:
             raise ConfigError(
                 f"sums of {n_rows} gradients under the noise of epsilon={self.epsilon:g} do not fit 62 bits; raise it"
@@ -134,8 +137,8 @@ class NoisyGradients:
         """What one integer step of a gradient and of a hessian is worth, as they are sent."""
         grad, hess = self._objective.grad_unit, self._objective.hess_unit
         if self._on_gradients:
-            grad = self.bounds[0] / STEPS
-        return grad, self.bounds[1] / (2 * STEPS) if self.noisy_hess else hess
+            grad = self.bounds[0] / self._sent
+        return grad, self.bounds[1] / (2 * self._sent) if self.noisy_hess else hess
 
     def rules(self) -> SplitRules:
         """Return the rules for leaves."""
@@ -194,13 +197,13 @@ class NoisyGradients:
                 draw = keystream(key, k)
                 for kind in range(n_kinds):
                     t = exact[kind, blocks[k]] / STEPS
-                    noisy[kind, blocks[k]] = np.rint(MECHANISMS[self.mechanism](t, self._each, draw) * STEPS)
+                    noisy[kind, blocks[k]] = np.rint(MECHANISMS[self.mechanism](t, self._each, draw) * self._sent)
 
         share(prepare, len(blocks), self._threads, least=2)
         key = self._pay(b"".join(digests))
         share(release, len(blocks), self._threads, least=2)
-        for steps in (exact, noisy):
-            steps[1:] += STEPS  # hessians begin at 0, not at -1
+        for values, one in ((exact, STEPS), (noisy, self._sent)):
+            values[1:] += one  # hessians begin at 0, not at -1
         return exact, noisy
 
     def _pay(self, digests: bytes) -> bytes:

@@ -204,6 +204,7 @@ class ScoreSplits(ScoresFinder):
         super().__init__(sources, n_rows, rules, threads, first_order=first_order)
         self._release, self._exact = release, exact
         self._others = [source for source in sources if isinstance(source, ScoredColumns)]
+        self._is_other = np.array([isinstance(source, ScoredColumns) for source in sources])
         for source in self._others:
             source.has_hess = not first_order
 
@@ -216,6 +217,8 @@ class ScoreSplits(ScoresFinder):
     ) -> NDArray[np.int64]:
         """See `SplitFinder`: make the tree's gradients, and send them."""
         gradients = self._release(grad, hess, rows)
+        # then own splits are scored by the totals that children have
+        self._scored = gradients.counted_grad is gradients.grad and gradients.counted_hess is gradients.hess
         totals = gradients.totals(rows)
         for source in self._others:
             source.totals, source.divided = totals, None
@@ -230,8 +233,10 @@ class ScoreSplits(ScoresFinder):
         if len(kept):
             nodes, chosen = level.nodes[kept], found.take(kept)
             self._records, self._left = self.decide(nodes, chosen)
-            found.left_totals[kept] = self._left_totals = self.left_totals(nodes, self._left)
-            self._check(level.totals[kept], found.take(kept))
+            unknown = np.flatnonzero(self._is_other[chosen.source]) if self._scored else np.arange(len(kept))
+            chosen.left_totals[unknown] = self.left_totals(nodes, self._left, unknown)
+            found.left_totals[kept] = self._left_totals = chosen.left_totals
+            self._check(level.totals[kept[unknown]], chosen.take(unknown))
         return found
 
     def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:

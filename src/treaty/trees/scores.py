@@ -80,7 +80,7 @@ class ScoresFinder(SumsFinder):
         self._counted = gradients.counted_grad, gradients.counted_hess
 
     def scores(self, level: Level) -> Splits:
-        """Return the best split of each node; `left_totals` are not those of children."""
+        """Return the best split of each node; `left_totals` are those that it was scored by."""
         if self._first_order:
             level = replace(level, totals=level.totals * WITHOUT_HESS)
         return SumsFinder.best_splits(self, level)
@@ -99,12 +99,14 @@ class ScoresFinder(SumsFinder):
         stops = starts + np.diff(self._rows.rows(nodes, sampled=True)[1])
         return np.array([np.count_nonzero(left[a:b]) for a, b in zip(starts, stops, strict=True)], np.int64)
 
-    def left_totals(self, nodes: NDArray[np.int32], left: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return totals int64 (n_nodes, 3) of left children, from which rows of the nodes go left."""
+    def left_totals(
+        self, nodes: NDArray[np.int32], left: NDArray[np.bool_], wanted: NDArray[np.intp]
+    ) -> NDArray[np.int64]:
+        """Return totals int64 (n_wanted, 3) of left children of ``nodes[wanted]``; `left` is that of all `nodes`."""
         rows, starts = self._rows.rows(nodes, sampled=False)
         sampled = np.diff(self._rows.rows(nodes, sampled=True)[1])
-        totals = np.zeros((len(nodes), 3), np.int64)
-        _add_left(*self._counted, rows, starts, sampled, left, totals)
+        totals = np.zeros((len(wanted), 3), np.int64)
+        _add_left(*self._counted, rows, starts, sampled, left, wanted, totals)
         return totals
 
     def apply(self, nodes: NDArray[np.int32], children: NDArray[np.int32], left: NDArray[np.bool_]) -> None:
@@ -113,13 +115,14 @@ class ScoresFinder(SumsFinder):
 
 
 @kernel
-def _add_left(grad: Any, hess: Any, rows: Any, starts: Any, sampled: Any, left: Any, totals: Any) -> None:
-    """Add up the rows that go left, of the first ``sampled[k]`` of each node's ``rows[starts[k]:starts[k + 1]]``."""
-    for node in range(sampled.shape[0]):
+def _add_left(grad: Any, hess: Any, rows: Any, starts: Any, sampled: Any, left: Any, wanted: Any, totals: Any) -> None:
+    """Add up the rows that go left, of the first ``sampled[k]`` of the ``rows[starts[k]:starts[k + 1]]`` of nodes k."""
+    for position in range(wanted.shape[0]):
+        node = wanted[position]
         total_grad, total_hess, count = np.int64(0), np.int64(0), np.int64(0)
         for i in range(np.uint64(starts[node]), np.uint64(starts[node] + sampled[node])):
             row, goes = np.uint64(rows[i]), np.int64(left[i])  # no branch: half of them would be guessed wrong
             total_grad += grad[row] * goes
             total_hess += hess[row] * goes
             count += goes
-        totals[node, 0], totals[node, 1], totals[node, 2] = total_grad, total_hess, count
+        totals[position, 0], totals[position, 1], totals[position, 2] = total_grad, total_hess, count
