@@ -38,6 +38,7 @@ from treaty.linear_simulation import compile_linear_kernels
 from treaty.messaging.certificates import write_identity
 from treaty.models import ModelPart
 from treaty.options import HORIZONTAL, TreeOptions, tree_options
+from treaty.privacy.mechanisms import MECHANISMS
 from treaty.protocols import federboost_horizontal
 from treaty.protocols.blinded_lists import OwnList
 from treaty.protocols.crowd_edges import LEAST
@@ -80,6 +81,8 @@ def compile_kernels(protocol: str | None = None) -> None:
         _compile_on_columns(data, {"protocol": "federboost-vertical"})
     if protocol in (None, "fedxgboost-ldp"):
         _compile_on_columns(data, {"protocol": "fedxgboost-ldp", "min_child_samples": 1})
+        for release in MECHANISMS.values():
+            release(np.zeros(1), 1.0)
     if protocol in (None, "federboost-horizontal"):
         _compile_on_rows(data)
     if protocol in (None, "fedxgb"):

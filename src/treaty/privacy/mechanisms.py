@@ -132,9 +132,8 @@ def duchi(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None 
     """
     steps, draw = _steps(t, epsilon), randomness or keystream()
     slope = min(math.floor(math.tanh(epsilon / 2.0) / 2.0 * 2.0**43 / _ROUNDED), 2**42 - 1)
-    above = uniform64(draw, len(steps)) >> np.uint64(1) < (2**62 + steps * slope).astype(np.uint64)
-    size = np.rint(2.0**42 / slope * STEPS) / STEPS
-    either: NDArray[np.float64] = np.where(above, size, -size)
+    either = np.empty(len(steps))
+    _one_of_two(steps, uniform64(draw, len(steps)), slope, np.rint(2.0**42 / slope * STEPS) / STEPS, either)
     return either
 
 
@@ -153,15 +152,14 @@ def piecewise(t: NDArray[np.float64], epsilon: float, randomness: Randomness | N
     most, width, change = _window(epsilon)
     limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))  # of words that leave the window, rounded up
     reach = most - width // 2  # centre of the window of t = 1
-    centre = (steps * reach + STEPS // 2) >> GRID_BITS
-    outside = uniform64(draw, len(steps)) < np.uint64(limit)
-    size = centre - width // 2 + uniform_below(draw, width, len(steps))
-    others = uniform_below(draw, 2 * most + 1 - width, len(steps)) - most
-    size = np.where(outside, others + width * (others >= centre - width // 2), size)
+    words = uniform64(draw, len(steps))
+    within = uniform_below(draw, width, len(steps))
+    others = uniform_below(draw, 2 * most + 1 - width, len(steps))
     chance = limit * 2.0**-64
     more = (1.0 - chance) / width - chance / (2 * most + 1 - width)  # of a number within than of one without
-    scaled_back: NDArray[np.float64] = np.rint(size * (STEPS / (more * width * reach))) / STEPS
-    return scaled_back
+    found = np.empty(len(steps))
+    _near_or_far(steps, words, within, others, np.uint64(limit), most, width, STEPS / (more * width * reach), found)
+    return found
 
 
 def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
@@ -226,9 +224,52 @@ def check_epsilon(epsilon: float) -> None:
 def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int64]:
     """Return whole multiples of 2^-20."""
     check_epsilon(epsilon)
-    if t.ndim != 1 or not np.all(np.abs(t) <= 1.0):
+    steps = np.empty(t.size, np.int64)
+    if t.ndim != 1 or not _to_steps(t, steps):
         raise ConfigError("expected values from -1 to 1 in one dimension - at the noise")
-    return np.rint(t * STEPS).astype(np.int64)
+    return steps
+
+
+@kernel
+def _to_steps(t: NDArray[np.float64], steps: NDArray[np.int64]) -> bool:
+    """Write whole multiples of 2^-20; return whether all values are from -1 to 1."""
+    fine = True
+    for i in range(len(t)):
+        fine &= abs(t[i]) <= 1.0
+        steps[i] = np.int64(np.rint(t[i] * STEPS))
+    return fine
+
+
+@kernel
+def _one_of_two(
+    steps: NDArray[np.int64], words: NDArray[np.uint64], slope: int, size: float, out: NDArray[np.float64]
+) -> None:
+    """Write `size` where a word is below 2^63 times the chance of it, else its negative."""
+    for i in range(len(steps)):
+        out[i] = size if words[i] >> np.uint64(1) < np.uint64(2**62 + steps[i] * slope) else -size
+
+
+@kernel
+def _near_or_far(
+    steps: NDArray[np.int64],
+    words: NDArray[np.uint64],
+    within: NDArray[np.int64],
+    others: NDArray[np.int64],
+    limit: np.uint64,
+    most: int,
+    width: int,
+    scale: float,
+    out: NDArray[np.float64],
+) -> None:
+    """Write `scale` times a number of the window around a value, or of those beside it if a word is below `limit`."""
+    reach = most - width // 2
+    for i in range(len(steps)):
+        first = ((steps[i] * reach + STEPS // 2) >> GRID_BITS) - width // 2  # of the window
+        size = first + within[i]
+        if words[i] < limit:
+            size = others[i] - most
+            size += width if size >= first else 0
+        out[i] = np.rint(size * scale) * (1.0 / STEPS)
 
 
 @kernel
