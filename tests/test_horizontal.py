@@ -24,7 +24,7 @@ from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.models import load_part, record_split
 from treaty.options import tree_options
-from treaty.protocols import federboost_horizontal
+from treaty.protocols import federboost_horizontal, horizontal_search
 from treaty.protocols.disclosures import horizontal_disclosures
 from treaty.protocols.horizontal_trees import TreeLeader, TreeMember
 from treaty.protocols.pooled import Labelled, objective_for
@@ -69,7 +69,7 @@ def pooled_rows(rows):
 def seen(monkeypatch):
     """Return what later fits leave behind: the bins that were found, and every participant's part."""
     kept = {}
-    choose_bins, train = federboost_horizontal.choose_bins, runs.train_horizontal_in_threads
+    choose_bins, train = horizontal_search.choose_bins, runs.train_horizontal_in_threads
 
     def choosing(*arguments, **options):
         found = choose_bins(*arguments, **options)
@@ -81,7 +81,7 @@ def seen(monkeypatch):
         kept["parts"] = found[0]
         return found
 
-    monkeypatch.setattr(federboost_horizontal, "choose_bins", choosing)
+    monkeypatch.setattr(horizontal_search, "choose_bins", choosing)
     monkeypatch.setattr(runs, "train_horizontal_in_threads", training)
     return kept
 
@@ -570,7 +570,7 @@ def test_a_resumed_fit_grows_no_finished_round_again_and_searches_no_bins(monkey
             estimator("binary").fit(rows, checkpoint=tmp_path)
     grown, grow = [], TreeLeader.grow
     monkeypatch.setattr(TreeLeader, "grow", lambda self: (grown.append(1), grow(self))[1])
-    monkeypatch.delattr(federboost_horizontal, "choose_bins")
+    monkeypatch.delattr(horizontal_search, "choose_bins")
     model = estimator("binary", n_estimators=6).fit(rows, checkpoint=tmp_path)
     assert len(grown) == 3
     assert model.n_iter_ == 6

@@ -10,6 +10,17 @@ from treaty.privacy.ledger import DEFAULT_DELTA
 from treaty.protocols.crowd_cohorts import Rules
 from treaty.protocols.noisy_gradients import DEFAULT_EPSILON, DEFAULT_MECHANISM
 
+# what edge servers and users of a crowd are told alike
+_TOLD_TO_A_CROWD = (
+    "the bins of all columns, their names and categories, the classes, which columns have missing values, how many "
+    "rows all users have, and the columns drawn for each tree"
+)
+_MODEL_OF_A_CROWD = (
+    'the splits and leaf values of all trees, without gains or numbers of rows (expose="model"); in the first round '
+    "they give away, for most leaves, how many rows of each class they have"
+)
+_SHOWN_OF_A_CROWD = 'the shape of all trees, the column of every split and all leaf values (expose="paper")'
+
 
 def disclosures(
     lead: str, others: Sequence[str], options: TreeOptions, cipher: str, dealer: str = "dealer"
@@ -304,16 +315,27 @@ def crowd_disclosures(options: TreeOptions, edges: int, spent: str = "") -> dict
     dict of str to list of str
         Of "server", "edge", "user" and "authority".
     """
+    learned = {
+        "server": _of_crowd_server(options, spent),
+        "edge": _of_crowd_edge(options, edges),
+        "user": _of_crowd_user(options),
+    }
+    if options.fewest_rows < 20:
+        for role in ("server", "edge", "user") if options.expose in ("model", "paper") else ("server", "user"):
+            learned[role].append(
+                f"leaves of as few as {options.fewest_rows} training rows (min_child_samples is below 20), so that "
+                "splits and leaf values may describe single rows"
+            )
+    learned["authority"] = [
+        "names, roles and public keys; no data (it is trusted not to certify keys of its own in a user's name)"
+    ]
+    return learned
+
+
+def _of_crowd_server(options: TreeOptions, spent: str) -> list[str]:
+    """Say what the server of a crowd learned."""
     paper = options.mode == "paper"
-    few = (
-        f"leaves of as few as {options.fewest_rows} training rows (min_child_samples is below 20), so that splits and "
-        "leaf values may describe single rows"
-    )
-    known = (
-        "the bins of all columns, their names and categories, the classes, which columns have missing values, how many "
-        "rows all users have, and the columns drawn for each tree"
-    )
-    server = [
+    learned = [
         "sums over the users of all domains: at every node of every tree, of each bin of each column the sum of "
         "gradients, sum of hessians and number of rows; how many rows there are, in how many a column is present and "
         "in how many it has each category",
@@ -326,58 +348,62 @@ def crowd_disclosures(options: TreeOptions, edges: int, spent: str = "") -> dict
         "with the help of an edge server, everything above of that domain's users alone; with two thirds of the users "
         "of a domain besides, of each of its users",
     ]
-    edge = [
-        "who its users are, how active and steady they say they are, and who takes part in which tree or is lost in it",
-        known,
-    ]
-    user = [
-        "the names of the users of its domain, and who of them takes part in each sum",
-        f"{known}; and the points that were tried in search of quantiles, and so about where quantiles of all users' "
-        "rows lie and which categories are frequent",
-    ]
     if paper:
-        server += ["the sums of each domain's users apart"]
-        edge += ["each of its users' sums, so labels and values of users with few rows: the masks do not hide them"]
-    else:
-        edge += ["no sum: those that it opens lie under masks that only the server can remove"]
-        user += ["no sum, and nothing of any other user alone"]
-    if options.hides_model and options.expose != "paper":
-        bound = (edges - 1) // 2
-        hidden, whole = "nothing of splits, leaf values or the way of rows", "all splits, all leaf values"
-        edge += [
-            "how many rows each user has; how many trees there are, all of them complete",
-            f"{hidden} while at most {bound} of {edges} edge servers look at their shares together; {bound + 1} of "
-            f"them have {whole} and the bins of every user's rows"
-            if options.compares == "shamir"
-            else f"{hidden} while no two of the first three edge servers, of whom two compute and one deals random "
-            "numbers, look at what they have together (one of them and users have no more than these are told); any "
-            f"two have {whole} and the bins of every user's rows "
-            '(comparison="additive")',
-        ]
-        user += [
-            "of its own rows, the slot in the complete tree at each level and the leaf value: with many rows, or rows "
-            "made up, about where the splits are and what leaves are worth",
-        ]
-    elif options.expose == "paper":
-        bound = (edges - 1) // 2
-        told = 'the shape of all trees, the column of every split and all leaf values (expose="paper")'
-        edge += [
-            told,
+        learned.append("the sums of each domain's users apart")
+    return learned
+
+
+def _of_crowd_edge(options: TreeOptions, edges: int) -> list[str]:
+    """Say what an edge server learned; how much of a hidden model depends on how many look at it together."""
+    learned = [
+        "who its users are, how active and steady they say they are, and who takes part in which tree or is lost in it",
+        _TOLD_TO_A_CROWD,
+        "each of its users' sums, so labels and values of users with few rows: the masks do not hide them"
+        if options.mode == "paper"
+        else "no sum: those that it opens lie under masks that only the server can remove",
+    ]
+    if options.expose == "model":
+        return [*learned, _MODEL_OF_A_CROWD]
+    bound = (edges - 1) // 2
+    if options.expose == "paper":
+        return [
+            *learned,
+            _SHOWN_OF_A_CROWD,
             "of every row of all users the slot at each level of each tree, and so, with the leaf values, its margin; "
             f"nothing of thresholds while at most {bound} of {edges} edge servers look at their shares together",
         ]
-        user += [told, "of its own rows, the slot at each level; with rows made up for that, all thresholds"]
-    else:
-        told = (
-            'the splits and leaf values of all trees, without gains or numbers of rows (expose="model"); in the first '
-            "round they give away, for most leaves, how many rows of each class they have"
-        )
-        edge += [told]
-        user += [told]
-    if options.fewest_rows < 20:
-        for learned in (server, edge, user) if options.expose in ("model", "paper") else (server, user):
-            learned.append(few)
-    authority = [
-        "names, roles and public keys; no data (it is trusted not to certify keys of its own in a user's name)"
+    hidden, whole = "nothing of splits, leaf values or the way of rows", "all splits, all leaf values"
+    return [
+        *learned,
+        "how many rows each user has; how many trees there are, all of them complete",
+        f"{hidden} while at most {bound} of {edges} edge servers look at their shares together; {bound + 1} of them "
+        f"have {whole} and the bins of every user's rows"
+        if options.compares == "shamir"
+        else f"{hidden} while no two of the first three edge servers, of whom two compute and one deals random "
+        "numbers, look at what they have together (one of them and users have no more than these are told); any two "
+        f'have {whole} and the bins of every user\'s rows (comparison="additive")',
     ]
-    return {"server": server, "edge": edge, "user": user, "authority": authority}
+
+
+def _of_crowd_user(options: TreeOptions) -> list[str]:
+    """Say what a user learned."""
+    learned = [
+        "the names of the users of its domain, and who of them takes part in each sum",
+        f"{_TOLD_TO_A_CROWD}; and the points that were tried in search of quantiles, and so about where quantiles of "
+        "all users' rows lie and which categories are frequent",
+    ]
+    if options.mode != "paper":
+        learned.append("no sum, and nothing of any other user alone")
+    if options.expose == "model":
+        return [*learned, _MODEL_OF_A_CROWD]
+    if options.expose == "paper":
+        return [
+            *learned,
+            _SHOWN_OF_A_CROWD,
+            "of its own rows, the slot at each level; with rows made up for that, all thresholds",
+        ]
+    return [
+        *learned,
+        "of its own rows, the slot in the complete tree at each level and the leaf value: with many rows, or rows made "
+        "up, about where the splits are and what leaves are worth",
+    ]

@@ -40,17 +40,15 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from treaty.checkpoints import Keeper
-from treaty.data.binning import Bins
+from treaty.checkpoints import Checkpoint, Keeper
 from treaty.data.columns import Category
-from treaty.data.quantile_search import sorted_keys
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.agreement import Term, agree
@@ -59,21 +57,11 @@ from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.privacy.ledger import Ledger
-from treaty.protocols.horizontal_bins import (
-    MOST_ROUNDS,
-    Agreed,
-    Asked,
-    Count,
-    Opening,
-    agreed_objective,
-    answer_probes,
-    choose_bins,
-    pack_bins,
-    unpack_bins,
-)
-from treaty.protocols.horizontal_noise import SEARCH_ROUNDS, SumNoise, check_noise, pay, plan_noise
+from treaty.protocols.horizontal_bins import Agreed, agreed_objective, pack_bins, unpack_bins
+from treaty.protocols.horizontal_noise import SumNoise, check_noise, pay, plan_noise
 from treaty.protocols.horizontal_rows import (
     Begin,
+    Categories,
     Described,
     all_classes,
     all_columns,
@@ -88,6 +76,7 @@ from treaty.protocols.horizontal_rows import (
     shard_of,
     taken_up,
 )
+from treaty.protocols.horizontal_search import agree_on_bins, answer_search
 from treaty.protocols.horizontal_trees import Step, TreeLeader, TreeMember
 from treaty.protocols.leading import Keep, Kept
 from treaty.protocols.masked_members import Membership, Vouching, join
@@ -96,6 +85,7 @@ from treaty.protocols.pooled import Labelled, Progress, objective_for, watched
 from treaty.trees.boosting import Forest, Progressed, run_rounds
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
+from treaty.trees.shard import RowShard
 
 logger = logging.getLogger(__name__)
 
@@ -186,58 +176,32 @@ def lead(
     """
     agree(party, _terms(options, members))
     check_members(options, members)
-    described = {name: party.receive(name, Described) for name in members if name != party.name}
-    if data is not None:
-        described[party.name] = describe(data, classes)
-        check_noise(options, data, classes)
-    labels = all_classes(described)
-    names, categories = all_columns([described[name] for name in members])
+    labels, names, categories = _labels_and_columns(party, data, options, members, classes)
     schema = schema_of(names, categories)
     noise = plan_noise(options, schema, labels, len(members))
-    found = None if keeper is None else keeper.found()
-    if found is not None and noise.budget is not None:
-        raise ConfigError(
-            "cannot resume with epsilon_total: sums opened since the checkpoint would be opened again, at a further "
-            "cost; begin anew without these checkpoints, which costs a whole epsilon_total again"
-        )
+    found = _found(keeper, noise)
     paid = pay(noise, None if data is None else ledger, party.job)
-    model_id = secrets.token_hex(16) if found is None else found.part.model_id
-    rounds = None if found is None else min(found.rounds, options.n_estimators)
-    begin = Begin(model_id, names, categories, labels, rounds)
-    for peer in party.peers:
-        party.send(peer, begin)
+    begin = _begin(party, found, names, categories, labels, options.n_estimators)
     collector = Collector(
-        party,
-        members,
-        vouching,
-        _begun(options, members, begin),
-        recover=options.dropout == "accept",
-        allow_two=may_be_two(options),
-    )
+        party, members, vouching, _begun(options, members, begin),
+        recover=options.dropout == "accept", allow_two=may_be_two(options),
+    )  # fmt: skip
     table = Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0)
     rows = common_rows(data, schema, classes, labels, party.name) if data is not None else Labelled(table, np.empty(0))
     watching = [common_rows(e, schema, classes, labels, party.name) for e in eval_sets]
     printed = b"" if keeper is None else printed_rows([rows, *watching], labels)
     if found is None:
-        bins, objective, spent = _agree_on_bins(
-            collector, rows, data is not None, schema, labels, options, noise, threads
-        )
-        forest = Forest(objective, (party.name,), labels)
-        part = ModelPart(
-            model_id=model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest,
-            spent=paid or spent,
-        )  # fmt: skip
-        rng = np.random.default_rng(options.random_state)
-        seed = own_seed(options, party.name)
+        new = agree_on_bins(collector, rows, data is not None, schema, labels, options, noise, threads)
+        bins, part = new.bins, _without_trees(begin, schema, new.objective, party.name, paid or new.spent)
+        rng, seed = np.random.default_rng(options.random_state), own_seed(options, party.name)
     else:
-        found.check(options, (party.name,), printed)
-        part, bins = taken_up(found, rounds or 0, options.max_bin, party.name)
-        rng, seed = np.random.default_rng(), 0
-        rng.bit_generator.state, seed = json.loads(found.random_state or "")
-        assert part.forest is not None
-        forest = part.forest
-    told = pack_bins(bins, forest.objective)
-    collector.tell_all(told)
+        kept = taken_up(found, begin.rounds or 0, options, printed, party.name)
+        assert kept.rng is not None
+        part, bins, rng, seed = kept.part, kept.bins, kept.rng, kept.seed
+    assert part.forest is not None
+    forest = part.forest
+    agreed = pack_bins(bins, forest.objective)
+    collector.tell_all(agreed)
     shard = shard_of(rows, bins, part, threads)
     rules = noise.rules(options.rules(forest.objective), forest.objective, options.max_bin)
     leader = TreeLeader(
@@ -246,15 +210,85 @@ def lead(
         options.colsample_bytree, rng, threads,
     )  # fmt: skip
 
+    def keep(done: int) -> None:
+        if keeper is None or not keeper.due:
+            return
+        began = time.perf_counter()
+        leader.flush()
+        collector.tell_all(Keep(done))
+        collector.hear_all(Kept)
+        progressed = Progressed(done, shard.margins.copy(), json.dumps([rng.bit_generator.state, seed]))
+        keeper.keep(lambda: checkpoint_with(part, options, printed, progressed, agreed), began)
+
+    _grow_rounds(leader, shard, part, options, watching, keep, progress, threads)
+    collector.tell_all(End(forest.rounds))
+    if noise.budget is not None and not any(np.any(tree.left >= 0) for tree in forest.trees):
+        logger.warning("no split stood out from the noise: the model has none. Raise epsilon_total or lower max_bin")
+    return part
+
+
+def _labels_and_columns(
+    party: Party,
+    data: Labelled | None,
+    options: TreeOptions,
+    members: Sequence[str],
+    classes: list[Category] | None,
+) -> tuple[list[Category] | None, list[str], Categories]:
+    """Hear what classes and columns participants have; return those of all: labels, names of columns, categories."""
+    described = {name: party.receive(name, Described) for name in members if name != party.name}
+    if data is not None:
+        described[party.name] = describe(data, classes)
+        check_noise(options, data, classes)
+    labels = all_classes(described)
+    names, categories = all_columns([described[name] for name in members])
+    return labels, names, categories
+
+
+def _found(keeper: Keeper | None, noise: SumNoise) -> Checkpoint | None:
+    """Return the leader's checkpoint to go on from, if there is one; refuse it under noise."""
+    found = None if keeper is None else keeper.found()
+    if found is not None and noise.budget is not None:
+        raise ConfigError(
+            "cannot resume with epsilon_total: sums opened since the checkpoint would be opened again, at a further "
+            "cost; begin anew without these checkpoints, which costs a whole epsilon_total again"
+        )
+    return found
+
+
+def _begin(
+    party: Party,
+    found: Checkpoint | None,
+    names: list[str],
+    categories: Categories,
+    labels: list[Category] | None,
+    n_estimators: int,
+) -> Begin:
+    """Tell all participants what model begins, or which of its rounds are kept."""
+    model_id = secrets.token_hex(16) if found is None else found.part.model_id
+    rounds = None if found is None else min(found.rounds, n_estimators)
+    begin = Begin(model_id, names, categories, labels, rounds)
+    for peer in party.peers:
+        party.send(peer, begin)
+    return begin
+
+
+def _grow_rounds(
+    leader: TreeLeader,
+    shard: RowShard,
+    part: ModelPart,
+    options: TreeOptions,
+    watching: Sequence[Labelled],
+    keep: Callable[[int], None],
+    progress: Progress | None,
+    threads: int,
+) -> None:
+    """Grow the rounds that are missing; `keep` is called with how many there are, after each."""
+    assert part.forest is not None
+    forest = part.forest
+
     def after_round(done: int) -> None:
         forest.clipped_rows = max(forest.clipped_rows, shard.clipped)
-        if keeper is not None and keeper.due:
-            began = time.perf_counter()
-            leader.flush()
-            collector.tell_all(Keep(done))
-            collector.hear_all(Kept)
-            kept = Progressed(done, shard.margins.copy(), json.dumps([rng.bit_generator.state, seed]))
-            keeper.keep(lambda: checkpoint_with(part, options, printed, kept, told), began)
+        keep(done)
         if progress is not None:
             progress(done, part)
 
@@ -263,50 +297,6 @@ def lead(
     evals = [watched(e, part.splits, threads) for e in watching]
     run_rounds(leader.grow, forest, after_round, options.n_estimators, evals, options.early_stopping_rounds)
     leader.flush()
-    collector.tell_all(End(forest.rounds))
-    if noise.budget is not None and not any(np.any(tree.left >= 0) for tree in forest.trees):
-        logger.warning("no split stood out from the noise: the model has none. Raise epsilon_total or lower max_bin")
-    return part
-
-
-def _agree_on_bins(
-    collector: Collector,
-    rows: Labelled,
-    has_rows: bool,
-    schema: Schema,
-    classes: list[Category] | None,
-    options: TreeOptions,
-    noise: SumNoise,
-    threads: int,
-) -> tuple[Bins, Objective, str]:
-    """Open how many rows there are and what bounds gradients, then search for bins; tell what was parted or spent."""
-    own_objective = objective_for(rows, classes, options)
-    opening = Opening(schema, bounds=noise.budget is None)
-    own = opening.of(rows.table, own_objective)
-    while True:
-        cohort = list(collector.members)
-        collector.tell_all(Count())
-        opened = collector.total(opening.length, noise.on_opening(own) if has_rows else None)
-        objective = opening.bounded(opened, own_objective)
-        objective.check_sums(opening.rows(opened))
-        bins, smallest = choose_bins(
-            lambda own, length: collector.total(length, own if own is None else noise.on_search(own)),
-            collector.tell_all,
-            opening,
-            opened,
-            schema,
-            options.max_bin,
-            own=rows.table if has_rows else None,
-            least_rows=options.fewest_rows,
-            most_rounds=_search_rounds(noise),
-            threads=threads,
-        )
-        if collector.members == cohort:  # what was opened with somebody's rows does not fit what is opened without
-            break
-    if noise.budget is not None:
-        return bins, objective, str(noise.budget)
-    fewest = int(smallest[smallest > 0].min(initial=opening.rows(opened)))
-    return bins, objective, f"the search for quantiles parted groups of as few as {fewest} rows"
 
 
 # ---------------------------------------------------------------- participant
@@ -351,33 +341,52 @@ def participate(
     printed = b"" if keeper is None else printed_rows([rows], begun.classes)
     objective = objective_for(rows, begun.classes, options)
     if begun.rounds is None:
-        agreed = _answer_bins(party, leader, rows, objective, noise, sums, options.max_bin, threads)
+        agreed = answer_search(party, leader, rows, objective, noise, sums, options.max_bin, threads)
         bins = unpack_bins(agreed, schema, options.max_bin, leader)
         objective = agreed_objective(agreed, objective, noise=noise.budget is not None, peer=leader)
-        forest = Forest(objective, (party.name,), begun.classes)
-        part = ModelPart(
-            model_id=begun.model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest,
-            spent=paid,
-        )  # fmt: skip
+        part = _without_trees(begun, schema, objective, party.name, paid)
         seed = own_seed(options, party.name)
     else:
         agreed = party.receive(leader, Agreed)
         found = kept_here(keeper, begun.model_id, begun.rounds)
-        found.check(options, (party.name,), printed)
+        kept = taken_up(found, begun.rounds, options, printed, party.name)
         if found.bins != encode_body(agreed):
             raise PeerProtocolError(
                 leader, f"expected the bins of the checkpoint, got others - at Agreed from {leader}"
             )
-        part, bins = taken_up(found, begun.rounds, options.max_bin, party.name)
-        _, seed = json.loads(found.random_state or "")
-        assert part.forest is not None
-        forest = part.forest
+        part, bins, seed = kept.part, kept.bins, kept.seed
+    assert part.forest is not None
+    forest = part.forest
     sums.hear(agreed)
     shard = shard_of(rows, bins, part, threads)
     member = TreeMember(
         shard, bins, part.splits, forest, sampler(shard, forest, options, seed), leader,
         most_rounds=options.n_estimators, max_depth=options.max_depth, cohort=lambda: sums.member.there,
     )  # fmt: skip
+
+    def keep(done: int) -> None:
+        if keeper is not None:
+            progressed = Progressed(done, shard.margins.copy(), json.dumps([None, seed]))
+            keeper.keep(lambda: checkpoint_with(part, options, printed, progressed, agreed))
+
+    _follow_rounds(party, leader, sums, member, part, noise, keep, progress)
+    forest.clipped_rows = shard.clipped
+    return part
+
+
+def _follow_rounds(
+    party: Party,
+    leader: str,
+    sums: Membership,
+    member: TreeMember,
+    part: ModelPart,
+    noise: SumNoise,
+    keep: Callable[[int], None],
+    progress: Progress | None,
+) -> None:
+    """Do what the leader asks for until the model is finished; `keep` writes a checkpoint of so many rounds."""
+    assert part.forest is not None
+    forest = part.forest
     if progress is not None:
         progress(forest.rounds, part)
     while True:
@@ -390,59 +399,28 @@ def participate(
                     sums.give(noise.on_trees(asked, forest.objective))
                 if forest.rounds > before and progress is not None:
                     progress(forest.rounds, part)
-            case Keep() as keep:
-                sums.hear(keep)
-                if keep.rounds != forest.rounds:
+            case Keep() as told:
+                sums.hear(told)
+                if told.rounds != forest.rounds:
                     raise PeerProtocolError(
                         leader, f"expected {forest.rounds} rounds, got others - at Keep from {leader}"
                     )
-                if keeper is not None:
-                    kept = Progressed(keep.rounds, shard.margins.copy(), json.dumps([None, seed]))
-                    keeper.keep(lambda kept=kept: checkpoint_with(part, options, printed, kept, agreed))  # type: ignore[misc]
+                keep(told.rounds)
                 party.send(leader, Kept())
             case End() as end:
                 forest.cut(end.rounds)
-                forest.clipped_rows = shard.clipped
-                return part
+                return
 
 
-def _answer_bins(
-    party: Party,
-    leader: str,
-    rows: Labelled,
-    objective: Objective,
-    noise: SumNoise,
-    sums: Membership,
-    max_bin: int,
-    threads: int,
-) -> Agreed:
-    """Take part in the search for bins."""
-    opening = Opening(rows.table.schema, bounds=noise.budget is None)
-    ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
-    rounds, cohort = 0, frozenset[str]()
-    while True:
-        match party.receive(leader, Count, Asked, Agreed):
-            case Count() as count:
-                sums.hear(count)
-                if sums.member.there == cohort:
-                    raise PeerProtocolError(
-                        leader, f"expected the search to go on, got another - at Count from {leader}"
-                    )
-                rounds, cohort = _search_rounds(noise), sums.member.there
-                sums.give(noise.on_opening(opening.of(rows.table, objective)))
-            case Asked() as asked:
-                sums.hear(asked)
-                if rounds == 0:
-                    raise PeerProtocolError(leader, f"expected the bins, got more probes - at Asked from {leader}")
-                rounds -= 1
-                sums.give(noise.on_search(answer_probes(asked, ordered, max_bin, leader, threads)))
-            case Agreed() as agreed:
-                return agreed
+# ---------------------------------------------------------------- both
 
 
-def _search_rounds(noise: SumNoise) -> int:
-    """Return how many rounds the search for quantiles may take."""
-    return MOST_ROUNDS if noise.budget is None else SEARCH_ROUNDS
+def _without_trees(begin: Begin, schema: Schema, objective: Objective, party: str, spent: str) -> ModelPart:
+    """Return a party's part of the model that begins."""
+    return ModelPart(
+        model_id=begin.model_id, party=party, schema=schema, splits=SplitTable(),
+        forest=Forest(objective, (party,), begin.classes), spent=spent,
+    )  # fmt: skip
 
 
 def _begun(options: TreeOptions, members: Sequence[str], begin: Begin) -> bytes:

@@ -46,6 +46,7 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -72,6 +73,7 @@ from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled, Progress, objective_for, watched
 from treaty.trees.boosting import Forest, Progressed, draw, run_rounds
 from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.objectives import Objective
 from treaty.trees.slots import Cells, SlotSplits, SlotTree
 
 logger = logging.getLogger(__name__)
@@ -131,7 +133,24 @@ class End(Message):
     """Training is over."""
 
 
-def terms(options: TreeOptions) -> bytes:
+def receive_task(party: Party, sender: str, server: str, credentials: Credentials, options: TreeOptions) -> Task:
+    """Receive what is trained from the server, or from the edge server that passes it on.
+
+    Raises
+    ------
+    ConfigError
+        When it has other options.
+    PeerProtocolError
+        When the server's keys are not certified.
+    """
+    task = party.receive(sender, Task)
+    credentials.check(server, "server", task.server, sender)
+    if task.options != _terms(options):
+        raise ConfigError(f"expected the options of {server}, got others at {party.name}; compare the job files")
+    return task
+
+
+def _terms(options: TreeOptions) -> bytes:
     """Return what everybody must agree on, in bytes."""
     public = {name: getattr(options, name) for name in options.__struct_fields__ if name != "random_state"}
     return msgspec.json.encode(public, order="sorted")
@@ -186,9 +205,51 @@ def server(
     check_edges(options, len(edges))
     if options.expose == "paper":
         check_numeric(schema)
-    paper = paper_mode(options)
-    if paper:
+    if paper_mode(options):
         logger.warning("%s: %s", party.name, WARNING)
+    crowd, task = _meet(party, options, schema, edges, authority, classes, vouching)
+    found = _search(crowd, options, schema, classes, threads)
+    agreed = pack_bins(found.bins, found.objective)
+    crowd.tell(agreed)
+    party.round += 1
+    crowd.tell(Prepared(found.n_rows, Array.of(found.may_miss)))
+    model = _model(party, options, edges, crowd, found)
+    crowd.settle()
+    forest = Forest(found.objective, (party.name,), classes)
+    part = ModelPart(
+        model_id=task.model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest,
+        spent=found.spent, bins=encode_body(agreed),
+    )  # fmt: skip
+    cells = Cells.of(found.bins.offsets, found.may_miss, found.n_rows, found.objective)
+    grower = _Grower(crowd, model, cells, found.bins, part, options, threads)
+    rows = [common_rows(e, schema, classes, classes, party.name) for e in eval_sets]
+    printed = b"" if keeper is None else printed_rows(rows, classes)
+
+    def after_round(done: int) -> None:
+        if keeper is not None and keeper.due:
+            kept = Progressed(done, np.zeros((forest.objective.n_outputs, 0)), json.dumps(None))
+            keeper.keep(lambda: checkpoint_with(part, options, printed, kept, agreed), time.perf_counter())
+        if progress is not None:
+            progress(done, part)
+
+    if progress is not None:
+        progress(0, part)
+    evals = [watched(e, part.splits, threads) for e in rows]
+    run_rounds(grower.grow, forest, after_round, options.n_estimators, evals, options.early_stopping_rounds)
+    crowd.tell(End())
+    return part
+
+
+def _meet(
+    party: Party,
+    options: TreeOptions,
+    schema: Schema,
+    edges: Sequence[str],
+    authority: str,
+    classes: list[Category] | None,
+    vouching: Vouching,
+) -> tuple[Crowd, Task]:
+    """Check all users' keys, and tell the edge servers the task."""
     credentials = Credentials(party, authority, "server")
     users = {edge: party.receive(edge, Users).of for edge in edges}
     for edge, of in users.items():
@@ -196,11 +257,38 @@ def server(
             credentials.check(name, "user", offered, edge)
     task = Task(
         secrets.token_hex(16), list(schema.names), [None if c is None else list(c) for c in schema.categories],
-        classes, terms(options), credentials.offered,
+        classes, _terms(options), credentials.offered,
     )  # fmt: skip
     for edge in edges:
         party.send(edge, task)
-    crowd = Crowd(party, edges, credentials, users, vouching, task, masked=not paper)
+    return Crowd(party, edges, credentials, users, vouching, task, masked=options.mode != "paper"), task
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is known of everybody's rows before trees grow.
+
+    Attributes
+    ----------
+    bins : Bins
+    objective : Objective
+        With the bounds of everybody's gradients.
+    n_rows : int
+    may_miss : bool (features,)
+        Which features have rows without a value.
+    spent : str
+        In words: what the search for bins parted.
+    """
+
+    bins: Bins
+    objective: Objective
+    n_rows: int
+    may_miss: NDArray[np.bool_]
+    spent: str
+
+
+def _search(crowd: Crowd, options: TreeOptions, schema: Schema, classes: list[Category] | None, threads: int) -> _Found:
+    """Open how many rows there are and what bounds gradients, then search for bins."""
     none = Labelled(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
     objective = objective_for(none, classes, options)
     opening = Opening(schema, bounds=True)
@@ -212,43 +300,33 @@ def server(
         lambda own, length: crowd.total(length), crowd.tell, opening, opened, schema, options.max_bin,
         own=None, least_rows=options.fewest_rows, most_rounds=MOST_ROUNDS, threads=threads,
     )  # fmt: skip
-    told = pack_bins(bins, objective)
-    crowd.tell(told)
-    may_miss = _may_miss(opening, opened, len(schema.names), n_rows)
-    party.round += 1
-    crowd.tell(Prepared(n_rows, Array.of(may_miss)))
-    model: HiddenModel | PaperModel | ShownModel = ShownModel(crowd)
-    if options.expose == "paper":
-        model = PaperModel(party, edges, layout_of(bins, may_miss), crowd.tell, model.finish)
-    elif options.hides_model:
-        model = HiddenModel(party, edges, layout_of(bins, may_miss), options.compares, turns=True)
-        crowd.tell(Everybody(model.everybody()))
-    crowd.settle()
     fewest = int(smallest[smallest > 0].min(initial=n_rows))
-    forest = Forest(objective, (party.name,), classes)
-    part = ModelPart(
-        model_id=task.model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest,
-        spent=f"the search for quantiles parted groups of as few as {fewest} rows",
-        bins=encode_body(told),
-    )  # fmt: skip
-    cells = Cells.of(bins.offsets, may_miss, n_rows, objective)
-    grower = _Grower(crowd, model, cells, bins, part, options, threads)
-    rows = [common_rows(e, schema, classes, classes, party.name) for e in eval_sets]
-    printed = b"" if keeper is None else printed_rows(rows, classes)
+    spent = f"the search for quantiles parted groups of as few as {fewest} rows"
+    return _Found(bins, objective, n_rows, _may_miss(opening, opened, len(schema.names), n_rows), spent)
 
-    def after_round(done: int) -> None:
-        if keeper is not None and keeper.due:
-            kept = Progressed(done, np.zeros((objective.n_outputs, 0)), json.dumps(None))
-            keeper.keep(lambda: checkpoint_with(part, options, printed, kept, told), time.perf_counter())
-        if progress is not None:
-            progress(done, part)
 
-    if progress is not None:
-        progress(0, part)
-    evals = [watched(e, part.splits, threads) for e in rows]
-    run_rounds(grower.grow, forest, after_round, options.n_estimators, evals, options.early_stopping_rounds)
-    crowd.tell(End())
-    return part
+def _may_miss(opening: Opening, opened: NDArray[np.int64], n_features: int, n_rows: int) -> NDArray[np.bool_]:
+    """Return which features have rows without a value."""
+    may_miss = np.zeros(n_features, np.bool_)
+    may_miss[opening.numeric] = opening.present(opened) < n_rows
+    for f, counts in opening.categories(opened).items():
+        may_miss[f] = counts.sum() < n_rows
+    return may_miss
+
+
+def _model(
+    party: Party, options: TreeOptions, edges: Sequence[str], crowd: Crowd, found: _Found
+) -> HiddenModel | PaperModel | ShownModel:
+    """Return what has everybody's rows go down the trees, for those who may know all, some or nothing of them."""
+    shown = ShownModel(crowd)
+    if not options.hides_model:
+        return shown
+    layout = layout_of(found.bins, found.may_miss)
+    if options.expose == "paper":
+        return PaperModel(party, edges, layout, crowd.tell, shown.finish)
+    hidden = HiddenModel(party, edges, layout, options.compares, turns=True)
+    crowd.tell(Everybody(hidden.everybody()))
+    return hidden
 
 
 class ShownModel:
@@ -332,12 +410,3 @@ def check_edges(options: TreeOptions, edges: int) -> None:
                 else "a hidden model is shared among them"
             )
         )
-
-
-def _may_miss(opening: Opening, opened: NDArray[np.int64], n_features: int, n_rows: int) -> NDArray[np.bool_]:
-    """Return which features have rows without a value."""
-    may_miss = np.zeros(n_features, np.bool_)
-    may_miss[opening.numeric] = opening.present(opened) < n_rows
-    for f, counts in opening.categories(opened).items():
-        may_miss[f] = counts.sum() < n_rows
-    return may_miss

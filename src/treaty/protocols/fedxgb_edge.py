@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from treaty.crypto.hidden_splits import Layout
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.messages import Array, view
+from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.options import TreeOptions
 from treaty.protocols.crowd_cohorts import Rules, Standing
@@ -30,10 +31,10 @@ from treaty.protocols.crowd_routing import (
 from treaty.protocols.crowd_server import Sum, Survived, Users
 from treaty.protocols.crowd_shares import shares_of
 from treaty.protocols.crowd_shown import HiddenThresholds, SeenRows, Shown
-from treaty.protocols.fedxgb import End, Here, Offer, Prepared, Roll, Splits, Task, Values, check_edges, terms
+from treaty.protocols.fedxgb import End, Here, Offer, Prepared, Roll, Splits, Task, Values, check_edges, receive_task
 from treaty.protocols.horizontal_bins import Agreed, Asked, Count, unpack_bins
 from treaty.protocols.horizontal_rows import schema_of
-from treaty.protocols.masked_members import Heard, Masked, Vouching, join
+from treaty.protocols.masked_members import Heard, Masked, Membership, Vouching, join
 
 logger = logging.getLogger(__name__)
 
@@ -84,24 +85,12 @@ def edge(
     credentials = Credentials(party, authority, "edge")
     offers = _offers(party, credentials, users, patience)
     party.send(server, Users({name: offer.keys for name, offer in offers.items()}))
-    task = party.receive(server, Task)
-    credentials.check(server, "server", task.server, server)
-    if task.options != terms(options):
-        raise ConfigError(f"expected the options of {server}, got others at {party.name}; compare the job files")
+    task = receive_task(party, server, server, credentials, options)
     membership = join(party, server, edges, vouching, b"fedxgb edges", allow_two=True)
-    standings = {name: Standing(offer.activity, offer.stability) for name, offer in offers.items()}
-    party.send_each(dict.fromkeys(offers, task))
-    domain = (PaperDomainSums if paper else DomainSums)(
-        party, {name: offer.keys for name, offer in offers.items()}, standings, rules or Rules(most=options.max_users),
-        patience,
-    )  # fmt: skip
-    domain.heard.hear(task)
-    domain.choose(domain.there, everybody=True)  # who may ever take part is in the first sum
+    domain = _domain(party, offers, task, rules or Rules(most=options.max_users), patience, paper=paper)
     at_start = domain.heard.digest
-    hidden: HiddenRows | None = None
-    dealer: Dealer | None = None
-    seen: SeenRows | None = None
     agreed: Agreed | None = None
+    rows = _RowsHere()
     kinds = (
         Count, Asked, Agreed, Prepared, Everybody, Roll, Sum, Splits, Shown, Values, Hidden, HiddenLeaves,
         HiddenThresholds, Turn, End,
@@ -110,73 +99,142 @@ def edge(
         told = party.receive(server, *kinds, follow=True)
         match told:
             case Sum():
-                opened, remaining, attempt = domain.total(told.number, told.length)
-                if paper:  # the paper's edge servers have no masks among them
-                    party.send(server, Masked(Array.of(opened.view(np.uint64))))
-                else:
-                    membership.give(opened)
-                party.send(server, Survived(remaining, attempt))
+                _open_sum(party, server, domain, told, None if paper else membership)
                 continue
-            case HiddenThresholds():
-                if seen is None:
-                    raise PeerProtocolError(server, f"expected no thresholds, or bins before - from {server}")
-                sides = seen.route(told)
-                domain.only(seen.users)
-                domain.send(sides)
+            case HiddenThresholds() | Hidden() | HiddenLeaves() | Turn():
+                _move_rows(party, server, domain, rows, told)
                 continue
-            case Hidden() | HiddenLeaves():
-                if hidden is None:
-                    raise PeerProtocolError(server, f"expected a model that users know - from {server}")
-                sides_or_values = hidden.route(told) if isinstance(told, Hidden) else hidden.value(told)
-                party.send_each({name: said for name, said in sides_or_values.items() if name in party.peers})
-                continue
-            case Turn():
-                domain.send(dict.fromkeys(domain.there, told))
-                if dealer is not None:
-                    dealer.serve()
-                continue
-        membership.hear(told)
         everybody = [name for name in party.peers if name not in (server, authority, *edges)]
-        if isinstance(told, Prepared | Roll):  # a new round: what was late for the last one is dropped unread
-            party.drop_earlier(everybody)
-        if isinstance(told, Roll):
-            domain.heard = Heard(at_start)
-        domain.heard.hear(told)
-        domain.send(dict.fromkeys(domain.there, told))
+        membership.hear(told)
+        _pass_on(party, domain, told, everybody, at_start)
         match told:
             case Agreed():
                 agreed = told
-            case Prepared() if options.expose == "paper" and agreed is not None:
-                layout = _layout(agreed, told, task, options, server)
-                seen = SeenRows(party, edges, server, everybody, layout, patience)
-                at_start = domain.heard.digest
             case Prepared() if options.hides_model and agreed is not None:
                 layout = _layout(agreed, told, task, options, server)
-                shares = shares_of(options.compares, layout, edges)
-                if party.name == shares.dealer:
-                    dealer = Dealer(party, edges, layout)
-                if party.name in shares.holders:
-                    hidden = HiddenRows(party, edges, server, layout, options.compares, threads)
-                    came = gather_sound(party, everybody, Rows, timeout=patience)
-                    domain.only(party.peers)
-                    party.send(server, Have(hidden.take(came)))
+                rows = _rows_here(party, domain, options, edges, server, everybody, layout, patience, threads)
+                if rows.seen is not None:  # otherwise `Everybody` is still to come
+                    at_start = domain.heard.digest
             case Prepared():
                 at_start = domain.heard.digest
             case Everybody() if options.hides_model:
-                if hidden is not None:
-                    hidden.keep(told.users)
-                if dealer is not None:
-                    dealer.serve()
+                if rows.hidden is not None:
+                    rows.hidden.keep(told.users)
+                if rows.dealer is not None:
+                    rows.dealer.serve()
                 domain.only(told.users)
                 at_start = domain.heard.digest
             case Roll():
-                if hidden is not None:
-                    hidden.start()
-                if seen is not None:
-                    seen.start()
+                if rows.hidden is not None:
+                    rows.hidden.start()
+                if rows.seen is not None:
+                    rows.seen.start()
                 domain.choose(list(domain.gather(domain.there, Here)))
             case End():
                 return
+
+
+def _domain(
+    party: Party, offers: Mapping[str, Offer], task: Task, rules: Rules, patience: float, *, paper: bool
+) -> DomainSums:
+    """Tell the users the task, and choose whose rows are in the first sum."""
+    party.send_each(dict.fromkeys(offers, task))
+    keys = {name: offer.keys for name, offer in offers.items()}
+    standings = {name: Standing(offer.activity, offer.stability) for name, offer in offers.items()}
+    domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience)
+    domain.heard.hear(task)
+    domain.choose(domain.there, everybody=True)  # who may ever take part is in the first sum
+    return domain
+
+
+def _open_sum(party: Party, server: str, domain: DomainSums, asked: Sum, membership: Membership | None) -> None:
+    """Open the domain's next sum and give it to the server, under masks that edge servers share."""
+    opened, remaining, attempt = domain.total(asked.number, asked.length)
+    if membership is None:  # the paper's edge servers have no masks among them
+        party.send(server, Masked(Array.of(opened.view(np.uint64))))
+    else:
+        membership.give(opened)
+    party.send(server, Survived(remaining, attempt))
+
+
+def _pass_on(party: Party, domain: DomainSums, told: Message, everybody: Sequence[str], at_start: bytes) -> None:
+    """Tell the users what the server tells everybody; masks depend on it from now on."""
+    if isinstance(told, Prepared | Roll):  # a new round: what was late for the last one is dropped unread
+        party.drop_earlier(everybody)
+    if isinstance(told, Roll):
+        domain.heard = Heard(at_start)
+    domain.heard.hear(told)
+    domain.send(dict.fromkeys(domain.there, told))
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsHere:
+    """An edge server's part in taking everybody's rows down trees: none where users know the model.
+
+    Attributes
+    ----------
+    seen : SeenRows or None
+        Where thresholds alone are hidden.
+    hidden : HiddenRows or None
+        Where the model is, at a holder of shares.
+    dealer : Dealer or None
+        Where the model is, at the one that deals random numbers.
+    """
+
+    seen: SeenRows | None = None
+    hidden: HiddenRows | None = None
+    dealer: Dealer | None = None
+
+
+def _rows_here(
+    party: Party,
+    domain: DomainSums,
+    options: TreeOptions,
+    edges: Sequence[str],
+    server: str,
+    everybody: Sequence[str],
+    layout: Layout,
+    patience: float,
+    threads: int,
+) -> _RowsHere:
+    """Get ready to take everybody's rows down trees that users do not know; take in shares of rows, as a holder."""
+    if options.expose == "paper":
+        return _RowsHere(seen=SeenRows(party, edges, server, everybody, layout, patience))
+    shares = shares_of(options.compares, layout, edges)
+    dealer = Dealer(party, edges, layout) if party.name == shares.dealer else None
+    if party.name not in shares.holders:
+        return _RowsHere(dealer=dealer)
+    hidden = HiddenRows(party, edges, server, layout, options.compares, threads)
+    came = gather_sound(party, everybody, Rows, timeout=patience)
+    domain.only(party.peers)
+    party.send(server, Have(hidden.take(came)))
+    return _RowsHere(hidden=hidden, dealer=dealer)
+
+
+def _move_rows(
+    party: Party,
+    server: str,
+    domain: DomainSums,
+    rows: _RowsHere,
+    told: HiddenThresholds | Hidden | HiddenLeaves | Turn,
+) -> None:
+    """Take everybody's rows down a level, or find their leaf values; tell users of theirs."""
+    match told:
+        case HiddenThresholds():
+            if rows.seen is None:
+                raise PeerProtocolError(server, f"expected no thresholds, or bins before - from {server}")
+            sides = rows.seen.route(told)
+            domain.only(rows.seen.users)
+            domain.send(sides)
+        case Hidden() | HiddenLeaves():
+            if rows.hidden is None:
+                raise PeerProtocolError(server, f"expected a model that users know - from {server}")
+            sides_or_values = rows.hidden.route(told) if isinstance(told, Hidden) else rows.hidden.value(told)
+            party.send_each({name: said for name, said in sides_or_values.items() if name in party.peers})
+        case Turn():
+            domain.send(dict.fromkeys(domain.there, told))
+            if rows.dealer is not None:
+                rows.dealer.serve()
 
 
 def _layout(agreed: Agreed, prepared: Prepared, task: Task, options: TreeOptions, server: str) -> Layout:

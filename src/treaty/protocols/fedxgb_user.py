@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from treaty.data.columns import Category
 from treaty.data.quantile_search import sorted_keys
-from treaty.errors import ConfigError, CryptoError, PeerProtocolError
+from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
 from treaty.options import TreeOptions
@@ -20,7 +20,7 @@ from treaty.protocols.crowd_paper import PaperUserSums, paper_mode
 from treaty.protocols.crowd_routing import Everybody, Routed, SharedRows, Turn, Valued, layout_of
 from treaty.protocols.crowd_shown import ComparedRows, Shown, Sides
 from treaty.protocols.crowd_users import Call, Cohort, Domain, Leaves, UserSums
-from treaty.protocols.fedxgb import End, Here, Offer, Prepared, Roll, Splits, Task, Values, terms
+from treaty.protocols.fedxgb import End, Here, Offer, Prepared, Roll, Splits, Task, Values, receive_task
 from treaty.protocols.horizontal_bins import (
     MOST_ROUNDS,
     Agreed,
@@ -90,10 +90,7 @@ def user(
     sums_as = PaperUserSums if paper_mode(options) else UserSums
     credentials = Credentials(party, authority, "user")
     party.send(edge, Offer(credentials.offered, activity, stability))
-    task = party.receive(edge, Task)
-    credentials.check(server, "server", task.server, edge)
-    if task.options != terms(options):
-        raise ConfigError(f"expected the options of {server}, got others at {party.name}; compare the job files")
+    task = receive_task(party, edge, server, credentials, options)
     schema = schema_of(task.names, task.categories)
     rows = common_rows(data, schema, classes, task.classes, party.name)
     sums = sums_as(party, edge, credentials, credentials.seed_with(server, task.server), leaves)
@@ -113,11 +110,7 @@ def user(
             case Cohort():
                 sums.join(told)
             case Call():
-                try:
-                    held = sums.give(told, follower.vector(), *kinds)
-                except CryptoError as error:  # another user's doing, perhaps: no reason to miss more than this tree
-                    logger.warning("%s sits a tree out: %s", party.name, error)
-                    sums.withdraw()
+                held = _give(party, sums, follower, told, kinds)
             case Routed() | Sides() | Valued() | Turn():
                 follower.take(told)
                 sums.absent("prediction")
@@ -130,15 +123,32 @@ def user(
                     case Prepared() | Everybody():
                         at_start = sums.heard.digest
                     case Roll():
-                        sums.awake = True
-                        if not follower.fits:
-                            sums.withdraw()
-                        elif not sums.absent("call"):
-                            party.send(edge, Here())
+                        _answer_roll(party, edge, sums, fits=follower.fits)
                     case Splits():
                         sums.absent("prediction")
                     case End():
                         return follower.margins
+
+
+def _give(
+    party: Party, sums: UserSums, follower: _Follower, call: Call, kinds: Sequence[type[Message]]
+) -> Message | None:
+    """Contribute to a sum; return what the edge server said instead of the next step, if it did."""
+    try:
+        return sums.give(call, follower.vector(), *kinds)
+    except CryptoError as error:  # another user's doing, perhaps: no reason to miss more than this tree
+        logger.warning("%s sits a tree out: %s", party.name, error)
+        sums.withdraw()
+        return None
+
+
+def _answer_roll(party: Party, edge: str, sums: UserSums, *, fits: bool) -> None:
+    """Say whether it is there as a tree begins; rows that do not fit what all agreed on stay out."""
+    sums.awake = True
+    if not fits:
+        sums.withdraw()
+    elif not sums.absent("call"):
+        party.send(edge, Here())
 
 
 class _Follower:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -52,6 +53,26 @@ class Begin(Message):
     categories: Categories
     classes: list[Category] | None
     rounds: Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakenUp:
+    """What a training goes on from, at one party.
+
+    Attributes
+    ----------
+    part : ModelPart
+    bins : Bins
+    rng : numpy.random.Generator or None
+        Draws columns, at the leader.
+    seed : int
+        Of the party's own draws of rows.
+    """
+
+    part: ModelPart
+    bins: Bins
+    rng: np.random.Generator | None
+    seed: int
 
 
 def conform(table: Table, schema: Schema, party: str) -> Table:
@@ -223,10 +244,23 @@ def kept_here(keeper: Keeper | None, model_id: str, rounds: int) -> Checkpoint:
     return found
 
 
-def taken_up(found: Checkpoint, rounds: int, max_bin: int, party: str) -> tuple[ModelPart, Bins]:
-    """Return the part of a checkpoint with so many rounds, and its bins."""
+def taken_up(found: Checkpoint, rounds: int, options: TreeOptions, printed: bytes, party: str) -> TakenUp:
+    """Return what a training goes on from that has so many rounds; what the checkpoint has of later ones is dropped.
+
+    Raises
+    ------
+    ConfigError
+        When the checkpoint is of other options, parties or rows.
+    """
+    found.check(options, (party,), printed)
     part = found.part
     assert part.forest is not None
     part.forest.cut(rounds)
     keep_records(part.splits, records_used(part.forest.trees, 1)[0])
-    return part, unpack_bins(decode_body(found.bins, Agreed, peer=party), part.schema, max_bin, party)
+    bins = unpack_bins(decode_body(found.bins, Agreed, peer=party), part.schema, options.max_bin, party)
+    state, seed = json.loads(found.random_state or "")
+    if state is None:
+        return TakenUp(part, bins, None, seed)
+    rng = np.random.default_rng()
+    rng.bit_generator.state = state
+    return TakenUp(part, bins, rng, seed)
