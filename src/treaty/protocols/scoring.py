@@ -26,9 +26,10 @@ MOST_SUM = 2**62
 
 
 class NoisyTree(Message):
-    """A tree's gradients, int64 (m,), of its sampled rows, int32 (m,) ascending (None: all), and columns, int32.
+    """A tree's gradients (m,), of its sampled rows, int32 (m,) ascending (None: all), and columns, int32.
 
-    `hess` is None where scores leave it out. `totals` are the root's, int64 (3,), see `Divided`.
+    Gradients and hessians are int32 where all of them fit, else int64. `hess` is None where scores leave it out.
+    `totals` are the root's, int64 (3,), see `Divided`.
     """
 
     grad: Array
@@ -105,8 +106,8 @@ class ScoredColumns:
         self._party.send(
             self._peer,
             NoisyTree(
-                Array.of(grad[kept]),
-                Array.of(hess[kept]) if self.has_hess else None,
+                Array.of(_short(grad[kept])),
+                Array.of(_short(hess[kept])) if self.has_hess else None,
                 None if rows is None else Array.of(rows),
                 Array.of(columns),
                 Array.of(self._shown(self.totals)),
@@ -375,7 +376,9 @@ class ScoringOwner:
 
     def _values(self, sent: Array, size: int, rows: NDArray[np.int32] | None, name: str) -> NDArray[np.int64]:
         """Return a tree's values by row, 0 for rows that are not of its sample."""
-        values = view(sent, np.int64, (size,), peer=self._lead, what=f"NoisyTree.{name}")
+        dtype = np.dtype(np.int32 if sent.dtype == "int32" else np.int64)
+        received = view(sent, dtype, (size,), peer=self._lead, what=f"NoisyTree.{name}")
+        values = received.astype(np.int64, copy=False)
         most = MOST_SUM // max(1, size)
         self._expect(not size or (values.min() > -most and values.max() < most), "sums below 2^62", name)
         if rows is None:
@@ -397,6 +400,13 @@ class ScoringOwner:
 
 
 # ---------------------------------------------------------------- both
+
+
+def _short(values: NDArray[np.int64]) -> NDArray[np.signedinteger]:
+    """Return int32 where all values fit: half the bytes."""
+    if len(values) and (values.min() < -(2**31) or values.max() >= 2**31):
+        return values
+    return values.astype(np.int32)
 
 
 def _unpacked(sent: Array, n_rows: int, peer: str, what: str) -> NDArray[np.bool_]:
