@@ -140,6 +140,12 @@ def test_the_chances_compared_keep_the_promise_exactly(epsilon):
     assert 2 * STEPS * math.log(2.0) / halving + 2.0**-47.9 <= epsilon
 
 
+def test_laplace_of_a_tiny_epsilon_has_its_size_and_halves_as_it_should():
+    for epsilon in (2.0**-14, 2.0**-10):  # numbers of more than 32 bits, and of fewer
+        size = np.sort(np.abs(drawn("laplace", 0.0, epsilon)) * epsilon / 2.0)
+        assert stats.kstest(size, "expon").pvalue > 1e-6  # false alarm: 10^-6
+
+
 def test_laplace_is_the_discrete_laplace_distribution():
     epsilon = 3_000_000.0  # so much that noise is a few steps of the grid
     noise = np.rint(MECHANISMS["laplace"](np.zeros(DRAWS), epsilon, keystream(bytes(32))) * STEPS).astype(int)
