@@ -266,7 +266,8 @@ class ScoreSplits(ScoresFinder):
         if not self._exact:
             order = WITHOUT_HESS if self._first_order else 1
             # the same operations on the same integers: equal to the last bit, but for another processor's
-            wrong |= ~np.isclose(self._rules.gain(totals * order, left * order), chosen.gain, rtol=1e-6)
+            said = chosen.gain
+            wrong |= ~(np.abs(self._rules.gain(totals * order, left * order) - said) <= 1e-6 * said + 1e-8)
         for k in chosen.source[wrong].tolist():
             source = self._sources[k]
             assert isinstance(source, ScoredColumns)
