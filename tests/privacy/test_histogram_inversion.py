@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer
 
@@ -145,6 +145,7 @@ def test_of_rows_with_distinct_gradients_all_bins_of_up_to_three_are_found(n_row
     assert sorted(rows) == sorted(zip(expected.tolist(), y.tolist(), strict=True))
 
 
+@example([(1, 1), (2, 1), (4, 1)], 0)  # 1 + 1 + 4 = 2 + 2 + 2
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
 def test_a_bin_is_taken_apart_when_there_is_one_way(keys, seed):
     known = np.unique(_keys(np.array(keys)))

@@ -181,8 +181,9 @@ def _taken_apart(sums: NDArray[np.int64], known: NDArray[np.int64]) -> tuple[NDA
         wanted = keys[slots] - known[:, None]
         ways = np.searchsorted(rest, wanted, "right") - np.searchsorted(rest, wanted, "left")
         parts = (ways > 0).sum(axis=0)  # {a, b, c} is found three times: from a, from b and from c
-        once = (parts >= 1) & (parts <= rows) & (ways.sum(axis=0) == parts)
         twice = np.isin(wanted - known[:, None], rests[rows - 1]) if rows > 1 else np.zeros_like(ways, np.bool_)
+        once = (parts >= 1) & (parts <= rows) & (ways.sum(axis=0) == parts)
+        once &= (twice & (ways > 0)).sum(axis=0) == (parts < rows)  # {a, a, b} and {c, c, c} have three parts as well
         held[:, slots[once]] = np.where(twice, 2, 1)[:, once] * (ways > 0)[:, once]
         settled[slots[once]] = True
     return held, settled
