@@ -12,6 +12,9 @@ Plain = str | int | float | bool | None
 Term = Plain | list[Plain]
 """A public parameter's value."""
 
+OF_ONE_JOB = "give all parties the same job file"
+OF_ONE_MODEL = "give all parties their parts of one training, and files of the same rows"
+
 
 class Terms(Message):
     """One party's public parameters; they hold nothing that another party may not know."""
@@ -26,7 +29,12 @@ class Verdict(Message):
 
 
 def agree(
-    party: Party, terms: Mapping[str, Term], timeout: float | None = None, *, peers: Sequence[str] | None = None
+    party: Party,
+    terms: Mapping[str, Term],
+    timeout: float | None = None,
+    *,
+    peers: Sequence[str] | None = None,
+    remedy: str = OF_ONE_JOB,
 ) -> None:
     """Compare public parameters with every peer; raise the same error everywhere when they differ.
 
@@ -43,6 +51,8 @@ def agree(
         Seconds to wait for each peer's terms; the party's `timeout` by default.
     peers : sequence of str, optional
         Whom to compare with; all peers by default.
+    remedy : str, optional
+        What is to be done about a difference.
 
     Raises
     ------
@@ -58,7 +68,7 @@ def agree(
     for peer in peers:
         party.send(peer, Terms(own))
     differences = [
-        _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values) for peer in peers
+        _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values, remedy) for peer in peers
     ]
     found = next(filter(None, differences), "")
     for peer in peers:
@@ -76,7 +86,7 @@ def _checked(terms: Mapping[str, Term]) -> dict[str, Term]:
         raise LocalProtocolError(f"{error} of the terms") from error
 
 
-def _difference(name: str, own: Mapping[str, Term], peer: str, theirs: Mapping[str, Term]) -> str:
+def _difference(name: str, own: Mapping[str, Term], peer: str, theirs: Mapping[str, Term], remedy: str) -> str:
     """Describe the first difference in words that are the same at both parties; empty when there is none."""
     sides = sorted([(name, own), (peer, theirs)])
     for key in sorted(own.keys() | theirs.keys()):
@@ -84,7 +94,7 @@ def _difference(name: str, own: Mapping[str, Term], peer: str, theirs: Mapping[s
         if a != b:
             return (
                 f"expected the same {clean(key, 60)} everywhere, got {clean(a, 150)} at {first} and "
-                f"{clean(b, 150)} at {second}; give all parties the same job file"
+                f"{clean(b, 150)} at {second}; {remedy}"
             )
     return ""
 

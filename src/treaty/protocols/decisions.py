@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
-from treaty.messaging.agreement import agree
+from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
@@ -250,7 +250,7 @@ def collect(party: Party, part: ModelPart, table: Table, threads: int = 1) -> De
     """
     assert part.forest is not None, "the active party's part holds the trees"
     check_present(party, part, table)
-    agree(party, {"model": part.model_id, "rows to predict": table.n_rows})
+    agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
     held = {peer: party.receive(peer, Held).records for peer in party.peers}
     decided = ask_all(party, part, decidable(party, part, held), table.matrix(), 0, threads)
     for peer in party.peers:
@@ -290,7 +290,7 @@ def predict_passive(party: Party, part: ModelPart, table: Table, threads: int = 
     """Decide rows at own splits for the active party, `party.peers[0]`, which plays `collect`."""
     (lead,) = party.peers
     check_present(party, part, table)
-    agree(party, {"model": part.model_id, "rows to predict": table.n_rows})
+    agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
     party.send(lead, Held(len(part.splits)))
     matrix = table.matrix()
     while True:

@@ -52,7 +52,7 @@ from treaty.crypto.montgomery import from_words, to_words
 from treaty.crypto.okamoto_uchiyama import PrivateKey, PublicKey
 from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.messaging.agreement import Term, agree
+from treaty.messaging.agreement import OF_ONE_MODEL, Term, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
@@ -181,7 +181,7 @@ def hidden_active(
     forest = part.forest
     assert forest is not None, "the active party's part holds the trees"
     check_present(party, part, table)
-    agree(party, _public(part, table))
+    agree(party, _public(part, table), remedy=OF_ONE_MODEL)
     holding = {peer: party.receive(peer, Holding) for peer in party.peers}
     exchange = {
         peer: view(held.exchange, np.uint8, (EXCHANGE_BYTES,), peer=peer, what="Holding.exchange")
@@ -361,7 +361,7 @@ def hidden_passive(
     """
     (lead,) = party.peers
     check_present(party, part, table)
-    agree(party, _public(part, table))
+    agree(party, _public(part, table), remedy=OF_ONE_MODEL)
     exchange = X25519PrivateKey.generate()
     public = np.frombuffer(exchange.public_key().public_bytes_raw(), np.uint8)
     party.send(lead, Holding(len(part.splits), Array.of(public)))

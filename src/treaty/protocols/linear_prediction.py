@@ -27,7 +27,7 @@ from treaty.crypto.masks import add_masks, mask_nonce, pair_keys
 from treaty.data.table import Table
 from treaty.errors import DataError
 from treaty.linear_models import LinearPart
-from treaty.messaging.agreement import agree
+from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.protocols.linear_setup import PairKey
@@ -64,7 +64,7 @@ def predict_guest(party: Party, part: LinearPart, table: Table) -> NDArray[np.fl
     PeerError
         When a peer is lost or sends something else.
     """
-    agree(party, _terms(part, table))
+    agree(party, _terms(part, table), remedy=OF_ONE_MODEL)
     summed = np.zeros(table.n_rows, np.uint64)
     for host in party.peers:
         values = party.receive(host, MarginPart).values
@@ -74,7 +74,7 @@ def predict_guest(party: Party, part: LinearPart, table: Table) -> NDArray[np.fl
 
 def predict_host(party: Party, part: LinearPart, table: Table, *, guest: str, hosts: Sequence[str]) -> None:
     """Help the guest to predict rows; `hosts` are all of them, errors as of `predict_guest`."""
-    agree(party, _terms(part, table))
+    agree(party, _terms(part, table), remedy=OF_ONE_MODEL)
     margins = part.margins(table)
     if not np.all(np.abs(margins) < _LARGEST):
         raise DataError(f"{party.name}: expected parts of margins below 2^30, got a larger one - in the model")
