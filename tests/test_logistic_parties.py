@@ -8,15 +8,22 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
 import treaty
 from tables import cut_for_guest, real_table
+from treaty import linear_commands
+from treaty.cli import app
+from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.job_file import load_job
+from treaty.linear_commands import predict_linear
 from treaty.linear_jobs import check_identities, find_linear_part, predict_linear_party
+from treaty.linear_models import LinearPart, preparation_of
 from treaty.messaging.certificates import write_identity
 from treaty.models import read_file
-from treaty.processes import run_all
+from treaty.processes import PartyFailed, run_all
 from treaty.protocols.linear_batches import FORMAT, _Kept
 
 GIVEN = {"batch_size": 120, "max_iter": 2, "period": 1, "tol": 0.0, "random_state": 3}
@@ -169,3 +176,61 @@ def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
     named["lead"] = msgspec.structs.replace(named["lead"], certificate=named["p2"].certificate)
     with pytest.raises(ConfigError, match="same key as p2"):
         check_identities(msgspec.structs.replace(job, parties=named))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("[align]", 'task = "regression"\n[align]'), 'task = "regression"'),
+        (("[align]", 'weight = "mean radius"\n[align]'), "got weight"),
+        (('table = "p1.csv"', 'table = "p1.csv"\neval_tables = ["p1.csv"]'), r"parties\.p1\.eval_tables"),
+        (('table = "p0.csv"', 'table = "p0.csv"\nnoisy_labels = "p0.noisy"'), r"parties\.p0\.noisy_labels"),
+        (('role = "coordinator"', 'role = "coordinator"\n[parties.two]\nrole = "dealer"'), 'role = "dealer"'),
+    ],
+    ids=["task", "weight", "eval_tables", "noisy_labels", "dealer"],
+)
+def test_what_only_jobs_of_trees_have_is_refused_when_the_job_is_read(split, tmp_path, change, words):
+    path = job_file(tmp_path, split)
+    path.write_text(path.read_text().replace(*change, 1))
+    with pytest.raises(ConfigError, match=words):
+        load_job(path)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["train", "--as", "nobody"], "expected --as to be one of p0, p1, p2, lead, got 'nobody'"),
+        (["predict", "--as", "nobody"], "expected --as to be one of p0, p1, p2, lead, got 'nobody'"),
+        (["explain"], "contributions .* are those of trees"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_commands_that_do_not_fit_a_job_of_logistic_regression_say_so(split, tmp_path, command, words):
+    path = job_file(tmp_path, split)
+    with pytest.raises(ConfigError, match=words):
+        CliRunner().invoke(app, [command[0], str(path), *command[1:]], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("labels", ["three classes", "numbers"])
+def test_labels_that_are_not_of_two_classes_name_party_column_and_count(split, tmp_path, labels):
+    X, _ = split
+    rows = np.arange(260)
+    y, found = (np.array(["a", "b", "c"])[rows % 3], 3) if labels == "three classes" else (rows / 7.0, 260)
+    with pytest.raises(PartyFailed, match=rf"p0: p0: expected labels of two classes in column 'kind', got {found} "):
+        run_all(load_job(job_file(tmp_path, (X, y))), "train")
+
+
+def test_predict_warns_of_margins_beyond_the_range_of_the_taylor_loss(split, tmp_path, capsys, monkeypatch):
+    job = load_job(job_file(tmp_path, split))
+    part = LinearPart(
+        model_id="", party="p0", schema=Schema((), ()), preparation=preparation_of(Table(Schema((), ()), [], 1)),
+        coef=np.zeros(0), intercept=0.0, classes=["benign", "malignant"],
+    )  # fmt: skip
+    monkeypatch.setattr(linear_commands, "find_linear_part", lambda job, name: part)
+    monkeypatch.setattr(linear_commands, "run_all", lambda *_, **__: None)
+    for scale in (3.9, 4.1):
+        found = scale * np.array([-1.0, 0.5, 1.0])
+        monkeypatch.setattr(linear_commands, "predict_linear_party", lambda job, name, found=found: (range(3), found))
+        for party in ("p0", None):  # its own process, then the one that started it and sees but the file
+            predict_linear(Console(), job, party, tmp_path / "out.csv", None)
+            assert ("66.7% of rows have a margin beyond 4" in capsys.readouterr().err) == (scale > 4)

@@ -174,6 +174,8 @@ def train(
     that are lost, and cannot be resumed.
     """
     described = load_job(job)
+    if party is not None:
+        _check_party(party, list(described.parties))
     if described.linear:
         train_linear(console, described, party, resume=resume, cores=cores)
         return
@@ -197,7 +199,6 @@ def train(
                 console.print(f"{name}: {report.spent}", soft_wrap=True)
         console.print("What each party learned is in the .report.json files beside them.")
         return
-    _check_party(party, list(described.parties))
     if cores is not None:
         keep_to([int(number) for number in cores.split(",")])
     with TrainingBar(party, rounds, shown=party == described.active) as bar:

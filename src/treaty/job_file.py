@@ -145,7 +145,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Return the checked options."""
         options = tree_options({"protocol": "secureboost", **self.options})
         if options.protocol not in (*VERTICAL, *HORIZONTAL):
-            known = ", ".join((*VERTICAL, *HORIZONTAL))
+            known = ", ".join((*VERTICAL, *HORIZONTAL, *FEDERATED))
             raise ConfigError(f"a job runs between parties: expected one of {known}, got {options.protocol!r}")
         return options
 
@@ -217,9 +217,10 @@ def load_job(path: str | Path) -> Job:
         raise ConfigError(
             f"expected role and edge with protocol 'fedxgb' alone, got them at {', '.join(with_roles)} - in {path}"
         )
-    if not job.linear:
-        _check_dealer(job, path)
+    _check_dealer(job, path)
     _check_coordinator(job, path)
+    if job.linear:
+        _check_linear(job, path)
     here = path.resolve().parent
 
     def absolute(name: str | None) -> str | None:
@@ -251,7 +252,7 @@ def load_job(path: str | Path) -> Job:
 def _check_dealer(job: Job, path: Path) -> None:
     """Refuse a dealer where none is asked for, several, and one that has data."""
     dealers = [name for name, member in job.parties.items() if member.role == "dealer"]
-    if len(dealers) > job.tree_options().has_dealer:
+    if len(dealers) > (not job.linear and job.tree_options().has_dealer):
         raise ConfigError(
             'expected role = "dealer" at one party, with backend = "dealer" of protocol \'fedxgboost-smm\' alone, got '
             f"it at {', '.join(dealers)} - in {path}"
@@ -279,6 +280,19 @@ def _check_coordinator(job: Job, path: Path) -> None:
                 f"expected {name}, the coordinator, to have no table and not to be the active party: who has data must "
                 f"not coordinate - in {path}"
             )
+
+
+def _check_linear(job: Job, path: Path) -> None:
+    """Refuse what a job of trees may ask for and a logistic regression does not have."""
+    asked = ['task = "regression"'] if job.task != "classification" else []
+    asked += ["weight"] if job.weight is not None else []
+    for name, member in job.parties.items():
+        asked += [f"parties.{name}.{what}" for what in ("eval_tables", "noisy_labels") if getattr(member, what)]
+    if asked:
+        raise ConfigError(
+            f"expected none of task, weight, eval_tables and noisy_labels with protocol {job.options['protocol']!r}, "
+            f"which classifies rows that all weigh the same, got {', '.join(asked)} - in {path}"
+        )
 
 
 def id_column(job: Job, name: str) -> str:

@@ -250,12 +250,17 @@ def explain_party(job: Job, name: str) -> dict[str, Any]:
 
 
 def check_explainable(job: Job) -> None:
-    """Refuse to explain where that would show what the protocol hides.
+    """Refuse to explain what is no model of trees, and where that would show what the protocol hides.
 
     Raises
     ------
     ConfigError
     """
+    if job.linear:
+        raise ConfigError(
+            "contributions (TreeSHAP) are those of trees; in a logistic regression a column adds its weight times its "
+            "prepared value: see coef of each party's part"
+        )
     if job.tree_options().he_inference:
         raise ConfigError("he_inference hides the decisions that contributions are made of; take it out of the job")
     if job.horizontal and not job.crowd:

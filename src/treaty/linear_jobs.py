@@ -20,7 +20,7 @@ from cryptography.x509 import load_pem_x509_certificate
 from numpy.typing import NDArray
 
 from treaty.compute import cores
-from treaty.errors import ConfigError
+from treaty.errors import ConfigError, DataError
 from treaty.job_file import Job
 from treaty.job_rows import Rows, labelled, open_rows
 from treaty.jobs import Phase, Report, connected, part_file
@@ -89,8 +89,12 @@ def train_linear_party(
                 threads=threads, kept=store, rows_digest=rows.digest,
             )  # fmt: skip
         data, classes = labelled(rows, job, name, table, None, training=True)
-        if classes is None or len(classes) != 2:
-            raise ConfigError("logistic regression takes labels of two classes: expected a classification of these")
+        assert classes is not None
+        if len(classes) != 2:
+            raise DataError(
+                f"{name}: expected labels of two classes in column {job.label!r}, got {len(classes)} different ones in "
+                f"{len(data.y)} rows"
+            )
         return quasi_newton.guest(
             party, data, options, parties=job.owners, coordinator=lead, classes=classes, threads=threads,
             progress=watch, kept=store, rows_digest=rows.digest,

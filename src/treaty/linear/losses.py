@@ -87,12 +87,19 @@ def mean_over_rows(X: Floats, of_rows: Floats) -> Floats:
     return X.T @ of_rows / len(X)
 
 
-def warn_beyond_taylor(u: Floats) -> None:
-    """Warn when more than one margin in a hundred is beyond 4, where the Taylor loss is not the logistic loss."""
+def beyond_taylor(u: Floats) -> str | None:
+    """Say when more than one margin in a hundred is beyond 4, where the Taylor loss is not the logistic loss."""
     share = float(np.mean(np.abs(u) > TAYLOR_RANGE)) if len(u) else 0.0
-    if share > TAYLOR_SHARE:
-        warnings.warn(
-            f"{share:.1%} of rows have a margin beyond {TAYLOR_RANGE:g}, where the Taylor loss, which the model is "
-            "trained on, is not the logistic loss: take probabilities there with care, or raise l2",
-            stacklevel=3,
-        )
+    if share <= TAYLOR_SHARE:
+        return None
+    return (
+        f"{share:.1%} of rows have a margin beyond {TAYLOR_RANGE:g}, where the Taylor loss, which the model is trained "
+        "on, is not the logistic loss: take probabilities there with care, or raise l2"
+    )
+
+
+def warn_beyond_taylor(u: Floats) -> None:
+    """Warn of what `beyond_taylor` says."""
+    said = beyond_taylor(u)
+    if said is not None:
+        warnings.warn(said, stacklevel=3)
