@@ -47,10 +47,30 @@ def test_rows_are_spread_evenly():
     [(12, False, 120), (3, True, 120), (7, True, 280), (8, True, 300), (30, True, 300), (31, True, 310), (0, True, 0)],
 )
 def test_batches_of_too_few_rows_are_refused(n_columns, of_labels, least):
-    check_batch_size(least, n_columns, "bank", of_labels=of_labels)
+    check_batch_size(least, n_columns, "bank", n_rows=1000, of_labels=of_labels)
     assert fewest_rows(n_columns, of_labels=of_labels) == least
-    with pytest.raises(ConfigError, match=rf"at least {least} rows for the {n_columns} columns of bank"):
-        check_batch_size(least - 1, n_columns, "bank", of_labels=of_labels)
+    with pytest.raises(
+        ConfigError, match=rf"at least {least} rows for the {n_columns - (not of_labels)} columns of bank"
+    ):
+        check_batch_size(least - 1, n_columns, "bank", n_rows=1000, of_labels=of_labels)
+
+
+@pytest.mark.parametrize(
+    ("n_columns", "of_labels", "n_rows", "words"),
+    [
+        (3, True, 120, "the 3 columns of bank (one per category), got 5: from smaller ones labels can be solved for; "
+         "raise batch_size or fewer columns"),
+        (3, True, 119, "the table has but 119 rows: bring more or fewer columns"),
+        (1, True, 50, "the column of bank, got"),
+        (2, False, 50, "the column of bank and the intercept, got 5: from smaller ones margins"),
+        (1, False, 9, "the intercept of bank, got 5: from smaller ones margins can be solved for; the table has but 9 "
+         "rows: bring more"),
+    ],
+)  # fmt: skip
+def test_refused_batches_are_told_what_helps(n_columns, of_labels, n_rows, words):
+    with pytest.raises(ConfigError) as caught:
+        check_batch_size(5, n_columns, "bank", n_rows=n_rows, of_labels=of_labels)
+    assert words in str(caught.value)
 
 
 def test_rows_alone_are_those_of_large_leverage():

@@ -244,12 +244,21 @@ def test_other_rows_get_other_batches_and_a_warning(tmp_path, caplog):
     assert "batches of 1 other sets of rows" in caplog.text
 
 
+def test_tables_that_only_are_as_long_are_told_where_batches_are_kept(tmp_path):
+    """A host without ids knows rows by their number."""
+    tables, y = linear_tables(2, rows=260)
+    given = {**KEEPING, "encryption": "lattice", "random_state": None}
+    play_logistic(tables, y, **given, kept=tmp_path)
+    with pytest.raises(ConfigError, match=r"kept in .*p1\.batches; if these are other rows.*another store.*\[align\]"):
+        play_logistic(tables, 1.0 - y, **{**given, "batch_size": 130}, kept=tmp_path)
+
+
 def test_parties_that_kept_different_batches_stop(tmp_path):
     tables, y = linear_tables(2, rows=260)
     for folder in ("one", "two"):
         play_logistic(tables, y, **KEEPING, kept=tmp_path / folder)
     (tmp_path / "one" / "p1.batches").write_bytes((tmp_path / "two" / "p1.batches").read_bytes())
-    with pytest.raises(ConfigError, match="insist on different batches"):
+    with pytest.raises(ConfigError, match=r"insist on different batches.*p[01]\.batches; if these are other rows"):
         play_logistic(tables, y, **KEEPING, kept=tmp_path / "one")
 
 
@@ -298,7 +307,7 @@ def test_host_reads_the_label_of_a_row_that_stands_alone(label):
 
 @pytest.mark.parametrize("form", ["lattice", "ou", "ou-two"])
 def test_small_batches_are_refused(form):
-    with pytest.raises(ConfigError, match="at least 100 rows for the 10 columns of p0"):
+    with pytest.raises(ConfigError, match="at least 100 rows for the 9 columns of p0"):
         play_logistic(*linear_tables(2, rows=260), **FORMS[form], batch_size=99)
     with pytest.raises(ConfigError, match="at least 120 rows for the 3 columns of p1 and p2"):
         play_logistic(*linear_tables(3, rows=260), **FORMS[form], batch_size=119)

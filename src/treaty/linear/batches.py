@@ -84,7 +84,7 @@ def fewest_rows(n_columns: int, *, of_labels: bool) -> int:
     return max(ROWS_PER_COLUMN * n_columns, min(ROWS_PER_COLUMN_OF_SMALL_BATCHES * n_columns, MANY_ROWS))
 
 
-def check_batch_size(batch_size: int, n_columns: int, whose: str, *, of_labels: bool) -> None:
+def check_batch_size(batch_size: int, n_columns: int, whose: str, *, n_rows: int, of_labels: bool) -> None:
     """Refuse batches from whose gradients parties could solve for the residuals of rows, and read labels from them.
 
     Parameters
@@ -92,9 +92,11 @@ def check_batch_size(batch_size: int, n_columns: int, whose: str, *, of_labels: 
     batch_size : int
         Rows in a batch, as they are: not more than the table has.
     n_columns, of_labels
-        See `fewest_rows`.
+        See `fewest_rows`. Where gradients are of labels none of the columns is the intercept, else one is.
     whose : str
         Whose columns they are.
+    n_rows : int
+        Rows of the table.
 
     Raises
     ------
@@ -107,10 +109,14 @@ def check_batch_size(batch_size: int, n_columns: int, whose: str, *, of_labels: 
     """
     least = fewest_rows(n_columns, of_labels=of_labels)
     if batch_size < least:
+        own = n_columns if of_labels else n_columns - 1
+        columns = f"the column of {whose}" if own == 1 else f"the {own} columns of {whose} (one per category)"
+        if not of_labels:
+            columns = f"{columns} and the intercept" if own else f"the intercept of {whose}"
+        remedy = "raise batch_size" if least <= n_rows else f"the table has but {n_rows} rows: bring more"
         raise ConfigError(
-            f"expected batches of at least {least} rows for the {n_columns} columns of {whose} (one per category), got "
-            f"{batch_size}: from smaller ones labels can be solved for; raise batch_size, bring more rows or fewer "
-            "columns"
+            f"expected batches of at least {least} rows for {columns}, got {batch_size}: from smaller ones "
+            f"{'labels' if of_labels else 'margins'} can be solved for; {remedy}{' or fewer columns' if own else ''}"
         )
 
 

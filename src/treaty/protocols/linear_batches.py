@@ -45,6 +45,10 @@ Integers = NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 FORMAT = "treaty-batches 2"
+_OTHER_ROWS = (
+    "if these are other rows, of which a host knows but the number, name another store (`checkpoint` of fit), or align "
+    "them by ids: [align]"
+)
 
 
 class KnownBatches(Message):
@@ -138,11 +142,13 @@ def agree_on_batches(
         if entry.batch_size != setting.batch_size or named not in (None, entry.seed):
             raise ConfigError(
                 f"expected batches as in the earlier job on these rows (batch_size={entry.batch_size}, the same "
-                "random_state or none): another partition would give every party new equations about the same rows",
-                public="it insists on the batches of an earlier job on its rows; give the same batch_size",
+                "random_state or none): another partition would give every party new equations about the same rows - "
+                f"kept in {file}; {_OTHER_ROWS}",
+                public="it insists on the batches of an earlier job on its rows; give the same batch_size, or, if they "
+                "are other rows, have it name another store",
             )
         known = entry.seed
-    seed = _common_seed(party, setting.others(party.name), known, named)
+    seed = _common_seed(party, setting.others(party.name), known, named, file)
     if file is not None and known is None:
         if found.entries:
             logger.warning(
@@ -169,7 +175,9 @@ def _batches_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.batches"
 
 
-def _common_seed(party: Party, others: Sequence[str], kept: bytes | None, named: bytes | None) -> bytes:
+def _common_seed(
+    party: Party, others: Sequence[str], kept: bytes | None, named: bytes | None, file: Path | None
+) -> bytes:
     """Return the seed that somebody kept, else the one that all name, else a new one of all."""
     own = KnownBatches(*(b"" if seed is None else _digest(seed) for seed in (kept, named)))
     for peer in others:
@@ -179,7 +187,9 @@ def _common_seed(party: Party, others: Sequence[str], kept: bytes | None, named:
     if len(insisted) > 1:
         raise ConfigError(
             "parties insist on different batches, from earlier jobs on their rows with others; take partners of one of "
-            "these jobs"
+            f"these jobs{'' if file is None else f' - this party keeps its own in {file}'}; {_OTHER_ROWS}",
+            public="parties insist on different batches, from earlier jobs on their rows with others; take partners of "
+            "one of these jobs, or, if they are other rows, name another store",
         )
     names = sorted(name for name, known in told.items() if known.named)
     if not insisted:

@@ -253,9 +253,10 @@ def begin(
     if shape is not None and (setting.n_rows, setting.n_columns[party.name]) != shape:
         raise PeerProtocolError(guest, f"expected the sizes of this party's table - at Begin from {guest}")
     if options.mode == "safe":  # everyone checks: each hides something from the others
-        check_batch_size(setting.batch_size, setting.n_columns[guest], guest, of_labels=False)
+        rows = setting.n_rows
+        check_batch_size(setting.batch_size, setting.n_columns[guest], guest, n_rows=rows, of_labels=False)
         of_hosts = sum(setting.n_columns[host] for host in setting.hosts)  # they may put what they see together
-        check_batch_size(setting.batch_size, of_hosts, " and ".join(setting.hosts), of_labels=True)
+        check_batch_size(setting.batch_size, of_hosts, " and ".join(setting.hosts), n_rows=rows, of_labels=True)
     return setting
 
 
