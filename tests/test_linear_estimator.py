@@ -116,6 +116,13 @@ def test_any_two_labels_come_back(labels):
     assert np.mean(model.predict(X) == named) > 0.9
 
 
+def test_nullable_booleans_stay_booleans():
+    X, y = real_table("binary")
+    model = treaty.LogisticRegression().fit(X, pd.Series(y == 1, dtype="boolean"))
+    assert model.classes_.dtype == bool
+    assert model.predict(X).dtype == bool
+
+
 @pytest.mark.parametrize("kind", ["pandas", "polars", "arrow", "numpy"])
 def test_any_dataframe_gives_the_same_model(kind):
     X, y = real_table("binary")
@@ -259,6 +266,11 @@ def test_the_solver_decides_how_weights_are_found():
         ({"transport": "grpc"}, "transport"),
         ({"n_jobs": 0}, "n_jobs"),
         ({"random_state": -1}, "random_state"),
+        ({"random_state": 2**130}, f"random_state={2**130}: expected"),
+        ({"protocol": "sgd", "batch_size": 10**30}, f"batch_size={10**30}: expected"),
+        ({"mode": "paper"}, "protocol 'pooled' has no such mode"),
+        ({"protocol": "sgd", "encryption": "lattice", "key_bits": 2048}, "has no key: leave key_bits out"),
+        ({"protocol": "sgd", "key_bits": 2048, "insecure_test_key_bits": 768}, "got both"),
         ({"active": "bank"}, "active"),
     ],
     ids=str,
@@ -281,6 +293,7 @@ def test_wrong_data_names_the_party():
         (tables, np.where(np.arange(len(y)) < 4, np.nan, y), ["p0", "4"]),
         (tables, None, ["y cannot be None", "requires y"]),
         ([], y, ["table"]),
+        (tables, np.array(["a", 1], dtype=object)[y], ["p0: expected labels of one kind, got int and str"]),
     ]
     for data, labels, words in cases:
         with pytest.raises(ValueError) as caught:  # noqa: PT011 - treaty's errors, and scikit-learn's own

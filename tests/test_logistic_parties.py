@@ -77,6 +77,8 @@ def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(
     assert two.parts_["p0"].encryption == "ou"
     assert set(two.disclosures_) == {"p0", "p1", "p2"}
     assert "inner products" in " ".join(two.disclosures_["p0"])
+    for model in (paper, two):
+        assert all("768 bits" in " ".join(model.disclosures_[name]) for name in ("p0", "p1", "p2"))
 
 
 def test_fit_between_processes_gives_the_pooled_model(split, pooled):
@@ -88,6 +90,13 @@ def test_fit_between_processes_gives_the_pooled_model(split, pooled):
     np.testing.assert_allclose(model.predict_proba(X), pooled.predict_proba(X), atol=1e-6)
     assert list(model.classes_) == ["benign", "malignant"]
     assert model.n_iter_ == 2
+
+
+def test_the_coordinator_that_fit_plays_has_a_name_that_a_certificate_may_bear(split):
+    X, y = split
+    taken = dict(zip(("coordinator", "coordinator-2", "p2"), X.values(), strict=True))
+    model = treaty.LogisticRegression("sgd", **{**GIVEN, "max_iter": 1}).fit(taken, y)
+    assert set(model.disclosures_) - set(taken) == {"coordinator-3"}
 
 
 def job_file(folder: Path, split, **options) -> Path:

@@ -15,7 +15,7 @@ from sklearn.utils.validation import validate_data
 from treaty.data.labels import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.inputs import known_tables, training_tables
+from treaty.inputs import check_one_kind, known_tables, training_tables
 from treaty.runs import ALONE
 from treaty.saving import Saved
 
@@ -95,11 +95,12 @@ class TableEstimator(BaseEstimator):
         return self.active
 
     def _class_numbers(
-        self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
+        self, y: Any, party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[list[Any], NDArray[np.float64]]:
         """Check labels and return the classes, set in training, and each row's number among them."""
         y = check_labels(y, party, n_rows)
         if classes is None:
+            check_one_kind({party: y})
             check_classification_targets(y)
             self.classes_ = np.unique(y)
         if len(self.classes_) < 2:

@@ -85,17 +85,21 @@ def participants(X: Any, protocol: str) -> dict[str, Rows]:
 
 
 def check_one_kind(labels: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse classes that cannot be compared between participants.
+    """Refuse classes that cannot be compared with each other, or between participants.
 
     Raises
     ------
     DataError
-        For numbers at one and text at another, for example.
+        For numbers at one and text at another, or both at one, for example.
     """
+    found = {name: (y if y.dtype.kind == "O" else y[:1]).tolist() for name, y in labels.items()}
     kinds = {
-        name: " and ".join(sorted({type(label).__name__ for label in (y if y.dtype.kind == "O" else y[:1]).tolist()}))
-        for name, y in labels.items()
+        name: " and ".join(sorted({"str" if isinstance(label, str) else type(label).__name__ for label in of_party}))
+        for name, of_party in found.items()
     }
+    for name, kind in kinds.items():
+        if " and " in kind:
+            raise DataError(f"{name}: expected labels of one kind, got {kind}")
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{kind} at {name}" for name, kind in kinds.items())
         raise DataError(f"expected labels of one kind at all participants, got {listed}")

@@ -181,12 +181,13 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         options = self._options()
         tables = self._tables(X, reset=True)
         active = self._active(tables)
-        labels = None if y is None else column_or_1d(y, warn=True)
+        flat = y is None or len(getattr(y, "shape", ())) == 1
+        labels = y if flat else column_or_1d(y, warn=True)  # which makes numbers of nullable booleans
         classes, target = self._class_numbers(labels, active, next(iter(tables.values())).n_rows)
         if len(classes) > 2:  # scikit-learn's words first
             raise DataError(
                 f"{active}: Only binary classification is supported. The type of the target is "
-                f"{type_of_target(labels)}; expected labels of two classes, got {len(classes)}"
+                f"{type_of_target(classes)}; expected labels of two classes, got {len(classes)}"
             )
         match_rows(tables, target)
         weight = None

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from treaty.errors import ConfigError
 from treaty.option_checks import check_finite, check_own, convert_options
 
 LINEAR_PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it has beyond the common ones
@@ -16,7 +17,8 @@ LINEAR_PROTOCOLS: dict[str, tuple[str, ...]] = {  # protocol -> the options it h
 FEDERATED = ("quasi-newton", "sgd")
 LEARNING_RATES = {"sgd": 0.15, "quasi-newton": 0.05}
 
-AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -76,7 +78,7 @@ class LinearOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     memory: AtLeastOne = 5
     period: AtLeastOne = 4
     fractional_bits: Annotated[int, msgspec.Meta(ge=16, le=48)] = 32
-    random_state: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    random_state: Seed | None = None
     solver: Literal["quasi-newton", "sgd"] | None = None
     loss: Literal["taylor", "logistic"] | None = None
     coordinator: bool | None = None
@@ -111,10 +113,25 @@ def linear_options(values: dict[str, Any]) -> LinearOptions:
     Raises
     ------
     ConfigError
-        For an unknown option, a wrong type or a value out of range, or an option the protocol does not have.
+        For an unknown option, a wrong type or a value out of range, an option the protocol does not have, or options
+        that do not go together.
     """
     options = convert_options(values, LinearOptions)
     for name in options.__struct_fields__:
         check_finite(name, getattr(options, name))
     check_own(options, options.protocol, LINEAR_PROTOCOLS)
+    _check_keys(options)
+    if options.protocol == "pooled" and options.mode == "paper":
+        raise ConfigError("mode='paper' is about what parties send each other; protocol 'pooled' has no such mode")
     return options
+
+
+def _check_keys(options: LinearOptions) -> None:
+    """Refuse sizes of keys that would not be used."""
+    named = [name for name in ("key_bits", "insecure_test_key_bits") if getattr(options, name) is not None]
+    if named and options.encryption == "lattice":
+        raise ConfigError(
+            f"encryption='lattice' has no key: leave {' and '.join(named)} out, or take encryption='ou' or 'paillier'"
+        )
+    if len(named) > 1:
+        raise ConfigError("expected key_bits or insecure_test_key_bits, got both")

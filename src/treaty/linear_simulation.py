@@ -27,10 +27,8 @@ def coordinator_name(parties: Mapping[str, Any], options: LinearOptions) -> str 
     """Name the coordinator that `fit` plays: no data party's name; None without one."""
     if not options.has_coordinator:
         return None
-    name = COORDINATOR
-    while name in parties:
-        name += "_"
-    return name
+    names = (COORDINATOR, *(f"{COORDINATOR}-{number}" for number in range(2, len(parties) + 2)))
+    return next(name for name in names if name not in parties)
 
 
 def mesh(parties: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -63,7 +63,7 @@ def test_guest_sees_a_single_hosts_part_and_of_several_only_the_sum():
 def test_parts_of_other_models_and_other_rows_are_refused():
     parts, tables = model(2)
     parts["p1"].model_id = "other"
-    with pytest.raises(ConfigError, match="same model everywhere.*give all parties their parts of one training"):
+    with pytest.raises(ConfigError, match=r"same model everywhere.*give all parties their parts of one training"):
         predicted(parts, tables)
     parts, tables = model(2)
     tables["p1"] = linear_tables(2, rows=190)[0]["p1"]

@@ -35,7 +35,7 @@ def linear_disclosures(
     one_host = len(hosts) == 1
     of_hosts = f"{hosts[0]}'s part" if one_host else "the sum of hosts' parts"
     if options.mode == "paper":
-        return _of_paper(guest, hosts, str(coordinator), everybody)
+        return _with_test_key(_of_paper(guest, hosts, str(coordinator), everybody), coordinator, options)
     gradients = "of every batch the gradient of its own weights, and in quasi-Newton training of every "
     gradients += f"{options.period}th the Hessian's product with its own last steps; rows of a batch never change"
     coefficients = (
@@ -89,6 +89,19 @@ def linear_disclosures(
                     f"if it deviates from the protocol, unnoticed: {what} of as many rows of a batch as it has "
                     f"columns, each epoch of others, by having {coordinator} open them; the lattice map fixes columns"
                 )
+    return _with_test_key(learned, coordinator, options)
+
+
+def _with_test_key(
+    learned: dict[str, list[str]], coordinator: str | None, options: LinearOptions
+) -> dict[str, list[str]]:
+    """Add what a key for tests is worth."""
+    if options.insecure_test_key_bits is not None:
+        for name in learned.keys() - {coordinator}:
+            learned[name].append(
+                f"whatever is sent to it encrypted, if it factors the key, which is for tests alone: "
+                f"{options.insecure_test_key_bits} bits"
+            )
     return learned
 
 
