@@ -43,3 +43,23 @@ def test_what_it_cannot_fit_is_refused(tmp_path):
     (tmp_path / "wine.csv").write_text("a,b,kind\n" + "\n".join(f"{k},{k % 7},{k % 3}" for k in range(30)) + "\n")
     with pytest.raises(ConfigError, match="two classes, got 3 in 'kind'"):
         played("--protocol", "pooled", "--data", str(tmp_path / "wine.csv"), "--label", "kind")
+
+
+@pytest.mark.parametrize("model", ["logistic", "trees"])
+def test_a_cipher_that_there_is_not_is_refused_before_any_data_is_read(model, monkeypatch):
+    for demo in ("demo", "demo_logistic"):
+        monkeypatch.setattr(f"treaty.{demo}.load_data", lambda *_: pytest.fail("data are read"))
+    with pytest.raises(ConfigError, match="option encryption='foo'"):
+        CliRunner().invoke(app, ["demo", "--model", model, "--encryption", "foo"], catch_exceptions=False)
+
+
+def test_as_many_parties_as_there_are_names_have_rows_enough():
+    shown = played("--protocol", "sgd", "--parties", "10", "--transport", "memory")
+    assert "300 rows to train on, 49 held back" in shown
+
+
+def test_too_few_rows_for_the_columns_are_refused(tmp_path):
+    rows = "\n".join(f"{k % 5},{k % 7},{k % 3},{k % 2}" for k in range(100))
+    (tmp_path / "small.csv").write_text(f"a,b,c,kind\n{rows}\n")
+    with pytest.raises(ConfigError, match=r"expected 100 rows that all hold.*fewer --parties"):
+        played("--data", str(tmp_path / "small.csv"), "--label", "kind", "--transport", "memory")

@@ -122,7 +122,8 @@ def demo(
 
     if model == "logistic":
         protocol = protocol or "quasi-newton"
-        linear_options({"protocol": protocol})  # refused before anything is printed
+        # refused before anything is printed
+        linear_options({"protocol": protocol, "encryption": None if encryption == "auto" else encryption})
         run_logistic_demo(
             console, protocol=protocol, parties=parties or 2, data=data, label=label, split=split,
             transport=transport or "grpc", encryption=encryption,

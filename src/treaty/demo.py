@@ -16,6 +16,7 @@ from treaty.aligning import align
 from treaty.demo_tables import add_scores, add_xgboost, load_data, print_learned, print_training, score_grid
 from treaty.errors import ConfigError
 from treaty.estimators import GBDTClassifier
+from treaty.options import tree_options
 from treaty.protocols.alignment import disclosures
 
 _ID, _LABEL = "treaty demo id", "treaty demo label"
@@ -39,21 +40,23 @@ def run_demo(
     Raises
     ------
     ConfigError
-        If a file is named without its label column, or `split` does not fit it.
+        If there is no such protocol or cipher, a file is named without its label column, or `split` does not fit it.
     """
+    given: dict[str, Any] = {}
+    if encryption != "auto":
+        given["backend" if protocol == "fedxgboost-smm" else "encryption"] = encryption
+    tree_options({"protocol": protocol, **given})  # refused before anything is printed
     columns, y = load_data(data, label)
     cut = cut_columns(console, columns.column_names, parties, split)
     columns, y = align_parties(console, columns, y, cut)
-    own: dict[str, Any] = {"transport": transport} if protocol != "pooled" else {}
-    if encryption != "auto":
-        own["backend" if protocol == "fedxgboost-smm" else "encryption"] = encryption
+    played: dict[str, Any] = {"transport": transport} if protocol != "pooled" else {}
     train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
 
     def rows(index: NDArray[np.intp]) -> dict[str, Any]:
         return {party: columns.select(names).take(index) for party, names in cut.items()}
 
     console.print(f"[bold]{len(train)} rows to train on, {len(test)} held back; {protocol}[/bold]")
-    model = GBDTClassifier(protocol, n_estimators=trees, max_bin=32, **own)
+    model = GBDTClassifier(protocol, n_estimators=trees, max_bin=32, **given, **played)
     started = time.perf_counter()
     model.fit(rows(train), y[train])
     fitted = time.perf_counter()

@@ -22,6 +22,7 @@ from treaty.linear_models import preparation_of
 from treaty.protocols.alignment import disclosures
 
 _EPOCHS = 60
+LEAST_HELD_BACK = 20
 
 
 def run_logistic_demo(
@@ -40,19 +41,21 @@ def run_logistic_demo(
     Raises
     ------
     ConfigError
-        If a file is named without its label column, with one of more than two classes, or `split` does not fit it.
+        If a file is named without its label column, with one of more than two classes, `split` does not fit it, or the
+        parties have too few rows in common for a batch.
     """
     columns, y = load_data(data, label)
     if len(np.unique(y)) != 2:
         raise ConfigError(f"logistic regression is of two classes, got {len(np.unique(y))} in {label!r}; leave --model")
     cut = cut_columns(console, columns.column_names, parties, split)
     columns, y = align_parties(console, columns, y, cut)
-    train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
+    least = 0 if protocol == "pooled" else _fewest_rows({party: columns.select(names) for party, names in cut.items()})
+    train, test = train_test_split(np.arange(len(y)), test_size=_held_back(len(y), least), stratify=y, random_state=0)
 
     def rows(index: NDArray[np.intp]) -> dict[str, Any]:
         return {party: columns.select(names).take(index) for party, names in cut.items()}
 
-    own: dict[str, Any] = {"max_iter": _EPOCHS, "random_state": 0, "batch_size": _batch_size(rows(train), len(train))}
+    own: dict[str, Any] = {"max_iter": _EPOCHS, "random_state": 0, "batch_size": max(least, min(1000, len(train) // 4))}
     played: dict[str, Any] = {"transport": transport} if protocol != "pooled" else {}
     if encryption != "auto":
         played["encryption"] = encryption
@@ -85,11 +88,27 @@ def run_logistic_demo(
     print_learned(console, {party: aligning.get(party, []) + facts for party, facts in model.disclosures_.items()})
 
 
-def _batch_size(tables: dict[str, Any], n_rows: int) -> int:
-    """Return the fewest rows that the guard of labels lets pass, or a quarter of the table, up to 1000."""
+def _fewest_rows(tables: dict[str, Any]) -> int:
+    """Return the fewest rows of a batch that the guard of labels lets pass."""
     of_guest, *of_hosts = (preparation_of(to_table(table)).n_columns for table in tables.values())
-    least = max(fewest_rows(of_guest + 1, of_labels=False), fewest_rows(sum(of_hosts), of_labels=True))
-    return max(least, min(1000, n_rows // 4))
+    return max(fewest_rows(of_guest + 1, of_labels=False), fewest_rows(sum(of_hosts), of_labels=True))
+
+
+def _held_back(n_rows: int, least: int) -> int:
+    """Return how many rows are not trained on: a third, or what a first batch leaves.
+
+    Raises
+    ------
+    ConfigError
+        If it leaves hardly any.
+    """
+    third, left = -(-n_rows // 3), n_rows - least
+    if left < min(third, LEAST_HELD_BACK):
+        raise ConfigError(
+            f"expected {least + LEAST_HELD_BACK} rows that all hold, enough for a batch of these columns and some to "
+            f"hold back, got {n_rows}: name fewer --parties, or fewer columns in --split"
+        )
+    return min(third, left)
 
 
 def _add_theirs(scores: Any, columns: Any, y: NDArray[Any], train: NDArray[Any], test: NDArray[Any]) -> None:
