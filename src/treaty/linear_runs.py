@@ -3,9 +3,9 @@
 A federated protocol is to leave what `train_pooled` leaves: of each party a `LinearPart` with the schema and
 preparation of its own table and the weights of its own prepared columns; at the active party intercept, classes and
 losses, too. On the same seed of batches its weights are those of `treaty.linear.training.train` up to the rounding of
-encrypted numbers (which epochs long after the loss has settled may amplify, see docs/logistic.md). Rules shared with it: `preparation_of` each party's own table; labels -1 and +1; the active party's
-matrix is its prepared columns, then a column of ones (`intercept=True`); a `Slice` at each owner, one `Coordinator`,
-and the active party's `Schedule`.
+encrypted numbers (which epochs long after the loss has settled may amplify, see docs/logistic.md). Rules shared with
+it: `preparation_of` each party's own table; labels -1 and +1; the active party's matrix is its prepared columns, then a
+column of ones (`intercept=True`); a `Slice` at each owner, one `Coordinator`, and the active party's `Schedule`.
 """
 
 from __future__ import annotations

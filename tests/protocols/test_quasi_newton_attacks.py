@@ -43,7 +43,7 @@ def test_host_solves_for_labels_of_small_batches_in_the_papers_form():
     rows, d = recovered(played, tables["p1"], options_of(**changes, **PAPER))
     np.testing.assert_array_equal(d < 0, y[rows] > 0.5)
     np.testing.assert_allclose(d, -0.5 * (2 * y[rows] - 1), atol=1e-5)
-    with pytest.raises(ConfigError, match="labels can be solved for"):
+    with pytest.raises(ConfigError, match="can be solved for"):
         play_logistic(tables, y, **changes)
 
 
