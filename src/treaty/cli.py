@@ -34,7 +34,7 @@ from treaty.linear_commands import predict_linear, train_linear
 from treaty.linear_options import linear_options
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.options import HORIZONTAL
-from treaty.privacy.ledger import cost, read_ledger
+from treaty.privacy.ledger import cost, read_ledger, summary
 from treaty.processes import run_all
 from treaty.progress import TrainingBar, steps_bar
 
@@ -329,8 +329,7 @@ def ledger(
     groups = dict.fromkeys((entry.job, entry.mechanism) for entry in entries)
     for job, mechanism in groups:
         own = [entry for entry in entries if (entry.job, entry.mechanism) == (job, mechanism)]
-        what = own[0].what if len(own) == 1 else f"{own[0].what} to {own[-1].what}"
-        console.print(f"{job}, {mechanism}, {what}: {cost(own, delta)}", soft_wrap=True, highlight=False)
+        console.print(f"{job}, {mechanism}, {summary(own)}: {cost(own, delta)}", soft_wrap=True, highlight=False)
     console.print(f"all: {cost(entries, delta)}", soft_wrap=True, highlight=False)
 
 

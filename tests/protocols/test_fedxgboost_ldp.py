@@ -33,6 +33,7 @@ from treaty.protocols.scoring import Divided, NoisyTree, SplitRequest
 from treaty.runs import join
 from treaty.simulation import Played, play, star
 from treaty.trees.columns import ColumnSource
+from treaty.trees.growth import Exhausted
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules, scan
 
@@ -408,6 +409,51 @@ def test_every_class_has_a_tree_and_pays_for_it():
     short = treaty.GBDTClassifier(**PROTOCOL, n_estimators=9, epsilon_total=7.0, n_jobs=1).fit(cut(X, 2), y)
     assert short.n_iter_ == 2
     assert len(short.predict(cut(X, 2))) == len(y)
+    assert "6 per person over 6 releases. In the ledger" in short.parts_["p0"].spent
+
+
+def test_nothing_is_paid_for_a_round_that_the_budget_cannot_finish(tmp_path):
+    X, y = real_table("multiclass", rows=90)
+
+    def fit(total):
+        model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=9, epsilon_total=total, n_jobs=1)
+        return model.fit(cut(X, 2), y, checkpoint=tmp_path)
+
+    model = fit(5.0)
+    assert model.n_iter_ == 1
+    assert "would pay 6 with gradients of tree 4 to gradients of tree 6" in model.parts_["p0"].spent
+    with pytest.raises(ConfigError, match="epsilon_total does not suffice for one round"):
+        fit(5.9)
+    assert len(read_ledger(tmp_path / "p0.noise")) == 3
+    assert fit(6.0).n_iter_ == 1
+
+
+def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
+    """Of two rounds of three trees four trees are paid; training goes on from the first round's end."""
+    ledger, grad = Ledger(None), np.full(50, 2**14)
+    given = {"weighted": False, "model_id": "m", "job": "j"}
+
+    def tree(noise):
+        return noise.of(grad, np.full(50, 2**14), None).grad
+
+    def noisy(total, first_tree=0):
+        options = tree_options({**PROTOCOL, "epsilon_total": total})
+        return NoisyGradients(ledger, options, Objective("softmax", 3), 50, first_tree=first_tree, **given)
+
+    first = noisy(6.0)
+    sent = [tree(first) for _ in range(4)]
+    with pytest.raises(Exhausted):
+        tree(noisy(5.0, first_tree=3))
+    assert len(ledger.entries()) == 4
+    resumed = noisy(6.0, first_tree=3)
+    np.testing.assert_array_equal(tree(resumed), sent[3])
+    assert [len(ledger.entries()) for _ in range(2) if len(tree(resumed))] == [5, 6]
+    for _ in range(2):  # all paid: whatever the limit is now
+        again = noisy(1.0, first_tree=3)
+        np.testing.assert_array_equal(tree(again), sent[3])
+    assert len(ledger.entries()) == 6
+    with pytest.raises(Exhausted):
+        tree(noisy(6.0, first_tree=6))
 
 
 def test_a_spent_budget_ends_training_with_a_usable_model(varied, tmp_path, caplog):
