@@ -323,7 +323,7 @@ def ledger(
 ) -> None:
     """Print what noisy releases about a party's rows have cost so far, per value and per person.
 
-    One line for each job and mechanism; the last line is for everything together.
+    One line for each job, or model, and mechanism; the last line is for everything together.
     """
     entries = read_ledger(path)
     groups = dict.fromkeys((entry.job, entry.mechanism) for entry in entries)

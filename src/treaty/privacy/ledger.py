@@ -122,7 +122,7 @@ def cost(entries: Sequence[Entry], delta: float | None = None) -> str:
     parts = [f"epsilon {each} per value"] if values or rho == 0.0 else []
     parts += [f"rho {rho:.3g} per row"] if rho > 0.0 else []
     used = delta or max((entry.delta for entry in entries if entry.rho > 0.0), default=None)
-    return f"{', '.join(parts)}; {_person(entries, used)} over {len(entries)} releases"
+    return f"{', '.join(parts)}; {_person(entries, used)} over {len(entries)} release{'' if len(entries) == 1 else 's'}"
 
 
 def summary(entries: Sequence[Entry]) -> str:
