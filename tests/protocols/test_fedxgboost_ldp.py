@@ -490,8 +490,19 @@ def test_labels_randomised_once_pay_once_whatever_the_trees(tmp_path):
         model = treaty.GBDTClassifier(**label, n_estimators=trees).fit(cut(X, 2), y, checkpoint=tmp_path)
         assert model.parts_["p0"].spent.startswith("epsilon 1.5 per label and per person, once. In the ledger: epsilon")
     assert [(e.mechanism, e.epsilon) for e in read_ledger(tmp_path / "p0.noise")] == [("label_rr", 1.5)]
-    with pytest.raises(ConfigError, match="may pay epsilon 1, has paid 0"):
-        treaty.GBDTClassifier(**label, epsilon_total=1.0).fit(cut(X, 2), y)
+
+
+@pytest.mark.parametrize("transport", ["memory", "grpc"])
+def test_labels_that_cost_too_much_are_not_drawn(tmp_path, transport):
+    X, y = real_table("binary")
+    options = {**PROTOCOL, "mechanism": "label_rr", "epsilon_total": 1.0, "n_estimators": 1, "n_jobs": 1}
+    with pytest.raises(TreatyError, match="may pay epsilon 1, has paid 0 and would pay 3 with labels"):
+        treaty.GBDTClassifier(**options, epsilon=3.0, transport=transport).fit(cut(X, 2), y, checkpoint=tmp_path)
+    assert not (tmp_path / "noisy_labels").exists()
+    assert read_ledger(tmp_path / "p0.noise") == []
+    treaty.GBDTClassifier(**options, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
+    treaty.GBDTClassifier(**{**options, "epsilon_total": 0.5}, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
+    assert len(read_ledger(tmp_path / "p0.noise")) == 1
 
 
 def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_path):
