@@ -215,6 +215,23 @@ def test_a_job_that_dies_while_it_writes_leaves_all_or_nothing(tmp_path):
     assert read_ledger(tmp_path) == [entry(1)]
 
 
+def test_a_ledger_is_read_after_a_job_was_killed_while_it_wrote(tmp_path):
+    script = (
+        "import os, signal, sys; from pathlib import Path; from treaty.privacy.ledger import Entry, Ledger\n"
+        "ledger = Ledger(Path(sys.argv[1]))\n"
+        "ledger.spend([Entry('draw 1', 'job', 'duchi', 'gradients of tree 1', 1.0)])\n"
+        "ledger._db.execute('PRAGMA cache_size = 1')\n"  # the file changes before the end
+        "with ledger._transaction() as db:\n"
+        "    for k in range(2000):\n"
+        "        row = (f'{k}' * 20, 'job', 'duchi', 'tree', 1.0, 0.0, 0.0)\n"
+        "        db.execute('INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)', row)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert (tmp_path / "ledger-journal").stat().st_size > 0
+    assert read_ledger(tmp_path) == [entry(1)]
+
+
 def test_a_later_version_and_a_wrong_number_are_refused(tmp_path):
     Ledger(tmp_path)
     with sqlite3.connect(tmp_path / "ledger") as db, pytest.raises(sqlite3.IntegrityError):

@@ -275,8 +275,8 @@ def read_ledger(path: Path) -> list[Entry]:
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ConfigError(f"expected a ledger, got no such file - at {file}")
-    try:
-        db = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", timeout=_WAIT, uri=True)
+    try:  # for writing: what a job that was killed has left half written is taken back before anything is read
+        db = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", timeout=_WAIT, uri=True)
         try:
             return _entries(db)
         finally:
