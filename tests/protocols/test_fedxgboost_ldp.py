@@ -332,6 +332,18 @@ def test_transcripts_hold_declared_messages_alone_without_values_names_or_labels
         assert not leaks(contents, secrets_of_party(tables, "p2" if name == "p1" else "p1", played.results[name]))
 
 
+def test_messages_carry_the_number_of_their_tree(varied):
+    played = play_training(*varied, n_estimators=2)
+    for name in ("p0", "p1"):
+        rounds: dict[str, set[int]] = {}
+        for entry in played.transcripts[name].entries:
+            rounds.setdefault(entry.step, set()).add(entry.round)
+        assert rounds["Begin"] == rounds["Columns"] == {0}
+        assert rounds["NoisyTree"] == {0, 1}  # with which the next begins
+        assert rounds["Scores"] == rounds["SplitAnswer"] == rounds["Divided"] == {1, 2}
+        assert rounds["Finish"] == {2}
+
+
 def test_gradients_are_sent_once_a_tree_and_levels_in_one_message(varied):
     played = play_training(*varied, max_depth=4, n_estimators=2)
     for name in ("p1", "p2"):

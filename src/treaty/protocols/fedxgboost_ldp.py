@@ -153,7 +153,7 @@ def active(
     own = own_columns(data.table, options, part.splits, threads)
     sources = [others.get(name, own) for name in parties]
     finder = ScoreSplits(
-        sources, n_rows, scoring, threads, noise.of,
+        party, sources, n_rows, scoring, threads, noise.of,
         first_order=options.split_score == "first_order", exact=options.mode == "paper",
     )  # fmt: skip
     grow(party, data, options, begun, finder, sources, eval_sets, threads, progress, keeper, noise.rules())
@@ -223,6 +223,7 @@ def passive(
                 if progress is not None:
                     progress(trees, part)
                 trees += 1
+                party.round = trees
                 scores = owner.start(tree)
                 if scores is not None:
                     party.send(lead, scores)
