@@ -610,6 +610,7 @@ def test_an_epsilon_that_is_none_is_refused(varied, epsilon):
         ({"mechanism": "label_rr"}, "mechanism='label_rr' goes with the epsilon"),
         ({"mechanism": "label_rr", "epsilon": 1.0, "clip": 0.5}, "clip and clip_hess are about noise on gradients"),
         ({"mechanism": "label_rr", "epsilon": 1.0, "refit": True}, "refit takes true labels"),
+        ({"mechanism": "label_rr", "epsilon": 1.0, **PAPER}, "label_rr' is none of its mechanisms"),
         ({"mechanism": "gaussian"}, "expected one of label_rr, laplace, duchi, piecewise, hybrid"),
         ({"split_score": "third_order"}, "expected one of first_order, second_order"),
         ({"delta": 1e-6}, "delta goes with epsilon_total"),
