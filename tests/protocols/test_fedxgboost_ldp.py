@@ -552,6 +552,59 @@ def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_
         np.testing.assert_array_equal(one.value, other.value)
 
 
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """Return a function that goes on with a fit whose third tree was not paid any more: two of five are."""
+    X, y = real_table("binary", rows=150)
+
+    def fit(**options):
+        model = treaty.GBDTClassifier(**{**PROTOCOL, "n_estimators": 5, "epsilon_total": 4.0, "n_jobs": 1, **options})
+        return model.fit(cut(X, 2), y, checkpoint=tmp_path)
+
+    with monkeypatch.context() as patch:
+        spend = Ledger.spend
+
+        def stop(ledger, entries, **limit):
+            if entries[0].what == "gradients of tree 3":
+                raise KeyboardInterrupt
+            return spend(ledger, entries, **limit)
+
+        patch.setattr(Ledger, "spend", stop)
+        patch.setattr(Keeper, "due", True)
+        with pytest.raises(KeyboardInterrupt):
+            fit()
+    assert len(read_ledger(tmp_path / "p0.noise")) == 2
+    return fit
+
+
+@pytest.mark.parametrize(
+    ("limit", "trees"), [({"epsilon_total": 5.0}, 5), ({"epsilon_total": 3.0}, 3), ({"epsilon_total": None}, 5)]
+)
+def test_a_training_goes_on_under_another_limit(stopped, tmp_path, limit, trees):
+    assert stopped(**limit).n_iter_ == trees == len(read_ledger(tmp_path / "p0.noise"))
+
+
+def test_who_begins_anew_keeps_the_ledger(stopped, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"epsilon=0\.5 \(was None\); set them back, or begin anew: remove the \.chec"
+    ):
+        stopped(epsilon=0.5)
+    for file in tmp_path.glob("*.checkpoint"):
+        file.unlink()
+    assert stopped(epsilon=0.5).n_iter_ == 4
+    assert per_person(read_ledger(tmp_path / "p0.noise")) == 4.0
+
+
+def test_noisy_labels_of_other_rows_are_moved_away_and_drawn_anew_at_a_cost(tmp_path):
+    X, y = real_table("binary", rows=150)
+    model = treaty.GBDTClassifier(**PROTOCOL, mechanism="label_rr", epsilon=1.0, n_estimators=1, n_jobs=1)
+    model.fit(cut(X[:100], 2), y[:100], checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match=r"noisy_labels; .* move this file away .* keep the ledger and its key"):
+        model.fit(cut(X[50:], 2), y[50:], checkpoint=tmp_path)
+    (tmp_path / "noisy_labels").rename(tmp_path / "first_labels")
+    assert "2 per person over 2 releases" in model.fit(cut(X[50:], 2), y[50:], checkpoint=tmp_path).parts_["p0"].spent
+
+
 def test_other_gradients_get_other_noise_and_pay_again():
     ledger, options = Ledger(None), tree_options({**PROTOCOL, "mechanism": "duchi", "epsilon": 3.0})
 

@@ -137,7 +137,10 @@ def _read(data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, ep
         raise ConfigError(f"expected noisy labels, got something else - at {path} ({error})") from None
     if kept.format != FORMAT:
         raise ConfigError(f"expected a file of format {FORMAT!r}, got {kept.format[:40]!r} - at {path}")
-    remedy = "labels drawn again cost their epsilon again: go on with what they were drawn for, or name another file"
+    remedy = (
+        "labels drawn again cost their epsilon again: go on with what they were drawn for, or move this file away (in "
+        "a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
+    )
     for name, wanted, got in (("epsilon", epsilon, kept.epsilon), ("classes", n_classes, kept.n_classes)):
         if wanted != got:
             raise ConfigError(f"expected noisy labels of {name} {wanted}, got {name} {got} - at {path}; {remedy}")
