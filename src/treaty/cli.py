@@ -21,6 +21,7 @@ from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.job_file import Job, id_column, load_job
 from treaty.jobs import (
+    check_dealer,
     check_explainable,
     check_rows,
     explain_party,
@@ -180,6 +181,7 @@ def train(
     rounds = described.tree_options().n_estimators
     if described.horizontal:
         check_rows(described, party, resume=resume)
+    check_dealer(described)
     if party is None:
         run_all(described, "train", progress=True, arguments=["--resume"] if resume else [])
         reports = load_reports(described)
