@@ -16,6 +16,7 @@ from protocols.playing import tables_and_labels
 from protocols.test_secureboost_lossless import ESTIMATORS, assert_lossless, unusual_tables
 from protocols.test_secureboost_privacy import leaks, received, secrets_of_active, secrets_of_party
 from tables import cut, real_table, with_categories, with_gaps
+from treaty import processes
 from treaty.checkpoints import Keeper, load_checkpoint
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
@@ -835,6 +836,15 @@ def test_what_was_learned_says_what_it_costs_a_value_and_a_person(options):
     assert "person" in shop
     assert ("no epsilon holds" in shop) == (options == PAPER)
     assert any("refit" in line for line in told["bank"]) == (options == {"refit": True})
+
+
+def test_a_spent_budget_is_what_processes_say_first(monkeypatch):
+    wait = processes._wait
+    monkeypatch.setattr(processes, "_wait", lambda *started: sorted(wait(*started)))  # whoever is seen to end first
+    X, y = real_table("binary", rows=150)
+    model = treaty.GBDTClassifier(**PROTOCOL, epsilon_total=0.5, active="p1", transport="grpc", n_jobs=1)
+    with pytest.raises(TreatyError, match=r"^p1: epsilon_total does not suffice for one round: .*\np0: p1 stopped"):
+        model.fit(cut(X, 2), y)
 
 
 def test_processes_over_grpc_train_predict_and_keep_the_ledger(tmp_path):

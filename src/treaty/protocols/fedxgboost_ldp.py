@@ -158,10 +158,10 @@ def active(
     )  # fmt: skip
     grow(party, data, options, begun, finder, sources, eval_sets, threads, progress, keeper, noise.rules())
     part.spent = noise.told(forest.rounds)
+    if noise.stopped and forest.rounds == 0:
+        raise ConfigError(f"epsilon_total does not suffice for one round: {noise.stopped}")
     if noise.stopped:
         logger.warning("training ended after %d rounds: %s", forest.rounds, noise.stopped)
-        if forest.rounds == 0:
-            raise ConfigError(f"epsilon_total does not suffice for one round: {noise.stopped}")
     if options.refit:
         _refit(party, part, data, options, len(eval_sets), threads)
     finish(party)
