@@ -451,6 +451,20 @@ def test_options_that_do_not_go_together_are_refused(options, said):
         treaty.GBDTClassifier(**{**FAST_KEY, **options}).fit(cut(X, 2), y)
 
 
+def test_labels_of_several_kinds_are_refused():
+    X, y = real_table("binary", rows=60)
+    mixed, text = np.array(["a", 1], object)[y], np.array(["a", "b"], object)[y]
+    model = treaty.GBDTClassifier(n_estimators=1)
+    for labels, watched in ((mixed, y), (y, mixed)):
+        with pytest.raises(treaty.DataError, match="pooled: expected labels of one kind, got int and str"):
+            model.fit(X, labels, eval_set=(X, watched))
+    with pytest.raises(treaty.DataError, match="pooled: expected the labels seen in training, got others"):
+        model.fit(X, text, eval_set=(X, y))
+    rows = {name: (X[k::3], mixed[k::3]) for k, name in enumerate("abc")}
+    with pytest.raises(treaty.DataError, match="a: expected labels of one kind, got int and str"):
+        treaty.GBDTClassifier("federboost-horizontal").fit(rows)
+
+
 def test_label_rr_on_a_regression_is_refused():
     X, y = real_table("regression")
     with pytest.raises(treaty.ConfigError, match="randomises classes"):

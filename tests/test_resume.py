@@ -216,6 +216,14 @@ def test_other_parties_are_refused(stopped):
         fit({"p0": tables["p0"], "p2": tables["p1"]}, y, folder)
 
 
+def test_a_checkpoint_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    X, y = real_table("binary")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=r"cannot keep checkpoints in .*; expected a folder"):
+            fit(cut(X, 2), y, folder)
+
+
 def test_a_party_that_lost_its_checkpoint_is_named(stopped):
     tables, y, folder = stopped
     checkpoint_file(folder, "p1").unlink()

@@ -26,6 +26,10 @@ from treaty.options import TreeOptions
 from treaty.trees.boosting import Progressed
 
 FORMAT = "treaty-checkpoint 1"
+ANEW = (
+    "begin anew: remove the .checkpoint files from the folder given to fit as checkpoint, or run the job without "
+    "--resume. Keep what else lies there: a .noise folder has the ledger of what was paid, and the key of its noise"
+)
 MAY_CHANGE = (
     "n_estimators",
     "encryption",
@@ -34,6 +38,7 @@ MAY_CHANGE = (
     "key_bits",
     "insecure_test_key_bits",
 )  # options a fit may go on with that it began without
+LIMITS = ("epsilon_total", "delta")  # of a training under "fedxgboost-ldp"; elsewhere they make the noise
 
 
 class Checkpoint(msgspec.Struct, kw_only=True):
@@ -86,19 +91,20 @@ class Checkpoint(msgspec.Struct, kw_only=True):
         ConfigError
         """
         given = msgspec.to_builtins(options)
+        free = {*MAY_CHANGE, *(LIMITS if options.protocol == "fedxgboost-ldp" else ())}
         changed = [
             f"{name}={given.get(name)!r} (was {self.options.get(name)!r})"
-            for name in sorted({*given, *self.options} - set(MAY_CHANGE))
+            for name in sorted({*given, *self.options} - free)
             if given.get(name) != self.options.get(name)
         ]
         if changed:
-            raise ConfigError(f"cannot resume with other options: {', '.join(changed)}; set them back or begin anew")
+            raise ConfigError(f"cannot resume with other options: {', '.join(changed)}; set them back, or {ANEW}")
         if self.part.forest is not None and self.part.forest.sources != tuple(parties):
-            raise ConfigError(f"cannot resume with other parties than {', '.join(self.part.forest.sources)}")
+            raise ConfigError(f"cannot resume with other parties than {', '.join(self.part.forest.sources)}; {ANEW}")
         if table != self.table:
             raise ConfigError(
                 f"{self.part.party}: cannot resume: the training rows, eval sets or classes are not those of the "
-                "checkpoint; bring them back or begin anew",
+                f"checkpoint; bring them back, or {ANEW}",
                 public="it cannot resume: its training rows or eval sets have changed",
             )
 

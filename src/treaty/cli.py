@@ -21,6 +21,7 @@ from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.job_file import Job, id_column, load_job
 from treaty.jobs import (
+    check_dealer,
     check_explainable,
     check_rows,
     explain_party,
@@ -34,7 +35,7 @@ from treaty.linear_commands import predict_linear, train_linear
 from treaty.linear_options import linear_options
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.options import HORIZONTAL
-from treaty.privacy.ledger import cost, read_ledger
+from treaty.privacy.ledger import cost, read_ledger, summary
 from treaty.processes import run_all
 from treaty.progress import TrainingBar, steps_bar
 
@@ -183,6 +184,7 @@ def train(
     rounds = described.tree_options().n_estimators
     if described.horizontal:
         check_rows(described, party, resume=resume)
+    check_dealer(described)
     if party is None:
         run_all(described, "train", progress=True, arguments=["--resume"] if resume else [])
         reports = load_reports(described)
@@ -325,14 +327,13 @@ def ledger(
 ) -> None:
     """Print what noisy releases about a party's rows have cost so far, per value and per person.
 
-    One line for each job and mechanism; the last line is for everything together.
+    One line for each job, or model, and mechanism; the last line is for everything together.
     """
     entries = read_ledger(path)
     groups = dict.fromkeys((entry.job, entry.mechanism) for entry in entries)
     for job, mechanism in groups:
         own = [entry for entry in entries if (entry.job, entry.mechanism) == (job, mechanism)]
-        what = own[0].what if len(own) == 1 else f"{own[0].what} to {own[-1].what}"
-        console.print(f"{job}, {mechanism}, {what}: {cost(own, delta)}", soft_wrap=True, highlight=False)
+        console.print(f"{job}, {mechanism}, {summary(own)}: {cost(own, delta)}", soft_wrap=True, highlight=False)
     console.print(f"all: {cost(entries, delta)}", soft_wrap=True, highlight=False)
 
 

@@ -99,13 +99,16 @@ class TableEstimator(BaseEstimator):
     ) -> tuple[list[Any], NDArray[np.float64]]:
         """Check labels and return the classes, set in training, and each row's number among them."""
         y = check_labels(y, party, n_rows)
+        check_one_kind({party: y})
         if classes is None:
-            check_one_kind({party: y})
             check_classification_targets(y)
             self.classes_ = np.unique(y)
+        try:
+            target = np.searchsorted(self.classes_, y)
+        except TypeError:  # numbers and text have no order
+            raise DataError(f"{party}: expected the labels seen in training, got others - in an eval set") from None
         if len(self.classes_) < 2:
             raise DataError(f"{party}: expected labels of at least two classes, got one class in all {n_rows} rows")
-        target = np.searchsorted(self.classes_, y)
         if np.any(self.classes_[np.minimum(target, len(self.classes_) - 1)] != y):
             raise DataError(f"{party}: expected the labels seen in training, got others - in an eval set")
         return self.classes_.tolist(), target.astype(np.float64)

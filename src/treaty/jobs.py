@@ -101,8 +101,7 @@ def train_party(
         check_rows(job, name, resume=resume)  # refused before anybody waits for a connection
     elif member.table is None and name != job.dealer:
         raise ConfigError(f"the job names no table of {name}: add parties.{name}.table")
-    if options.has_dealer and job.dealer is None:
-        raise ConfigError('backend = "dealer" needs a party without data that deals: add one with role = "dealer"')
+    check_dealer(job)
     if name == job.active and options.early_stopping_rounds is not None and not member.eval_tables:
         raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{name}.eval_tables")
     Path(job.output).mkdir(parents=True, exist_ok=True)
@@ -165,6 +164,17 @@ def train_party(
     seconds |= {"setup": first - started - sum(seconds.values()), "boosting": ended - first}
     _write_report(job, name, part, seconds, transcript)
     return part
+
+
+def check_dealer(job: Job) -> None:
+    """Refuse a training that needs a dealer and names none.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if job.dealer is None and job.tree_options().has_dealer:
+        raise ConfigError('backend = "dealer" needs a party without data that deals: add one with role = "dealer"')
 
 
 def check_rows(job: Job, name: str | None = None, *, resume: bool = False) -> None:

@@ -450,6 +450,11 @@ def _check_noisy_gradients(options: TreeOptions) -> None:
         raise ConfigError("clip and clip_hess are about noise on gradients, which mechanism='label_rr' has not")
     if labels and options.refit:
         raise ConfigError("refit takes true labels, and mechanism='label_rr' has them randomised once; leave one out")
+    if labels and options.mode == "paper":
+        raise ConfigError(
+            "mode='paper' is the protocol as published, noise on gradients beside exact sums; mechanism='label_rr' is "
+            "none of its mechanisms and sends no exact sum: take mode='safe'"
+        )
     if options.goss:
         raise ConfigError("goss draws rows by their true gradients, and so shows which are large; use subsample")
     if options.reg_lambda == 0.0:

@@ -51,6 +51,7 @@ from treaty.simulation import Role, Traffic, active_of, play, star
 logger = logging.getLogger(__name__)
 
 PORTS = range(15_000, 32_000)  # those that parties on one machine listen at
+FAILED_WITH_OTHERS = 1  # exit code of errors that are not about a party's own options and tables: mostly another's
 GRACE = 8.0  # seconds the others get to end by themselves after one party failed
 
 
@@ -198,6 +199,8 @@ def run_all(
             name: (process.communicate()[1] or b"").decode(errors="replace").strip().removeprefix("treaty: ")
             for name, process in started.items()
         }
+        # who could not use what is its own, or was killed, before those who heard of it from others
+        failed.sort(key=lambda name: started[name].returncode == FAILED_WITH_OTHERS)
         told = "\n".join(f"{name}: {said[name] or _how_it_ended(started[name])}" for name in failed)
         if set(failed) - set(may_fail):
             raise PartyFailed(told)

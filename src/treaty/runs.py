@@ -265,7 +265,10 @@ def _keepers(folder: Path | None, parties: Iterable[str]) -> Iterator[dict[str, 
     """Yield what keeps parties' checkpoints, if there is a folder: written after an error, removed at the end."""
     keepers: dict[str, Keeper] = {}
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot keep checkpoints in {folder}: {error.strerror}; expected a folder") from None
         keepers = {name: Keeper(checkpoint_file(folder, name), resume=True) for name in parties}
     try:
         yield keepers

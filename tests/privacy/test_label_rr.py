@@ -72,6 +72,11 @@ def test_debiased_labels_are_right_on_average(n_classes):
             assert abs(mean - (k == label)) < 5 * error  # false alarm: 16 comparisons, 6e-7 each
 
 
+@pytest.mark.parametrize("epsilon", [700.0, 746.0, 1e6])
+def test_a_label_changes_now_and_then_at_any_epsilon(epsilon):
+    assert randomise_labels(np.array([0, 0, 1]), 2, epsilon, scripted([0, 1, 2], [0])).tolist() == [1, 0, 1]
+
+
 @settings(deadline=None, max_examples=200)
 @given(epsilon=st.floats(1e-6, 40.0), n_classes=st.integers(2, 1000))
 def test_no_label_costs_more_than_epsilon(epsilon, n_classes):

@@ -89,7 +89,7 @@ def test_a_delta_that_is_none_is_refused(delta):
         ([], None, "epsilon none per value; 0 per person over 0 releases"),
         ([entry(1), entry(2)], None, "epsilon 1 per value; 2 per person over 2 releases"),
         ([entry(1, 0.5), entry(2, 2.0)], None, "epsilon 0.5 to 2 per value; 2.5 per person over 2 releases"),
-        ([sums(0.05)], None, "rho 0.05 per row; epsilon 1.472 at delta 1e-06 per row added or removed over 1 releases"),
+        ([sums(0.05)], None, "rho 0.05 per row; epsilon 1.472 at delta 1e-06 per row added or removed over 1 release"),
         ([entry(1), entry(2)], 1e-6, "epsilon 1 per value; 2 per person over 2 releases"),
     ],
 )  # fmt: skip
@@ -215,6 +215,23 @@ def test_a_job_that_dies_while_it_writes_leaves_all_or_nothing(tmp_path):
     assert read_ledger(tmp_path) == [entry(1)]
 
 
+def test_a_ledger_is_read_after_a_job_was_killed_while_it_wrote(tmp_path):
+    script = (
+        "import os, signal, sys; from pathlib import Path; from treaty.privacy.ledger import Entry, Ledger\n"
+        "ledger = Ledger(Path(sys.argv[1]))\n"
+        "ledger.spend([Entry('draw 1', 'job', 'duchi', 'gradients of tree 1', 1.0)])\n"
+        "ledger._db.execute('PRAGMA cache_size = 1')\n"  # the file changes before the end
+        "with ledger._transaction() as db:\n"
+        "    for k in range(2000):\n"
+        "        row = (f'{k}' * 20, 'job', 'duchi', 'tree', 1.0, 0.0, 0.0)\n"
+        "        db.execute('INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)', row)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert (tmp_path / "ledger-journal").stat().st_size > 0
+    assert read_ledger(tmp_path) == [entry(1)]
+
+
 def test_a_later_version_and_a_wrong_number_are_refused(tmp_path):
     Ledger(tmp_path)
     with sqlite3.connect(tmp_path / "ledger") as db, pytest.raises(sqlite3.IntegrityError):
@@ -247,7 +264,7 @@ def test_noise_on_sums_is_entered_by_every_participant_and_jobs_add_up(tmp_path)
         assert one.mechanism == other.mechanism == "discrete Gaussian"
         assert per_person([one]) == pytest.approx(8.0, rel=1e-3)
         assert per_person([one]) < per_person([one, other]) < 16.0
-    assert "over 1 releases" in spent[0]
+    assert spent[0].endswith("over 1 release")
     assert "over 2 releases" in spent[1]
 
 
@@ -257,10 +274,29 @@ def test_the_command_prints_what_was_paid(tmp_path):
     assert result.exit_code == 0
     assert result.output.splitlines() == [
         "job, duchi, gradients of tree 1 to gradients of tree 2: epsilon 1 per value; 2 per person over 2 releases",
-        "spring, label_rr, labels: epsilon 1.5 per value; 1.5 per person over 1 releases",
+        "spring, label_rr, labels: epsilon 1.5 per value; 1.5 per person over 1 release",
         "all: epsilon 1 to 1.5 per value; 3.5 per person over 3 releases",
     ]
     assert isinstance(CliRunner().invoke(app, ["ledger", str(tmp_path / "none")]).exception, ConfigError)
+
+
+@pytest.mark.parametrize("protocol", ["fedxgboost-ldp", "federboost-horizontal"])
+def test_every_fit_has_a_line_of_its_own(tmp_path, protocol):
+    X, y = real_table("binary", rows=150)
+    halves = {"a": X.iloc[:, :5], "b": X.iloc[:, 5:]}
+    thirds = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate("abc")}
+    given = (halves, y) if protocol == "fedxgboost-ldp" else (thirds,)
+    models = [
+        treaty.GBDTClassifier(protocol, n_estimators=2, max_depth=1, max_bin=4, epsilon_total=8.0, n_jobs=1).fit(
+            *given, checkpoint=tmp_path
+        )
+        for _ in range(3)
+    ]
+    lines = CliRunner().invoke(app, ["ledger", str(tmp_path / "a.noise")]).output.splitlines()
+    ids = [next(iter(model.parts_.values())).model_id[:8] for model in models]
+    assert [line.split(", ")[0] for line in lines[:3]] == ["fit"] * 3
+    assert [line.split(", ")[1] for line in lines[:3]] == [f"model {name}" for name in ids]
+    assert lines[3].startswith("all: ")
 
 
 def test_an_epsilon_beyond_floats_is_not_understated():

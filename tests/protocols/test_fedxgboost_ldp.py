@@ -16,6 +16,7 @@ from protocols.playing import tables_and_labels
 from protocols.test_secureboost_lossless import ESTIMATORS, assert_lossless, unusual_tables
 from protocols.test_secureboost_privacy import leaks, received, secrets_of_active, secrets_of_party
 from tables import cut, real_table, with_categories, with_gaps
+from treaty import processes
 from treaty.checkpoints import Keeper, load_checkpoint
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
@@ -33,6 +34,7 @@ from treaty.protocols.scoring import Divided, NoisyTree, SplitRequest
 from treaty.runs import join
 from treaty.simulation import Played, play, star
 from treaty.trees.columns import ColumnSource
+from treaty.trees.growth import Exhausted
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules, scan
 
@@ -331,6 +333,18 @@ def test_transcripts_hold_declared_messages_alone_without_values_names_or_labels
         assert not leaks(contents, secrets_of_party(tables, "p2" if name == "p1" else "p1", played.results[name]))
 
 
+def test_messages_carry_the_number_of_their_tree(varied):
+    played = play_training(*varied, n_estimators=2)
+    for name in ("p0", "p1"):
+        rounds: dict[str, set[int]] = {}
+        for entry in played.transcripts[name].entries:
+            rounds.setdefault(entry.step, set()).add(entry.round)
+        assert rounds["Begin"] == rounds["Columns"] == {0}
+        assert rounds["NoisyTree"] == {0, 1}  # with which the next begins
+        assert rounds["Scores"] == rounds["SplitAnswer"] == rounds["Divided"] == {1, 2}
+        assert rounds["Finish"] == {2}
+
+
 def test_gradients_are_sent_once_a_tree_and_levels_in_one_message(varied):
     played = play_training(*varied, max_depth=4, n_estimators=2)
     for name in ("p1", "p2"):
@@ -408,6 +422,51 @@ def test_every_class_has_a_tree_and_pays_for_it():
     short = treaty.GBDTClassifier(**PROTOCOL, n_estimators=9, epsilon_total=7.0, n_jobs=1).fit(cut(X, 2), y)
     assert short.n_iter_ == 2
     assert len(short.predict(cut(X, 2))) == len(y)
+    assert "6 per person over 6 releases. In the ledger" in short.parts_["p0"].spent
+
+
+def test_nothing_is_paid_for_a_round_that_the_budget_cannot_finish(tmp_path):
+    X, y = real_table("multiclass", rows=90)
+
+    def fit(total):
+        model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=9, epsilon_total=total, n_jobs=1)
+        return model.fit(cut(X, 2), y, checkpoint=tmp_path)
+
+    model = fit(5.0)
+    assert model.n_iter_ == 1
+    assert "would pay 6 with gradients of tree 4 to gradients of tree 6" in model.parts_["p0"].spent
+    with pytest.raises(ConfigError, match="epsilon_total does not suffice for one round"):
+        fit(5.9)
+    assert len(read_ledger(tmp_path / "p0.noise")) == 3
+    assert fit(6.0).n_iter_ == 1
+
+
+def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
+    """Of two rounds of three trees four trees are paid; training goes on from the first round's end."""
+    ledger, grad = Ledger(None), np.full(50, 2**14)
+    given = {"weighted": False, "model_id": "m", "job": "j"}
+
+    def tree(noise):
+        return noise.of(grad, np.full(50, 2**14), None).grad
+
+    def noisy(total, first_tree=0):
+        options = tree_options({**PROTOCOL, "epsilon_total": total})
+        return NoisyGradients(ledger, options, Objective("softmax", 3), 50, first_tree=first_tree, **given)
+
+    first = noisy(6.0)
+    sent = [tree(first) for _ in range(4)]
+    with pytest.raises(Exhausted):
+        tree(noisy(5.0, first_tree=3))
+    assert len(ledger.entries()) == 4
+    resumed = noisy(6.0, first_tree=3)
+    np.testing.assert_array_equal(tree(resumed), sent[3])
+    assert [len(ledger.entries()) for _ in range(2) if len(tree(resumed))] == [5, 6]
+    for _ in range(2):  # all paid: whatever the limit is now
+        again = noisy(1.0, first_tree=3)
+        np.testing.assert_array_equal(tree(again), sent[3])
+    assert len(ledger.entries()) == 6
+    with pytest.raises(Exhausted):
+        tree(noisy(6.0, first_tree=6))
 
 
 def test_a_spent_budget_ends_training_with_a_usable_model(varied, tmp_path, caplog):
@@ -444,8 +503,19 @@ def test_labels_randomised_once_pay_once_whatever_the_trees(tmp_path):
         model = treaty.GBDTClassifier(**label, n_estimators=trees).fit(cut(X, 2), y, checkpoint=tmp_path)
         assert model.parts_["p0"].spent.startswith("epsilon 1.5 per label and per person, once. In the ledger: epsilon")
     assert [(e.mechanism, e.epsilon) for e in read_ledger(tmp_path / "p0.noise")] == [("label_rr", 1.5)]
-    with pytest.raises(ConfigError, match="may pay epsilon 1, has paid 0"):
-        treaty.GBDTClassifier(**label, epsilon_total=1.0).fit(cut(X, 2), y)
+
+
+@pytest.mark.parametrize("transport", ["memory", "grpc"])
+def test_labels_that_cost_too_much_are_not_drawn(tmp_path, transport):
+    X, y = real_table("binary")
+    options = {**PROTOCOL, "mechanism": "label_rr", "epsilon_total": 1.0, "n_estimators": 1, "n_jobs": 1}
+    with pytest.raises(TreatyError, match="may pay epsilon 1, has paid 0 and would pay 3 with labels"):
+        treaty.GBDTClassifier(**options, epsilon=3.0, transport=transport).fit(cut(X, 2), y, checkpoint=tmp_path)
+    assert not (tmp_path / "noisy_labels").exists()
+    assert read_ledger(tmp_path / "p0.noise") == []
+    treaty.GBDTClassifier(**options, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
+    treaty.GBDTClassifier(**{**options, "epsilon_total": 0.5}, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
+    assert len(read_ledger(tmp_path / "p0.noise")) == 1
 
 
 def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_path):
@@ -481,6 +551,59 @@ def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_
         np.testing.assert_array_equal(numbers(one.grad), numbers(other.grad))
     for one, other in zip(*(played.results["p0"].forest.trees for played in (first, second)), strict=True):
         np.testing.assert_array_equal(one.value, other.value)
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """Return a function that goes on with a fit whose third tree was not paid any more: two of five are."""
+    X, y = real_table("binary", rows=150)
+
+    def fit(**options):
+        model = treaty.GBDTClassifier(**{**PROTOCOL, "n_estimators": 5, "epsilon_total": 4.0, "n_jobs": 1, **options})
+        return model.fit(cut(X, 2), y, checkpoint=tmp_path)
+
+    with monkeypatch.context() as patch:
+        spend = Ledger.spend
+
+        def stop(ledger, entries, **limit):
+            if entries[0].what == "gradients of tree 3":
+                raise KeyboardInterrupt
+            return spend(ledger, entries, **limit)
+
+        patch.setattr(Ledger, "spend", stop)
+        patch.setattr(Keeper, "due", True)
+        with pytest.raises(KeyboardInterrupt):
+            fit()
+    assert len(read_ledger(tmp_path / "p0.noise")) == 2
+    return fit
+
+
+@pytest.mark.parametrize(
+    ("limit", "trees"), [({"epsilon_total": 5.0}, 5), ({"epsilon_total": 3.0}, 3), ({"epsilon_total": None}, 5)]
+)
+def test_a_training_goes_on_under_another_limit(stopped, tmp_path, limit, trees):
+    assert stopped(**limit).n_iter_ == trees == len(read_ledger(tmp_path / "p0.noise"))
+
+
+def test_who_begins_anew_keeps_the_ledger(stopped, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"epsilon=0\.5 \(was None\); set them back, or begin anew: remove the \.chec"
+    ):
+        stopped(epsilon=0.5)
+    for file in tmp_path.glob("*.checkpoint"):
+        file.unlink()
+    assert stopped(epsilon=0.5).n_iter_ == 4
+    assert per_person(read_ledger(tmp_path / "p0.noise")) == 4.0
+
+
+def test_noisy_labels_of_other_rows_are_moved_away_and_drawn_anew_at_a_cost(tmp_path):
+    X, y = real_table("binary", rows=150)
+    model = treaty.GBDTClassifier(**PROTOCOL, mechanism="label_rr", epsilon=1.0, n_estimators=1, n_jobs=1)
+    model.fit(cut(X[:100], 2), y[:100], checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match=r"noisy_labels; .* move this file away .* keep the ledger and its key"):
+        model.fit(cut(X[50:], 2), y[50:], checkpoint=tmp_path)
+    (tmp_path / "noisy_labels").rename(tmp_path / "first_labels")
+    assert "2 per person over 2 releases" in model.fit(cut(X[50:], 2), y[50:], checkpoint=tmp_path).parts_["p0"].spent
 
 
 def test_other_gradients_get_other_noise_and_pay_again():
@@ -541,6 +664,7 @@ def test_an_epsilon_that_is_none_is_refused(varied, epsilon):
         ({"mechanism": "label_rr"}, "mechanism='label_rr' goes with the epsilon"),
         ({"mechanism": "label_rr", "epsilon": 1.0, "clip": 0.5}, "clip and clip_hess are about noise on gradients"),
         ({"mechanism": "label_rr", "epsilon": 1.0, "refit": True}, "refit takes true labels"),
+        ({"mechanism": "label_rr", "epsilon": 1.0, **PAPER}, "label_rr' is none of its mechanisms"),
         ({"mechanism": "gaussian"}, "expected one of label_rr, laplace, duchi, piecewise, hybrid"),
         ({"split_score": "third_order"}, "expected one of first_order, second_order"),
         ({"delta": 1e-6}, "delta goes with epsilon_total"),
@@ -712,6 +836,15 @@ def test_what_was_learned_says_what_it_costs_a_value_and_a_person(options):
     assert "person" in shop
     assert ("no epsilon holds" in shop) == (options == PAPER)
     assert any("refit" in line for line in told["bank"]) == (options == {"refit": True})
+
+
+def test_a_spent_budget_is_what_processes_say_first(monkeypatch):
+    wait = processes._wait
+    monkeypatch.setattr(processes, "_wait", lambda *started: sorted(wait(*started)))  # whoever is seen to end first
+    X, y = real_table("binary", rows=150)
+    model = treaty.GBDTClassifier(**PROTOCOL, epsilon_total=0.5, active="p1", transport="grpc", n_jobs=1)
+    with pytest.raises(TreatyError, match=r"^p1: epsilon_total does not suffice for one round: .*\np0: p1 stopped"):
+        model.fit(cut(X, 2), y)
 
 
 def test_processes_over_grpc_train_predict_and_keep_the_ledger(tmp_path):

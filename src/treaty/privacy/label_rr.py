@@ -72,7 +72,7 @@ def randomise_labels(
     draw = os.urandom if randomness is None else randomness
     others = n_classes - 1
     change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))  # (K - 1) r
-    limit = math.ceil(change * (1.0 + 2.0**-50) * 2.0**64)  # the factor is above what the floats are off by
+    limit = max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64))  # the factor is above what the floats are off by
     changed = np.flatnonzero(uniform64(draw, len(noisy)) < np.uint64(limit))
     drawn = uniform_below(draw, others, len(changed))
     noisy[changed] = drawn + (drawn >= noisy[changed])  # skip the label itself
@@ -137,7 +137,10 @@ def _read(data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, ep
         raise ConfigError(f"expected noisy labels, got something else - at {path} ({error})") from None
     if kept.format != FORMAT:
         raise ConfigError(f"expected a file of format {FORMAT!r}, got {kept.format[:40]!r} - at {path}")
-    remedy = "labels drawn again cost their epsilon again: go on with what they were drawn for, or name another file"
+    remedy = (
+        "labels drawn again cost their epsilon again: go on with what they were drawn for, or move this file away (in "
+        "a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
+    )
     for name, wanted, got in (("epsilon", epsilon, kept.epsilon), ("classes", n_classes, kept.n_classes)):
         if wanted != got:
             raise ConfigError(f"expected noisy labels of {name} {wanted}, got {name} {got} - at {path}; {remedy}")

@@ -58,7 +58,7 @@ class Entry:
     draw : str
         What tells this draw of noise from all others.
     job, mechanism, what : str
-        For people: which job, which noise, and on what.
+        For people: which job (and model, see `model_job`), which noise, and on what.
     epsilon : float
         Of a value, where the noise is on values; infinite for no noise.
     rho : float
@@ -74,6 +74,11 @@ class Entry:
     epsilon: float = 0.0
     rho: float = 0.0
     delta: float = 0.0
+
+
+def model_job(job: str, model_id: str) -> str:
+    """Name a training in the ledger: jobs may be called the same, and all fits of an estimator are."""
+    return f"{job}, model {model_id[:8]}"
 
 
 def per_person(entries: Sequence[Entry], delta: float | None = None) -> float:
@@ -117,7 +122,13 @@ def cost(entries: Sequence[Entry], delta: float | None = None) -> str:
     parts = [f"epsilon {each} per value"] if values or rho == 0.0 else []
     parts += [f"rho {rho:.3g} per row"] if rho > 0.0 else []
     used = delta or max((entry.delta for entry in entries if entry.rho > 0.0), default=None)
-    return f"{', '.join(parts)}; {_person(entries, used)} over {len(entries)} releases"
+    return f"{', '.join(parts)}; {_person(entries, used)} over {len(entries)} release{'' if len(entries) == 1 else 's'}"
+
+
+def summary(entries: Sequence[Entry]) -> str:
+    """Say what entries are about, by the first and the last of them."""
+    first, last = entries[0].what, entries[-1].what
+    return first if first == last else f"{first} to {last}"
 
 
 def _person(entries: Sequence[Entry], delta: float | None) -> str:
@@ -191,22 +202,36 @@ class Ledger:
         BudgetSpent
             When `most` would be passed; nothing is entered then, and nothing may be released.
         """
+        with self._transaction() as db:
+            before = _entries(db)
+            new = self._affordable(before, entries, most, delta)
+            rows = [(e.draw, e.job, e.mechanism, e.what, e.epsilon, e.rho, e.delta) for e in new]
+            db.executemany(f"INSERT INTO entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608
+        return [*before, *new]
+
+    def check(self, entries: Sequence[Entry], *, most: float | None = None, delta: float | None = None) -> None:
+        """Refuse releases that would cost too much, as `spend` would, and enter nothing.
+
+        For those that are of use together alone. Another job may spend meanwhile: what is released is entered first.
+        """
+        self._affordable(self.entries(), entries, most, delta)
+
+    def _affordable(
+        self, before: Sequence[Entry], entries: Sequence[Entry], most: float | None, delta: float | None
+    ) -> list[Entry]:
+        """Return the entries that are not in the ledger yet, if a person may pay for them as well."""
         for entry in entries:
             if not entry.epsilon >= 0.0 or not 0.0 <= entry.rho < math.inf:
                 raise ConfigError(f"expected costs of 0 or more, got {entry.epsilon} and {entry.rho} - in the ledger")
-        with self._transaction() as db:
-            before = _entries(db)
-            known = {entry.draw for entry in before}
-            new = list({entry.draw: entry for entry in entries if entry.draw not in known}.values())
-            total = [*before, *new]
-            if new and most is not None and not per_person(total, delta) <= most * _ROUNDED:
-                raise BudgetSpent(
-                    f"a person may pay epsilon {most:g}, has paid {per_person(before, delta):g} and would pay "
-                    f"{per_person(total, delta):g} with {new[0].what} - at {self._where}"
-                )
-            rows = [(e.draw, e.job, e.mechanism, e.what, e.epsilon, e.rho, e.delta) for e in new]
-            db.executemany(f"INSERT INTO entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608
-        return total
+        known = {entry.draw for entry in before}
+        new = list({entry.draw: entry for entry in entries if entry.draw not in known}.values())
+        total = [*before, *new]
+        if new and most is not None and not per_person(total, delta) <= most * _ROUNDED:
+            raise BudgetSpent(
+                f"a person may pay epsilon {most:g}, has paid {per_person(before, delta):g} and would pay "
+                f"{per_person(total, delta):g} with {summary(new)} - at {self._where}"
+            )
+        return new
 
     def _open(self, file: str | Path) -> None:
         self._db = sqlite3.connect(file, timeout=_WAIT, isolation_level=None, check_same_thread=False)
@@ -250,8 +275,8 @@ def read_ledger(path: Path) -> list[Entry]:
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ConfigError(f"expected a ledger, got no such file - at {file}")
-    try:
-        db = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", timeout=_WAIT, uri=True)
+    try:  # for writing: what a job that was killed has left half written is taken back before anything is read
+        db = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", timeout=_WAIT, uri=True)
         try:
             return _entries(db)
         finally:

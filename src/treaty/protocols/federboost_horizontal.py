@@ -56,7 +56,7 @@ from treaty.messaging.messages import Message, encode_body
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
-from treaty.privacy.ledger import Ledger
+from treaty.privacy.ledger import Ledger, model_job
 from treaty.protocols.horizontal_bins import Agreed, agreed_objective, pack_bins, unpack_bins
 from treaty.protocols.horizontal_noise import SumNoise, check_noise, pay, plan_noise
 from treaty.protocols.horizontal_rows import (
@@ -180,8 +180,9 @@ def lead(
     schema = schema_of(names, categories)
     noise = plan_noise(options, schema, labels, len(members))
     found = _found(keeper, noise)
-    paid = pay(noise, None if data is None else ledger, party.job)
-    begin = _begin(party, found, names, categories, labels, options.n_estimators)
+    model_id = secrets.token_hex(16) if found is None else found.part.model_id
+    paid = pay(noise, None if data is None else ledger, model_job(party.job, model_id))
+    begin = _begin(party, model_id, found, names, categories, labels, options.n_estimators)
     collector = Collector(
         party, members, vouching, _begun(options, members, begin),
         recover=options.dropout == "accept", allow_two=may_be_two(options),
@@ -257,6 +258,7 @@ def _found(keeper: Keeper | None, noise: SumNoise) -> Checkpoint | None:
 
 def _begin(
     party: Party,
+    model_id: str,
     found: Checkpoint | None,
     names: list[str],
     categories: Categories,
@@ -264,7 +266,6 @@ def _begin(
     n_estimators: int,
 ) -> Begin:
     """Tell all participants what model begins, or which of its rounds are kept."""
-    model_id = secrets.token_hex(16) if found is None else found.part.model_id
     rounds = None if found is None else min(found.rounds, n_estimators)
     begin = Begin(model_id, names, categories, labels, rounds)
     for peer in party.peers:
@@ -337,7 +338,7 @@ def participate(
         recover=options.dropout == "accept", allow_two=may_be_two(options),
     )  # fmt: skip
     noise = plan_noise(options, schema, begun.classes, len(members))
-    paid = pay(noise, ledger, party.job)
+    paid = pay(noise, ledger, model_job(party.job, begun.model_id))
     printed = b"" if keeper is None else printed_rows([rows], begun.classes)
     objective = objective_for(rows, begun.classes, options)
     if begun.rounds is None:

@@ -153,15 +153,15 @@ def active(
     own = own_columns(data.table, options, part.splits, threads)
     sources = [others.get(name, own) for name in parties]
     finder = ScoreSplits(
-        sources, n_rows, scoring, threads, noise.of,
+        party, sources, n_rows, scoring, threads, noise.of,
         first_order=options.split_score == "first_order", exact=options.mode == "paper",
     )  # fmt: skip
     grow(party, data, options, begun, finder, sources, eval_sets, threads, progress, keeper, noise.rules())
     part.spent = noise.told(forest.rounds)
+    if noise.stopped and forest.rounds == 0:
+        raise ConfigError(f"epsilon_total does not suffice for one round: {noise.stopped}")
     if noise.stopped:
         logger.warning("training ended after %d rounds: %s", forest.rounds, noise.stopped)
-        if forest.rounds == 0:
-            raise ConfigError(f"epsilon_total does not suffice for one round: {noise.stopped}")
     if options.refit:
         _refit(party, part, data, options, len(eval_sets), threads)
     finish(party)
@@ -223,6 +223,7 @@ def passive(
                 if progress is not None:
                     progress(trees, part)
                 trees += 1
+                party.round = trees
                 scores = owner.start(tree)
                 if scores is not None:
                     party.send(lead, scores)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from treaty.compute import pieces, share
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.options import TreeOptions
-from treaty.privacy.ledger import Entry, Ledger, cost
+from treaty.privacy.ledger import Entry, Ledger, cost, model_job
 from treaty.privacy.mechanisms import (
     MECHANISMS,
     STEPS,
@@ -93,7 +95,7 @@ class NoisyGradients:
     ) -> None:
         self.stopped, self._threads = "", threads
         self._ledger, self._options, self._objective = ledger, options, objective
-        self._model_id, self._job, self._tree = model_id, job, first_tree
+        self._model_id, self._job, self._tree = model_id, model_job(job, model_id), first_tree
         self.mechanism = options.mechanism or DEFAULT_MECHANISM
         self.epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
         self._paper = options.mode == "paper"
@@ -157,8 +159,11 @@ class NoisyGradients:
         Raises
         ------
         Exhausted
-            When it would cost more than a person may pay; nothing is drawn then.
+            When it would cost more than a person may pay, or all trees of its round would; nothing is drawn then.
         """
+        n_outputs = self._objective.n_outputs
+        if self._on_gradients and n_outputs > 1 and self._tree % n_outputs == 0:
+            self._check_round(n_outputs)
         exact_grad, exact_hess = grad, hess
         if self._on_gradients:
             exact, noisy = self._draw(grad if rows is None else grad[rows], hess if rows is None else hess[rows])
@@ -212,13 +217,31 @@ class NoisyGradients:
         content = hashlib.sha256(msgspec.msgpack.encode(terms) + digests)
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
         entry = self._entry(draw, self._tree)
-        try:
+        with self._limited():
             self._ledger.spend([entry], most=self._options.epsilon_total, delta=self._options.delta)
+        self.spent.append(entry)
+        return hashlib.sha256(b"treaty noisy gradients, key" + self._ledger.key + content.digest()).digest()
+
+    def _check_round(self, n_outputs: int) -> None:
+        """Refuse a round of which not all trees can be paid, before the first is: it would add nothing to the model.
+
+        Those that an interrupted training has paid cost nothing again. They are known by name: their draws are not made
+        yet.
+        """
+        trees = range(self._tree, self._tree + n_outputs)
+        paid = {entry.what for entry in self._ledger.entries() if entry.job == self._job}
+        unpaid = [entry for k in trees if (entry := self._entry(f"tree {k}", k)).what not in paid]
+        with self._limited():
+            self._ledger.check(unpaid, most=self._options.epsilon_total, delta=self._options.delta)
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Have a spent budget end the training."""
+        try:
+            yield
         except BudgetSpent as spent:
             self.stopped = str(spent)
             raise Exhausted from None
-        self.spent.append(entry)
-        return hashlib.sha256(b"treaty noisy gradients, key" + self._ledger.key + content.digest()).digest()
 
     def _entry(self, draw: str, tree: int) -> Entry:
         epsilon = math.inf if self._paper else self.epsilon  # the exact sums beside the noise have none

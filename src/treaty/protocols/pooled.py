@@ -7,6 +7,9 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -89,16 +92,18 @@ def noisy_labels(
     ConfigError
         For a regression, or when the file keeps those of other labels.
     BudgetSpent
-        When a person would pay more than `epsilon_total`.
+        When a person would pay more than `epsilon_total`; nothing is drawn then.
     """
     if classes is None or options.epsilon is None:
         raise ConfigError("mechanism='label_rr' randomises classes; a regression has none: leave it out (None)")
+    limit: dict[str, Any] = {"most": options.epsilon_total, "delta": options.delta}
+    entry = partial(Entry, job=job, mechanism="label_rr", what="labels", epsilon=options.epsilon)
+    if not Path(path).exists():
+        ledger.check([entry("not drawn yet")], **limit)  # refused here, labels would be kept that nobody may use
     noisy = stored_noisy_labels(path, y, len(classes), options.epsilon)
     content = msgspec.msgpack.encode([len(classes), options.epsilon]) + noisy.tobytes()
     draw = hashlib.sha256(b"treaty noisy labels" + ledger.key + hashlib.sha256(content).digest()).hexdigest()
-    ledger.spend(
-        [Entry(draw, job, "label_rr", "labels", options.epsilon)], most=options.epsilon_total, delta=options.delta
-    )
+    ledger.spend([entry(draw)], **limit)
     return noisy.astype(np.float64)
 
 

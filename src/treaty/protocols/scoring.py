@@ -181,6 +181,8 @@ class ScoreSplits(ScoresFinder):
 
     Parameters
     ----------
+    party : Party
+        Its rounds are trees.
     sources : sequence of SumsSource
         In party order; those of others are `ScoredColumns`.
     n_rows, rules, threads, first_order
@@ -193,6 +195,7 @@ class ScoreSplits(ScoresFinder):
 
     def __init__(
         self,
+        party: Party,
         sources: Sequence[SumsSource],
         n_rows: int,
         rules: SplitRules,
@@ -203,7 +206,7 @@ class ScoreSplits(ScoresFinder):
         exact: bool,
     ) -> None:
         super().__init__(sources, n_rows, rules, threads, first_order=first_order)
-        self._release, self._exact = release, exact
+        self._party, self._release, self._exact = party, release, exact
         self._others = [source for source in sources if isinstance(source, ScoredColumns)]
         self._is_other = np.array([isinstance(source, ScoredColumns) for source in sources])
         for source in self._others:
@@ -224,6 +227,7 @@ class ScoreSplits(ScoresFinder):
         for source in self._others:
             source.totals, source.divided = totals, None
         self.start(gradients, rows, columns)
+        self._party.round += 1
         return totals
 
     def best_splits(self, level: Level) -> Splits:
