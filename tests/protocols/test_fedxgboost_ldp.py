@@ -333,7 +333,7 @@ def test_transcripts_hold_declared_messages_alone_without_values_names_or_labels
         assert not leaks(contents, secrets_of_party(tables, "p2" if name == "p1" else "p1", played.results[name]))
 
 
-def test_messages_carry_the_number_of_their_tree(varied):
+def test_messages_carry_the_number_of_their_tree(quiet, varied):
     played = play_training(*varied, n_estimators=2)
     for name in ("p0", "p1"):
         rounds: dict[str, set[int]] = {}
