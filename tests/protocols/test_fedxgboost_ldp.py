@@ -25,7 +25,7 @@ from treaty.messaging.messages import Array
 from treaty.options import tree_options
 from treaty.privacy.label_rr import randomise_labels
 from treaty.privacy.ledger import Ledger, per_person, read_ledger
-from treaty.privacy.mechanisms import MECHANISMS, STEPS, keystream
+from treaty.privacy.mechanisms import MECHANISMS, ON_GRID, STEPS, keystream
 from treaty.protocols import decisions, fedxgboost_ldp, leading, noisy_gradients, pooled, scoring
 from treaty.protocols.disclosures import disclosures
 from treaty.protocols.noisy_gradients import SENT_STEPS, NoisyGradients
@@ -112,7 +112,7 @@ def quiet(monkeypatch):
     """Take the noise away: every mechanism returns what it is given, on its grid, and no coarser one is sent."""
     monkeypatch.setattr(noisy_gradients, "SENT_STEPS", STEPS)
     for kind in MECHANISMS:
-        monkeypatch.setitem(MECHANISMS, kind, lambda t, epsilon, randomness=None: np.rint(t * STEPS) / STEPS)
+        monkeypatch.setitem(ON_GRID, kind, lambda steps, epsilon, draw: steps / STEPS)
 
 
 # ---------------------------------------------------------------- without noise: the pooled grower's trees
@@ -379,11 +379,11 @@ def test_gradients_are_clipped_before_noise_and_hessians_of_weighted_rows_carry_
     tables, y = varied
     given = []
 
-    def watched(t, epsilon, randomness=None):
-        given.append((t.copy(), epsilon))
-        return np.rint(t * STEPS) / STEPS
+    def watched(steps, epsilon, draw):
+        given.append((steps / STEPS, epsilon))
+        return steps / STEPS
 
-    monkeypatch.setitem(MECHANISMS, "duchi", watched)
+    monkeypatch.setitem(ON_GRID, "duchi", watched)
     weight = np.where(y == 1, 3.0, 0.5)
     common = {"mechanism": "duchi", "epsilon": 2.0, "n_estimators": 1}
     play_training(tables, y, clip=0.25, **common)

@@ -108,12 +108,15 @@ def laplace(t: NDArray[np.float64], epsilon: float, randomness: Randomness | Non
     than 2^-49 of it, which L makes up for: it is larger than needed by 2^-26 of it. Most of the time a chord above that
     curve or a tangent below it tells already whether U is kept.
     """
-    steps, draw = _steps(t, epsilon), randomness or keystream()
+    return _laplace(_steps(t, epsilon), epsilon, randomness or keystream())
+
+
+def _laplace(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
     halving = math.ceil(2 * STEPS * math.log(2.0) / epsilon * (1.0 + 2.0**-26))
     noise = np.empty(len(steps), np.int64)
     done, words = 0, np.empty(0, np.uint64)
     while done < len(noise):
-        words = np.concatenate([words, uniform64(draw, min(_CHUNK, 3 * (len(noise) - done) + 64))])
+        words = np.concatenate([words, uniform64(draw, min(_CHUNK, 3 * (len(noise) - done) // 2 + 64))])
         drawn, used = _fill_laplace(noise[done:], halving, words)
         done, words = done + drawn, words[used:]
     noisy: NDArray[np.float64] = (steps + noise) / STEPS
@@ -130,7 +133,10 @@ def duchi(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None 
     The larger comes with a chance of 1/2 + t (e^epsilon - 1) / (2 (e^epsilon + 1)), a multiple of 2^-63 that is rounded
     towards 1/2. From epsilon 29 on the rounding shows: the other one comes with 2^-43 at least.
     """
-    steps, draw = _steps(t, epsilon), randomness or keystream()
+    return _duchi(_steps(t, epsilon), epsilon, randomness or keystream())
+
+
+def _duchi(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
     slope = min(math.floor(math.tanh(epsilon / 2.0) / 2.0 * 2.0**43 / _ROUNDED), 2**42 - 1)
     either = np.empty(len(steps))
     _one_of_two(steps, uniform64(draw, len(steps)), slope, np.rint(2.0**42 / slope * STEPS) / STEPS, either)
@@ -148,7 +154,10 @@ def piecewise(t: NDArray[np.float64], epsilon: float, randomness: Randomness | N
     width C - 1 around a multiple of t are e^epsilon times as likely as the others. What is drawn is scaled so that it
     is right on average for the window and the chances there are, and rounded to the grid.
     """
-    steps, draw = _steps(t, epsilon), randomness or keystream()
+    return _piecewise(_steps(t, epsilon), epsilon, randomness or keystream())
+
+
+def _piecewise(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
     most, width, change = _window(epsilon)
     limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))  # of words that leave the window, rounded up
     reach = most - width // 2  # centre of the window of t = 1
@@ -167,14 +176,18 @@ def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None
 
     Parameters, Returns and Raises as of `laplace`. Wang et al. 2019, section III-C.
     """
-    draw = randomness or keystream()
-    share = _piecewise_share(epsilon)
-    limit = min(math.floor(share * 2.0**64), 2**64 - 1)
-    chosen = uniform64(draw, len(t)) < np.uint64(limit)  # whatever t is
-    return np.where(chosen, piecewise(t, epsilon, draw), duchi(t, epsilon, draw))
+    return _hybrid(_steps(t, epsilon), epsilon, randomness or keystream())
+
+
+def _hybrid(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+    limit = min(math.floor(_piecewise_share(epsilon) * 2.0**64), 2**64 - 1)
+    chosen = uniform64(draw, len(steps)) < np.uint64(limit)  # whatever t is
+    return np.where(chosen, _piecewise(steps, epsilon, draw), _duchi(steps, epsilon, draw))
 
 
 MECHANISMS = {"laplace": laplace, "duchi": duchi, "piecewise": piecewise, "hybrid": hybrid}
+ON_GRID = {"laplace": _laplace, "duchi": _duchi, "piecewise": _piecewise, "hybrid": _hybrid}
+"""The same of whole multiples of 2^-20, int64 (n,), which are taken for what they should be."""
 
 
 def variance(mechanism: str, t: NDArray[np.float64], epsilon: float) -> NDArray[np.float64]:
@@ -231,6 +244,13 @@ def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int64]:
 
 
 @kernel
+def clip_to_steps(values: NDArray[np.int64], factor: float, shift: float, steps: NDArray[np.int64]) -> None:
+    """Write multiples of 2^-20: what `scaled` makes of values, with a shift of -1 `scaled_positive`."""
+    for i in range(len(values)):
+        steps[i] = np.int64(np.rint(min(max(values[i] * factor + shift, -1.0), 1.0) * STEPS))
+
+
+@kernel
 def _to_steps(t: NDArray[np.float64], steps: NDArray[np.int64]) -> bool:
     """Write whole multiples of 2^-20; return whether all values are from -1 to 1."""
     fine = True
@@ -276,34 +296,37 @@ def _near_or_far(
 def _fill_laplace(out: NDArray[np.int64], halving: int, words: NDArray[np.uint64]) -> tuple[int, int]:
     """Draw discrete Laplace noise until words run out; return how many numbers, and how many words they took.
 
-    Every try is written, and counts if it is kept: a branch on what was drawn is guessed wrong a third of the time.
+    A word has 32 bits for the rest, 21 for the level that tells whether it is kept, ten coins and a sign. Every try is
+    written, and counts if it is kept: a branch on what was drawn is guessed wrong a third of the time.
     """
-    modulus, half = np.uint64(halving), np.uint64(0xFFFFFFFF)
+    modulus, half, one = np.uint64(halving), np.uint64(0xFFFFFFFF), np.uint64(1)
     short = halving <= half
-    least = (half + np.uint64(1)) % modulus  # below: not within a whole multiple, so not uniform (Lemire 2019)
-    last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - np.uint64(1))
+    least = (half + one) % modulus  # below: not within a whole multiple, so not uniform (Lemire 2019)
+    last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - one)
     done = at = 0
-    while done < len(out) and at + 2 <= len(words):
-        size, word = words[at], words[at + 1]
+    while done < len(out) and at + 4 <= len(words):
+        word, used = words[at], at + 1
         if short:
-            product = (size >> np.uint64(32)) * modulus
+            product = (word >> np.uint64(32)) * modulus
             rest, uneven = product >> np.uint64(32), (product & half) < least
-        else:
-            rest = size % modulus
-            uneven = size - rest > last
-        share, level = np.float64(rest) / halving, np.float64(word >> np.uint64(11)) / 9007199254740992.0
-        below = level < _ROOT * (1.0 - np.log(2.0) * (share - 0.5))
+        else:  # 32 bits do not suffice for it
+            rest, used = words[at + 1] % modulus, at + 2
+            uneven = words[at + 1] - rest > last
+        share, level = np.float64(rest) / halving, np.float64((word & half) >> np.uint64(11)) * 2.0**-21
+        below = level + 2.0**-21 <= _ROOT * (1.0 - np.log(2.0) * (share - 0.5))
         above = level >= 1.0 - 0.5 * share
-        coins, negative = (word >> np.uint64(1)) & np.uint64(1023), word & np.uint64(1) == 1
-        halvings, used = np.int64(_TOSSES[coins]), at + 2
+        coins, negative = (word >> one) & np.uint64(1023), word & one == one
+        halvings = np.int64(_TOSSES[coins])
         if uneven | (coins == 0) | (rest == 0) | ((not below) & (not above)):
+            if (not below) and (not above):  # further bits of the level
+                below = level + np.float64(words[used] >> np.uint64(11)) * 2.0**-74 < np.exp2(-share)
+                used += 1
             while coins == 0:  # all fell on one side: those of further words
                 if used == len(words):
                     return done, at
                 coins = words[used] & np.uint64(1023)
                 halvings += np.int64(_TOSSES[coins])
                 used += 1
-            below |= (not above) & (level < np.exp2(-share))
             below &= not (uneven | (negative & (rest == 0) & (halvings == 0)))  # zero has one sign
         value = np.int64(rest) + halvings * halving
         out[done] = -value if negative else value

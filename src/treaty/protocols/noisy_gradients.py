@@ -18,12 +18,11 @@ from treaty.errors import BudgetSpent, ConfigError
 from treaty.options import TreeOptions
 from treaty.privacy.ledger import Entry, Ledger, cost, model_job
 from treaty.privacy.mechanisms import (
-    MECHANISMS,
+    ON_GRID,
     STEPS,
+    clip_to_steps,
     keystream,
     largest,
-    scaled,
-    scaled_positive,
 )
 from treaty.trees.growth import Exhausted
 from treaty.trees.objectives import Objective
@@ -183,26 +182,27 @@ class NoisyGradients:
 
         Block by block, so that all of it stays in the cache: each has a stream of its own of the noise's key.
         """
-        units = np.array([self._objective.grad_unit, self._objective.hess_unit])
-        n_kinds = 2 if self.noisy_hess else 1
-        exact, noisy = np.empty((2, n_kinds, len(grad)), np.int64)
+        most_grad, most_hess = self.bounds
+        kinds = [(grad, self._objective.grad_unit / most_grad, 0.0)]
+        if self.noisy_hess:
+            kinds.append((hess, 2.0 * self._objective.hess_unit / most_hess, -1.0))
+        release_on_grid = ON_GRID[self.mechanism]
+        exact, noisy = np.empty((2, len(kinds), len(grad)), np.int64)
         blocks = pieces(len(grad), _BLOCK)
         digests = [b""] * len(blocks)
 
         def prepare(first: int, last: int) -> None:
             for k in range(first, last):
                 rows = blocks[k]
-                exact[0, rows] = np.rint(scaled(grad[rows] * units[0], self.bounds[0]) * STEPS)
-                if self.noisy_hess:
-                    exact[1, rows] = np.rint(scaled_positive(hess[rows] * units[1], self.bounds[1]) * STEPS)
+                for steps, (values, factor, shift) in zip(exact, kinds, strict=True):
+                    clip_to_steps(values[rows], factor, shift, steps[rows])
                 digests[k] = hashlib.sha256(exact[:, rows].astype("<i4").tobytes()).digest()
 
         def release(first: int, last: int) -> None:
             for k in range(first, last):
-                draw = keystream(key, k)
-                for kind in range(n_kinds):
-                    t = exact[kind, blocks[k]] / STEPS
-                    noisy[kind, blocks[k]] = np.rint(MECHANISMS[self.mechanism](t, self._each, draw) * self._sent)
+                draw, rows = keystream(key, k), blocks[k]
+                for steps, out in zip(exact, noisy, strict=True):
+                    out[rows] = np.rint(release_on_grid(steps[rows], self._each, draw) * self._sent)
 
         share(prepare, len(blocks), self._threads, least=2)
         key = self._pay(b"".join(digests))
