@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import kernel
 from treaty.errors import ConfigError
-from treaty.privacy.label_rr import Randomness, uniform64, uniform_below
+from treaty.privacy.label_rr import Randomness, uniform64
 
 GRID_BITS = 20
 STEPS = 1 << GRID_BITS
@@ -161,14 +161,13 @@ def _piecewise(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> ND
     most, width, change = _window(epsilon)
     limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))  # of words that leave the window, rounded up
     reach = most - width // 2  # centre of the window of t = 1
-    words = uniform64(draw, len(steps))
-    within = uniform_below(draw, width, len(steps))
-    others = uniform_below(draw, 2 * most + 1 - width, len(steps))
     chance = limit * 2.0**-64
     more = (1.0 - chance) / width - chance / (2 * most + 1 - width)  # of a number within than of one without
     found = np.empty(len(steps))
-    _near_or_far(steps, words, within, others, np.uint64(limit), most, width, STEPS / (more * width * reach), found)
-    return found
+    while True:  # as good as always once
+        words, places = uniform64(draw, 2 * len(steps)).reshape(2, -1)
+        if _near_or_far(steps, words, places, np.uint64(limit), most, width, STEPS / (more * width * reach), found):
+            return found
 
 
 def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
@@ -273,23 +272,32 @@ def _one_of_two(
 def _near_or_far(
     steps: NDArray[np.int64],
     words: NDArray[np.uint64],
-    within: NDArray[np.int64],
-    others: NDArray[np.int64],
+    places: NDArray[np.uint64],
     limit: np.uint64,
     most: int,
     width: int,
     scale: float,
     out: NDArray[np.float64],
-) -> None:
-    """Write `scale` times a number of the window around a value, or of those beside it if a word is below `limit`."""
-    reach = most - width // 2
+) -> bool:
+    """Write `scale` times a number of the window around a value, or of those beside it if a word is below `limit`.
+
+    Return whether all `places` lay within whole multiples of how many numbers there are; if not, draw all anew.
+    """
+    reach, whole = most - width // 2, np.uint64(0xFFFFFFFFFFFFFFFF)
+    near, far = np.uint64(width), np.uint64(2 * most + 1 - width)
+    last_near, last_far = whole - (whole - near + np.uint64(1)) % near, whole - (whole - far + np.uint64(1)) % far
+    even = True
     for i in range(len(steps)):
         first = ((steps[i] * reach + STEPS // 2) >> GRID_BITS) - width // 2  # of the window
-        size = first + within[i]
         if words[i] < limit:
-            size = others[i] - most
+            size = np.int64(places[i] % far) - most
             size += width if size >= first else 0
+            even &= places[i] <= last_far
+        else:
+            size = first + np.int64(places[i] % near)
+            even &= places[i] <= last_near
         out[i] = np.rint(size * scale) * (1.0 / STEPS)
+    return even
 
 
 @kernel

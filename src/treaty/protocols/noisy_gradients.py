@@ -100,7 +100,6 @@ class NoisyGradients:
         self._paper = options.mode == "paper"
         self._sent = STEPS if self._paper else SENT_STEPS  # exact sums are of the same unit there
         self.spent = [self._entry(f"tree {k} of {model_id}", k) for k in range(first_tree)]
-        self._first_order = options.split_score == "first_order"
         if weighted and not self._on_gradients:
             raise ConfigError(
                 "mechanism='label_rr' sends gradients whose labels alone carry noise, so sample weights as they are: "
@@ -172,10 +171,9 @@ class NoisyGradients:
             if self.noisy_hess:
                 hess = _spread(noisy[1], rows, hess)
         self._tree += 1
-        seen = np.zeros_like(hess) if self._first_order else hess
         if self._paper:
-            return TreeGradients(grad, seen, exact_grad, exact_hess)
-        return TreeGradients(grad, seen, grad, hess)
+            return TreeGradients(grad, hess, exact_grad, exact_hess)
+        return TreeGradients(grad, hess, grad, hess)
 
     def _draw(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Bring gradients, and hessians that get noise, to steps of the grid; pay; return them without and with noise.
@@ -265,7 +263,7 @@ def scoring_rules(options: TreeOptions, units: tuple[float, float], *, noisy_hes
     """Return the rules of scores: without hess, or with one that carries noise, over a floor of reg_lambda / 2."""
     rules = options.rules_of(*units)
     if options.split_score == "first_order":
-        return replace(rules, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
+        return replace(rules, hess_unit=0.0, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
 
 

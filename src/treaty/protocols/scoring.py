@@ -19,7 +19,7 @@ from treaty.trees.columns import ColumnSource, SumsSource
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.partition import RowPartition
-from treaty.trees.scores import WITHOUT_HESS, ScoresFinder, TreeGradients
+from treaty.trees.scores import ScoresFinder, TreeGradients
 from treaty.trees.splits import Level, SplitRules, Splits
 
 MOST_SUM = 2**62
@@ -127,7 +127,7 @@ class ScoredColumns:
             )
 
     def _shown(self, totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        return totals if self.has_hess else totals * WITHOUT_HESS
+        return totals if self.has_hess else totals * np.array([1, 0, 1])
 
     def sums(self) -> NDArray[np.int64]:
         """See `SumsSource`; there are none."""
@@ -185,8 +185,10 @@ class ScoreSplits(ScoresFinder):
         Its rounds are trees.
     sources : sequence of SumsSource
         In party order; those of others are `ScoredColumns`.
-    n_rows, rules, threads, first_order
+    n_rows, rules, threads
         As `ScoresFinder` has them.
+    first_order : bool
+        Whether scores leave hess out, which is not sent then.
     release : callable
         ``release(grad, hess, rows)`` makes a tree's gradients; `Exhausted` when there may be no further tree.
     exact : bool
@@ -205,7 +207,7 @@ class ScoreSplits(ScoresFinder):
         first_order: bool,
         exact: bool,
     ) -> None:
-        super().__init__(sources, n_rows, rules, threads, first_order=first_order)
+        super().__init__(sources, n_rows, rules, threads)
         self._party, self._release, self._exact = party, release, exact
         self._others = [source for source in sources if isinstance(source, ScoredColumns)]
         self._is_other = np.array([isinstance(source, ScoredColumns) for source in sources])
@@ -268,10 +270,9 @@ class ScoreSplits(ScoresFinder):
         fewest = np.minimum(left[:, 2], totals[:, 2] - left[:, 2])
         wrong = fewest < self._rules.min_child_samples
         if not self._exact:
-            order = WITHOUT_HESS if self._first_order else 1
             # the same operations on the same integers: equal to the last bit, but for another processor's
             said = chosen.gain
-            wrong |= ~(np.abs(self._rules.gain(totals * order, left * order) - said) <= 1e-6 * said + 1e-8)
+            wrong |= ~(np.abs(self._rules.gain(totals, left) - said) <= 1e-6 * said + 1e-8)
         for k in chosen.source[wrong].tolist():
             source = self._sources[k]
             assert isinstance(source, ScoredColumns)
@@ -311,7 +312,7 @@ class ScoringOwner:
         self._lead, self._n_rows, self._rules = lead, n_rows, rules
         self._n_columns = len(columns.categorical)
         self._first_order = first_order
-        self._finder = ScoresFinder([columns], n_rows, rules, threads, first_order=first_order)
+        self._finder = ScoresFinder([columns], n_rows, rules, threads)
         self._level: Level | None = None
         self._growth: Growth | None = None
         self._unasked = np.zeros(0, np.int32)

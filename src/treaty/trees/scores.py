@@ -7,16 +7,15 @@ the others' scores besides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import kernel
-from treaty.trees.columns import SumsFinder, SumsSource
-from treaty.trees.splits import Level, SplitRules, Splits
+from treaty.trees.columns import SumsFinder
+from treaty.trees.splits import Level, Splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class TreeGradients:
     Attributes
     ----------
     grad, hess : int64 (n_rows,)
-        What splits are scored with; a hess of 0 everywhere where scores are of the first order.
+        What splits are scored with.
     counted_grad, counted_hess : int64 (n_rows,)
         What totals of nodes are made of, and so leaf weights.
     """
@@ -43,36 +42,11 @@ class TreeGradients:
         return np.array([self.counted_grad[counted].sum(), self.counted_hess[counted].sum(), n_rows])
 
 
-WITHOUT_HESS = np.array([1, 0, 1])
-"""Times totals: what scores of the first order see of them."""
-
-
 class ScoresFinder(SumsFinder):
-    """A split finder in steps.
+    """A split finder in steps; parameters as `SumsFinder` has them, `rules` being those of scores.
 
-    Parameters
-    ----------
-    sources : sequence of SumsSource
-        In party order.
-    n_rows : int
-    rules : SplitRules
-        Those of scores.
-    threads : int
-    first_order : bool
-        Whether scores leave hess out: -G_L G_R / reg_lambda, twice (Le et al. 2021), which is the gain at H = 0.
+    Scores of the first order, -G_L G_R / reg_lambda, twice (Le et al. 2021), are gains under a `hess_unit` of 0.
     """
-
-    def __init__(
-        self,
-        sources: Sequence[SumsSource],
-        n_rows: int,
-        rules: SplitRules,
-        threads: int = 1,
-        *,
-        first_order: bool = False,
-    ) -> None:
-        super().__init__(sources, n_rows, rules, threads)
-        self._first_order = first_order
 
     def start(self, gradients: TreeGradients, rows: NDArray[np.int32] | None, columns: NDArray[np.int32]) -> None:
         """Begin a tree on sampled rows (None: all) and columns."""
@@ -81,8 +55,6 @@ class ScoresFinder(SumsFinder):
 
     def scores(self, level: Level) -> Splits:
         """Return the best split of each node; `left_totals` are those that it was scored by."""
-        if self._first_order:
-            level = replace(level, totals=level.totals * WITHOUT_HESS)
         return SumsFinder.best_splits(self, level)
 
     def decide(self, nodes: NDArray[np.int32], chosen: Splits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
