@@ -113,13 +113,13 @@ def laplace(t: NDArray[np.float64], epsilon: float, randomness: Randomness | Non
 
 def _laplace(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
     halving = math.ceil(2 * STEPS * math.log(2.0) / epsilon * (1.0 + 2.0**-26))
-    noise = np.empty(len(steps), np.int64)
+    noisy = np.empty(len(steps))
     done, words = 0, np.empty(0, np.uint64)
-    while done < len(noise):
-        words = np.concatenate([words, uniform64(draw, min(_CHUNK, 3 * (len(noise) - done) // 2 + 64))])
-        drawn, used = _fill_laplace(noise[done:], halving, words)
-        done, words = done + drawn, words[used:]
-    noisy: NDArray[np.float64] = (steps + noise) / STEPS
+    while done < len(steps):
+        drawn = uniform64(draw, min(_CHUNK, 3 * (len(steps) - done) // 2 + 64))
+        words = np.concatenate([words, drawn]) if len(words) else drawn
+        more, used = _add_laplace(steps[done:], halving, words, noisy[done:])
+        done, words = done + more, words[used:]
     return noisy
 
 
@@ -250,6 +250,13 @@ def clip_to_steps(values: NDArray[np.int64], factor: float, shift: float, steps:
 
 
 @kernel
+def to_sent(values: NDArray[np.float64], steps_of_one: float, sent: NDArray[np.int64]) -> None:
+    """Write the nearest multiples of ``1 / steps_of_one``."""
+    for i in range(len(values)):
+        sent[i] = np.int64(np.rint(values[i] * steps_of_one))
+
+
+@kernel
 def _to_steps(t: NDArray[np.float64], steps: NDArray[np.int64]) -> bool:
     """Write whole multiples of 2^-20; return whether all values are from -1 to 1."""
     fine = True
@@ -301,8 +308,10 @@ def _near_or_far(
 
 
 @kernel
-def _fill_laplace(out: NDArray[np.int64], halving: int, words: NDArray[np.uint64]) -> tuple[int, int]:
-    """Draw discrete Laplace noise until words run out; return how many numbers, and how many words they took.
+def _add_laplace(
+    steps: NDArray[np.int64], halving: int, words: NDArray[np.uint64], out: NDArray[np.float64]
+) -> tuple[int, int]:
+    """Write steps with discrete Laplace noise until words run out; return how many, and how many words they took.
 
     A word has 32 bits for the rest, 21 for the level that tells whether it is kept, ten coins and a sign. Every try is
     written, and counts if it is kept: a branch on what was drawn is guessed wrong a third of the time.
@@ -337,7 +346,7 @@ def _fill_laplace(out: NDArray[np.int64], halving: int, words: NDArray[np.uint64
                 used += 1
             below &= not (uneven | (negative & (rest == 0) & (halvings == 0)))  # zero has one sign
         value = np.int64(rest) + halvings * halving
-        out[done] = -value if negative else value
+        out[done] = np.float64(steps[done] + (-value if negative else value)) * (1.0 / STEPS)
         done, at = done + (1 if below else 0), used
     return done, at
 

@@ -23,6 +23,7 @@ from treaty.privacy.mechanisms import (
     clip_to_steps,
     keystream,
     largest,
+    to_sent,
 )
 from treaty.trees.growth import Exhausted
 from treaty.trees.objectives import Objective
@@ -200,7 +201,7 @@ class NoisyGradients:
             for k in range(first, last):
                 draw, rows = keystream(key, k), blocks[k]
                 for steps, out in zip(exact, noisy, strict=True):
-                    out[rows] = np.rint(release_on_grid(steps[rows], self._each, draw) * self._sent)
+                    to_sent(release_on_grid(steps[rows], self._each, draw), self._sent, out[rows])
 
         share(prepare, len(blocks), self._threads, least=2)
         key = self._pay(b"".join(digests))
