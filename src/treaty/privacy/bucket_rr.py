@@ -187,7 +187,7 @@ class BucketLedger(Ledger):
             For the ledger.
         """
         digests = [column.digest() for column in columns]
-        entries = self.spend([
+        self.spend([
             Entry(digest, job, MECHANISM, column.name, column.epsilon)
             for digest, column in zip(digests, columns, strict=True)
         ])  # fmt: skip
@@ -198,7 +198,7 @@ class BucketLedger(Ledger):
             )
         now = {column.name: column.epsilon for column in columns}
         ever = dict.fromkeys(now, 0.0)
-        for entry in entries:
+        for entry in self.entries():
             if entry.mechanism == MECHANISM and entry.what in ever:
                 ever[entry.what] += entry.epsilon
         return noisy, Spent(now, ever)

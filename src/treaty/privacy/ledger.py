@@ -180,7 +180,7 @@ class Ledger:
         with self._transaction() as db:
             return _entries(db)
 
-    def spend(self, entries: Sequence[Entry], *, most: float | None = None, delta: float | None = None) -> list[Entry]:
+    def spend(self, entries: Sequence[Entry], *, most: float | None = None, delta: float | None = None) -> None:
         """Enter releases before they are made: all of them, or none.
 
         Parameters
@@ -192,41 +192,37 @@ class Ledger:
         delta : float or None
             As of `per_person`, for the comparison with `most`.
 
-        Returns
-        -------
-        list of Entry
-            Everything in the ledger now.
-
         Raises
         ------
         BudgetSpent
             When `most` would be passed; nothing is entered then, and nothing may be released.
         """
         with self._transaction() as db:
-            before = _entries(db)
-            new = self._affordable(before, entries, most, delta)
+            new = self._affordable(db, entries, most, delta)
             rows = [(e.draw, e.job, e.mechanism, e.what, e.epsilon, e.rho, e.delta) for e in new]
             db.executemany(f"INSERT INTO entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608
-        return [*before, *new]
 
     def check(self, entries: Sequence[Entry], *, most: float | None = None, delta: float | None = None) -> None:
         """Refuse releases that would cost too much, as `spend` would, and enter nothing.
 
         For those that are of use together alone. Another job may spend meanwhile: what is released is entered first.
         """
-        self._affordable(self.entries(), entries, most, delta)
+        with self._transaction() as db:
+            self._affordable(db, entries, most, delta)
 
     def _affordable(
-        self, before: Sequence[Entry], entries: Sequence[Entry], most: float | None, delta: float | None
+        self, db: sqlite3.Connection, entries: Sequence[Entry], most: float | None, delta: float | None
     ) -> list[Entry]:
         """Return the entries that are not in the ledger yet, if a person may pay for them as well."""
         for entry in entries:
             if not entry.epsilon >= 0.0 or not 0.0 <= entry.rho < math.inf:
                 raise ConfigError(f"expected costs of 0 or more, got {entry.epsilon} and {entry.rho} - in the ledger")
-        known = {entry.draw for entry in before}
-        new = list({entry.draw: entry for entry in entries if entry.draw not in known}.values())
-        total = [*before, *new]
-        if new and most is not None and not per_person(total, delta) <= most * _ROUNDED:
+        found = (db.execute("SELECT draw FROM entries WHERE draw = ?", (entry.draw,)).fetchone() for entry in entries)
+        new = list({e.draw: e for e, known in zip(entries, found, strict=True) if known is None}.values())
+        if not new or most is None:
+            return new
+        before = _entries(db)
+        if not per_person(total := [*before, *new], delta) <= most * _ROUNDED:
             raise BudgetSpent(
                 f"a person may pay epsilon {most:g}, has paid {per_person(before, delta):g} and would pay "
                 f"{per_person(total, delta):g} with {summary(new)} - at {self._where}"

@@ -294,16 +294,14 @@ def _near_or_far(
     near, far = np.uint64(width), np.uint64(2 * most + 1 - width)
     last_near, last_far = whole - (whole - near + np.uint64(1)) % near, whole - (whole - far + np.uint64(1)) % far
     even = True
-    for i in range(len(steps)):
+    for i in range(len(steps)):  # no branch: a third of them would be guessed wrong
         first = ((steps[i] * reach + STEPS // 2) >> GRID_BITS) - width // 2  # of the window
-        if words[i] < limit:
-            size = np.int64(places[i] % far) - most
-            size += width if size >= first else 0
-            even &= places[i] <= last_far
-        else:
-            size = first + np.int64(places[i] % near)
-            even &= places[i] <= last_near
-        out[i] = np.rint(size * scale) * (1.0 / STEPS)
+        outside = words[i] < limit
+        even &= places[i] <= (last_far if outside else last_near)
+        place = np.int64(places[i] % (far if outside else near))
+        beside = place - most
+        beside += width if beside >= first else 0
+        out[i] = np.rint((beside if outside else first + place) * scale) * (1.0 / STEPS)
     return even
 
 

@@ -156,7 +156,8 @@ def pay(noise: SumNoise, ledger: Ledger | None, job: str) -> str:
         return str(noise.budget)
     rho, delta = noise.budget.rho, noise.budget.delta
     entry = Entry(secrets.token_hex(16), job, "discrete Gaussian", "sums of a training", rho=rho, delta=delta)
-    return f"{noise.budget}. In the ledger: {cost(ledger.spend([entry]))}"
+    ledger.spend([entry])
+    return f"{noise.budget}. In the ledger: {cost(ledger.entries())}"
 
 
 def check_noise(options: TreeOptions, data: Labelled, classes: object) -> None:
