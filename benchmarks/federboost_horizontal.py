@@ -64,13 +64,13 @@ from data import (
 )  # fmt: skip
 from namespaces import NotPermitted, train_in_namespaces
 from treaty import GBDTClassifier, simulation
+from treaty.compiling import compile_kernels
 from treaty.data.quantile_search import QuantileSearch
 from treaty.data.table import to_table
 from treaty.messaging.memory import Link
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.options import tree_options
-from treaty.processes import compile_kernels
 from treaty.protocols import horizontal_bins
 from treaty.protocols.horizontal_noise import plan_noise
 from treaty.simulation import Played, Role, play

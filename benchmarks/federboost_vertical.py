@@ -42,7 +42,7 @@ from data import (
     verdict,
 )  # fmt: skip
 from treaty import GBDTClassifier
-from treaty.processes import compile_kernels
+from treaty.compiling import compile_kernels
 from treaty.protocols import federboost_vertical
 from treaty.protocols.federboost_vertical import NoisyColumns
 from treaty.trees.columns import SumsFinder

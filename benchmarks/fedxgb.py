@@ -54,12 +54,12 @@ import figures
 from data import Data, adult, arguments, mnist, report, splits, verdict, write
 from federboost_horizontal import one_core, undisturbed
 from treaty import crowds
+from treaty.compiling import compile_kernels
 from treaty.data.table import to_table
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models import ModelPart
 from treaty.options import TreeOptions, tree_options
-from treaty.processes import compile_kernels
 from treaty.protocols import pooled
 from treaty.protocols.crowd_dealer import Dealer
 from treaty.protocols.crowd_edges import DomainSums

@@ -39,6 +39,7 @@ import pyarrow.parquet as parquet
 from data import RESULTS, arguments, cpu_of_others, default_of_credit_card_clients, report, verdict
 from secureboost_memory import CIPHERTEXT, status
 from treaty import jobs, processes
+from treaty.compiling import compile_kernels
 from treaty.job_file import Job, Member
 from treaty.messaging.transcript import Transcript
 
@@ -106,7 +107,7 @@ class Measured(msgspec.Struct):
 def play(path: Path, name: str) -> None:
     """Be one party: note the footprint when its table has been read, the peak from then on, and the messages."""
     job = msgspec.json.decode(path.read_bytes(), type=Job)
-    processes.compile_kernels()
+    compile_kernels()
     measured = Measured(0, 0, 0.0, 0.0, 0.0, 0, 0, "")
     read, write_report = jobs.labelled, jobs._write_report
 
@@ -182,7 +183,7 @@ def run(setting: Setting) -> dict[str, Measured]:
         )
         path = folder / "job.json"
         path.write_bytes(msgspec.json.encode(processes._completed(job, folder)))
-        processes.compile_kernels()  # once, not in all processes at the same time
+        compile_kernels()  # once, not in all processes at the same time
         started = {
             party: subprocess.Popen([sys.executable, __file__, "--as", party, str(path)], stdout=subprocess.PIPE)
             for party in setting.widths

@@ -21,6 +21,7 @@ import pyarrow.parquet as parquet
 
 from data import arguments, give_me_some_credit, report, verdict
 from treaty import jobs, processes
+from treaty.compiling import compile_kernels
 from treaty.job_file import Job, Member
 
 CIPHERTEXT, TIMES = 384, 3
@@ -37,7 +38,7 @@ def status(field: str) -> int:
 def play(path: Path, name: str) -> None:
     """Be one party: note the footprint when its table has been read, and the peak from then on."""
     job = msgspec.json.decode(path.read_bytes(), type=Job)
-    processes.compile_kernels()
+    compile_kernels()
     before = 0
     read = jobs.labelled
 
@@ -74,7 +75,7 @@ def measure(rows: int, trees: int) -> list[dict[str, object]]:
         )
         path = Path(folder) / "job.json"
         path.write_bytes(msgspec.json.encode(processes._completed(job, Path(folder))))
-        processes.compile_kernels()  # once, not in both processes at the same time
+        compile_kernels()  # once, not in both processes at the same time
         started = {
             name: subprocess.Popen([sys.executable, __file__, "--as", name, str(path)], stdout=subprocess.PIPE)
             for name in tables

@@ -33,8 +33,8 @@ import xgboost
 import figures
 from data import Data, arguments, cpu_of_others, flights, report, seconds
 from treaty import GBDTClassifier
+from treaty.compiling import compile_kernels
 from treaty.crypto.matrix_product import Sizes
-from treaty.processes import compile_kernels
 from treaty.protocols import fedxgboost_smm
 
 PAPER = {"protocol": "fedxgboost-smm", "mode": "paper", "allow_insecure": True}

@@ -21,12 +21,13 @@ from tables import real_table, with_categories, with_gaps
 from treaty import cli, processes
 from treaty.checkpoints import load_checkpoint
 from treaty.cli import app
+from treaty.compiling import compile_kernels
 from treaty.crowd_jobs import crowd_of
 from treaty.errors import ConfigError, TreatyError
 from treaty.job_file import load_job
 from treaty.jobs import find_part, load_reports, train_party
 from treaty.messaging.certificates import write_identity
-from treaty.processes import compile_kernels, free_ports
+from treaty.processes import free_ports
 
 EDGES = ("berlin", "tokyo")
 USERS = [f"user{k}" for k in range(6)]

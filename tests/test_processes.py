@@ -22,11 +22,12 @@ import treaty
 from job_files import EACH_WITHIN, TREATY, finish, one_line, start, wait_for_rounds
 from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.checkpoints import load_checkpoint
+from treaty.compiling import compile_kernels
 from treaty.job_file import load_job
 from treaty.jobs import find_part
 from treaty.messaging.certificates import write_identity
 from treaty.models import load_part
-from treaty.processes import PORTS, compile_kernels, free_ports
+from treaty.processes import PORTS, free_ports
 
 
 @pytest.fixture(scope="module", autouse=True)

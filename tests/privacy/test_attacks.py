@@ -7,11 +7,11 @@ import pytest
 
 from protocols.playing import OPTIONS, play_training, tables_and_labels
 from treaty.attacks import node_sets_from_transcript
+from treaty.compiling import compile_kernels
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, encode_body
 from treaty.messaging.transcript import Transcript
 from treaty.models import forest_of
-from treaty.processes import compile_kernels
 from treaty.protocols.encrypted_columns import SplitRequest, SumsRequest, TreeStart
 
 

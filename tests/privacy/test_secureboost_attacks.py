@@ -17,6 +17,7 @@ from sklearn.datasets import load_breast_cancer
 
 from protocols.playing import play_training
 from treaty.attacks import node_sets_from_transcript
+from treaty.compiling import compile_kernels
 from treaty.crypto.packing import Packing
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
@@ -24,7 +25,6 @@ from treaty.models import forest_of
 from treaty.privacy.clustering import attack_auc, cluster_scores, known_label_scores
 from treaty.privacy.commitment import audit_tree, commit
 from treaty.privacy.label_rr import randomise_labels
-from treaty.processes import compile_kernels
 from treaty.protocols import encrypted_columns, secureboost
 from treaty.protocols.encrypted_columns import SplitColumns, TreeStart, unpack
 from treaty.trees.ensemble import join_splits, margins_from_values

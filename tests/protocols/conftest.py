@@ -2,7 +2,7 @@
 
 import pytest
 
-from treaty.processes import compile_kernels
+from treaty.compiling import compile_kernels
 
 
 @pytest.fixture(scope="session", autouse=True)
