@@ -458,6 +458,8 @@ def test_labels_of_several_kinds_are_refused():
     for labels, watched in ((mixed, y), (y, mixed)):
         with pytest.raises(treaty.DataError, match="pooled: expected labels of one kind, got int and str"):
             model.fit(X, labels, eval_set=(X, watched))
+    model.fit(X, y, eval_set=(X, np.array([0, np.int64(1)], object)[y]))
+    model.fit(X, y, eval_set=(X, np.array([0.0, True], object)[y]))
     with pytest.raises(treaty.DataError, match="pooled: expected the labels seen in training, got others"):
         model.fit(X, text, eval_set=(X, y))
     rows = {name: (X[k::3], mixed[k::3]) for k, name in enumerate("abc")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,17 +93,21 @@ def check_one_kind(labels: Mapping[str, NDArray[Any]]) -> None:
     DataError
         For numbers at one and text at another, or both at one, for example.
     """
-    found = {name: (y if y.dtype.kind == "O" else y[:1]).tolist() for name, y in labels.items()}
-    kinds = {
-        name: " and ".join(sorted({"str" if isinstance(label, str) else type(label).__name__ for label in of_party}))
-        for name, of_party in found.items()
-    }
+    kinds = {name: _kind(y) for name, y in labels.items()}
     for name, kind in kinds.items():
         if " and " in kind:
             raise DataError(f"{name}: expected labels of one kind, got {kind}")
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{kind} at {name}" for name, kind in kinds.items())
         raise DataError(f"expected labels of one kind at all participants, got {listed}")
+
+
+def _kind(y: NDArray[Any]) -> str:
+    """Return the type of labels; types joined by "and" where they cannot be compared with each other."""
+    labels = (y if y.dtype.kind == "O" else y[:1]).tolist()
+    if all(isinstance(label, numbers.Number | np.bool_) for label in labels):
+        return {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(np.array(labels).dtype.kind, "number")
+    return " and ".join(sorted({"str" if isinstance(label, str) else type(label).__name__ for label in labels}))
 
 
 def are_labelled(X: Any) -> bool:

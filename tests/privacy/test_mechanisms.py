@@ -140,6 +140,17 @@ def test_the_chances_compared_keep_the_promise_exactly(epsilon):
     assert 2 * STEPS * math.log(2.0) / halving + 2.0**-47.9 <= epsilon
 
 
+def test_piecewise_draws_places_anew_but_not_whether_they_are_near():
+    """Were that drawn again too, numbers far away would be rarer than the ratio allows."""
+    t, epsilon, source = np.zeros(2_000), 1.0, keystream(bytes(32))
+    words, places = source(8 * len(t)), source(8 * len(t))
+    given = iter([words, b"\xff" * len(places), places])  # the largest number is in no whole multiple
+    found = mechanisms.piecewise(t, epsilon, lambda count: next(given))
+    assert next(given, None) is None
+    straight = iter([words, places])
+    np.testing.assert_array_equal(found, mechanisms.piecewise(t, epsilon, lambda count: next(straight)))
+
+
 def test_laplace_of_a_tiny_epsilon_has_its_size_and_halves_as_it_should():
     for epsilon in (2.0**-14, 2.0**-10):  # numbers of more than 32 bits, and of fewer
         size = np.sort(np.abs(drawn("laplace", 0.0, epsilon)) * epsilon / 2.0)

@@ -217,8 +217,13 @@ class Ledger:
         for entry in entries:
             if not entry.epsilon >= 0.0 or not 0.0 <= entry.rho < math.inf:
                 raise ConfigError(f"expected costs of 0 or more, got {entry.epsilon} and {entry.rho} - in the ledger")
-        found = (db.execute("SELECT draw FROM entries WHERE draw = ?", (entry.draw,)).fetchone() for entry in entries)
-        new = list({e.draw: e for e, known in zip(entries, found, strict=True) if known is None}.values())
+        wanted: dict[str, Entry] = {}
+        for entry in entries:  # of one draw the dearest counts
+            other = wanted.get(entry.draw)
+            if other is None or (entry.epsilon, entry.rho) > (other.epsilon, other.rho):
+                wanted[entry.draw] = entry
+        known = {draw for draw in wanted if db.execute("SELECT 1 FROM entries WHERE draw = ?", (draw,)).fetchone()}
+        new = [entry for draw, entry in wanted.items() if draw not in known]
         if not new or most is None:
             return new
         before = _entries(db)

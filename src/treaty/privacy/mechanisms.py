@@ -23,7 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import kernel, pieces
 from treaty.errors import ConfigError
 from treaty.privacy.label_rr import Randomness, uniform64
 
@@ -163,11 +163,15 @@ def _piecewise(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> ND
     reach = most - width // 2  # centre of the window of t = 1
     chance = limit * 2.0**-64
     more = (1.0 - chance) / width - chance / (2 * most + 1 - width)  # of a number within than of one without
-    found = np.empty(len(steps))
-    while True:  # as good as always once
-        words, places = uniform64(draw, 2 * len(steps)).reshape(2, -1)
-        if _near_or_far(steps, words, places, np.uint64(limit), most, width, STEPS / (more * width * reach), found):
-            return found
+    found, scale = np.empty(len(steps)), STEPS / (more * width * reach)
+    for rows in pieces(len(steps), _CHUNK):
+        part = steps[rows]
+        words = uniform64(draw, len(part))  # once: whether places are drawn anew depends on them
+        while not _near_or_far(
+            part, words, uniform64(draw, len(part)), np.uint64(limit), most, width, scale, found[rows]
+        ):
+            pass  # at most one time in a hundred
+    return found
 
 
 def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
@@ -288,7 +292,7 @@ def _near_or_far(
 ) -> bool:
     """Write `scale` times a number of the window around a value, or of those beside it if a word is below `limit`.
 
-    Return whether all `places` lay within whole multiples of how many numbers there are; if not, draw all anew.
+    Return whether all `places` lay within whole multiples of how many numbers there are; if not, draw them anew.
     """
     reach, whole = most - width // 2, np.uint64(0xFFFFFFFFFFFFFFFF)
     near, far = np.uint64(width), np.uint64(2 * most + 1 - width)

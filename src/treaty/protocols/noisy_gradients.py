@@ -165,7 +165,7 @@ class NoisyGradients:
             self._check_round(n_outputs)
         exact_grad, exact_hess = grad, hess
         if self._on_gradients:
-            exact, noisy = self._draw(grad if rows is None else grad[rows], hess if rows is None else hess[rows])
+            exact, noisy = self._draw(grad, hess) if rows is None else self._draw(grad[rows], hess[rows], rows)
             if self._paper:
                 exact_grad, exact_hess = (_spread(v, rows, grad) for v in exact)
             grad = _spread(noisy[0], rows, grad)
@@ -176,7 +176,9 @@ class NoisyGradients:
             return TreeGradients(grad, hess, exact_grad, exact_hess)
         return TreeGradients(grad, hess, grad, hess)
 
-    def _draw(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _draw(
+        self, grad: NDArray[np.int64], hess: NDArray[np.int64], rows: NDArray[np.int32] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Bring gradients, and hessians that get noise, to steps of the grid; pay; return them without and with noise.
 
         Block by block, so that all of it stays in the cache: each has a stream of its own of the noise's key.
@@ -192,26 +194,27 @@ class NoisyGradients:
 
         def prepare(first: int, last: int) -> None:
             for k in range(first, last):
-                rows = blocks[k]
+                block = blocks[k]
                 for steps, (values, factor, shift) in zip(exact, kinds, strict=True):
-                    clip_to_steps(values[rows], factor, shift, steps[rows])
-                digests[k] = hashlib.sha256(exact[:, rows].astype("<i4").tobytes()).digest()
+                    clip_to_steps(values[block], factor, shift, steps[block])
+                digests[k] = hashlib.sha256(exact[:, block].astype("<i4").tobytes()).digest()
 
         def release(first: int, last: int) -> None:
             for k in range(first, last):
-                draw, rows = keystream(key, k), blocks[k]
+                draw, block = keystream(key, k), blocks[k]
                 for steps, out in zip(exact, noisy, strict=True):
-                    to_sent(release_on_grid(steps[rows], self._each, draw), self._sent, out[rows])
+                    to_sent(release_on_grid(steps[block], self._each, draw), self._sent, out[block])
 
         share(prepare, len(blocks), self._threads, least=2)
-        key = self._pay(b"".join(digests))
+        of_rows = b"" if rows is None else hashlib.sha256(rows.astype("<i4").tobytes()).digest()
+        key = self._pay(of_rows + b"".join(digests))
         share(release, len(blocks), self._threads, least=2)
         for values, one in ((exact, STEPS), (noisy, self._sent)):
             values[1:] += one  # hessians begin at 0, not at -1
         return exact, noisy
 
     def _pay(self, digests: bytes) -> bytes:
-        """Enter a release; return the key of its noise, which is that of these numbers, tree and terms alone."""
+        """Enter a release; return the key of its noise, which is that of these rows, numbers, tree and terms alone."""
         terms = [SAMPLER, self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
         content = hashlib.sha256(msgspec.msgpack.encode(terms) + digests)
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
