@@ -38,7 +38,8 @@ HYBRID_FROM = 0.61
 """The epsilon from which on `hybrid` is piecewise at times (Wang et al. 2019, Eq. 10)."""
 
 _CHUNK = 1 << 15  # random words at a time: they stay in the cache
-_ROOT = 0.5**0.5  # of the curve 2^-x at x = 1/2, where its tangent is taken
+_ZEROS = memoryview(bytes(8 * _CHUNK))
+_ROOT = 0.5**0.5  # the curve 2^-x at x = 1/2, where its chords meet
 _TOSSES = np.array([10, *((k & -k).bit_length() - 1 for k in range(1, 1024))], np.uint8)  # zeros at a number's end
 _ROUNDED = 1.0 + 2.0**-50  # above what floats are off by in a few operations
 
@@ -50,7 +51,7 @@ def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
     """
     start = modes.CTR(stream.to_bytes(8, "big") + bytes(8))
     cipher = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), start).encryptor()
-    return lambda count: cipher.update(bytes(count))
+    return lambda count: cipher.update(_ZEROS[:count] if count <= len(_ZEROS) else bytes(count))
 
 
 # ---------------------------------------------------------------- to [-1, 1] and back
@@ -105,13 +106,13 @@ def laplace(t: NDArray[np.float64], epsilon: float, randomness: Randomness | Non
     -----
     Noise halves with every L steps, L a whole number, and s = L / ln 2 is at least 2^21 / epsilon. The size is
     V L + U: V from coin tosses, U below L, kept with a chance of 2^(-U/L). That chance is at least 1/2 and off by less
-    than 2^-49 of it, which L makes up for: it is larger than needed by 2^-26 of it. Most of the time a chord above that
-    curve or a tangent below it tells already whether U is kept.
+    than 2^-49 of it, which L makes up for: it is larger than needed by 2^-26 of it. Most of the time chords above that
+    curve or tangents below it tell already whether U is kept.
     """
     return _laplace(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _laplace(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _laplace(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
     halving = math.ceil(2 * STEPS * math.log(2.0) / epsilon * (1.0 + 2.0**-26))
     noisy = np.empty(len(steps))
     done, words = 0, np.empty(0, np.uint64)
@@ -136,7 +137,7 @@ def duchi(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None 
     return _duchi(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _duchi(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _duchi(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
     slope = min(math.floor(math.tanh(epsilon / 2.0) / 2.0 * 2.0**43 / _ROUNDED), 2**42 - 1)
     either = np.empty(len(steps))
     _one_of_two(steps, uniform64(draw, len(steps)), slope, np.rint(2.0**42 / slope * STEPS) / STEPS, either)
@@ -157,7 +158,7 @@ def piecewise(t: NDArray[np.float64], epsilon: float, randomness: Randomness | N
     return _piecewise(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _piecewise(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _piecewise(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
     most, width, change = _window(epsilon)
     limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))  # of words that leave the window, rounded up
     reach = most - width // 2  # centre of the window of t = 1
@@ -182,7 +183,7 @@ def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None
     return _hybrid(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _hybrid(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _hybrid(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
     limit = min(math.floor(_piecewise_share(epsilon) * 2.0**64), 2**64 - 1)
     chosen = uniform64(draw, len(steps)) < np.uint64(limit)  # whatever t is
     return np.where(chosen, _piecewise(steps, epsilon, draw), _duchi(steps, epsilon, draw))
@@ -190,7 +191,7 @@ def _hybrid(steps: NDArray[np.int64], epsilon: float, draw: Randomness) -> NDArr
 
 MECHANISMS = {"laplace": laplace, "duchi": duchi, "piecewise": piecewise, "hybrid": hybrid}
 ON_GRID = {"laplace": _laplace, "duchi": _duchi, "piecewise": _piecewise, "hybrid": _hybrid}
-"""The same of whole multiples of 2^-20, int64 (n,), which are taken for what they should be."""
+"""The same of whole multiples of 2^-20, int32 (n,), which are taken for what they should be."""
 
 
 def variance(mechanism: str, t: NDArray[np.float64], epsilon: float) -> NDArray[np.float64]:
@@ -237,20 +238,20 @@ def check_epsilon(epsilon: float) -> None:
 # ---------------------------------------------------------------- parts
 
 
-def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int64]:
+def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int32]:
     """Return whole multiples of 2^-20."""
     check_epsilon(epsilon)
-    steps = np.empty(t.size, np.int64)
+    steps = np.empty(t.size, np.int32)
     if t.ndim != 1 or not _to_steps(t, steps):
         raise ConfigError("expected values from -1 to 1 in one dimension - at the noise")
     return steps
 
 
 @kernel
-def clip_to_steps(values: NDArray[np.int64], factor: float, shift: float, steps: NDArray[np.int64]) -> None:
+def clip_to_steps(values: NDArray[np.int64], factor: float, shift: float, steps: NDArray[np.int32]) -> None:
     """Write multiples of 2^-20: what `scaled` makes of values, with a shift of -1 `scaled_positive`."""
     for i in range(len(values)):
-        steps[i] = np.int64(np.rint(min(max(values[i] * factor + shift, -1.0), 1.0) * STEPS))
+        steps[i] = np.int32(np.rint(min(max(values[i] * factor + shift, -1.0), 1.0) * STEPS))
 
 
 @kernel
@@ -261,18 +262,18 @@ def to_sent(values: NDArray[np.float64], steps_of_one: float, sent: NDArray[np.i
 
 
 @kernel
-def _to_steps(t: NDArray[np.float64], steps: NDArray[np.int64]) -> bool:
+def _to_steps(t: NDArray[np.float64], steps: NDArray[np.int32]) -> bool:
     """Write whole multiples of 2^-20; return whether all values are from -1 to 1."""
     fine = True
     for i in range(len(t)):
         fine &= abs(t[i]) <= 1.0
-        steps[i] = np.int64(np.rint(t[i] * STEPS))
+        steps[i] = np.int32(np.rint(t[i] * STEPS))
     return fine
 
 
 @kernel
 def _one_of_two(
-    steps: NDArray[np.int64], words: NDArray[np.uint64], slope: int, size: float, out: NDArray[np.float64]
+    steps: NDArray[np.int32], words: NDArray[np.uint64], slope: int, size: float, out: NDArray[np.float64]
 ) -> None:
     """Write `size` where a word is below 2^63 times the chance of it, else its negative."""
     for i in range(len(steps)):
@@ -281,7 +282,7 @@ def _one_of_two(
 
 @kernel
 def _near_or_far(
-    steps: NDArray[np.int64],
+    steps: NDArray[np.int32],
     words: NDArray[np.uint64],
     places: NDArray[np.uint64],
     limit: np.uint64,
@@ -311,7 +312,7 @@ def _near_or_far(
 
 @kernel
 def _add_laplace(
-    steps: NDArray[np.int64], halving: int, words: NDArray[np.uint64], out: NDArray[np.float64]
+    steps: NDArray[np.int32], halving: int, words: NDArray[np.uint64], out: NDArray[np.float64]
 ) -> tuple[int, int]:
     """Write steps with discrete Laplace noise until words run out; return how many, and how many words they took.
 
@@ -322,6 +323,8 @@ def _add_laplace(
     short = halving <= half
     least = (half + one) % modulus  # below: not within a whole multiple, so not uniform (Lemire 2019)
     last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - one)
+    inverse, first_fall, second_fall = 1.0 / halving, np.log(2.0) * 2.0**-0.25, np.log(2.0) * 2.0**-0.75
+    first_tangent, second_tangent = 2.0**-0.25 + 0.25 * first_fall, 2.0**-0.75 + 0.75 * second_fall
     done = at = 0
     while done < len(out) and at + 4 <= len(words):
         word, used = words[at], at + 1
@@ -331,9 +334,9 @@ def _add_laplace(
         else:  # 32 bits do not suffice for it
             rest, used = words[at + 1] % modulus, at + 2
             uneven = words[at + 1] - rest > last
-        share, level = np.float64(rest) / halving, np.float64((word & half) >> np.uint64(11)) * 2.0**-21
-        below = level + 2.0**-21 <= _ROOT * (1.0 - np.log(2.0) * (share - 0.5))
-        above = level >= 1.0 - 0.5 * share
+        share, level = np.float64(rest) * inverse, np.float64((word & half) >> np.uint64(11)) * 2.0**-21
+        below = level + 2.0**-21 <= max(first_tangent - first_fall * share, second_tangent - second_fall * share)
+        above = level >= max(1.0 - (2.0 - 2.0 * _ROOT) * share, 2.0 * _ROOT - 0.5 - (2.0 * _ROOT - 1.0) * share)
         coins, negative = (word >> one) & np.uint64(1023), word & one == one
         halvings = np.int64(_TOSSES[coins])
         if uneven | (coins == 0) | (rest == 0) | ((not below) & (not above)):

@@ -188,7 +188,7 @@ class NoisyGradients:
         if self.noisy_hess:
             kinds.append((hess, 2.0 * self._objective.hess_unit / most_hess, -1.0))
         release_on_grid = ON_GRID[self.mechanism]
-        exact, noisy = np.empty((2, len(kinds), len(grad)), np.int64)
+        exact, noisy = np.empty((len(kinds), len(grad)), np.int32), np.empty((len(kinds), len(grad)), np.int64)
         blocks = pieces(len(grad), _BLOCK)
         digests = [b""] * len(blocks)
 
@@ -197,7 +197,7 @@ class NoisyGradients:
                 block = blocks[k]
                 for steps, (values, factor, shift) in zip(exact, kinds, strict=True):
                     clip_to_steps(values[block], factor, shift, steps[block])
-                digests[k] = hashlib.sha256(exact[:, block].astype("<i4").tobytes()).digest()
+                digests[k] = hashlib.sha256(exact[:, block].astype("<i4", copy=False).tobytes()).digest()
 
         def release(first: int, last: int) -> None:
             for k in range(first, last):
@@ -211,7 +211,7 @@ class NoisyGradients:
         share(release, len(blocks), self._threads, least=2)
         for values, one in ((exact, STEPS), (noisy, self._sent)):
             values[1:] += one  # hessians begin at 0, not at -1
-        return exact, noisy
+        return exact.astype(np.int64) if self._paper else noisy, noisy
 
     def _pay(self, digests: bytes) -> bytes:
         """Enter a release; return the key of its noise, which is that of these rows, numbers, tree and terms alone."""
