@@ -347,7 +347,7 @@ def test_others_get_theirs_when_a_user_sends_one_server(fault, edge):
         with pytest.raises(PeerLost, match="left"):
             secpred.user(party, tables["ben"], edges=EDGES, **ADDITIVE)
 
-    played = play_prediction(part, tables, roles={"ben": lies}, patience=1.0, **ADDITIVE)
+    played = play_prediction(part, tables, roles={"ben": lies}, patience=2.5, **ADDITIVE)
     del tables["ben"]
     assert_plain(part, tables, played.results)
 

@@ -311,11 +311,11 @@ def test_late_message_is_dropped_and_the_round_goes_on(kind, crowd):
     def slow(party, message):
         if not late:
             late.append(1)
-            time.sleep(0.8)
+            time.sleep(4.0)
         return message
 
     roles = {"p3": spoiling(user_program(parts, options, classes, layout, "p3"), kind, slow)}
-    crowded = play_crowd(parts, options, classes, layout=layout, roles=roles, patience=0.5)
+    crowded = play_crowd(parts, options, classes, layout=layout, roles=roles, patience=2.5)
     assert not crowded.failures
     assert_exact(crowded)
     assert not any("p3" in sums.cohort for sums in crowded.of_tree(1))

@@ -237,7 +237,7 @@ def test_who_asks_for_another_role_is_not_certified(crowd, caplog):
 
     program = spoiling(user_program(parts, options, classes, layout, "p4"), Introduced, as_edge, tree=None)
     with caplog.at_level(logging.WARNING):
-        crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program}, patience=0.5)
+        crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program}, patience=2.5)
     assert_went_on_without(crowded, parts, ["p4"], since=-1)
     assert "authority certifies nobody as p4: it did not ask as user" in caplog.text
 
