@@ -35,6 +35,7 @@ from treaty.job_file import Job, Member
 from treaty.jobs import find_part, load_reports, part_file
 from treaty.linear_simulation import compile_linear_kernels
 from treaty.messaging.certificates import write_identity
+from treaty.messaging.party import FAREWELL_TIMEOUT
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.protocols.pooled import Labelled, Progress
@@ -45,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 PORTS = range(15_000, 32_000)  # those that parties on one machine listen at
 FAILED_WITH_OTHERS = 1  # exit code of errors that are not about a party's own options and tables: mostly another's
-GRACE = 8.0  # seconds the others get to end by themselves after one party failed
+# seconds the others get to end by themselves after one party failed: a farewell, at whose end what went wrong is said
+GRACE = FAREWELL_TIMEOUT + 5.0
 
 
 class PartyFailed(TreatyError):
