@@ -19,10 +19,6 @@ from treaty.privacy.mechanisms import (
     STEPS,
     keystream,
     largest,
-    scaled,
-    scaled_positive,
-    unscaled,
-    unscaled_positive,
     variance,
 )
 
@@ -206,13 +202,15 @@ def test_no_values_are_no_values_and_the_default_key_is_a_new_one(kind):
     np.testing.assert_array_equal(*same)
 
 
-@settings(deadline=None)
-@given(st.lists(st.floats(-1e6, 1e6), max_size=20), st.floats(1e-3, 1e3))
-def test_values_within_the_bound_come_back(values, bound):
-    x = np.array(values)
-    t = scaled(x, bound)
-    assert np.all(np.abs(t) <= 1.0)
-    np.testing.assert_allclose(unscaled(t, bound), np.clip(x, -bound, bound), rtol=1e-12, atol=1e-300)
-    u = scaled_positive(x, bound)
-    assert np.all(np.abs(u) <= 1.0)
-    np.testing.assert_allclose(unscaled_positive(u, bound), np.clip(x, 0.0, bound), rtol=1e-9, atol=1e-9 * bound)
+@given(st.lists(st.integers(-(2**40), 2**40), max_size=20), st.floats(1.0, 2.0**41))
+def test_values_are_clipped_and_brought_to_steps_from_minus_one_to_one(values, bound):
+    x = np.array(values, np.int64)
+    steps = np.empty(len(x), np.int32)
+    mechanisms.clip_to_steps(x, 1.0 / bound, 0.0, steps)
+    assert np.abs(steps).max(initial=0) <= STEPS
+    np.testing.assert_allclose(steps * (bound / STEPS), np.clip(x, -bound, bound), rtol=0, atol=bound / STEPS)
+    mechanisms.clip_to_steps(x, 2.0 / bound, -1.0, steps)
+    assert np.abs(steps).max(initial=0) <= STEPS
+    np.testing.assert_allclose(
+        (steps / STEPS + 1.0) * (bound / 2.0), np.clip(x, 0.0, bound), rtol=0, atol=bound / STEPS
+    )

@@ -54,29 +54,6 @@ def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
     return lambda count: cipher.update(_ZEROS[:count] if count <= len(_ZEROS) else bytes(count))
 
 
-# ---------------------------------------------------------------- to [-1, 1] and back
-
-
-def scaled(values: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
-    """Return values clipped to [-bound, bound] and divided by it."""
-    return np.clip(values, -bound, bound) / bound
-
-
-def unscaled(t: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
-    """Undo `scaled`, but for what was clipped."""
-    return t * bound
-
-
-def scaled_positive(values: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
-    """Return values clipped to [0, bound] and brought to [-1, 1]."""
-    return 2.0 * np.clip(values, 0.0, bound) / bound - 1.0
-
-
-def unscaled_positive(t: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
-    """Undo `scaled_positive`, but for what was clipped."""
-    return (t + 1.0) * (bound / 2.0)
-
-
 # ---------------------------------------------------------------- the mechanisms
 
 
@@ -249,7 +226,10 @@ def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int32]:
 
 @kernel
 def clip_to_steps(values: NDArray[np.int64], factor: float, shift: float, steps: NDArray[np.int32]) -> None:
-    """Write multiples of 2^-20: what `scaled` makes of values, with a shift of -1 `scaled_positive`."""
+    """Bring values to [-1, 1] and write multiples of 2^-20.
+
+    A factor of 1 / C, no shift: values clipped to [-C, C]. A factor of 2 / C, a shift of -1: values clipped to [0, C].
+    """
     for i in range(len(values)):
         steps[i] = np.int32(np.rint(min(max(values[i] * factor + shift, -1.0), 1.0) * STEPS))
 

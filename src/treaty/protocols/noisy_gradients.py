@@ -33,7 +33,7 @@ from treaty.trees.splits import SplitRules
 DEFAULT_MECHANISM, DEFAULT_EPSILON = "piecewise", 1.0
 MOST_SUM = 2**62
 SENT_STEPS = 1 << 12
-"""Steps from 0 to 1 of what is sent: far below the noise, and short numbers are added up in half the time."""
+"""Steps from 0 to 1 of what is sent: far below the noise, and more rows of short numbers fit one sum of a histogram."""
 _BLOCK = 1 << 14  # rows that get their noise at a time; other blocks, other noise: see `SAMPLER`
 SAMPLER = 2  # one more whenever mechanisms make other noise of the same key: what is sent anew then pays anew
 

@@ -234,7 +234,7 @@ class ScoreSplits(ScoresFinder):
 
     def best_splits(self, level: Level) -> Splits:
         """See `SplitFinder`: compare scores, then have the winners split, which gives the children's totals."""
-        found = self.scores(level)
+        found = super().best_splits(level)
         kept = np.flatnonzero(found.feature >= 0)
         self._level_size, self._kept = len(level.nodes), kept
         if len(kept):
@@ -370,7 +370,7 @@ class ScoringOwner:
 
     def _scored(self) -> Scores:
         assert self._level is not None
-        self._found = self._finder.scores(self._level)
+        self._found = self._finder.best_splits(self._level)
         self._unasked = np.flatnonzero(self._found.feature >= 0).astype(np.int32)
         return Scores(Array.of(self._found.gain))
 

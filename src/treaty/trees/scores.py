@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import kernel
 from treaty.trees.columns import SumsFinder
-from treaty.trees.splits import Level, Splits
+from treaty.trees.splits import Splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,6 @@ class ScoresFinder(SumsFinder):
         """Begin a tree on sampled rows (None: all) and columns."""
         self.begin_tree(gradients.grad, gradients.hess, rows, columns)
         self._counted = gradients.counted_grad, gradients.counted_hess
-
-    def scores(self, level: Level) -> Splits:
-        """Return the best split of each node; `left_totals` are those that it was scored by."""
-        return SumsFinder.best_splits(self, level)
 
     def decide(self, nodes: NDArray[np.int32], chosen: Splits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Record and decide splits; return record numbers (n_nodes,) and which rows of the nodes go left."""
