@@ -164,6 +164,7 @@ def test_the_whole_command_trains_then_each_predicts_its_own_rows(tmp_path):
     job.write_text("\n".join(lines))
     done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=True)
     assert "groups of as few as" in done.stdout
+    assert LACKS in done.stderr  # what a process warns of, though all ended well
     said = CliRunner().invoke(
         app, ["predict", str(job), "--output", str(tmp_path / "out.parquet")], catch_exceptions=False
     )

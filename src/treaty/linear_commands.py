@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
 from treaty.compute import keep_to
-from treaty.data.sources import numbers, read_table, write_predictions
+from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError
 from treaty.job_file import Job, id_column
 from treaty.jobs import load_reports, part_file
@@ -53,10 +52,6 @@ def predict_linear(console: Console, job: Job, party: str | None, path: Path, ma
     if party is None:
         run_all(job, "predict", arguments=["--output", str(path.resolve())])
         console.print(f"predictions: {path}", soft_wrap=True)
-        table = read_table(path, party=job.active)  # what the active party's process says, nobody sees
-        p = numbers(table.column(table.num_columns - 1))
-        with np.errstate(divide="ignore"):
-            _warn(np.log(p) - np.log1p(-p))
         return
     ids, found = predict_linear_party(job, party)
     if found is None:
@@ -70,11 +65,6 @@ def predict_linear(console: Console, job: Job, party: str | None, path: Path, ma
     columns |= {"prediction": np.array(classes)[(found > 0.0).astype(np.intp)]}
     columns |= {f"probability_{name}": of for name, of in zip(classes, (1.0 - p, p), strict=True)}
     write_predictions(path, columns)
-    _warn(found)
-
-
-def _warn(margins: NDArray[np.float64]) -> None:
-    """Say on standard error where probabilities are to be taken with care."""
-    said = beyond_taylor(margins)
+    said = beyond_taylor(found)
     if said is not None:
         print(f"treaty: {said}", file=sys.stderr)

@@ -75,7 +75,8 @@ def run_all(
     Raises
     ------
     PartyFailed
-        When a process fails, with the error of each. A crowd goes on without users that fail, which are warned of.
+        When a process fails, with the error of each. A crowd goes on without users that fail, which are warned of, as
+        is everything that processes which end well say on standard error.
     """
     if verb == "train" and job.linear:
         compile_linear_kernels(job.linear_options())
@@ -121,6 +122,9 @@ def run_all(
         told = "\n".join(f"{name}: {said[name] or _how_it_ended(started[name])}" for name in failed)
         if set(failed) - set(may_fail):
             raise PartyFailed(told)
+        for name in sorted(set(said) - set(failed)):
+            for line in said[name].splitlines():  # what a party that ended well warns of
+                logger.warning("%s: %s", name, line.removeprefix("treaty: ").removeprefix(f"{name}: "))
         if failed:
             logger.warning("the crowd went on without %d users\n%s", len(failed), told)
 
