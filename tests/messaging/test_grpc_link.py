@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import gc
 import signal
 import socket
 import threading
@@ -14,7 +15,7 @@ from treaty.errors import LocalProtocolError, PeerLost, PeerProtocolError, PeerT
 from treaty.messaging import grpc_channel, grpc_link
 from treaty.messaging.certificates import fingerprint, make_identity
 from treaty.messaging.grpc_server import Server
-from treaty.messaging.grpc_wire import CHUNK
+from treaty.messaging.grpc_wire import CHUNK, grpc
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
 
@@ -323,7 +324,7 @@ def test_closing_just_before_a_delivery_is_told_as_such(proxied, monkeypatch, si
 
     def closed_first(link, *delivery):
         clinic.close()
-        real(link, *delivery)
+        return real(link, *delivery)
 
     monkeypatch.setattr(grpc_link.Link, "_hand_over", closed_first)
     with pytest.raises(LocalProtocolError, match="got one that clinic has closed"):
@@ -337,6 +338,28 @@ def test_closing_just_before_a_watch_is_opened_ends_it(proxied):
     link._watcher.join(5)
     assert not link._watcher.is_alive()
     assert link.lost is None
+
+
+@either_way
+def test_no_failed_call_is_left_for_the_end_of_the_process(proxied, size):
+    """Where the thread that serves a call has been stopped with the call's lock held, its end waits forever."""
+    clinic, lab, proxy = proxied
+    gc.collect()
+    gc.disable()
+    try:
+        proxy.cut()
+        clinic.send("lab", bytes(size), 5)
+        with lab._server._senders["clinic"].turn, pytest.raises(PeerTimeout):
+            clinic.send("lab", bytes(size), 0.3)
+        lab.close()
+        clinic._links["lab"]._watcher.join(10)
+        with pytest.raises(PeerLost):
+            clinic.send("lab", bytes(size), 5)
+        clinic.close()
+        left = [found for found in gc.get_objects() if issubclass(type(found), grpc.Call)]
+        assert not left, left
+    finally:
+        gc.enable()
 
 
 @pytest.fixture

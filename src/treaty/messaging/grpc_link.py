@@ -152,16 +152,16 @@ class Link:
             for _ in range(RESEND_LIMIT):
                 self._raise_if_ended()
                 try:
-                    self._hand_over(announcement, frame, max(0.0, deadline - time.monotonic()))
-                    return
+                    failed = self._hand_over(announcement, frame, max(0.0, deadline - time.monotonic()))
                 except ValueError:  # grpc's word for a connection that we have closed
                     self._raise_if_ended()
                     raise
-                except grpc.RpcError as error:
-                    self._raise_if_refused(error)
-                    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                        raise silence from None
-                    trouble = clean(error.details() or "")
+                if failed is None:
+                    return
+                code, trouble = failed
+                self._raise_if_refused(code, trouble)
+                if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise silence
                 # Let the watch find out whether the peer is gone.
                 self._ended.wait(RETRY_PAUSE + self._pings.reconnect / RESEND_LIMIT)
             self._raise_if_ended()
@@ -177,51 +177,70 @@ class Link:
         if self._watcher.is_alive():
             self._watcher.join(5.0)
 
-    def _hand_over(self, announcement: Announcement, frame: bytes, timeout: float) -> None:
-        """Make one attempt to deliver; closing the connection ends it."""
-        if len(frame) <= CHUNK:
-            # This thread waits for the answer itself; for a `future`, grpc starts one that does.
-            self._post_call(encode(Parcel(announcement, memoryview(frame))), timeout=timeout)
-        else:
-            # When an interrupt ends its waiting, a `future` still comes to an end; else its feeding thread stays.
-            self._deliver_call.future(chunks(announcement, frame), timeout=timeout).result()
+    def _hand_over(self, announcement: Announcement, frame: bytes, timeout: float) -> tuple[Any, str] | None:
+        """Make one attempt to deliver; return why it failed. Closing the connection ends it."""
+        try:
+            if len(frame) <= CHUNK:
+                # This thread waits for the answer itself; for a `future`, grpc starts one that does.
+                self._post_call(encode(Parcel(announcement, memoryview(frame))), timeout=timeout)
+            else:
+                # When an interrupt ends its waiting, a `future` still comes to an end; else its feeding thread stays.
+                self._deliver_call.future(chunks(announcement, frame), timeout=timeout).result()
+        except grpc.RpcError as error:
+            return _outcome(error)
+        return None
 
     def _watch(self) -> None:
         """Keep a watch open; its end, and no new one within `reconnect` seconds, means that the peer is lost."""
         broken_since: float | None = None
         while not self._ended.is_set():
             try:
-                call = self._watch_call(encode(self._introduction))
+                heard = self._watch_once()
             except ValueError:  # closed meanwhile
                 return
-            patience = threading.Timer(self._pings.reconnect, call.cancel)
-            if self.connected:  # a stopped process still accepts connections, so dialling may take forever
-                patience.start()
-            try:
-                for data in call:
-                    patience.cancel()
-                    self._hear(decode(data, Notice))
-                    broken_since = None
-            except PeerLost as lost:  # it is leaving: what it has taken in already, it still acknowledges
-                self._lose(lost, cancel=False)
-            except ValueError:
-                self._lose(PeerProtocolError(self.peer, f"expected a Notice, got other bytes - from {self.peer}"))
-            except grpc.RpcError as error:
-                self._explain(error)
-            finally:
-                patience.cancel()
-                call.cancel()
             if self.connected:
-                broken_since = broken_since or time.monotonic()
+                if heard or broken_since is None:
+                    broken_since = time.monotonic()
                 if time.monotonic() - broken_since >= self._pings.reconnect:
                     self._lose(_lost(self.peer, "its connection broke", self.trouble))
             self._ended.wait(RETRY_PAUSE)
 
-    def _hear(self, notice: Notice) -> None:
+    def _watch_once(self) -> bool:
+        """Hold one watch until it ends; return whether the peer was heard."""
+        heard = False
+        call = self._watch_call(encode(self._introduction))
+        patience = threading.Timer(self._pings.reconnect, call.cancel)
+        if self.connected:  # a stopped process still accepts connections, so dialling may take forever
+            patience.start()
+        try:
+            for data in call:
+                patience.cancel()
+                heard = True
+                self._hear(data)
+                if self._ended.is_set():
+                    break
+        except grpc.RpcError as error:
+            self._explain(*_outcome(error))
+        finally:
+            patience.cancel()
+            call.cancel()
+        return heard
+
+    def _hear(self, data: bytes) -> None:
+        """Take a notice: that the peer is there, or that it is leaving."""
+        try:
+            notice = decode(data, Notice)
+        except ValueError:
+            self._lose(PeerProtocolError(self.peer, f"expected a Notice, got other bytes - from {self.peer}"))
+            return
+        gone = None
         if notice.closing:
-            raise PeerLost(self.peer, f"{self.peer} is lost: it has closed its channel")
-        if self._incarnation not in (None, notice.incarnation):
-            raise PeerLost(self.peer, f"{self.peer} is lost: it was restarted, another process answers now")
+            gone = "it has closed its channel"
+        elif self._incarnation not in (None, notice.incarnation):
+            gone = "it was restarted, another process answers now"
+        if gone is not None:  # what it has taken in already, it still acknowledges
+            self._lose(PeerLost(self.peer, f"{self.peer} is lost: {gone}"), cancel=False)
+            return
         self._incarnation = notice.incarnation
         self.refused_since = None
         self.connected = True
@@ -234,11 +253,10 @@ class Link:
                 self._channels[1].close()
             self._on_lost(error)
 
-    def _explain(self, error: Any) -> None:
+    def _explain(self, code: Any, details: str) -> None:
         """Put an attempt that failed into words, and note whether waiting may mend it."""
-        if error.code() is grpc.StatusCode.CANCELLED:
+        if code is grpc.StatusCode.CANCELLED:
             return  # by ourselves, for the trouble noted before
-        details = clean(error.details() or "")
         lower = details.lower()
         where = f"{self.peer} at {self._address}"
         refused = True
@@ -255,7 +273,7 @@ class Link:
                 f"TLS handshake failed: {where} hung up on us, most likely because it pins another certificate "
                 f"for {self._introduction.sender}; {self._fingerprints}"
             )
-        elif error.code() in _REFUSALS:
+        elif code in _REFUSALS:
             self.trouble = f"{where} refuses us: {details}"
         else:
             self.trouble = f"{where} was not reachable: {details.removesuffix('.')}"
@@ -263,12 +281,11 @@ class Link:
         if refused and self.refused_since is None:
             self.refused_since = time.monotonic()
 
-    def _raise_if_refused(self, error: Any) -> None:
-        details = clean(error.details() or "")
-        if error.code() is grpc.StatusCode.OUT_OF_RANGE:
-            raise LocalProtocolError(f"{self.peer} refused a message: {details}") from None
-        if error.code() in _REFUSALS:
-            raise PeerProtocolError(self.peer, f"{self.peer} refused a message: {details}") from None
+    def _raise_if_refused(self, code: Any, details: str) -> None:
+        if code is grpc.StatusCode.OUT_OF_RANGE:
+            raise LocalProtocolError(f"{self.peer} refused a message: {details}")
+        if code in _REFUSALS:
+            raise PeerProtocolError(self.peer, f"{self.peer} refused a message: {details}")
 
     def _raise_if_ended(self) -> None:
         if self.lost is not None:
@@ -277,6 +294,16 @@ class Link:
             raise again
         if self._ended.is_set():
             raise LocalProtocolError(f"expected an open channel, got one that {self._introduction.sender} has closed")
+
+
+def _outcome(error: Any) -> tuple[Any, str]:
+    """Return code and details of a call that failed.
+
+    The error is the call itself, which its traceback's frames refer to. Left in that ring, it lives until the process
+    ends, when the thread that serves it may have been stopped with its lock held, for which its end waits forever.
+    """
+    error.__traceback__ = None
+    return error.code(), clean(error.details() or "")
 
 
 def _lost(peer: str, event: str, trouble: str) -> PeerLost:
