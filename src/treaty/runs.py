@@ -23,12 +23,6 @@ from treaty.interpretation import Contributions, explain_pooled, rows_first
 from treaty.models import ModelPart, cut_to_records, predict_pooled
 from treaty.options import TreeOptions
 from treaty.privacy.ledger import Ledger
-from treaty.processes import (
-    predict_in_processes,
-    train_crowd_in_processes,
-    train_horizontal_in_processes,
-    train_in_processes,
-)
 from treaty.progress import TrainingBar, steps_bar
 from treaty.protocols import pooled
 from treaty.protocols.decisions import Decided
@@ -41,6 +35,12 @@ from treaty.simulation import (
     traffic_of,
     train_horizontal_in_threads,
     train_in_threads,
+)
+from treaty.tree_processes import (
+    predict_in_processes,
+    train_crowd_in_processes,
+    train_horizontal_in_processes,
+    train_in_processes,
 )
 
 ALONE = "pooled"  # the party of a plain table
