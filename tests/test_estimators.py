@@ -84,6 +84,21 @@ def test_any_two_labels_come_back(labels):
     assert np.mean(model.predict(X) == named) > 0.9
 
 
+@pytest.mark.parametrize("estimator", [treaty.GBDTClassifier(n_estimators=2), treaty.LogisticRegression()], ids=str)
+@pytest.mark.parametrize(("dtype", "kind"), [("boolean", "b"), ("Int64", "i"), ("int64[pyarrow]", "i")])
+def test_nullable_labels_keep_their_kind(estimator, dtype, kind):
+    X, y = real_table("binary")
+    model = estimator.fit(X, pd.Series(y).astype(dtype))
+    assert model.classes_.dtype.kind == kind
+    assert model.predict(X).dtype.kind == kind
+
+
+def test_nan_beside_text_is_a_missing_label():
+    X, y = real_table("binary")
+    with pytest.raises(treaty.DataError, match="got 1 of 240 rows without"):
+        treaty.GBDTClassifier().fit(X, [np.nan, *map(str, y[1:])])
+
+
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 @pytest.mark.parametrize("change", [lambda X: X, with_gaps, with_categories], ids=["plain", "missing", "categories"])
 @pytest.mark.parametrize("protocol", ["pooled", "secureboost"])

@@ -116,13 +116,6 @@ def test_any_two_labels_come_back(labels):
     assert np.mean(model.predict(X) == named) > 0.9
 
 
-def test_nullable_booleans_stay_booleans():
-    X, y = real_table("binary")
-    model = treaty.LogisticRegression().fit(X, pd.Series(y == 1, dtype="boolean"))
-    assert model.classes_.dtype == bool
-    assert model.predict(X).dtype == bool
-
-
 @pytest.mark.parametrize("kind", ["pandas", "polars", "arrow", "numpy"])
 def test_any_dataframe_gives_the_same_model(kind):
     X, y = real_table("binary")

@@ -10,14 +10,14 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import is_classifier
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from treaty.compute import cores
 from treaty.crowds import SERVER, lay_out
 from treaty.data.labels import check_targets, check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError
-from treaty.estimator_tables import TableEstimator, Tables
+from treaty.estimator_tables import TableEstimator, Tables, one_column
 from treaty.inputs import are_labelled, check_one_kind, participants
 from treaty.interpretation import Contributions, Kind, importances, joined_booster
 from treaty.models import ModelPart, forest_of
@@ -225,7 +225,7 @@ class BoostedTrees(TableEstimator):
         tables = self._tables(X, reset=True)
         active = self._active(tables)
         n_rows = next(iter(tables.values())).n_rows
-        classes, target = self._target(None if y is None else column_or_1d(y, warn=True), active, n_rows)
+        classes, target = self._target(one_column(y), active, n_rows)
         match_rows(tables, target)
         if options.has_dealer and DEALER in tables:
             raise ConfigError(f"fit plays a dealer and calls it {DEALER!r}; give the party of that name another one")
@@ -315,7 +315,7 @@ class BoostedTrees(TableEstimator):
         evals = []
         for number, (X, y) in enumerate(pairs):
             tables = self._tables(X, reset=False)
-            _, target = self._target(column_or_1d(y), active, next(iter(tables.values())).n_rows, classes)
+            _, target = self._target(one_column(y), active, next(iter(tables.values())).n_rows, classes)
             match_rows(tables, target)
             evals.append((f"eval_{number}", tables, target))
         if options.early_stopping_rounds is not None and not evals:

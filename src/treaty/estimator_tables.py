@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import column_or_1d, validate_data
 
 from treaty.data.labels import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
@@ -20,6 +20,15 @@ from treaty.runs import ALONE
 from treaty.saving import Saved
 
 Tables = Any  # one table (any dataframe or array), or {party: table}
+
+
+def one_column(y: Any) -> Any:
+    """Take labels in a column (n_rows, 1) for those in it, with scikit-learn's warning; others stay as they came.
+
+    scikit-learn's own reading of others is too free: nullable integers become floats, and NaN beside text "nan".
+    """
+    shape = np.shape(y) if isinstance(y, list) else getattr(y, "shape", ())
+    return y if y is None or len(shape) == 1 else column_or_1d(y, warn=True)
 
 
 class TableEstimator(BaseEstimator):

@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import type_of_target
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted
 
 from treaty.data.labels import check_weights
 from treaty.data.table import match_rows
 from treaty.errors import DataError
-from treaty.estimator_tables import TableEstimator, Tables
+from treaty.estimator_tables import TableEstimator, Tables, one_column
 from treaty.linear.losses import probabilities, warn_beyond_taylor
 from treaty.linear_models import LinearPart, label_holder, load_linear_part
 from treaty.linear_options import FEDERATED, LinearOptions, linear_options
@@ -181,9 +181,7 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         options = self._options()
         tables = self._tables(X, reset=True)
         active = self._active(tables)
-        flat = y is None or len(getattr(y, "shape", ())) == 1
-        labels = y if flat else column_or_1d(y, warn=True)  # which makes numbers of nullable booleans
-        classes, target = self._class_numbers(labels, active, next(iter(tables.values())).n_rows)
+        classes, target = self._class_numbers(one_column(y), active, next(iter(tables.values())).n_rows)
         if len(classes) > 2:  # scikit-learn's words first
             raise DataError(
                 f"{active}: Only binary classification is supported. The type of the target is "
