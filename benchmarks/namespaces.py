@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from data import cpu_of_others
 from treaty.job_file import Job, Member
-from treaty.jobs import load_reports
 from treaty.messaging.certificates import write_identity
+from treaty.reports import load_reports
 
 NET, PORT = "10.77.0", 20_077
 MTU = 1500

@@ -25,9 +25,10 @@ from treaty.compiling import compile_kernels
 from treaty.crowd_jobs import crowd_of
 from treaty.errors import ConfigError, TreatyError
 from treaty.job_file import load_job
-from treaty.jobs import find_part, load_reports, train_party
+from treaty.jobs import find_part, train_party
 from treaty.messaging.certificates import write_identity
 from treaty.processes import free_ports
+from treaty.reports import load_reports
 
 EDGES = ("berlin", "tokyo")
 USERS = [f"user{k}" for k in range(6)]

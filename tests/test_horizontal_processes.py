@@ -24,13 +24,14 @@ from treaty.cli import app
 from treaty.compiling import compile_kernels
 from treaty.errors import ConfigError, PeerProtocolError, TreatyError
 from treaty.job_file import load_job
-from treaty.jobs import load_reports, train_party
+from treaty.jobs import train_party
 from treaty.messaging.certificates import make_identity, write_identity
 from treaty.messaging.memory import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.models import load_part
 from treaty.processes import free_ports
 from treaty.protocols.masked_members import Heard, Member, Roster, Vouching
+from treaty.reports import load_reports
 from treaty.simulation import star
 
 MEMBERS = ("north", "south", "east")

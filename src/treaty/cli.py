@@ -26,7 +26,6 @@ from treaty.jobs import (
     check_rows,
     explain_party,
     find_part,
-    load_reports,
     part_file,
     predict_party,
     train_party,
@@ -38,6 +37,7 @@ from treaty.options import HORIZONTAL
 from treaty.privacy.ledger import cost, read_ledger, summary
 from treaty.processes import run_all
 from treaty.progress import TrainingBar, steps_bar
+from treaty.reports import load_reports
 
 app = typer.Typer(
     help="Train one model across organisations that may not pool their data.",

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint, noise_folder
+from treaty.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.compute import cores
 from treaty.crowd_jobs import check_crowd, crowd_of, train_in_crowd
 from treaty.data.table import Table
@@ -21,55 +18,25 @@ from treaty.errors import ConfigError, PeerLost
 from treaty.horizontal_jobs import participants, predict_rows, train_on_rows
 from treaty.interpretation import explain_pooled
 from treaty.job_file import Job, id_column
-from treaty.job_rows import labelled, open_rows, read_rows, with_noisy_labels
+from treaty.job_rows import open_rows, read_rows
 from treaty.messaging.certificates import load_certificate
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
 from treaty.models import ModelPart, load_part
-from treaty.privacy.ledger import Ledger
 from treaty.protocols import decisions
 from treaty.protocols.alignment import Progress as Steps
-from treaty.protocols.alignment import disclosures
 from treaty.protocols.contributions import explain_active, explain_passive
-from treaty.protocols.disclosures import crowd_disclosures, horizontal_disclosures
-from treaty.protocols.disclosures import disclosures as of_training
+from treaty.protocols.disclosures import crowd_disclosures, disclosures, horizontal_disclosures
 from treaty.protocols.hidden_inference import hidden_active, hidden_passive
 from treaty.protocols.pooled import Progress
 from treaty.protocols.smm_dealer import dealer as deal
-from treaty.protocols.vertical import train_active, train_passive
-from treaty.simulation import star, traffic_of
+from treaty.reports import write_report
+from treaty.simulation import star
+from treaty.vertical_jobs import Phase, order_file, train_on_columns
 
-Phase = Callable[[str, int, int], None]
 Result = TypeVar("Result")
 CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
-
-
-class Report(msgspec.Struct, kw_only=True):
-    """What a party notes about a finished run, beside its part of the model.
-
-    Attributes
-    ----------
-    party : str
-    seconds : dict
-        Per phase.
-    sent : dict
-        Of each peer: messages, bytes, bytes by message type.
-    learned : dict
-        Of each party, or in a crowd of each role, in words.
-    encryption, choice : str
-        The cipher, and at the active party why it was chosen.
-    spent : str
-        What the party's noise cost.
-    """
-
-    party: str
-    seconds: dict[str, float]
-    sent: dict[str, dict[str, Any]]
-    learned: dict[str, list[str]]
-    encryption: str = ""
-    choice: str = ""
-    spent: str = ""
 
 
 def train_party(
@@ -107,63 +74,50 @@ def train_party(
     Path(job.output).mkdir(parents=True, exist_ok=True)
     keeper = Keeper(checkpoint_file(job.checkpoints or job.output, name), resume=resume or name != job.active)
     begun: list[float] = []
-    aligned: list[float] = []
 
     def watch(done: int, part: ModelPart) -> None:
         begun.append(time.perf_counter())
         if progress is not None:
             progress(done, part)
 
-    training = str(member.table)
-    aligning: Steps | None = None if phase is None else partial(phase, "aligning")
-    hinting: Steps | None = None if phase is None else partial(phase, "hints")
-    keep, store = Path(job.output) / f"{name}.rows", Path(job.store or Path(training).parent)
-
-    def role(party: Party) -> ModelPart | None:  # tables are read once connected, so that the others learn of a bad one
-        connected = time.perf_counter()
+    def role(party: Party) -> tuple[ModelPart | None, dict[str, float]]:
+        # tables are read once connected, so that the others learn of a bad one
+        if job.crowd:
+            return train_in_crowd(party, job, threads=threads, progress=watch, keeper=keeper), {}
         if job.horizontal:
-            play = train_in_crowd if job.crowd else train_on_rows
-            return play(party, job, threads=threads, progress=watch, keeper=keeper)
+            return train_on_rows(party, job, threads=threads, progress=watch, keeper=keeper), {}
         if name == job.dealer:
             deal(party, options, lead=job.active, threads=threads)
-            return None
-        rows = open_rows(party, job, training, None, threads=threads, kept=keep, again=resume, progress=aligning)
-        aligned.append(time.perf_counter() - connected)
-        data, classes = labelled(rows, job, name, training, None, training=True)
-        numbers = rows.order
-        if name == job.active and options.mechanism == "label_rr":
-            noisy = member.noisy_labels or f"{training}.noisy_labels"
-            data, classes = with_noisy_labels(data, rows, job, noisy, options, Ledger(noise_folder(store, name)))
-        evals = []
-        for number, path in enumerate(member.eval_tables):
-            rows = open_rows(party, job, path, data.table.schema, threads=threads, progress=aligning)
-            watched, _ = labelled(rows, job, name, path, classes, training=False)
-            evals.append(replace(watched, name=f"eval_{number}"))
-        if name == job.active:
-            return train_active(
-                party, data, options, parties=job.owners, classes=classes, eval_sets=evals, threads=threads,
-                progress=watch, keeper=keeper, kept=store, hinting=hinting, dealer=job.dealer,
-            )  # fmt: skip
-        return train_passive(
-            party, data.table, options, eval_tables=[e.table for e in evals], row_numbers=numbers,
-            threads=threads, progress=watch, keeper=keeper, kept=store, hinting=hinting, dealer=job.dealer,
-        )  # fmt: skip
+            return None, {}
+        return train_on_columns(party, job, threads=threads, progress=watch, keeper=keeper, resume=resume, phase=phase)
 
     try:
-        part, transcript = connected(job, name, options.protocol, role, dealer=job.dealer)
+        (part, seconds), transcript = connected(job, name, options.protocol, role, dealer=job.dealer)
     except BaseException:
         keeper.write()
         raise
     if part is not None:
         part.save(part_file(job.output, name))
     keeper.done()
-    keep.unlink(missing_ok=True)  # the next training aligns anew
+    order_file(job, name).unlink(missing_ok=True)  # the next training aligns anew
     ended = time.perf_counter()
     first = begun[0] if begun else ended
-    seconds = {"alignment": aligned[0]} if job.align is not None and aligned else {}
     seconds |= {"setup": first - started - sum(seconds.values()), "boosting": ended - first}
-    _write_report(job, name, part, seconds, transcript)
+    encryption, choice, spent = ("", "", "") if part is None else (part.encryption, part.choice, part.spent)
+    learned = _learned(job, encryption, spent)
+    write_report(job, name, transcript, learned, seconds, encryption=encryption, choice=choice, spent=spent)
     return part
+
+
+def _learned(job: Job, encryption: str, spent: str) -> dict[str, list[str]]:
+    """Return what each party learns of the others in a training."""
+    options = job.tree_options()
+    if job.crowd:
+        return crowd_disclosures(options, len(crowd_of(job).edges), spent)
+    if job.horizontal:
+        return horizontal_disclosures(job.active, participants(job), options, spent)
+    others = [other for other in job.owners if other != job.active]
+    return disclosures(job.active, others, options, encryption, job.dealer or "")
 
 
 def check_dealer(job: Job) -> None:
@@ -389,41 +343,3 @@ def find_part(job: Job, name: str) -> ModelPart:
     if unfinished.exists() and not finished.exists():
         return load_checkpoint(unfinished).part
     return load_part(finished)
-
-
-def _write_report(
-    job: Job, name: str, part: ModelPart | None, seconds: dict[str, float], transcript: Transcript
-) -> None:
-    sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
-    others = [other for other in job.owners if other != job.active]
-    encryption, choice, spent = ("", "", "") if part is None else (part.encryption, part.choice, part.spent)
-    if job.crowd:
-        learned = crowd_disclosures(job.tree_options(), len(crowd_of(job).edges), spent)
-    elif job.horizontal:
-        learned = horizontal_disclosures(job.active, participants(job), job.tree_options(), spent)
-    else:
-        learned = of_training(job.active, others, job.tree_options(), encryption, job.dealer or "")
-    if job.align is not None:
-        of_alignment = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
-        learned = {party: of_alignment.get(party, []) + learned[party] for party in learned}
-    report = Report(
-        party=name,
-        seconds=seconds,
-        sent=sent,
-        learned=learned,
-        encryption=encryption,
-        choice=choice,
-        spent=spent,
-    )
-    (Path(job.output) / f"{name}.report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-
-
-def load_reports(job: Job) -> dict[str, Report]:
-    """Read what all parties of a finished job on this machine noted, but for users of a crowd that did not end it."""
-    files = {name: Path(job.output) / f"{name}.report.json" for name in job.parties}
-    users = crowd_of(job).users if job.crowd else ()
-    return {
-        name: msgspec.json.decode(path.read_bytes(), type=Report)
-        for name, path in files.items()
-        if path.exists() or name not in users
-    }

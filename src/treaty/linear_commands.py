@@ -12,12 +12,13 @@ from treaty.compute import keep_to
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError
 from treaty.job_file import Job, id_column
-from treaty.jobs import load_reports, part_file
+from treaty.jobs import part_file
 from treaty.linear.losses import beyond_taylor, probabilities
 from treaty.linear_jobs import check_identities, find_linear_part, predict_linear_party, train_linear_party
 from treaty.processes import run_all
 from treaty.progress import steps_bar
 from treaty.protocols.linear_setup import check_roles
+from treaty.reports import load_reports
 
 
 def train_linear(console: Console, job: Job, party: str | None, *, resume: bool, cores: str | None) -> None:

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
@@ -23,19 +22,18 @@ from treaty.compute import cores
 from treaty.errors import ConfigError, DataError
 from treaty.job_file import Job
 from treaty.job_rows import Rows, labelled, open_rows
-from treaty.jobs import Phase, Report, connected, part_file
+from treaty.jobs import connected, part_file
 from treaty.linear_models import LinearPart, load_linear_part
 from treaty.messaging.certificates import load_certificate
 from treaty.messaging.party import Party
-from treaty.messaging.transcript import Transcript
 from treaty.protocols import quasi_newton
 from treaty.protocols.alignment import Progress as Steps
-from treaty.protocols.alignment import disclosures as of_alignment
 from treaty.protocols.linear_disclosures import linear_disclosures
 from treaty.protocols.linear_prediction import predict_guest, predict_host
 from treaty.protocols.linear_setup import check_roles, cipher_of
 from treaty.protocols.quasi_newton import Epochs
-from treaty.simulation import traffic_of
+from treaty.reports import write_report
+from treaty.vertical_jobs import Phase
 
 
 def train_linear_party(
@@ -105,7 +103,10 @@ def train_linear_party(
         part.save(part_file(job.output, name))
     ended = time.perf_counter()
     first = begun[0] if begun else ended
-    _write_report(job, name, part, {"setup": first - started, "training": ended - first}, transcript)
+    hosts, alone = [owner for owner in job.owners if owner != job.active], None if part is None else part.alone
+    learned = linear_disclosures(job.active, hosts, lead, options, cipher_of(options), alone)
+    seconds = {"setup": first - started, "training": ended - first}
+    write_report(job, name, transcript, learned, seconds, encryption="" if part is None else part.encryption)
     return part
 
 
@@ -181,19 +182,3 @@ def _star(party: Party, job: Job) -> Iterator[None]:
             party.set_aside(peer)
     yield
     party.peers = everyone
-
-
-def _write_report(
-    job: Job, name: str, part: LinearPart | None, seconds: dict[str, float], transcript: Transcript
-) -> None:
-    sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
-    options, hosts = job.linear_options(), [owner for owner in job.owners if owner != job.active]
-    cipher = cipher_of(options)
-    alone = None if part is None else part.alone
-    learned = linear_disclosures(job.active, hosts, job.coordinator, options, cipher, alone)
-    if job.align is not None:
-        first = of_alignment(job.active, hosts, on_duplicate=job.align.on_duplicate)
-        learned = {party: first.get(party, []) + learned[party] for party in learned}
-    encryption = "" if part is None else part.encryption
-    report = Report(party=name, seconds=seconds, sent=sent, learned=learned, encryption=encryption)
-    (Path(job.output) / f"{name}.report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))

@@ -30,12 +30,13 @@ from treaty.data.sources import write_columns
 from treaty.data.table import Table
 from treaty.errors import TreatyError
 from treaty.job_file import Job, Member
-from treaty.jobs import load_reports, part_file
+from treaty.jobs import part_file
 from treaty.linear_models import LinearPart
 from treaty.linear_simulation import compile_linear_kernels
 from treaty.messaging.certificates import write_identity
 from treaty.messaging.party import FAREWELL_TIMEOUT
 from treaty.models import ModelPart
+from treaty.reports import load_reports
 from treaty.simulation import Traffic
 
 logger = logging.getLogger(__name__)
