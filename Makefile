@@ -43,6 +43,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/federboost_vertical.py
 	$(BIN)/python benchmarks/federboost_horizontal.py
 	$(BIN)/python benchmarks/fedxgb.py
+	$(BIN)/python benchmarks/histogram_inversion.py
+	$(BIN)/python benchmarks/fedxgboost_ldp.py
 	$(BIN)/python benchmarks/smm.py
 	$(BIN)/python benchmarks/cipher_speed.py
 	$(BIN)/python benchmarks/comparison_speed.py
@@ -52,6 +54,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/prediction_speed.py
 	$(BIN)/python benchmarks/shap_speed.py
 	$(BIN)/python benchmarks/logistic_accuracy.py
+	$(BIN)/python benchmarks/logistic_speed.py
 
 clean:
 	rm -rf $(VENV)
