@@ -361,9 +361,25 @@ class BoostedTrees(TableEstimator):
         return decided(self.parts_, self._matched(X), self.n_jobs)
 
     def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
-        """Return the leaf each row ends in (n_rows, n_trees): its number among its tree's nodes, the root being 0.
+        """Return the leaf each row ends in; parties are played in threads.
 
-        With more than two classes a round has a tree per class. Parties are played in threads.
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        int32 (n_rows, n_trees)
+            The leaf's number among its tree's nodes, the root being 0. With more than two classes a round has a tree
+            per class.
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that this is made of.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
         """
         return decisions.leaves(self._decided(X), cores(self.n_jobs))
 
@@ -376,6 +392,11 @@ class BoostedTrees(TableEstimator):
 
     def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
         """Return what each column adds to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
 
         Returns
         -------
@@ -391,6 +412,8 @@ class BoostedTrees(TableEstimator):
         ConfigError
             With `he_inference`, which hides the decisions that contributions are made of; of a horizontal model, which
             says nothing of how many rows its nodes had.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
         """
         check_is_fitted(self, "parts_")
         if self.he_inference:
@@ -457,6 +480,11 @@ class BoostedTrees(TableEstimator):
 
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder: one file per party, and one that names them.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made when missing.
 
         Raises
         ------

@@ -54,19 +54,22 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
     mode, allow_insecure, encryption, reveal, key_bits, insecure_test_key_bits, rerandomise
         See `treaty.options.TreeOptions`.
-    rl_trees, purity_guard, mechanism, epsilon
+    rl_trees, purity_guard
         Guards of the labels under "secureboost", see docs/secureboost.md.
+    mechanism, epsilon
+        Randomised labels ("secureboost", "fedxgboost-ldp"), noise on gradients ("fedxgboost-ldp") or on buckets
+        ("federboost-vertical", by `epsilon` alone), and what it costs; see `treaty.options.TreeOptions`.
     he_inference : bool or None
         Predict on encrypted leaf values, see docs/prediction.md.
-    epsilon, epsilon_person, unbiased
-        The noise of "federboost-vertical", see docs/federboost.md.
+    epsilon_person, unbiased
+        Of the noise of "federboost-vertical", see docs/federboost.md.
     dropout : {"accept"}, float or None
         Whether "federboost-horizontal" goes on without a participant that is lost. "fedxgb": the share of users that a
         fit in threads has lost at every tenth round.
     epsilon_total, delta : float or None
         The noise of "federboost-horizontal"; None for none. "fedxgboost-ldp": the most that a person may pay.
-    mechanism, epsilon, split_score, clip, clip_hess, refit
-        The noise of "fedxgboost-ldp" and what is made of it, see docs/fedxgboost.md.
+    split_score, clip, clip_hess, refit
+        What "fedxgboost-ldp" makes of gradients under noise, see docs/fedxgboost.md.
     version : {1, 2} or None
         Of "fedxgboost-smm" as published (`mode="paper"`), see docs/fedxgboost.md.
     backend : {"lattice", "dealer", "ou"} or None
@@ -82,6 +85,12 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         Each party's part of the model; one part, "pooled", where the model is whole.
     evals_result_ : dict
         ``{"eval_0": {"logloss": [...]}}``, one number per round.
+    n_iter_ : int
+        Rounds of the model.
+    best_iteration_ : int
+        With early stopping: the last of these rounds, from 0.
+    clipped_rows_ : int
+        Of a regression, most rows of one round whose gradient was clipped.
     feature_importances_ : float64 (n_features,)
     communication_ : dict
         Of each ordered pair of parties: messages, bytes, and bytes by message type. "fedxgb": beside users "server",
@@ -93,25 +102,105 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
     """
 
     def decision_function(self, X: Tables) -> NDArray[np.float64]:
-        """Return margins: log-odds of the second class (n_rows,), for more classes (n_rows, n_classes)."""
+        """Return margins.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows,) or (n_rows, n_classes)
+            Log-odds of the second class; the second form with more than two.
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
         margins = self._margins(X)
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
     def predict_proba(self, X: Tables) -> NDArray[np.float64]:
-        """Return class probabilities (n_rows, n_classes); X as in `fit`, without labels."""
+        """Return class probabilities.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows, n_classes)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
         return _of_classes(self._predictions(X))
 
     def predict(self, X: Tables) -> NDArray[Any]:
-        """Return the most probable class of each row (n_rows,)."""
+        """Return the most probable class of each row.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        ndarray (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
         best = np.argmax(self.predict_proba(X), axis=1)
         return np.asarray(self.classes_[best])
 
     def staged_predict_proba(self, X: Tables) -> Iterator[NDArray[np.float64]]:
-        """Yield class probabilities (n_rows, n_classes) after each round; the parties are asked once for all."""
+        """Yield class probabilities after each round; the parties are asked once for all.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Yields
+        ------
+        float64 (n_rows, n_classes)
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that this is made of.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
         return map(_of_classes, self._stages(X))
 
     def staged_predict(self, X: Tables) -> Iterator[NDArray[Any]]:
-        """Yield the most probable class of each row (n_rows,) after each round."""
+        """Yield the most probable class of each row after each round; as `staged_predict_proba`.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Yields
+        ------
+        ndarray (n_rows,)
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that this is made of.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
         return (np.asarray(self.classes_[np.argmax(p, axis=1)]) for p in self.staged_predict_proba(X))
 
     def _target(
@@ -127,11 +216,43 @@ class GBDTRegressor(RegressorMixin, BoostedTrees):
     """
 
     def predict(self, X: Tables) -> NDArray[np.float64]:
-        """Return the predicted means (n_rows,); X as in `fit`, without labels."""
+        """Return the predicted means.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
         return self._predictions(X)[:, 0]
 
     def staged_predict(self, X: Tables) -> Iterator[NDArray[np.float64]]:
-        """Yield the predicted means (n_rows,) after each round; the parties are asked once for all."""
+        """Yield the predicted means after each round; the parties are asked once for all.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Yields
+        ------
+        float64 (n_rows,)
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that this is made of.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
         return (means[:, 0] for means in self._stages(X))
 
     def _target(
@@ -147,6 +268,16 @@ def _of_classes(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor | LogisticRegression:
     """Read what `save` wrote.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Where `save` wrote it.
+
+    Returns
+    -------
+    GBDTClassifier, GBDTRegressor or LogisticRegression
+        Fitted, with the parameters it had.
 
     Raises
     ------

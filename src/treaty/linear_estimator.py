@@ -224,7 +224,22 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         self.n_iter_ = len(holder.losses)
 
     def decision_function(self, X: Tables) -> NDArray[np.float64]:
-        """Return margins: log-odds of the second class (n_rows,); X as in `fit`, without labels."""
+        """Return margins: log-odds of the second class.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
         check_is_fitted(self, "parts_")
         margins = predict_linear(
             self.parts_, self._matched(X), self._options(), transport=self.transport, n_jobs=self.n_jobs
@@ -234,17 +249,52 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         return margins
 
     def predict_proba(self, X: Tables) -> NDArray[np.float64]:
-        """Return class probabilities (n_rows, 2); X as in `fit`, without labels."""
+        """Return class probabilities.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows, 2)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
         p = probabilities(self.decision_function(X))
         return np.column_stack([1.0 - p, p])
 
     def predict(self, X: Tables) -> NDArray[Any]:
-        """Return the more probable class of each row (n_rows,)."""
+        """Return the more probable class of each row.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        ndarray (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
         second = self.decision_function(X) > 0.0
         return np.asarray(self.classes_[second.astype(np.intp)])
 
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder: one file per party, and one that names them.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made when missing.
 
         Raises
         ------
