@@ -118,9 +118,9 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         others, of "fedxgboost-ldp" alone, put noise on every row's gradient, which each tree costs `epsilon`; None is
         "piecewise" there.
     epsilon : float or None
-        Of `mechanism`, per label or per gradient of one tree; "fedxgboost-ldp": 1 for None. "federboost-vertical": of
-        the noise, per value of each passive column, 4 for None; infinite for none, in paper mode alone. A person's
-        values in all columns add up.
+        Of `mechanism`, per label, to be named, or per gradient of one tree, 1 for None. "federboost-vertical": of the
+        noise, per value of each passive column, 4 for None; infinite for none, in paper mode alone. A person's values
+        in all columns add up.
     epsilon_person : float or None
         "federboost-vertical": of the noise, per person, shared evenly by a party's columns; in place of `epsilon`.
     unbiased : bool or None
