@@ -194,7 +194,9 @@ def test_a_failing_party_fails_the_whole_command_with_its_words(tmp_path):
     (tmp_path / "lab.csv").unlink()
     done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "lab.csv" in done.stderr
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("treaty: lab: expected a file at ")  # the party once, and before those who heard of it
+    assert "lab.csv" in first
     assert "Traceback" not in done.stderr
 
 

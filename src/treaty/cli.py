@@ -1,7 +1,7 @@
 """The ``treaty`` command.
 
-Exit codes: 0 done; 1 a job ended with an error (said on standard error); 2 the command line, a job file or a table is
-wrong and nothing was started.
+Exit codes: 0 done; 1 the job ended with an error, said on standard error, which may be any party's where all run here;
+2 the command line, the job file or, with --as, this party's own table is wrong.
 """
 
 from __future__ import annotations

@@ -111,10 +111,7 @@ def run_all(
             for process in started.values():
                 if process.poll() is None:
                     process.kill()
-        said = {
-            name: (process.communicate()[1] or b"").decode(errors="replace").strip().removeprefix("treaty: ")
-            for name, process in started.items()
-        }
+        said = {name: _said(process, name) for name, process in started.items()}
         # who could not use what is its own, or was killed, before those who heard of it from others
         failed.sort(key=lambda name: started[name].returncode == FAILED_WITH_OTHERS)
         told = "\n".join(f"{name}: {said[name] or _how_it_ended(started[name])}" for name in failed)
@@ -122,7 +119,7 @@ def run_all(
             raise PartyFailed(told)
         for name in sorted(set(said) - set(failed)):
             for line in said[name].splitlines():  # what a party that ended well warns of
-                logger.warning("%s: %s", name, line.removeprefix("treaty: ").removeprefix(f"{name}: "))
+                logger.warning("%s: %s", name, line)
         if failed:
             logger.warning("the crowd went on without %d users\n%s", len(failed), told)
 
@@ -134,6 +131,12 @@ def _dealt_out(parties: Collection[str]) -> dict[str, str]:
     return {
         name: ",".join(str(every[(k * each + i) % len(every)]) for i in range(each)) for k, name in enumerate(parties)
     }
+
+
+def _said(process: subprocess.Popen[bytes], name: str) -> str:
+    """Return what a process wrote on standard error, without the command's name and the party's own."""
+    lines = (process.communicate()[1] or b"").decode(errors="replace").strip().splitlines()
+    return "\n".join(line.removeprefix("treaty: ").removeprefix(f"{name}: ") for line in lines)
 
 
 def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
