@@ -52,9 +52,9 @@ def agree_on_bins(
     opening = Opening(schema, bounds=noise.budget is None)
     own = opening.of(rows.table, own_objective)
     while True:
-        cohort = list(collector.members)
         collector.tell_all(Count())
         opened = collector.total(opening.length, noise.on_opening(own) if has_rows else None)
+        cohort = collector.summed
         objective = opening.bounded(opened, own_objective)
         objective.check_sums(opening.rows(opened))
         bins, smallest = choose_bins(
@@ -69,7 +69,7 @@ def agree_on_bins(
             most_rounds=_search_rounds(noise),
             threads=threads,
         )
-        if collector.members == cohort:  # what was opened with somebody's rows does not fit what is opened without
+        if collector.summed == cohort:  # what was opened with somebody's rows does not fit what is opened without
             break
     if noise.budget is not None:
         return FoundBins(bins, objective, str(noise.budget))

@@ -117,14 +117,14 @@ class TreeLeader:
             self._tell([], [])
 
     def _attempt(self, columns: list[NDArray[np.int32]]) -> list[Tree] | None:
-        """Grow the trees in step with each other; None when a participant is lost."""
-        cohort = list(self._collector.members)
+        """Grow the trees in step with each other; None when a participant is lost, whom the next sums lack."""
         asked: Asked = [(output, np.zeros(1, np.int32)) for output in range(self._n_outputs)]
         self._tell(columns, asked)
         totals, sums = self._summed(asked, self._shard.start_round(columns, self._sample()))
+        cohort = self._collector.summed
         growths = [Growth(total, self._rules) for total in totals]
         parents: list[NDArray[np.int64] | None] = [None] * self._n_outputs
-        while self._collector.members == cohort:
+        while self._collector.summed == cohort:
             for (output, _), opened in zip(asked, sums, strict=True):
                 self._split(output, growths[output], opened, parents, columns[output])
             asked = [(output, g.level.asked) for output, g in enumerate(growths) if g.level is not None]

@@ -58,6 +58,9 @@ class Collector:
     ----------
     members : list of str
         Those still there.
+    summed : list of str
+        Those whose vectors are in the sum opened last. Members were told so: one that is lost since they will hear of
+        with the next sum.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class Collector:
         recover: bool = False,
         allow_two: bool = False,
     ) -> None:
-        self.members = list(members)
+        self.members, self.summed = list(members), list(members)
         self._party, self._recover = party, recover
         self._number = 0
         waits = len(members) > 2 and party.channel.waits
@@ -106,7 +109,7 @@ class Collector:
         Returns
         -------
         int64 (length,)
-            With `recover` over the members that are still there afterwards, see `members`.
+            With `recover` over the members in `summed`.
 
         Raises
         ------
@@ -171,7 +174,9 @@ class Collector:
         answers = {name: Unmasking(told.survivors, told.lost) for name, told in self._gather(Unmasked).items()}
         if mine is not None:
             answers[me] = mine.unmask(valid)
-        return aggregator.open(answers)
+        total = aggregator.open(answers)
+        self.summed = list(survivors)
+        return total
 
     def tell_all(self, message: Message) -> None:
         """Send a message to all other members; masks depend on it from now on."""
