@@ -253,6 +253,8 @@ def test_failed_users_do_not_end_the_others_processes(monkeypatch):
     started = {"user1": waited(0, 20.0), "owner": waited(3, 0.0)}
     begun = time.monotonic()
     assert processes._wait(started, ["user1"]) == ["owner"]
+    started["owner"] = waited(0, 0.0)
+    assert processes._wait(started, ["user1"]) == ["user1"]  # hangs, and the job has ended without it
     assert time.monotonic() - begun < 10.0
     started["user1"].kill()
     started["user1"].wait()

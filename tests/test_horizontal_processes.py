@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 import treaty
 from job_files import EACH_WITHIN, TREATY, finish, one_line, start
 from tables import real_table, with_gaps
-from treaty import jobs
+from treaty import jobs, processes
 from treaty.checkpoints import load_checkpoint
 from treaty.cli import app
 from treaty.compiling import compile_kernels
@@ -202,6 +203,26 @@ def test_an_estimator_over_grpc_equals_the_one_in_threads():
     assert processes.evals_result_ == threads.evals_result_
     np.testing.assert_array_equal(processes.predict(X), threads.predict(X))
     assert processes.communication_["south -> north"]["by_type"]["Masked"] > 0
+
+
+def test_a_training_in_processes_goes_on_without_one_that_is_killed(monkeypatch, caplog):
+    X, y = real_table("binary")
+    parts = np.array_split(np.arange(len(y)), 4)
+    rows = {f"p{k}": (X.iloc[index], y[index]) for k, index in enumerate(parts)}
+    dying = [sys.executable, str(Path(__file__).with_name("dying_party.py")), "Masked", "30", ""]
+    start_process = subprocess.Popen
+
+    def starting(command, *given, **named):
+        is_victim = command[command.index("--as") + 1] == "p2"
+        return start_process([*dying, *command[3:]] if is_victim else command, *given, **named)
+
+    monkeypatch.setattr(processes.subprocess, "Popen", starting)
+    model = treaty.GBDTClassifier(
+        "federboost-horizontal", transport="grpc", n_estimators=3, n_jobs=1, dropout="accept", **OPTIONS
+    ).fit(rows)
+    assert model.n_iter_ == 3
+    assert np.mean(model.predict(X) == y) > 0.9
+    assert "went on without 1 parties\np2: killed by signal 9" in caplog.text
 
 
 # ---------------------------------------------------------------- between threads

@@ -200,6 +200,19 @@ def test_a_failing_party_fails_the_whole_command_with_its_words(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see the processes started")
+def test_ending_the_command_ends_the_parties_it_started(tmp_path):
+    job = write_job(tmp_path, trees=4000)
+    process = subprocess.Popen([*TREATY, "train", str(job)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_rounds({"all": process}, tmp_path / "model" / "clinic.checkpoint", 1)
+    begun = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(begun) == 3
+    process.terminate()
+    assert process.wait(EACH_WITHIN) == 128 + signal.SIGTERM
+    process.communicate()
+    assert not any(Path(f"/proc/{pid}/exe").exists() for pid in begun)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

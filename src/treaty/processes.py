@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,6 @@ from numpy.typing import NDArray
 
 from treaty.compiling import compile_kernels
 from treaty.compute import usable_cores
-from treaty.crowd_jobs import crowd_of
 from treaty.data.sources import write_columns
 from treaty.data.table import Table
 from treaty.errors import TreatyError
@@ -36,7 +37,7 @@ from treaty.linear_simulation import compile_linear_kernels
 from treaty.messaging.certificates import write_identity
 from treaty.messaging.party import FAREWELL_TIMEOUT
 from treaty.models import ModelPart
-from treaty.reports import load_reports
+from treaty.reports import expendable, load_reports
 from treaty.simulation import Traffic
 
 logger = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ def run_all(
     Raises
     ------
     PartyFailed
-        When a process fails, with the error of each. A crowd goes on without users that fail, which are warned of, as
-        is everything that processes which end well say on standard error.
+        When a process fails, with the error of each. A training goes on without those it can do without (see
+        `expendable`), which are warned of, as is everything that processes which end well say on standard error.
     """
     if verb == "train" and job.linear:
         compile_linear_kernels(job.linear_options())
@@ -104,9 +105,10 @@ def run_all(
             )
             for name in (job.parties if verb == "train" else job.owners)
         }
-        may_fail = crowd_of(job).users if job.crowd else ()
+        may_fail = expendable(job) if verb == "train" else []
         try:
-            failed = _wait(started, may_fail)
+            with _interrupted_by_sigterm():
+                failed = _wait(started, may_fail)
         finally:
             for process in started.values():
                 if process.poll() is None:
@@ -114,14 +116,27 @@ def run_all(
         said = {name: _said(process, name) for name, process in started.items()}
         # who could not use what is its own, or was killed, before those who heard of it from others
         failed.sort(key=lambda name: started[name].returncode == FAILED_WITH_OTHERS)
-        told = "\n".join(f"{name}: {said[name] or _how_it_ended(started[name])}" for name in failed)
+        told = "\n".join(f"{name}: {_end(started[name], said[name])}" for name in failed)
         if set(failed) - set(may_fail):
             raise PartyFailed(told)
         for name in sorted(set(said) - set(failed)):
             for line in said[name].splitlines():  # what a party that ended well warns of
                 logger.warning("%s: %s", name, line)
         if failed:
-            logger.warning("the crowd went on without %d users\n%s", len(failed), told)
+            logger.warning("the job went on without %d parties\n%s", len(failed), told)
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let a request to end this process reach what it has started, unless the program has plans of its own for it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _dealt_out(parties: Collection[str]) -> dict[str, str]:
@@ -139,23 +154,33 @@ def _said(process: subprocess.Popen[bytes], name: str) -> str:
     return "\n".join(line.removeprefix("treaty: ").removeprefix(f"{name}: ") for line in lines)
 
 
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
+def _end(process: subprocess.Popen[bytes], said: str) -> str:
+    """Say how a process failed, which one that was killed could not say itself."""
     code = process.returncode
-    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    if code >= 0:
+        return said or f"ended with exit code {code}"
+    return f"killed by signal {-code}" + (f", having said\n{said}" if said else "")
 
 
 def _wait(started: Mapping[str, subprocess.Popen[bytes]], may_fail: Collection[str]) -> list[str]:
-    """Wait for all processes, and not for long once one has failed that may not; return who failed, in this order."""
+    """Wait for all processes, and not for long once one has failed that may not, or all but those have ended.
+
+    Returns who failed, in this order; of those that may also who did not end.
+    """
     failed: list[str] = []
     deadline = float("inf")
+    needed = [process for name, process in started.items() if name not in may_fail]
     while True:
         for name, process in started.items():
             if process.poll() not in (None, 0) and name not in failed:
                 failed.append(name)
                 if name not in may_fail:
                     deadline = min(deadline, time.monotonic() + GRACE)
-        if all(process.poll() is not None for process in started.values()) or time.monotonic() > deadline:
-            return failed
+        running = [name for name, process in started.items() if process.poll() is None]
+        if all(process.poll() is not None for process in needed):
+            deadline = min(deadline, time.monotonic() + GRACE)
+        if not running or time.monotonic() > deadline:
+            return failed + [name for name in running if name in may_fail and not set(failed) - set(may_fail)]
         time.sleep(0.02)
 
 

@@ -64,14 +64,23 @@ def write_report(
     _file(job, name).write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
+def expendable(job: Job) -> list[str]:
+    """Return whom a training goes on without: users of a crowd, and with dropout="accept" participants with rows."""
+    if job.crowd:
+        return crowd_of(job).users
+    if job.horizontal and job.tree_options().dropout == "accept":
+        return [name for name in job.parties if name != job.active]
+    return []
+
+
 def load_reports(job: Job) -> dict[str, Report]:
-    """Read what all parties of a finished job on this machine noted, but for users of a crowd that did not end it."""
+    """Read what all parties of a finished job on this machine noted, but for those lost that it could go on without."""
     files = {name: _file(job, name) for name in job.parties}
-    users = crowd_of(job).users if job.crowd else ()
+    may_lack = expendable(job)
     return {
         name: msgspec.json.decode(path.read_bytes(), type=Report)
         for name, path in files.items()
-        if path.exists() or name not in users
+        if path.exists() or name not in may_lack
     }
 
 

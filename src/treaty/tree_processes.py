@@ -85,14 +85,14 @@ def train_horizontal_in_processes(
     options, n_jobs
         See `Job`.
     progress : callable
-        Called after a failure with 1 and what each party has finished.
+        Called after a failure with 1 and the model as far as the leader has it.
     checkpoints : Path or None
         Folder of checkpoints, from which an interrupted training goes on.
 
     Returns
     -------
     parts : dict of str to ModelPart
-        The whole model, at every party; the leader's first where it brings no rows.
+        The whole model, as the leader has it.
     traffic : Traffic
 
     Raises
@@ -110,7 +110,7 @@ def train_horizontal_in_processes(
             table = _written(rows, folder / f"{party}.arrow", weights=weighted)
             parties[party] = Member(table=table, eval_tables=watched if party == active else [])
         job = _fit(folder, active, parties, weighted, classes, options, n_jobs, checkpoints)
-        return _run_training(job, classes, progress, resume=checkpoints is not None)
+        return _run_training(job, classes, progress, resume=checkpoints is not None, owners=[active])
 
 
 def train_crowd_in_processes(

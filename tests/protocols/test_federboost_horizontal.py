@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
 from dataclasses import replace
 from itertools import pairwise
 
@@ -476,6 +478,34 @@ def test_with_consent_training_goes_on_without_the_lost(when):
     for part in ended.values():
         np.testing.assert_array_equal(margins(part, whole), margins(first, whole))
         assert repr(part.splits) == repr(first.splits)
+
+
+def test_with_consent_training_goes_on_without_one_that_falls_silent():
+    """The others wait for the leader all of the job's timeout, the leader a part of it for any of them."""
+    parts, _, classes = dealt("binary", 5)
+    options, over, ended = options_of(dropout="accept"), threading.Event(), []
+
+    def silent(party: Party) -> object:
+        send, sent = party.send, itertools.count()
+
+        def stop_at(to, message):
+            if next(sent) == 144:  # as a tree is summed
+                over.wait(30)
+                raise Gone
+            send(to, message)
+
+        party.send = stop_at
+        return participate(party, parts["p2"], options, members=list(parts), classes=classes, vouching=Vouching())
+
+    def kept(party: Party) -> object:
+        found = participate(party, parts["p1"], options, members=list(parts), classes=classes, vouching=Vouching())
+        ended.append(found)
+        over.set()
+        return found
+
+    with pytest.raises(Gone):
+        train(parts, options, classes, roles={"p1": kept, "p2": silent}, timeout=8.0)
+    assert len(ended[0].forest.trees) == 3
 
 
 def test_rounds_after_a_loss_are_those_of_the_remaining_rows():

@@ -39,6 +39,8 @@ from treaty.protocols.masked_members import (
 
 logger = logging.getLogger(__name__)
 
+PATIENCE = 0.25  # of the job's timeout, with a member that is silent: the others wait for the collector meanwhile
+
 
 class Collector:
     """Opens sums over the members.
@@ -75,6 +77,7 @@ class Collector:
     ) -> None:
         self.members, self.summed = list(members), list(members)
         self._party, self._recover = party, recover
+        self._patience = PATIENCE * party.timeout
         self._number = 0
         waits = len(members) > 2 and party.channel.waits
         self._senders = ThreadPoolExecutor(len(members), thread_name_prefix="treaty-send") if waits else None
@@ -196,7 +199,7 @@ class Collector:
         """Receive from all members still there; leave out whoever is lost, silent or stops."""
         others = self._others()
         try:
-            came = self._party.gather(others, kind)
+            came = self._party.gather(others, kind, timeout=self._patience)
         except PeerProtocolError as error:  # one that sends what no member does is as good as lost
             logger.warning("%s: %s", self._party.name, error)
             self._leave_out(error.peer)
@@ -214,7 +217,7 @@ class Collector:
             else:  # threads that stay: there is a message to all for every level
                 list(self._senders.map(self._party.send, messages, messages.values()))
             return
-        reached = self._party.send_each(messages)
+        reached = self._party.send_each(messages, self._patience)
         for name in messages:
             if name not in reached:
                 self._leave_out(name)
