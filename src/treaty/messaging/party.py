@@ -139,13 +139,15 @@ class Party:
                 self._raise_if_stopped([to], doing)
                 raise
 
-    def send_each(self, messages: Mapping[str, Message]) -> list[str]:
+    def send_each(self, messages: Mapping[str, Message], timeout: float | None = None) -> list[str]:
         """Send a message to each of several peers of whom some may be gone.
 
         Parameters
         ----------
         messages : mapping of str to Message
             What to say to whom; keys are of `peers`. Where sending takes time, all at once.
+        timeout : float, optional
+            Seconds that each has to take its message; the party's `timeout` by default.
 
         Returns
         -------
@@ -172,7 +174,7 @@ class Party:
                 with self._sending[to]:
                     self._raise_if_stopped([to], doing, tolerated=self._talks)
                     self._raise_if_left(talk, doing)
-                    self._write(talk, messages[to])
+                    self._write(talk, messages[to], timeout)
             except (PeerLost, PeerTimeout) as error:
                 logger.info("%s has not reached %s: %s", self.name, to, error)
                 return False
@@ -402,9 +404,9 @@ class Party:
             raise LocalProtocolError(f"expected a protocol's own message, got {kind}; call abort() or close()")
         return self._talk(to, kind), f"{self.name} was sending {kind} of round {self.round}"
 
-    def _write(self, talk: Conversation, message: Message) -> None:
+    def _write(self, talk: Conversation, message: Message, timeout: float | None = None) -> None:
         frame = talk.write(message, self.round)
-        self.channel.send(talk.peer, frame, self.timeout)
+        self.channel.send(talk.peer, frame, self.timeout if timeout is None else timeout)
         talk.wrote()
         self._record_sent(talk.peer, message, len(frame))
 
