@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treaty.crypto.aggregation_round import RoundVoid
 from treaty.crypto.hidden_splits import Layout
-from treaty.errors import ConfigError, PeerProtocolError
+from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.options import TreeOptions
@@ -76,9 +77,10 @@ def edge(
     Raises
     ------
     ConfigError
-        When options differ, or the domain has too few users.
+        When options differ.
     CryptoError, PeerError
-        When the server or another edge server is lost, or sends what the protocol does not allow.
+        When too few users of the domain come, or the server or another edge server is lost or sends what the protocol
+        does not allow.
     """
     check_edges(options, len(edges))
     paper = paper_mode(options)
@@ -262,5 +264,5 @@ def _offers(party: Party, credentials: Credentials, users: Sequence[str], patien
             del offers[name]
         party.leave_out(name)
     if len(offers) < LEAST:
-        raise ConfigError(f"expected {LEAST} users or more in the domain of {party.name}, got {len(offers)}")
+        raise RoundVoid(f"expected {LEAST} users or more to come to the domain of {party.name}, got {len(offers)}")
     return offers
