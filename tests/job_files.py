@@ -17,12 +17,16 @@ EACH_WITHIN = 10.0  # seconds from the fault to the last party's end
 
 
 def start(
-    job: Path, name: str, verb: str = "train", *, resume: bool = False, dies: tuple[str, int, str] | None = None
+    job: Path,
+    name: str,
+    verb: str = "train",
+    *,
+    resume: bool = False,
+    dies: tuple[str, int, str] | None = None,
+    by: signal.Signals = signal.SIGKILL,
 ) -> subprocess.Popen[str]:
     """Start a party; `dies` are the kind, number and what comes before, see `dying_party`, of a message it dies at."""
-    begin = (
-        TREATY if dies is None else [sys.executable, str(Path(__file__).with_name("dying_party.py")), *map(str, dies)]
-    )
+    begin = TREATY if dies is None else [sys.executable, str(DYING), *map(str, dies), str(int(by))]
     return subprocess.Popen(
         [*begin, verb, str(job), "--as", name, *(["--resume"] if resume else [])],
         stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ from tables import real_table, with_categories, with_gaps
 from test_resume import Interrupted
 from treaty.checkpoints import checkpoint_file, load_checkpoint
 from treaty.cli import app
+from treaty.crowds import Layout, dropouts
 from treaty.errors import ConfigError, DataError
 from treaty.models import forest_of
 from treaty.options import tree_options
@@ -109,6 +110,19 @@ def test_lost_users_are_away_from_every_tenth_round_on():
     assert [tree.count[0] for tree in others[:9]] == [len(y)] * 9
     assert 0.5 * len(y) < others[10].count[0] < len(y)
     assert roc_auc_score(y, lost.predict_proba(X)[:, 1]) > 0.95
+
+
+def test_dropout_says_where_it_loses_nobody(caplog):
+    users = [f"u{k}" for k in range(28)]
+    layout = Layout({"edge0": users[:10], "edge1": users[10:19], "edge2": users[19:]})
+    leaves = dropouts(layout, tree_options({"protocol": "fedxgb", "dropout": 0.1, "n_estimators": 10}))
+    assert len(leaves) == 1
+    assert leaves.keys() <= set(users[:10])
+    assert [record.message for record in caplog.records] == [
+        "dropout=0.1 loses none of the users of small domains: 9 at edge1, 9 at edge2"
+    ]
+    assert dropouts(layout, tree_options({"protocol": "fedxgb", "dropout": 0.2, "n_estimators": 9})) == {}
+    assert caplog.records[-1].message == "dropout begins with round 10: none of 9 rounds"
 
 
 def test_so_many_columns_are_drawn_for_each_tree():
@@ -222,6 +236,7 @@ def test_as_many_edge_servers_may_collude_as_the_text_says():
         ({"dropout": "accept"}, "expected a share"),
         ({"comparison": "additive"}, 'hidden model, and expose="model"'),
         ({"comparison": "additive", "edges": 2, "expose": None}, "expected 3 edge servers or more, got 2"),
+        ({"dropout": 0.3}, "to lose somebody, got 0.3 of domains of 3 users or fewer, which rounds down to none"),
         ({"dropout": 0.4}, "can lose 0.4 of their users, got 3 in the largest"),
         ({"dropout": 0.2, "transport": "grpc"}, "leave it out with transport='grpc'"),
         ({"delta": 1e-6}, "has no option 'delta'"),

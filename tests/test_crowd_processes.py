@@ -26,6 +26,7 @@ from treaty.crowd_jobs import crowd_of
 from treaty.errors import ConfigError, TreatyError
 from treaty.job_file import load_job
 from treaty.jobs import find_part, train_party
+from treaty.messaging import party
 from treaty.messaging.certificates import write_identity
 from treaty.processes import free_ports
 from treaty.reports import load_reports
@@ -52,12 +53,18 @@ def rows_of_each(users: list[str] = USERS) -> dict[str, pd.DataFrame]:
 
 
 def write_job(
-    folder: Path, *, edges: tuple[str, ...] = EDGES, users: list[str] = USERS, trees: int = 3, **options: object
+    folder: Path,
+    *,
+    edges: tuple[str, ...] = EDGES,
+    users: list[str] = USERS,
+    trees: int = 3,
+    timeout: int = 60,
+    **options: object,
 ) -> Path:
     """Write one job file that serves all parties of this machine, their rows, keys and certificates."""
     roles = {"owner": "server", **dict.fromkeys(edges, "edge"), "notary": "authority"}
     names = [*roles, *users]
-    lines = ['name = "test"', 'active = "owner"', 'label = "y"', "timeout = 60", "n_jobs = 1", "[options]"]
+    lines = ['name = "test"', 'active = "owner"', 'label = "y"', f"timeout = {timeout}", "n_jobs = 1", "[options]"]
     given = {"protocol": "fedxgb", "n_estimators": trees, **OPTIONS, **options}
     lines += [f"{option} = {json.dumps(value)}" for option, value in given.items()]
     for name, port in zip(names, free_ports(len(names)), strict=True):
@@ -222,6 +229,24 @@ def test_a_killed_user_ends_nothing(tmp_path):
     assert trees[1].count[0] == everybodys
     assert trees[-1].count[0] == tokyos  # two users of Berlin are too few to sum
     assert "user2" not in load_reports(load_job(path))
+
+
+def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(party, "FAREWELL_TIMEOUT", 1.0)
+    path = write_job(tmp_path, trees=12, timeout=15)  # it counts as gone after 20 s
+    process = start(path, "user2", dies=("Here", 3, ""), by=signal.SIGSTOP)
+    try:
+        threads, said = play(path, without="user2")
+        for thread in threads:
+            thread.join(60)
+        assert said == {}
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+    trees = find_part(load_job(path), "owner").forest.trees
+    assert trees[1].count[0] == 150
+    assert [tree.count[0] for tree in trees[2:]] == [sum(len(rows_of_each()[name]) for name in USERS[1::2])] * 10
 
 
 def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):

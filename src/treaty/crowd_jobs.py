@@ -84,12 +84,13 @@ def train_in_crowd(
     name, layout, options = party.name, crowd_of(job), job.tree_options()
     role = layout.roles.get(name)
     common: dict[str, Any] = {"edges": layout.edges, "authority": layout.authority}
+    patience = min(PATIENCE, job.timeout / 10)
     if role is None:
-        authority(party, layout.roles)
+        authority(party, layout.roles, 2 * patience)  # users read their tables first
     elif role == "edge":
         edge(
             party, options, **common, users=layout.domains[name], server=layout.server, threads=threads,
-            patience=min(PATIENCE, job.timeout / 10), vouching=pinned_vouching(job, name, layout.edges),
+            patience=patience, vouching=pinned_vouching(job, name, layout.edges),
         )  # fmt: skip
     elif role == "user":
         data, classes = read_labelled(job, name, str(job.parties[name].table), training=True)

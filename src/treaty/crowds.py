@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -27,6 +28,8 @@ from treaty.protocols.fedxgb_user import user
 from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled, Progress
 from treaty.simulation import Played, Role, play
+
+logger = logging.getLogger(__name__)
 
 SERVER, AUTHORITY = "server", "authority"
 EDGES = 3
@@ -113,11 +116,12 @@ def dropouts(layout: Layout, options: TreeOptions) -> dict[str, Leaves]:
     Raises
     ------
     ConfigError
-        When no domain has enough users to go on without those.
+        When no domain has so many users that one is lost, or enough to go on without those.
     """
     if not isinstance(options.dropout, float) or options.dropout == 0.0:
         return {}
     least = Rules().least_change
+    _check_loses(options, layout)
     sizes = {len(users) for users in layout.domains.values()}
     if all(_lost(options.dropout, n) and n - max(_lost(options.dropout, n), least) < -(-2 * n // 3) for n in sizes):
         raise ConfigError(
@@ -144,7 +148,24 @@ def dropouts(layout: Layout, options: TreeOptions) -> dict[str, Leaves]:
 
 
 def _lost(share: float, users: int) -> int:
+    """Return how many of a domain's users are lost, in whole users, rounded down."""
     return int(share * users)
+
+
+def _check_loses(options: TreeOptions, layout: Layout) -> None:
+    """Refuse a share too small to lose anybody; say where it loses nobody."""
+    assert isinstance(options.dropout, float)
+    whole = {name: len(users) for name, users in layout.domains.items() if _lost(options.dropout, len(users)) == 0}
+    if len(whole) == len(layout.domains):
+        raise ConfigError(
+            f"expected dropout to lose somebody, got {options.dropout:g} of domains of {max(whole.values())} users or "
+            "fewer, which rounds down to none; have more users or fewer edge servers, raise dropout, or leave it out"
+        )
+    if whole:
+        of = ", ".join(f"{count} at {name}" for name, count in whole.items())
+        logger.warning("dropout=%g loses none of the users of small domains: %s", options.dropout, of)
+    if options.n_estimators < _TENTH:
+        logger.warning("dropout begins with round %d: none of %d rounds", _TENTH, options.n_estimators)
 
 
 def train_crowd_in_threads(

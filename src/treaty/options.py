@@ -138,8 +138,8 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     dropout : {"accept"}, float or None
         "federboost-horizontal": what a lost participant means. None: training stops, and goes on from checkpoints when
         everybody is back. "accept": it goes on without, and the leader may tell the lost one's histograms apart.
-        "fedxgb", where users may always vanish: the share of each domain's users that a simulation has lost at every
-        tenth round, until the next tenth. None is 0.
+        "fedxgb", where users may always vanish: the share of each domain's users, rounded down, that a simulation has
+        lost at every tenth round, until the next tenth. None is 0.
     edges : int or None
         "fedxgb": how many edge servers `fit` plays, among whom users are dealt out. None is 3.
     max_users : int or None

@@ -24,11 +24,15 @@ from protocols.crowd import (
 )
 from protocols.horizontal import bins_told
 from tables import real_table, with_categories, with_gaps
+from treaty.crypto.aggregation_round import RoundVoid
 from treaty.data.table import Table, to_table
-from treaty.errors import ConfigError, DataError
+from treaty.errors import ConfigError, TreatyError
+from treaty.messaging.party import Party
 from treaty.models import predict_pooled, record_split
 from treaty.protocols.crowd_cohorts import Rules
 from treaty.protocols.crowd_users import MaskedInput, MaskKey
+from treaty.protocols.fedxgb_edge import edge
+from treaty.protocols.masked_members import Vouching
 from treaty.protocols.pooled import Labelled
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree
@@ -191,7 +195,7 @@ def test_too_few_edge_servers_are_refused(edges, shown, words):
 def test_domain_of_two_is_refused():
     parts, _, classes = crowd_rows(users=6)
     layout = replace(laid_out(list(parts)), domains={"edge0": ["p0", "p1"], "edge1": ["p2", "p3", "p4", "p5"]})
-    with pytest.raises(ConfigError, match="expected 3 users or more in the domain of edge0, got 2"):
+    with pytest.raises(RoundVoid, match="expected 3 users or more to come to the domain of edge0, got 2"):
         play_crowd(parts, options_of(**SHOWN), classes, layout=layout)
 
 
@@ -298,8 +302,21 @@ def test_domain_below_two_thirds_sits_out_and_the_others_go_on(shown):
 def test_sum_of_nobody_ends_with_an_error_that_says_so(stage):
     parts, _, classes = crowd_rows(users=6)
     leaves = {name: (lambda n, s: n == 1 and s == stage) for name in parts if name != "p5"}
-    with pytest.raises(DataError, match=r"no domain has enough users left .* two thirds"):
-        play_crowd(parts, options_of(**SHOWN), classes, leaves=leaves)
+    told: dict[str, str] = {}
+
+    def edge1(party: Party) -> None:
+        try:
+            edge(
+                party, options_of(**SHOWN), users=list(parts)[1::2], server="server", edges=["edge0", "edge1"],
+                authority="authority", vouching=Vouching(),
+            )  # fmt: skip
+        except TreatyError as error:
+            told[party.name] = str(error)
+            raise
+
+    with pytest.raises(RoundVoid, match=r"no domain has enough users left .* two thirds"):
+        play_crowd(parts, options_of(**SHOWN), classes, leaves=leaves, roles={"edge1": edge1})
+    assert "server stopped the job: no domain has enough users left" in told["edge1"]
 
 
 @pytest.mark.parametrize("kind", [MaskKey, MaskedInput])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
+import time
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -20,16 +23,21 @@ from protocols.crowd import (
     spoiling,
     user_program,
 )
+from protocols.domain import play_domain
 from protocols.test_fedxgb import BOTH, SHOWN, assert_exact, assert_follow
-from treaty.errors import ConfigError, PeerAborted, PeerLost
+from treaty.errors import ConfigError, PeerAborted, PeerLost, PeerTimeout, TreatyError
+from treaty.messaging.memory import MemoryChannel
 from treaty.messaging.messages import Array
-from treaty.messaging.party import Party
-from treaty.protocols.crowd_keys import Introduced
+from treaty.messaging.party import FAREWELL_TIMEOUT, Party
+from treaty.protocols import crowd_edges
+from treaty.protocols.crowd_edges import DomainSums
+from treaty.protocols.crowd_keys import Certified, Credentials, Introduced, authority
 from treaty.protocols.crowd_routing import Rows
 from treaty.protocols.crowd_users import Agreement, Answer, MaskedInput, MaskKey, SealedShares
 from treaty.protocols.fedxgb import Here, Offer
 from treaty.protocols.fedxgb_edge import edge
 from treaty.protocols.masked_members import Vouching
+from treaty.simulation import play
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +77,77 @@ def test_a_user_that_dies_in_the_search_for_bins_is_no_user(crowd, shown):
     program = dying(lambda leaves: user_program(parts, options, classes, layout, "p4", leaves), once(0, "shared", 2))
     crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
     assert_went_on_without(crowded, parts, ["p4"], since=0)
+
+
+@BOTH
+@pytest.mark.parametrize("stage", ["shared", "prediction"])
+def test_a_user_that_takes_nothing_has_no_more_time_than_one_that_sends_nothing(crowd, stage, shown, monkeypatch):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=3, **shown)
+    stops, stopped, over, given = once(1, stage), threading.Event(), threading.Event(), set()
+    send, close = MemoryChannel.send, MemoryChannel.close
+
+    def hangs(number, stage):
+        if stops(number, stage):
+            stopped.set()
+            return over.wait(60)
+        return False
+
+    def waiting(self, to, frame, timeout):
+        if to == "p4" and stopped.is_set():
+            given.add(timeout)
+            raise PeerTimeout(to, "p4 took no message")
+        send(self, to, frame, timeout)
+
+    def noted(self):
+        close(self)
+        if self.name == "server":
+            over.set()
+
+    monkeypatch.setattr(MemoryChannel, "send", waiting)
+    monkeypatch.setattr(MemoryChannel, "close", noted)
+    program = dying(lambda leaves: user_program(parts, options, classes, layout, "p4", leaves), hangs)
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program}, patience=2.5)
+    assert_went_on_without(crowded, parts, ["p4"])
+    assert given <= {2.5, FAREWELL_TIMEOUT}
+    assert 2.5 in given
+
+
+def test_users_lost_one_after_another_do_not_hold_a_sum_up_for_long(monkeypatch):
+    now, each, waited = [0.0], [0.0], []
+    monkeypatch.setattr(crowd_edges, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    gather = DomainSums.gather
+
+    def gathered(self, names, kind):
+        waited.append(kind)
+        now[0] += each[0]
+        return gather(self, names, kind)
+
+    monkeypatch.setattr(DomainSums, "gather", gathered)
+    for each[0], stages in ((19.0, 5), (21.0, 4)):  # of a patience of 20 s
+        waited.clear()
+        _, users, _ = play_domain().opened[0]
+        assert len(users) == (6 if stages == 5 else 0)
+        assert len(waited) == stages  # none of another attempt
+
+
+def test_authority_waits_for_edge_servers_longer_than_for_users():
+    roles = {"edge": "edge", "absent": "user"}
+
+    def late(party):
+        asked.wait(20)
+        time.sleep(0.5)
+        Credentials(party, "authority", "edge")
+
+    def silent(party):
+        asked.set()
+        with pytest.raises(TreatyError):
+            party.receive("authority", Certified)
+
+    asked = threading.Event()
+    programs = {"authority": lambda party: authority(party, roles, 0.1), "edge": late, "absent": silent}
+    links = {"authority": list(roles), "edge": ["authority"], "absent": ["authority"]}
+    play(programs, links, job="job", protocol="fedxgb", timeout=20.0)
 
 
 def retyped(party, message):

@@ -182,11 +182,11 @@ def lying(options, layout, kind, to, monkeypatch):
                 return lie
             return told
 
-        def sent_each(messages):
+        def sent_each(messages, **how):
             return send_each({
                 name: altered(m) if to is not None and name in to and isinstance(m, kind) else m
                 for name, m in messages.items()
-            })  # fmt: skip
+            }, **how)  # fmt: skip
 
         party.receive, party.send_each = received, sent_each
         edge(

@@ -7,6 +7,7 @@ mask that it shares with the server.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 3  # at one sum
 LEAST = 3  # users whose sum may be opened
 MOST_SILENCES = 3  # of a user, each of which all others wait for
+MOST_PATIENCE = 4  # times `patience` a sum waits for users lost one after another; others wait for the edge server
 
 
 class Begun(NamedTuple):
@@ -68,7 +70,7 @@ class DomainSums:
     standings : dict of str to Standing
     rules : Rules
     patience : float
-        Seconds after which a silent user counts as lost for the tree.
+        Seconds after which a silent user counts as lost for the tree, and one that takes no message for good.
 
     Attributes
     ----------
@@ -95,6 +97,7 @@ class DomainSums:
         self._cohort: list[str] = []  # as the tree began
         self._running: list[str] = []  # those of them still there
         self._silent: dict[str, int] = {}
+        self._until = float("inf")  # monotonic time at which the sum under way is given up
         self._counted: frozenset[str] | None = None  # whose rows are in the first sum, which bounds all others
         self.send(dict.fromkeys(self.there, Domain(dict(users), rules.least_change)))
 
@@ -130,6 +133,7 @@ class DomainSums:
         int
             The attempt at which it was opened.
         """
+        self._until = time.monotonic() + MOST_PATIENCE * self._patience
         for attempt in range(ATTEMPTS):
             try:
                 this_round = self._round(number, attempt, length)
@@ -137,6 +141,8 @@ class DomainSums:
                 opened, users = self._attempt(this_round, Call(number, attempt))
             except CryptoError as void:
                 logger.warning("%s: sum %d, attempt %d: %s", self._party.name, number, attempt, void)
+                if time.monotonic() > self._until:
+                    break
                 continue
             self._lose([name for name in self._running if name not in users])
             self._counted = frozenset(users) if self._counted is None else self._counted
@@ -212,7 +218,9 @@ class DomainSums:
 
     def send(self, messages: Mapping[str, Message]) -> None:
         """Send to users, some of whom may be gone."""
-        reached = self._party.send_each({name: messages[name] for name in messages if name in self.there})
+        reached = self._party.send_each(
+            {name: messages[name] for name in messages if name in self.there}, timeout=self._patience
+        )
         for name in messages:
             if name not in reached and name in self.there:
                 self.lose_for_good(name)
@@ -231,10 +239,11 @@ class DomainSums:
 
     def gather(self, names: Sequence[str], kind: type[M]) -> dict[str, M]:
         """Receive from users those messages that come in time; who sends something else is lost for good."""
+        until = time.monotonic() + self._patience  # however many are expelled meanwhile
         while True:
             try:
                 came = self._party.gather(
-                    [name for name in names if name in self.there], kind, Absent, timeout=self._patience
+                    [name for name in names if name in self.there], kind, Absent, timeout=until - time.monotonic()
                 )
             except PeerProtocolError as error:
                 self._expel(error)
@@ -247,6 +256,8 @@ class DomainSums:
 
     def _gather(self, kind: type[M]) -> dict[str, M]:
         """Receive from the running cohort; who is absent is lost for the tree."""
+        if time.monotonic() > self._until:
+            raise RoundVoid(f"the round is void: users were waited for {MOST_PATIENCE * self._patience:g} s in all")
         came = self.gather(self._running, kind)
         self._lose([name for name in self._running if name not in came])
         return came

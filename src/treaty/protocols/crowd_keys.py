@@ -16,6 +16,7 @@ collude with an edge server.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -66,18 +67,21 @@ def authority(party: Party, roles: Mapping[str, CrowdRole], patience: float = 60
     roles : mapping of str to {"server", "edge", "user"}
         Who is to be what.
     patience : float
-        Seconds it waits for those who do not ask.
+        Seconds it waits for users who do not ask, or do not take what it sends. Without the others there is no job, so
+        they have the party's `timeout`.
     """
     party.may_lose(roles)
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw()
-    asked = gather_sound(party, roles, Introduced, timeout=patience)
+    users = [name for name, role in roles.items() if role == "user"]
+    asked = gather_sound(party, roles.keys() - set(users), Introduced, timeout=party.timeout)
+    asked |= gather_sound(party, users, Introduced, timeout=patience)
     certified = {
         name: Certified(public, key.sign(_certificate(party.job, name, roles[name], introduced.key)))
         for name, introduced in asked.items()
         if introduced.role == roles[name]
     }
-    reached = party.send_each(certified)
+    reached = party.send_each(certified, timeout=patience)
     for name in roles:
         if name not in reached:
             logger.warning("%s certifies nobody as %s: it did not ask as %s", party.name, name, roles[name])
@@ -146,12 +150,21 @@ def _channel(job: str, name: str, channel: bytes) -> bytes:
 def gather_sound(party: Party, users: Iterable[str], *kinds: type[M], timeout: float) -> dict[str, M]:
     """Receive from users what comes in time; who sends something else is left out."""
     waiting = [name for name in users if name in party.peers]
+    until = time.monotonic() + timeout  # however many are left out meanwhile
     while True:
         try:
-            return party.gather(waiting, *kinds, timeout=timeout)
+            return party.gather(waiting, *kinds, timeout=until - time.monotonic())
         except PeerProtocolError as error:
             if error.peer not in waiting:
                 raise
             logger.warning("%s goes on without %s: %s", party.name, error.peer, error)
             party.leave_out(error.peer)
             waiting.remove(error.peer)
+
+
+def send_each_or_leave_out(party: Party, messages: Mapping[str, Message], timeout: float) -> None:
+    """Send to users; who does not take its message in time, or is gone, is left out."""
+    reached = party.send_each(messages, timeout=timeout)
+    for name in messages.keys() - set(reached):
+        logger.warning("%s goes on without %s, which has not taken a message", party.name, name)
+        party.leave_out(name)

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.aggregation_round import RoundVoid
 from treaty.crypto.masks import add_masks, mask_key
-from treaty.errors import DataError, PeerProtocolError
+from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.protocols.crowd_keys import Credentials, Offered
@@ -109,7 +110,7 @@ class Crowd:
 
         Raises
         ------
-        DataError
+        RoundVoid
             When nobody is left.
         PeerProtocolError
             When an edge server names users that are not its own.
@@ -128,7 +129,7 @@ class Crowd:
             add_masks(total, [], keys)
             self.cohort += survived.users
         if not self.cohort:
-            raise DataError(
+            raise RoundVoid(
                 "no domain has enough users left to open a sum: at least two thirds of a tree's users must stay, and "
                 "three of each domain"
             )

@@ -200,7 +200,7 @@ def server(
     ConfigError
         When there are too few edge servers.
     CryptoError, PeerError
-        When an edge server is lost, or sends what the protocol does not allow.
+        When no domain has enough users left, or an edge server is lost or sends what the protocol does not allow.
     """
     check_edges(options, len(edges))
     if options.expose == "paper":

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treaty.crypto.aggregation_round import RoundVoid
 from treaty.crypto.hidden_splits import Layout
-from treaty.errors import ConfigError, PeerProtocolError
+from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.options import TreeOptions
 from treaty.protocols.crowd_cohorts import Rules, Standing
 from treaty.protocols.crowd_dealer import Dealer
 from treaty.protocols.crowd_edges import LEAST, DomainSums
-from treaty.protocols.crowd_keys import Credentials, gather_sound
+from treaty.protocols.crowd_keys import Credentials, gather_sound, send_each_or_leave_out
 from treaty.protocols.crowd_paper import PaperDomainSums, paper_mode
 from treaty.protocols.crowd_routing import (
     Everybody,
@@ -39,7 +40,7 @@ from treaty.protocols.masked_members import Heard, Masked, Membership, Vouching,
 logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds after which a silent user counts as lost for the tree."""
+"""Seconds after which a silent user counts as lost for the tree, and one that takes no message for good."""
 
 
 def edge(
@@ -68,16 +69,18 @@ def edge(
     rules : Rules, optional
         How cohorts are chosen.
     patience : float
-        Seconds after which a silent user counts as lost for the tree.
+        Seconds after which a silent user counts as lost for the tree, and one that takes no message for good. With
+        users lost one after another, others wait up to ten times as long: their `timeout` must not be shorter.
     vouching : Vouching
         Whose certificates are pinned; nobody's between threads.
 
     Raises
     ------
     ConfigError
-        When options differ, or the domain has too few users.
+        When options differ.
     CryptoError, PeerError
-        When the server or another edge server is lost, or sends what the protocol does not allow.
+        When too few users of the domain come, or the server or another edge server is lost or sends what the protocol
+        does not allow.
     """
     check_edges(options, len(edges))
     paper = paper_mode(options)
@@ -102,7 +105,7 @@ def edge(
                 _open_sum(party, server, domain, told, None if paper else membership)
                 continue
             case HiddenThresholds() | Hidden() | HiddenLeaves() | Turn():
-                _move_rows(party, server, domain, rows, told)
+                _move_rows(party, server, domain, rows, told, patience)
                 continue
         everybody = [name for name in party.peers if name not in (server, authority, *edges)]
         membership.hear(told)
@@ -138,8 +141,8 @@ def _domain(
     party: Party, offers: Mapping[str, Offer], task: Task, rules: Rules, patience: float, *, paper: bool
 ) -> DomainSums:
     """Tell the users the task, and choose whose rows are in the first sum."""
-    party.send_each(dict.fromkeys(offers, task))
-    keys = {name: offer.keys for name, offer in offers.items()}
+    send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
+    keys = {name: offer.keys for name, offer in offers.items() if name in party.peers}
     standings = {name: Standing(offer.activity, offer.stability) for name, offer in offers.items()}
     domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience)
     domain.heard.hear(task)
@@ -217,6 +220,7 @@ def _move_rows(
     domain: DomainSums,
     rows: _RowsHere,
     told: HiddenThresholds | Hidden | HiddenLeaves | Turn,
+    patience: float,
 ) -> None:
     """Take everybody's rows down a level, or find their leaf values; tell users of theirs."""
     match told:
@@ -230,7 +234,9 @@ def _move_rows(
             if rows.hidden is None:
                 raise PeerProtocolError(server, f"expected a model that users know - from {server}")
             sides_or_values = rows.hidden.route(told) if isinstance(told, Hidden) else rows.hidden.value(told)
-            party.send_each({name: said for name, said in sides_or_values.items() if name in party.peers})
+            there = {name: said for name, said in sides_or_values.items() if name in party.peers}
+            send_each_or_leave_out(party, there, patience)
+            domain.only(party.peers)
         case Turn():
             domain.send(dict.fromkeys(domain.there, told))
             if rows.dealer is not None:
@@ -258,5 +264,5 @@ def _offers(party: Party, credentials: Credentials, users: Sequence[str], patien
             del offers[name]
         party.leave_out(name)
     if len(offers) < LEAST:
-        raise ConfigError(f"expected {LEAST} users or more in the domain of {party.name}, got {len(offers)}")
+        raise RoundVoid(f"expected {LEAST} users or more to come to the domain of {party.name}, got {len(offers)}")
     return offers

@@ -192,7 +192,7 @@ def edge(
     users : sequence of str
         Who may ask.
     patience : float
-        Seconds that users have to share their rows; who has not by then is not told anything.
+        Seconds that users have to share their rows, or take a message; who has not by then is not told anything.
     comparison : {"shamir", "additive"}, default "shamir"
         What it consents to, see `crowd_shares`.
 
@@ -207,7 +207,7 @@ def edge(
     terms, grown = party.receive(server, Terms), party.receive(server, Grown)
     _check_comparison(comparison, terms, party.name)
     if party.name == edges[0]:
-        party.send_each(dict.fromkeys(users, terms))
+        party.send_each(dict.fromkeys(users, terms), timeout=patience)
     layout = layout_of(_bins(terms, server), np.ones(len(terms.names), np.bool_))
     shares = shares_of(comparison, layout, edges)
     if party.name == shares.dealer:
@@ -234,7 +234,7 @@ def edge(
     held.routing.rest()
     party.send_each({
         name: Valued(Array.of(np.ascontiguousarray(totals[:, rows]))) for name, rows in held.parts.items()
-    })  # fmt: skip
+    }, timeout=patience)  # fmt: skip
 
 
 def _some_trees(
