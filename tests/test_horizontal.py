@@ -591,6 +591,18 @@ def test_other_rows_are_refused_when_resuming(monkeypatch, tmp_path, rows, who):
             estimator("binary").fit(rows, checkpoint=tmp_path)
 
 
+@pytest.mark.parametrize("first", [None, "aggregator"])
+def test_resuming_under_another_leader_is_refused(monkeypatch, tmp_path, rows, first):
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop_leader(patch, 2)
+        with pytest.raises(Interrupted):
+            estimator("binary", active=first).fit(rows, checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match="^south: cannot resume as the leader: .* set active back to that party"):
+        estimator("binary", active="south").fit(rows, checkpoint=tmp_path)
+    assert estimator("binary", active=first).fit(rows, checkpoint=tmp_path).n_iter_ == TREES
+
+
 def test_finished_rounds_survive_a_participant_that_fails_later(monkeypatch, rows):
     X, _ = real_table("binary")
     model = estimator("binary")
