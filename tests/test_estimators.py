@@ -200,6 +200,8 @@ def test_wrong_data_names_the_party_and_the_column():
         ({**tables, "p1": pd.concat([tables["p1"]] * 2, axis=1)}, y, ["p1", tables["p1"].columns[0]]),
         (tables, np.where(np.arange(len(y)) < 4, np.nan, y), ["p0", "4"]),
         (tables, np.ones(len(y)), ["class", "p0"]),
+        ({**tables, "p1": tables["p1"].assign(name=[[1, 2]] * len(y))}, y, ["p1", "name", "'list'"]),
+        (tables, [[1]] * (len(y) - 1) + [[1, 2]], ["p0", "lists of several lengths"]),
         (X, y, ["mapping"]),
     ]
     for data, labels, words in cases:

@@ -238,10 +238,11 @@ def labelled(
     for column in [job.label, *([job.weight] if weighted else [])]:
         if column not in arrow.column_names:
             raise DataError(f"{name}: expected a column {column!r}, got a file without it - at {path}")
-    weight = check_weights(arrow[job.weight], n_rows, name) if weighted else None
+    weight = check_weights(arrow[job.weight], n_rows, f"{name}: column {job.weight!r}") if weighted else None
+    whose = f"{name}: column {job.label!r}"
     if job.task == "regression":
-        return Labelled(rows.features, check_targets(arrow[job.label], name, n_rows), weight), None
-    y = check_labels(numbers(arrow[job.label]), name, n_rows)
+        return Labelled(rows.features, check_targets(arrow[job.label], whose, n_rows), weight), None
+    y = check_labels(numbers(arrow[job.label]), whose, n_rows)
     if classes is None:
         classes = np.unique(y).tolist()
         if len(classes) < 2 and not job.horizontal:
@@ -259,7 +260,8 @@ def with_noisy_labels(
 
     Rows come in another order with every alignment; labels must not be drawn again with it.
     """
-    y = check_labels(rows.whole[job.label].to_numpy(zero_copy_only=False), job.active, rows.whole.num_rows)
+    whose = f"{job.active}: column {job.label!r}"
+    y = check_labels(rows.whole[job.label].to_numpy(zero_copy_only=False), whose, rows.whole.num_rows)
     classes = np.unique(y)
     noisy = noisy_labels(
         path, np.searchsorted(classes, y).astype(np.float64), classes.tolist(), options, ledger, job.name
