@@ -598,7 +598,7 @@ def test_resuming_under_another_leader_is_refused(monkeypatch, tmp_path, rows, f
         stop_leader(patch, 2)
         with pytest.raises(Interrupted):
             estimator("binary", active=first).fit(rows, checkpoint=tmp_path)
-    with pytest.raises(ConfigError, match="^south: cannot resume as the leader: .* set active back to that party"):
+    with pytest.raises(ConfigError, match=r"^south: cannot resume as the leader: .* set active back to that party"):
         estimator("binary", active="south").fit(rows, checkpoint=tmp_path)
     assert estimator("binary", active=first).fit(rows, checkpoint=tmp_path).n_iter_ == TREES
 

@@ -57,6 +57,15 @@ def test_absent_columns_are_named(file: Path) -> None:
         read_table(file, columns=["x", "y", "z"], party="shop")
 
 
+def test_text_that_is_not_utf_8_is_named_by_its_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "x,city,late\n1,Malmö,ja\n2,Rom,nein\n".encode("latin-1"))
+    with pytest.raises(
+        DataError, match=r"^shop: expected text in UTF-8, got another encoding in 'city'; save .*t\.csv$"
+    ):
+        read_table(path, party="shop")
+    assert read_table(path, drop=["city"]).column_names == ["x", "late"]
+
+
 def test_type_of_a_column_is_settled_by_all_rows(tmp_path: Path) -> None:
     numbers = "\n".join(map(str, range(300_000)))  # more than arrow's usual block
     table = read_table(write(tmp_path / "t.csv", f"x\n{numbers}\n0.5\n"))

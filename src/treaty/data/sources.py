@@ -66,7 +66,8 @@ def read_table(
     ------
     DataError
         The file does not exist, has another ending, is empty or malformed (a CSV row of the wrong length is
-        named by its line), repeats a column name, or lacks one of `columns`.
+        named by its line, a column of text that is not UTF-8 by its name), repeats a column name, or lacks one of
+        `columns`.
     """
     path = Path(path)
     ending = _ending(path, party)
@@ -88,7 +89,10 @@ def read_table(
         raise DataError(f"{party}: expected columns {quoted(absent)}, got a file without them - at {path}")
     if table.num_rows == 0:
         raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
-    return table.select([name for name in wanted if name not in set(drop)])
+    kept = table.select([name for name in wanted if name not in set(drop)])
+    if read is None:
+        _refuse_bytes(kept, path, party)
+    return kept
 
 
 def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> None:
@@ -204,6 +208,16 @@ def _read_csv(path: Path, ending: str, text: Sequence[str], party: str) -> Any:
     except (pa.ArrowException, UnicodeDecodeError):  # arrow's message would show the values
         reason = _what_is_wrong(content)
         raise DataError(f"{party}: {reason} - at {path}") from None
+
+
+def _refuse_bytes(table: Any, path: Path, party: str) -> None:
+    """Refuse columns whose text is not UTF-8, which arrow takes for bytes."""
+    undecoded = [field.name for field in table.schema if pa.types.is_binary(field.type)]
+    if undecoded:
+        raise DataError(
+            f"{party}: expected text in UTF-8, got another encoding in {quoted(undecoded)}; save the file as UTF-8, or "
+            f"drop the column - at {path}"
+        )
 
 
 def _what_is_wrong(content: bytes) -> str:
