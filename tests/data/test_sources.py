@@ -46,6 +46,14 @@ def test_columns_are_kept_in_order_and_dropped(file: Path) -> None:
     assert read_table(str(file), columns=["late", "x"], drop=["x"]).column_names == ["late"]
 
 
+def test_a_misspelt_column_to_drop_is_refused_with_near_names(file: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"^shop: .* drop, 'Late', 'nothing', got .*; did you mean 'late'\? - at .*[tT]\."
+    ):
+        read_table(file, drop=["Late", "id", "nothing"], drop_all=True, party="shop")
+    assert read_table(file, drop=["id"], drop_all=True).column_names == ["x", "city", "late"]
+
+
 def test_text_of_a_file_becomes_categories(file: Path) -> None:
     table = to_table(read_table(file, drop=["id"]), text_as_categories=True)
     assert table.schema.categories == (None, ("Oslo", "Rom"), None)
