@@ -18,6 +18,7 @@ from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.job_file import Job, Member
 from treaty.jobs import find_part
+from treaty.messaging.certificates import check_names
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.processes import LABEL, PartyFailed, predict_margins, run_all, traffic_of
@@ -41,6 +42,7 @@ def train_in_processes(
     noisy_labels: Path | None = None,
 ) -> tuple[dict[str, ModelPart], Traffic]:
     """Train with every party in a process of its own; return their parts and the traffic."""
+    check_names(tables)  # which those of files are made of
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
         parties = {}
@@ -97,14 +99,16 @@ def train_horizontal_in_processes(
 
     Raises
     ------
+    ConfigError
+        For a name that cannot stand in a certificate; nothing is written then.
     PartyFailed
         When a process fails, with the error of each.
     """
+    check_names([*data, active])
     weighted = any(rows.weight is not None for rows in data.values())
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
-
-        watched = [_written(rows, folder / f"eval_{k}.arrow", weights=False) for k, rows in enumerate(evals)]
+        watched = [_written(rows, folder / f"{active}.eval_{k}.arrow", weights=False) for k, rows in enumerate(evals)]
         parties = {} if active in data else {active: Member(eval_tables=watched)}
         for party, rows in data.items():
             table = _written(rows, folder / f"{party}.arrow", weights=weighted)
@@ -153,20 +157,26 @@ def train_crowd_in_processes(
 
     Raises
     ------
+    ConfigError
+        For a name that cannot stand in a certificate; nothing is written then.
     PartyFailed
         When a process other than a user's fails, with the error of each.
     """
+    check_names(shards)
     weighted = any(rows.weight is not None for rows in shards.values())
     none = np.full(1 if classes is None else len(classes), np.nan, np.float32)
     examples = Table(schema, [none] * len(schema.names), len(none))  # tell the columns, and one row of each class
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
-        write_columns(folder / "examples.arrow", examples, {LABEL: np.arange(len(none), dtype=np.float64)})
+        own = folder / f"{layout.server}.arrow"
+        write_columns(own, examples, {LABEL: np.arange(len(none), dtype=np.float64)})
         parties = {
             layout.server: Member(
                 role="server",
-                table=str(folder / "examples.arrow"),
-                eval_tables=[_written(rows, folder / f"eval_{k}.arrow", weights=False) for k, rows in enumerate(evals)],
+                table=str(own),
+                eval_tables=[
+                    _written(rows, own.with_suffix(f".eval_{k}.arrow"), weights=False) for k, rows in enumerate(evals)
+                ],
             ),
             layout.authority: Member(role="authority"),
             **{edge: Member(role="edge") for edge in layout.edges},
