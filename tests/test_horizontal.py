@@ -591,6 +591,20 @@ def test_other_rows_are_refused_when_resuming(monkeypatch, tmp_path, rows, who):
             estimator("binary").fit(rows, checkpoint=tmp_path)
 
 
+def test_processes_go_on_from_what_threads_left(monkeypatch, tmp_path, rows):
+    rows = {name: (X, np.where(y == 1, "ill", "well")) for name, (X, y) in rows.items()}
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop_leader(patch, 2)
+        with pytest.raises(Interrupted):
+            estimator("binary").fit(rows, checkpoint=tmp_path)
+    begun = load_checkpoint(checkpoint_file(tmp_path, "north")).part.model_id
+    resumed = estimator("binary", transport="grpc").fit(rows, checkpoint=tmp_path).parts_["pooled"]
+    assert resumed.model_id == begun
+    assert resumed.forest.classes == ["ill", "well"]
+    assert resumed.forest.trees == estimator("binary").fit(rows).parts_["pooled"].forest.trees
+
+
 @pytest.mark.parametrize("first", [None, "aggregator"])
 def test_resuming_under_another_leader_is_refused(monkeypatch, tmp_path, rows, first):
     monkeypatch.setattr(Keeper, "due", True)

@@ -137,7 +137,7 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
             pyarrow.csv.write_csv(table, file)
 
 
-def write_columns(path: str | Path, table: Table, extra: Mapping[str, NDArray[np.float64]]) -> None:
+def write_columns(path: str | Path, table: Table, extra: Mapping[str, NDArray[Any]]) -> None:
     """Write a checked table, and more columns, to an arrow file for another process of ours; see `checked_columns`."""
     names = [f"c{k}" for k in range(len(table.columns))]
     arrays = dict(zip(names, table.columns, strict=True)) | dict(extra)
