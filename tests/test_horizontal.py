@@ -453,6 +453,8 @@ def replaced(name, change):
             lambda rows: {n: (X.to_numpy()[:, : 12 - (n == "east")], y) for n, (X, y) in rows.items()},
             "as columns go by position, got north 12, south 12, east 11",
         ),
+        (replaced("north", lambda X, y: (X.to_numpy(), y)), "got arrays at north and dataframes at south, east"),
+        (replaced("south", lambda X, y: (X.to_numpy().tolist(), y)), "arrays at south and dataframes at north, east"),
     ],
 )
 def test_wrong_data_is_named(rows, given, message):
