@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
+import tempfile
 
 import numpy as np
 import pandas as pd
@@ -18,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import treaty
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
-from treaty.options import TreeOptions
+from treaty.options import HORIZONTAL, TreeOptions
 from treaty.protocols.column_owner import SplitOwner
 
 # These two compare a fit on weighted rows with one on repeated or removed rows; quantile cuts are of rows, not weights.
@@ -200,6 +202,8 @@ def test_wrong_data_names_the_party_and_the_column():
         ({**tables, "p1": pd.concat([tables["p1"]] * 2, axis=1)}, y, ["p1", tables["p1"].columns[0]]),
         (tables, np.where(np.arange(len(y)) < 4, np.nan, y), ["p0", "4"]),
         (tables, np.ones(len(y)), ["class", "p0"]),
+        ({**tables, "p1": tables["p1"].assign(name=[[1, 2]] * len(y))}, y, ["p1", "name", "'list'"]),
+        (tables, [[1]] * (len(y) - 1) + [[1, 2]], ["p0", "lists of several lengths"]),
         (X, y, ["mapping"]),
     ]
     for data, labels, words in cases:
@@ -256,6 +260,41 @@ def test_party_names_may_hold_what_file_names_may_not(tmp_path):
     model.save(tmp_path / "model")
     assert len(list((tmp_path / "model").iterdir())) == 3
     np.testing.assert_array_equal(treaty.load(tmp_path / "model").predict(tables), model.predict(tables))
+
+
+@pytest.mark.parametrize("name", ["../outside", "a b/../c"])
+@pytest.mark.parametrize("protocol", ["secureboost", "federboost-horizontal", "fedxgb", "quasi-newton"])
+def test_names_that_processes_cannot_have_are_refused_before_anything_is_written(monkeypatch, tmp_path, protocol, name):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    X, y = real_table("binary")
+    tables, labels = {name: X.iloc[:, :6], "b": X.iloc[:, 6:]}, (y,)
+    if protocol in HORIZONTAL:
+        parts = np.array_split(np.arange(len(y)), 9)
+        tables, labels = {name if k == 0 else f"u{k}": (X.iloc[rows], y[rows]) for k, rows in enumerate(parts)}, ()
+    kind, options = treaty.GBDTClassifier, {"expose": "model"} if protocol == "fedxgb" else {}
+    if protocol == "quasi-newton":
+        kind, options = treaty.LogisticRegression, {"batch_size": 120}
+    with pytest.raises(treaty.ConfigError, match=f"letters, digits, .* got '{re.escape(name)}'"):
+        kind(protocol, transport="grpc", **options).fit(tables, *labels)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_predicting_by_processes_writes_nothing_under_names_they_cannot_have(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    X, y = real_table("binary")
+    tables = {"../outside": X.iloc[:, :6], "b": X.iloc[:, 6:]}
+    model = treaty.GBDTClassifier(n_estimators=1, **FAST_KEY).fit(tables, y)
+    with pytest.raises(treaty.ConfigError, match="letters, digits"):
+        model.set_params(transport="grpc").predict(tables)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_logistic_regression_keeps_what_it_keeps_in_the_folder(tmp_path):
+    X, y = real_table("binary")
+    tables = {"../outside": X.iloc[:, :2], "b": X.iloc[:, 2:4]}
+    model = treaty.LogisticRegression("quasi-newton", max_iter=1, batch_size=240, insecure_test_key_bits=768)
+    model.fit(tables, y, checkpoint=tmp_path / "kept")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
 def test_finished_trees_survive_a_party_that_fails_later(monkeypatch):

@@ -453,6 +453,8 @@ def replaced(name, change):
             lambda rows: {n: (X.to_numpy()[:, : 12 - (n == "east")], y) for n, (X, y) in rows.items()},
             "as columns go by position, got north 12, south 12, east 11",
         ),
+        (replaced("north", lambda X, y: (X.to_numpy(), y)), "got arrays at north and dataframes at south, east"),
+        (replaced("south", lambda X, y: (X.to_numpy().tolist(), y)), "arrays at south and dataframes at north, east"),
     ],
 )
 def test_wrong_data_is_named(rows, given, message):
@@ -589,6 +591,32 @@ def test_other_rows_are_refused_when_resuming(monkeypatch, tmp_path, rows, who):
     if who == "south":
         with pytest.raises(ConfigError, match=r"expected a checkpoint of model .{8} with 2 rounds, got none"):
             estimator("binary").fit(rows, checkpoint=tmp_path)
+
+
+def test_processes_go_on_from_what_threads_left(monkeypatch, tmp_path, rows):
+    rows = {name: (X, np.where(y == 1, "ill", "well")) for name, (X, y) in rows.items()}
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop_leader(patch, 2)
+        with pytest.raises(Interrupted):
+            estimator("binary").fit(rows, checkpoint=tmp_path)
+    begun = load_checkpoint(checkpoint_file(tmp_path, "north")).part.model_id
+    resumed = estimator("binary", transport="grpc").fit(rows, checkpoint=tmp_path).parts_["pooled"]
+    assert resumed.model_id == begun
+    assert resumed.forest.classes == ["ill", "well"]
+    assert resumed.forest.trees == estimator("binary").fit(rows).parts_["pooled"].forest.trees
+
+
+@pytest.mark.parametrize("first", [None, "aggregator"])
+def test_resuming_under_another_leader_is_refused(monkeypatch, tmp_path, rows, first):
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop_leader(patch, 2)
+        with pytest.raises(Interrupted):
+            estimator("binary", active=first).fit(rows, checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match=r"^south: cannot resume as the leader: .* set active back to that party"):
+        estimator("binary", active="south").fit(rows, checkpoint=tmp_path)
+    assert estimator("binary", active=first).fit(rows, checkpoint=tmp_path).n_iter_ == TREES
 
 
 def test_finished_rounds_survive_a_participant_that_fails_later(monkeypatch, rows):

@@ -283,6 +283,29 @@ def test_a_wrong_table_is_named_at_its_party_alone(tmp_path, monkeypatch, column
         assert "rows.csv" not in said[name]
 
 
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"many": [[1, 2]]}, "south: column 'many': list<"),
+        ({"y": [[1]]}, "south: column 'y': expected labels of numbers, booleans or text, got list"),
+        ({"y": [b"ill"]}, "south: column 'y': expected labels of numbers, booleans or text, got bytes; decode them"),
+    ],
+    ids=["list", "list labels", "bytes labels"],
+)
+def test_cells_no_table_may_have_are_one_error_at_their_party(tmp_path, monkeypatch, columns, words):
+    of_each = write_jobs(tmp_path)
+    table = pd.read_csv(tmp_path / "south" / "rows.csv")
+    table.assign(**{name: cell * len(table) for name, cell in columns.items()}).to_parquet(
+        tmp_path / "south" / "rows.parquet"
+    )
+    text = of_each["south"].read_text()
+    of_each["south"].write_text(text.replace('table = "rows.csv"', 'table = "rows.parquet"'))
+    said = train_all(of_each, monkeypatch)
+    assert said.keys() == set(MEMBERS)
+    assert said["south"].startswith(words)
+    assert "\n" not in said["south"]
+
+
 def test_differing_job_files_are_one_error_at_every_party(tmp_path, monkeypatch):
     of_each = write_jobs(tmp_path)
     of_each["east"].write_text(of_each["east"].read_text().replace("max_bin = 16", "max_bin = 8"))

@@ -294,7 +294,7 @@ def test_a_failing_rerun_leaves_the_finished_model(tmp_path):
     subprocess.run([*TREATY, "train", str(job)], check=True, capture_output=True)
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").glob("*.part")}
     assert len(before) == 3
-    (tmp_path / "lab.csv").write_text("a,b\n1,2\n")  # another number of rows
+    (tmp_path / "lab.csv").write_text("id,a,b\n1,1,2\n")  # another number of rows
     done = subprocess.run([*TREATY, "train", str(job)], check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert "training rows" in done.stderr

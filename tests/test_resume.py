@@ -183,6 +183,14 @@ def stopped(monkeypatch, tmp_path):
     return tables, y, tmp_path
 
 
+def test_processes_go_on_from_what_threads_left(stopped):
+    tables, y, folder = stopped
+    begun = load_checkpoint(checkpoint_file(folder, "p0")).part.model_id
+    resumed = fit(tables, y, folder, transport="grpc")
+    same(resumed, fit(tables, y))
+    assert resumed.parts_["p0"].model_id == begun
+
+
 def test_other_options_are_refused_by_name(stopped):
     with pytest.raises(ConfigError, match=r"max_depth=4 \(was 3\)"):
         fit(*stopped, max_depth=4)

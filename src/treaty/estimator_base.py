@@ -165,7 +165,7 @@ class BoostedTrees(TableEstimator):
             party's own columns of the same rows in the same order. The first party is the active one unless `active`
             names another; its table may have no column. Horizontal protocols take a mapping of participant to
             ``(X, y)`` or ``(X, y, sample_weight)``: its own rows of the same columns, by name as the first participant
-            calls them (a column that another lacks is missing there) or, in arrays, by position.
+            calls them (a column that another lacks is missing there) or, in arrays at all of them, by position.
         y : array-like (n_rows,) or None
             Labels, held by the active party; None under a horizontal protocol.
         sample_weight : array-like (n_rows,) or None

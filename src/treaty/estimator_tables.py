@@ -27,7 +27,10 @@ def one_column(y: Any) -> Any:
 
     scikit-learn's own reading of others is too free: nullable integers become floats, and NaN beside text "nan".
     """
-    shape = np.shape(y) if isinstance(y, list) else getattr(y, "shape", ())
+    try:
+        shape = np.shape(y) if isinstance(y, list) else getattr(y, "shape", ())
+    except ValueError:  # lists of several lengths, which are no labels
+        return y
     return y if y is None or len(shape) == 1 else column_or_1d(y, warn=True)
 
 

@@ -76,6 +76,12 @@ def participants(X: Any, protocol: str) -> dict[str, Rows]:
         )
         if not hasattr(given[0], "columns"):  # an array: only its columns' number says which they are
             unnamed[name] = len(table.schema.names)
+    if unnamed and len(unnamed) < len(found):
+        named = ", ".join(name for name in found if name not in unnamed)
+        raise DataError(
+            "expected dataframes, whose columns go by name, or arrays, whose columns go by position, at all "
+            f"participants, got arrays at {', '.join(unnamed)} and dataframes at {named}"
+        )
     if len(set(unnamed.values())) > 1:
         counts = ", ".join(f"{name} {n}" for name, n in unnamed.items())
         raise DataError(

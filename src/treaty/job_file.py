@@ -42,7 +42,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     columns : list of str or None
         The columns to use; None for all but `drop`, label and weight.
     drop : list of str
-        Columns to leave out, an id say.
+        Columns to leave out, an id say; `table` must have all of them, other tables may lack some.
     noisy_labels : str or None
         At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that no later
         job on the same table draws them again. None: beside the table.

@@ -22,7 +22,7 @@ from treaty.data.run_log import RunLog
 from treaty.data.sources import checked_columns, numbers, read_table
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.job_file import Job, id_column
+from treaty.job_file import Job, Member, id_column
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models import read_file, write_file
@@ -115,7 +115,10 @@ def open_rows(
     column = None if job.align is None else id_column(job, name)
     if column is not None and job.align is not None and job.align.text:
         text = [*text, column]
-    arrow = read_table(path, drop=[other for other in member.drop if other != column], text=text, party=name)
+    arrow = read_table(
+        path, drop=[other for other in member.drop if other != column], drop_all=_says_columns(member, path),
+        text=text, party=name,
+    )  # fmt: skip
     checked = checked_columns(arrow)
     if checked is not None:
         return Rows(arrow, checked, arrow)
@@ -144,7 +147,8 @@ def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, t
     """
     known = () if schema is None else schema.names
     text = text if schema is None else text_columns(schema)
-    arrow = read_table(path, drop=job.parties[name].drop, text=text, party=name)
+    member = job.parties[name]
+    arrow = read_table(path, drop=member.drop, drop_all=_says_columns(member, path), text=text, party=name)
     checked = checked_columns(arrow)
     if checked is not None:
         return Rows(arrow, checked, arrow)
@@ -153,6 +157,11 @@ def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, t
             logger.warning("%s: column %r is missing in all rows, for %s lacks it", name, column, path)
             arrow = arrow.append_column(column, pa.nulls(arrow.num_rows, pa.float32()))
     return Rows(arrow, _features(arrow, job, name, path, schema), arrow)
+
+
+def _says_columns(member: Member, path: str) -> bool:
+    """Whether a party's columns are this file's; others may lack some that are dropped."""
+    return path == (member.table or next(iter(member.eval_tables), None))
 
 
 def text_columns(schema: Schema) -> list[str]:
@@ -238,10 +247,11 @@ def labelled(
     for column in [job.label, *([job.weight] if weighted else [])]:
         if column not in arrow.column_names:
             raise DataError(f"{name}: expected a column {column!r}, got a file without it - at {path}")
-    weight = check_weights(arrow[job.weight], n_rows, name) if weighted else None
+    weight = check_weights(arrow[job.weight], n_rows, f"{name}: column {job.weight!r}") if weighted else None
+    whose = f"{name}: column {job.label!r}"
     if job.task == "regression":
-        return Labelled(rows.features, check_targets(arrow[job.label], name, n_rows), weight), None
-    y = check_labels(numbers(arrow[job.label]), name, n_rows)
+        return Labelled(rows.features, check_targets(arrow[job.label], whose, n_rows), weight), None
+    y = check_labels(numbers(arrow[job.label]), whose, n_rows)
     if classes is None:
         classes = np.unique(y).tolist()
         if len(classes) < 2 and not job.horizontal:
@@ -259,7 +269,8 @@ def with_noisy_labels(
 
     Rows come in another order with every alignment; labels must not be drawn again with it.
     """
-    y = check_labels(rows.whole[job.label].to_numpy(zero_copy_only=False), job.active, rows.whole.num_rows)
+    whose = f"{job.active}: column {job.label!r}"
+    y = check_labels(rows.whole[job.label].to_numpy(zero_copy_only=False), whose, rows.whole.num_rows)
     classes = np.unique(y)
     noisy = noisy_labels(
         path, np.searchsorted(classes, y).astype(np.float64), classes.tolist(), options, ledger, job.name

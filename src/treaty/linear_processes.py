@@ -18,6 +18,7 @@ from treaty.linear_jobs import find_linear_part
 from treaty.linear_models import LinearPart, label_holder
 from treaty.linear_options import LinearOptions
 from treaty.linear_simulation import coordinator_name
+from treaty.messaging.certificates import check_names
 from treaty.processes import LABEL, predict_margins, run_all, traffic_of
 from treaty.protocols.pooled import Labelled
 from treaty.simulation import Traffic
@@ -34,6 +35,7 @@ def train_linear_in_processes(
     kept: Path | None,
 ) -> tuple[dict[str, LinearPart], Traffic]:
     """Train with every party in a process of its own; return their parts and the traffic."""
+    check_names(tables)  # which those of files are made of
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
         parties = {}

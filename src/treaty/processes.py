@@ -34,7 +34,7 @@ from treaty.job_file import Job, Member
 from treaty.jobs import part_file
 from treaty.linear_models import LinearPart
 from treaty.linear_simulation import compile_linear_kernels
-from treaty.messaging.certificates import write_identity
+from treaty.messaging.certificates import check_names, write_identity
 from treaty.messaging.party import FAREWELL_TIMEOUT
 from treaty.models import ModelPart
 from treaty.reports import expendable, load_reports
@@ -231,6 +231,7 @@ def predict_margins(
     n_jobs: int | None,
 ) -> NDArray[np.float64]:
     """Predict with every party in a process of its own; return the active party's margins."""
+    check_names(parts)  # which those of files are made of
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
         for party, part in parts.items():

@@ -18,6 +18,7 @@ from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.job_file import Job, Member
 from treaty.jobs import find_part
+from treaty.messaging.certificates import check_names
 from treaty.models import ModelPart
 from treaty.options import TreeOptions
 from treaty.processes import LABEL, PartyFailed, predict_margins, run_all, traffic_of
@@ -41,14 +42,16 @@ def train_in_processes(
     noisy_labels: Path | None = None,
 ) -> tuple[dict[str, ModelPart], Traffic]:
     """Train with every party in a process of its own; return their parts and the traffic."""
+    check_names(tables)  # which those of files are made of
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
         parties = {}
         for party, table in tables.items():
-            labels = {LABEL: data.y, **({} if data.weight is None else {_WEIGHT: data.weight})}
+            labels = {LABEL: _labels(data.y, classes), **({} if data.weight is None else {_WEIGHT: data.weight})}
             write_columns(folder / f"{party}.arrow", table, labels if party == active else {})
             for set_name, rows, y in evals:
-                write_columns(folder / f"{party}.{set_name}.arrow", rows[party], {LABEL: y} if party == active else {})
+                watched = {LABEL: _labels(y, classes)} if party == active else {}
+                write_columns(folder / f"{party}.{set_name}.arrow", rows[party], watched)
             parties[party] = Member(
                 table=str(folder / f"{party}.arrow"),
                 eval_tables=[str(folder / f"{party}.{set_name}.arrow") for set_name, _, _ in evals],
@@ -97,17 +100,21 @@ def train_horizontal_in_processes(
 
     Raises
     ------
+    ConfigError
+        For a name that cannot stand in a certificate; nothing is written then.
     PartyFailed
         When a process fails, with the error of each.
     """
+    check_names([*data, active])
     weighted = any(rows.weight is not None for rows in data.values())
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
-
-        watched = [_written(rows, folder / f"eval_{k}.arrow", weights=False) for k, rows in enumerate(evals)]
+        watched = [
+            _written(rows, folder / f"{active}.eval_{k}.arrow", classes, weights=False) for k, rows in enumerate(evals)
+        ]
         parties = {} if active in data else {active: Member(eval_tables=watched)}
         for party, rows in data.items():
-            table = _written(rows, folder / f"{party}.arrow", weights=weighted)
+            table = _written(rows, folder / f"{party}.arrow", classes, weights=weighted)
             parties[party] = Member(table=table, eval_tables=watched if party == active else [])
         job = _fit(folder, active, parties, weighted, classes, options, n_jobs, checkpoints)
         return _run_training(job, classes, progress, resume=checkpoints is not None, owners=[active])
@@ -153,27 +160,34 @@ def train_crowd_in_processes(
 
     Raises
     ------
+    ConfigError
+        For a name that cannot stand in a certificate; nothing is written then.
     PartyFailed
         When a process other than a user's fails, with the error of each.
     """
+    check_names(shards)
     weighted = any(rows.weight is not None for rows in shards.values())
     none = np.full(1 if classes is None else len(classes), np.nan, np.float32)
     examples = Table(schema, [none] * len(schema.names), len(none))  # tell the columns, and one row of each class
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
-        write_columns(folder / "examples.arrow", examples, {LABEL: np.arange(len(none), dtype=np.float64)})
+        own = folder / f"{layout.server}.arrow"
+        write_columns(own, examples, {LABEL: np.arange(len(none), dtype=np.float64)})
         parties = {
             layout.server: Member(
                 role="server",
-                table=str(folder / "examples.arrow"),
-                eval_tables=[_written(rows, folder / f"eval_{k}.arrow", weights=False) for k, rows in enumerate(evals)],
+                table=str(own),
+                eval_tables=[
+                    _written(rows, own.with_suffix(f".eval_{k}.arrow"), None, weights=False)
+                    for k, rows in enumerate(evals)
+                ],
             ),
             layout.authority: Member(role="authority"),
             **{edge: Member(role="edge") for edge in layout.edges},
         }
         for edge, users in layout.domains.items():
             for user in users:
-                table = _written(shards[user], folder / f"{user}.arrow", weights=weighted)
+                table = _written(shards[user], folder / f"{user}.arrow", None, weights=weighted)
                 parties[user] = Member(role="user", edge=edge, table=table)
         job = _fit(folder, layout.server, parties, weighted, classes, options, n_jobs, checkpoints)
         parts, traffic = _run_training(job, classes, progress, resume=False, owners=[layout.server])
@@ -199,9 +213,14 @@ def _fit(
     )  # fmt: skip
 
 
-def _written(rows: Labelled, path: Path, *, weights: bool) -> str:
+def _labels(y: NDArray[np.float64], classes: list[Any] | None) -> NDArray[Any]:
+    """Return labels as they came: a checkpoint is of rows with these, not of class numbers."""
+    return y if classes is None else np.array(classes)[y.astype(np.intp)]
+
+
+def _written(rows: Labelled, path: Path, classes: list[Any] | None, *, weights: bool) -> str:
     weight = {_WEIGHT: np.ones(len(rows.y)) if rows.weight is None else rows.weight} if weights else {}
-    write_columns(path, rows.table, {LABEL: rows.y, **weight})
+    write_columns(path, rows.table, {LABEL: _labels(rows.y, classes), **weight})
     return str(path)
 
 
@@ -232,7 +251,7 @@ def _given(options: TreeOptions) -> dict[str, Any]:
 
 
 def with_classes(part: ModelPart, classes: list[Any] | None) -> ModelPart:
-    """Put the labels back that the parties' processes saw as numbers."""
+    """Put the labels back that a crowd's processes saw as numbers."""
     if part.forest is not None:
         part.forest.classes = classes
     return part

@@ -1,5 +1,6 @@
 import datetime
 import math
+import re
 from decimal import Decimal
 from fractions import Fraction
 
@@ -260,6 +261,28 @@ def test_complex_numbers_are_a_problem(values: np.ndarray) -> None:
 def test_cells_that_can_never_be_features_are_a_type_error(cell: object) -> None:
     with pytest.raises(TypeError, match=r"argument must be .* string.* number"):
         column_from_array(objects(1.0, cell, "text"))
+
+
+SEVERAL = {
+    "polars list": (pl.Series([[1, 2], [3]]), "List"),
+    "polars array": (pl.Series([[1, 2], [3, 4]], dtype=pl.Array(pl.Int64, 2)), "Array"),
+    "polars struct": (pl.Series([{"a": 1}, {"a": 2}]), "Struct"),
+    "arrow list": (pa.chunked_array([[[1, 2], None]]), "list<item: int64>"),
+    "arrow struct": (pa.chunked_array([[{"a": 1}, {"a": 2}]]), "struct<a: int64>"),
+    "arrow map": (pa.chunked_array([pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))]), "map<string, int64>"),
+    "pandas lists": (pd.Series([[1, 2], [3]]), "object"),
+}
+
+
+@pytest.mark.parametrize(("values", "dtype"), SEVERAL.values(), ids=SEVERAL)
+def test_columns_of_lists_or_structs_are_a_problem(values: object, dtype: str) -> None:
+    with pytest.raises(ColumnProblem, match=rf"^{re.escape(dtype)}.*make a column of each part, or drop the column"):
+        column_of(values)
+
+
+def test_a_column_of_no_lists_is_missing() -> None:
+    assert same(column_of(pa.chunked_array([pa.nulls(2, pa.list_(pa.int64()))])), [NAN, NAN])
+    assert same(column_of(pl.Series([None, None], dtype=pl.Struct({"a": pl.Int64}))), [NAN, NAN])
 
 
 @pytest.mark.parametrize("values", [objects(b"x"), np.array([b"x"]), np.zeros(2, dtype="i4,i4")])

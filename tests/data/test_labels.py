@@ -58,6 +58,24 @@ def test_dates_are_no_labels() -> None:
         check_labels(np.array(["2020-01-01", "2020-01-02"], dtype="datetime64[D]"), "bank")
 
 
+OTHERS = {
+    "lists": ([[1, 2], [3]], "a 1d array, got lists of several lengths"),
+    "polars lists": (pl.Series([[1, 2], [3]]), "numbers, booleans or text, got list$"),
+    "arrow lists": (pa.chunked_array([[[1, 2], [3]]]), "numbers, booleans or text, got list$"),
+    "arrow structs": (pa.chunked_array([[{"a": 1}, {"a": 2}]]), "numbers, booleans or text, got dict$"),
+    "bytes": (np.array([b"a", b"b"]), "got .*S1; decode them to text first"),
+    "objects of bytes": (np.array([b"a", None], dtype=object), "got bytes; decode them to text first"),
+    "arrow binary": (pa.chunked_array([[b"a", b"b"]]), "got bytes; decode them to text first"),
+}
+
+
+@pytest.mark.parametrize("check", [check_labels, check_targets])
+@pytest.mark.parametrize(("y", "message"), OTHERS.values(), ids=OTHERS)
+def test_labels_that_are_no_single_values_or_bytes_are_refused(check, y: object, message: str) -> None:
+    with pytest.raises(DataError, match=f"^bank: .*{message}"):
+        check(y, "bank")
+
+
 @pytest.mark.parametrize("check", [check_labels, check_targets])
 def test_infinite_labels_are_counted(check) -> None:
     with pytest.raises(DataError, match=r"^bank: .*got 2 infinite \(inf\) of 3"):

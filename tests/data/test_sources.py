@@ -46,6 +46,14 @@ def test_columns_are_kept_in_order_and_dropped(file: Path) -> None:
     assert read_table(str(file), columns=["late", "x"], drop=["x"]).column_names == ["late"]
 
 
+def test_a_misspelt_column_to_drop_is_refused_with_near_names(file: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"^shop: .* drop, 'Late', 'nothing', got .*; did you mean 'late'\? - at .*[tT]\."
+    ):
+        read_table(file, drop=["Late", "id", "nothing"], drop_all=True, party="shop")
+    assert read_table(file, drop=["id"], drop_all=True).column_names == ["x", "city", "late"]
+
+
 def test_text_of_a_file_becomes_categories(file: Path) -> None:
     table = to_table(read_table(file, drop=["id"]), text_as_categories=True)
     assert table.schema.categories == (None, ("Oslo", "Rom"), None)
@@ -55,6 +63,15 @@ def test_text_of_a_file_becomes_categories(file: Path) -> None:
 def test_absent_columns_are_named(file: Path) -> None:
     with pytest.raises(DataError, match=r"^shop: expected columns 'y', 'z', got a file without them"):
         read_table(file, columns=["x", "y", "z"], party="shop")
+
+
+def test_text_that_is_not_utf_8_is_named_by_its_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "x,city,late\n1,Malmö,ja\n2,Rom,nein\n".encode("latin-1"))
+    with pytest.raises(
+        DataError, match=r"^shop: expected text in UTF-8, got another encoding in 'city'; save .*t\.csv$"
+    ):
+        read_table(path, party="shop")
+    assert read_table(path, drop=["city"]).column_names == ["x", "late"]
 
 
 def test_type_of_a_column_is_settled_by_all_rows(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 _MAKE_CATEGORY = 'if these are categories convert with .astype("category"), else drop the column'
 _MAKE_NUMBER = "convert to numbers (say, days since a fixed date) or drop the column"
+_TAKE_APART = "make a column of each part, or drop the column"
 _NUMBERS = (numbers.Real, Decimal, np.bool_)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
 
@@ -86,11 +87,14 @@ def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = Fal
     Raises
     ------
     ColumnProblem
-        Text without `text_as_categories`, dates, complex, infinite or too large numbers, odd categories.
-    TypeError
-        Cells that are neither number nor text.
+        Text without `text_as_categories`, dates, lists, structs and other cells that are neither number nor text,
+        complex, infinite or too large numbers, odd categories.
     """
     dtype = series.dtype
+    if dtype.is_nested():
+        if series.null_count() == len(series):
+            return _all_missing(len(series))
+        raise ColumnProblem(f"{_native_dtype(series)}, several values in a row: {_TAKE_APART}")
     if dtype in (nw.Categorical, nw.Enum):
         return _categories(series)
     if dtype.is_temporal():
@@ -105,7 +109,10 @@ def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = Fal
     if dtype in (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128):
         # as numpy these would be arrays of objects, or nothing, where a value is missing
         return Column(_to_float32(series.cast(nw.Float64).to_numpy()))
-    return column_from_array(series.to_numpy(), text_as_categories=text_as_categories)
+    try:
+        return column_from_array(series.to_numpy(), text_as_categories=text_as_categories)
+    except (TypeError, NotImplementedError) as error:  # arrow's own error is one of the latter
+        raise ColumnProblem(f"{_native_dtype(series)}: {error}; {_TAKE_APART}") from None
 
 
 def column_from_array(values: NDArray[Any], *, text_as_categories: bool = False) -> Column:
@@ -126,7 +133,7 @@ def column_from_array(values: NDArray[Any], *, text_as_categories: bool = False)
     Raises
     ------
     ColumnProblem
-        As in `column_from_series`.
+        Text without `text_as_categories`, dates, bytes, complex, infinite or too large numbers.
     TypeError
         Cells that are neither number nor text.
     """

@@ -1,5 +1,6 @@
 """Labels and sample weights: whole, finite and as long as the table, or one clear error."""
 
+import numbers
 from typing import Any
 
 import narwhals as nw
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 
 from treaty.data.columns import ColumnProblem, floats_from_objects, is_missing
 from treaty.errors import DataError
+
+_LABELS = (numbers.Number, np.bool_, str)
 
 
 def check_labels(y: Any, party: str, n_rows: int | None = None) -> NDArray[Any]:
@@ -30,15 +33,21 @@ def check_labels(y: Any, party: str, n_rows: int | None = None) -> NDArray[Any]:
     Raises
     ------
     DataError
-        Not one-dimensional, empty, of the wrong length, complex, dates, or with missing or infinite labels (counted).
+        Not one-dimensional, empty, of the wrong length, complex, dates, bytes, lists or other objects, or with missing
+        or infinite labels (counted).
     """
     if y is None:  # scikit-learn's words
         raise DataError(f"{party}: requires y to be passed, but the target y is None")
     labels = _one_dimensional(y, party, "labels", n_rows)
     if labels.dtype.kind == "O":
-        n_missing = sum(map(is_missing, labels))
-    elif labels.dtype.kind in "mM":
-        raise DataError(f"{party}: expected labels of numbers, booleans or text, got {labels.dtype}")
+        present = [label for label in labels if not is_missing(label)]
+        n_missing = len(labels) - len(present)
+        other = next((kind for kind in map(type, present) if not issubclass(kind, _LABELS)), None)
+        if other is not None:  # arrow's lists come as arrays
+            got = "list" if issubclass(other, np.ndarray) else other.__name__
+            raise _of_another_kind(party, got, of_bytes=issubclass(other, bytes))
+    elif labels.dtype.kind in "mMSV":
+        raise _of_another_kind(party, str(labels.dtype), of_bytes=labels.dtype.kind == "S")
     else:
         n_missing = int(np.count_nonzero(np.isnan(labels))) if labels.dtype.kind == "f" else 0
     if n_missing:
@@ -105,12 +114,20 @@ def check_weights(weights: Any, n_rows: int, party: str) -> NDArray[np.float64]:
     return checked
 
 
+def _of_another_kind(party: str, got: str, *, of_bytes: bool) -> DataError:
+    remedy = "; decode them to text first (text in a CSV file is to be UTF-8)" if of_bytes else ""
+    return DataError(f"{party}: expected labels of numbers, booleans or text, got {got}{remedy}")
+
+
 def _one_dimensional(values: Any, party: str, what: str, n_rows: int | None) -> NDArray[Any]:
     native = nw.from_native(values, pass_through=True, allow_series=True)
     if isinstance(native, (nw.Series, nw.DataFrame)):
         array = native.to_numpy()
     else:
-        array = np.asarray(native)
+        try:
+            array = np.asarray(native)
+        except ValueError:  # lists of several lengths
+            raise DataError(f"{party}: {what} should be a 1d array, got lists of several lengths instead.") from None
         if isinstance(native, np.ma.MaskedArray):
             array = array.astype(object)
             array[np.ma.getmaskarray(native)] = None
@@ -131,14 +148,14 @@ def _finite(values: NDArray[Any], party: str, what: str) -> NDArray[np.float64]:
     try:
         if values.dtype.kind not in "biufO":
             raise ColumnProblem(f"{values.dtype} is not a number")
-        numbers = floats_from_objects(values) if values.dtype.kind == "O" else values.astype(np.float64)
+        floats = floats_from_objects(values) if values.dtype.kind == "O" else values.astype(np.float64)
     except (ColumnProblem, TypeError) as error:
         raise DataError(f"{party}: expected numbers as {what}, got something else: {error}") from None
-    n_missing = int(np.count_nonzero(np.isnan(numbers)))
+    n_missing = int(np.count_nonzero(np.isnan(floats)))
     if n_missing:
-        raise DataError(f"{party}: expected {what} without missing values, got {n_missing} NaN of {len(numbers)}")
-    _refuse_infinite(numbers, party, what)
-    return numbers
+        raise DataError(f"{party}: expected {what} without missing values, got {n_missing} NaN of {len(floats)}")
+    _refuse_infinite(floats, party, what)
+    return floats
 
 
 def _refuse_infinite(values: NDArray[Any], party: str, what: str) -> None:

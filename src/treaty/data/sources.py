@@ -11,6 +11,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def read_table(
     *,
     columns: Sequence[str] | None = None,
     drop: Sequence[str] = (),
+    drop_all: bool = False,
     text: Sequence[str] = (),
     party: str = "the table",
 ) -> Any:
@@ -51,7 +53,9 @@ def read_table(
     columns : sequence of str, optional
         Columns to keep, in this order; default all.
     drop : sequence of str, default ()
-        Columns to leave out (an id, say); those that are not there are ignored.
+        Columns to leave out (an id, say).
+    drop_all : bool, default False
+        Refuse a file that lacks one of `drop`, a misspelt one perhaps; by default it is ignored.
     text : sequence of str, default ()
         Columns of a CSV file to take as text even where every value looks like a number.
     party : str, default "the table"
@@ -66,7 +70,8 @@ def read_table(
     ------
     DataError
         The file does not exist, has another ending, is empty or malformed (a CSV row of the wrong length is
-        named by its line), repeats a column name, or lacks one of `columns`.
+        named by its line, a column of text that is not UTF-8 by its name), repeats a column name, or lacks one of
+        `columns`, or of `drop` with `drop_all`.
     """
     path = Path(path)
     ending = _ending(path, party)
@@ -86,9 +91,14 @@ def read_table(
     absent = [name for name in wanted if name not in names]
     if absent:
         raise DataError(f"{party}: expected columns {quoted(absent)}, got a file without them - at {path}")
+    if drop_all:
+        _refuse_absent(drop, names, path, party)
     if table.num_rows == 0:
         raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
-    return table.select([name for name in wanted if name not in set(drop)])
+    kept = table.select([name for name in wanted if name not in set(drop)])
+    if read is None:
+        _refuse_bytes(kept, path, party)
+    return kept
 
 
 def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> None:
@@ -127,7 +137,7 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
             pyarrow.csv.write_csv(table, file)
 
 
-def write_columns(path: str | Path, table: Table, extra: Mapping[str, NDArray[np.float64]]) -> None:
+def write_columns(path: str | Path, table: Table, extra: Mapping[str, NDArray[Any]]) -> None:
     """Write a checked table, and more columns, to an arrow file for another process of ours; see `checked_columns`."""
     names = [f"c{k}" for k in range(len(table.columns))]
     arrays = dict(zip(names, table.columns, strict=True)) | dict(extra)
@@ -204,6 +214,28 @@ def _read_csv(path: Path, ending: str, text: Sequence[str], party: str) -> Any:
     except (pa.ArrowException, UnicodeDecodeError):  # arrow's message would show the values
         reason = _what_is_wrong(content)
         raise DataError(f"{party}: {reason} - at {path}") from None
+
+
+def _refuse_absent(drop: Sequence[str], names: Sequence[str], path: Path, party: str) -> None:
+    """Refuse to drop columns that are not there: the one that is meant would stay."""
+    absent = [name for name in drop if name not in names]
+    if absent:
+        near = list(dict.fromkeys(close for name in absent for close in get_close_matches(name, names, 2)))
+        raise DataError(
+            f"{party}: expected the columns to drop, {quoted(absent)}, got a file without them"
+            + (f"; did you mean {quoted(near)}?" if near else "")
+            + f" - at {path}"
+        )
+
+
+def _refuse_bytes(table: Any, path: Path, party: str) -> None:
+    """Refuse columns whose text is not UTF-8, which arrow takes for bytes."""
+    undecoded = [field.name for field in table.schema if pa.types.is_binary(field.type)]
+    if undecoded:
+        raise DataError(
+            f"{party}: expected text in UTF-8, got another encoding in {quoted(undecoded)}; save the file as UTF-8, or "
+            f"drop the column - at {path}"
+        )
 
 
 def _what_is_wrong(content: bytes) -> str:

@@ -145,9 +145,9 @@ def to_table(
     ------
     DataError
         Not two-dimensional; no rows; no columns; repeated column names; columns that differ from `schema`;
-        text, dates, complex, infinite or too large numbers. One message names every column at fault.
+        text, dates, lists, structs, complex, infinite or too large numbers. One message names every column at fault.
     TypeError
-        A sparse matrix, or cells that are neither numbers nor text.
+        A sparse matrix, or cells of an array that are neither numbers nor text.
     """
     source = _open(data, party)
     shape = (source.n_rows, source.n_columns)

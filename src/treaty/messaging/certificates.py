@@ -7,6 +7,7 @@ alternative name. There is no authority: organisations exchange certificates and
 import datetime
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +58,7 @@ def make_identity(name: str) -> Identity:
     ConfigError
         When the name cannot stand in a certificate.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"expected a name of 1 to 63 letters, digits, '-' and '_', got {name!r}")
+    check_names([name])
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
@@ -78,6 +78,21 @@ def make_identity(name: str) -> Identity:
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
         certificate.public_bytes(serialization.Encoding.PEM),
     )
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that cannot stand in a certificate; the others can in a file's name, too.
+
+    Raises
+    ------
+    ConfigError
+    """
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"expected a name of 1 to 63 letters, digits, '-' and '_', with a letter or digit at both ends, got "
+                f"{name!r}"
+            )
 
 
 def write_identity(folder: str | Path, name: str) -> Identity:

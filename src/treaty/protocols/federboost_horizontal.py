@@ -47,7 +47,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from treaty.checkpoints import Checkpoint, Keeper
+from treaty.checkpoints import ANEW, Checkpoint, Keeper
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, PeerProtocolError
@@ -69,6 +69,7 @@ from treaty.protocols.horizontal_rows import (
     common_rows,
     describe,
     kept_here,
+    led,
     own_seed,
     printed_rows,
     sampler,
@@ -246,8 +247,14 @@ def _labels_and_columns(
 
 
 def _found(keeper: Keeper | None, noise: SumNoise) -> Checkpoint | None:
-    """Return the leader's checkpoint to go on from, if there is one; refuse it under noise."""
+    """Return the leader's checkpoint to go on from, if there is one; refuse a participant's, and any under noise."""
     found = None if keeper is None else keeper.found()
+    if found is not None and not led(found):
+        raise ConfigError(
+            f"{found.part.party}: cannot resume as the leader: its checkpoint is of a training that another party led; "
+            f"set active back to that party, or {ANEW}",
+            public="it cannot resume as the leader: another party led the training of its checkpoint",
+        )
     if found is not None and noise.budget is not None:
         raise ConfigError(
             "cannot resume with epsilon_total: sums opened since the checkpoint would be opened again, at a further "

@@ -244,6 +244,12 @@ def kept_here(keeper: Keeper | None, model_id: str, rounds: int) -> Checkpoint:
     return found
 
 
+def led(found: Checkpoint) -> bool:
+    """Whether the party of a checkpoint led its training: only the leader draws columns."""
+    state, _ = json.loads(found.random_state or "[null, 0]")
+    return state is not None
+
+
 def taken_up(found: Checkpoint, rounds: int, options: TreeOptions, printed: bytes, party: str) -> TakenUp:
     """Return what a training goes on from that has so many rounds; what the checkpoint has of later ones is dropped.
 

@@ -26,6 +26,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -172,7 +173,7 @@ class _Kept(msgspec.Struct):
 
 
 def _batches_file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.batches"
+    return folder / f"{quote(name, safe=' ')}.batches"  # a party's name may hold what a file's may not
 
 
 def _common_seed(
