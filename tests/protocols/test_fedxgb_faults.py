@@ -131,6 +131,20 @@ def test_users_lost_one_after_another_do_not_hold_a_sum_up_for_long(monkeypatch)
         assert len(waited) == stages  # none of another attempt
 
 
+def test_a_domain_that_gives_nothing_for_many_trees_warns_once(crowd, caplog):
+    parts, classes, layout = crowd
+    options = options_of(n_estimators=8, **SHOWN)
+    program = dying(lambda leaves: user_program(parts, options, classes, layout, "p9", leaves), once(2, "call"))
+    with caplog.at_level(logging.WARNING):
+        crowded = play_crowd(parts, options, classes, layout=layout, roles={"p9": program})
+    assert {len(sums.cohort) for sums in crowded.of_tree(8)} == {12}
+    said = [record.message for record in caplog.records if record.name == crowd_edges.__name__]
+    assert sorted(said) == [
+        "edge1 adds nothing to the rest of a tree: no permitted cohort among 2 users",
+        "edge1 goes on without p9",
+    ]
+
+
 def test_authority_waits_for_edge_servers_longer_than_for_users():
     roles = {"edge": "edge", "absent": "user"}
 

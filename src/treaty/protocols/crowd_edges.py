@@ -97,6 +97,7 @@ class DomainSums:
         self._cohort: list[str] = []  # as the tree began
         self._running: list[str] = []  # those of them still there
         self._silent: dict[str, int] = {}
+        self._idle = False  # gave nothing to the last sum
         self._until = float("inf")  # monotonic time at which the sum under way is given up
         self._counted: frozenset[str] | None = None  # whose rows are in the first sum, which bounds all others
         self.send(dict.fromkeys(self.there, Domain(dict(users), rules.least_change)))
@@ -108,7 +109,7 @@ class DomainSums:
         ordered = select(standings, self._running, rules, self._rng)
         cohort = cohort_of(ordered, self._opened, LEAST, rules, self._rng) if len(ordered) >= LEAST else None
         if cohort is None:
-            logger.warning("%s sits a tree out: no permitted cohort among %d users", self._party.name, len(ordered))
+            self._sit_out(f"no permitted cohort among {len(ordered)} users")
         self._cohort, self._running = list(cohort or ()), list(cohort or ())
         for name in self._cohort:
             self._standings[name].called += 1
@@ -133,6 +134,7 @@ class DomainSums:
         int
             The attempt at which it was opened.
         """
+        why = ""
         self._until = time.monotonic() + MOST_PATIENCE * self._patience
         for attempt in range(ATTEMPTS):
             try:
@@ -140,16 +142,25 @@ class DomainSums:
                 enough(len(self._running), this_round.least, "users")
                 opened, users = self._attempt(this_round, Call(number, attempt))
             except CryptoError as void:
-                logger.warning("%s: sum %d, attempt %d: %s", self._party.name, number, attempt, void)
+                why = str(void)
+                logger.info("%s: sum %d, attempt %d: %s", self._party.name, number, attempt, why)
                 if time.monotonic() > self._until:
                     break
                 continue
             self._lose([name for name in self._running if name not in users])
             self._counted = frozenset(users) if self._counted is None else self._counted
+            self._idle = False
             return opened, users, attempt
+        self._sit_out(why)
         self._lose(self._running)
         self._counted = frozenset() if self._counted is None else self._counted
         return np.zeros(length, np.int64), [], 0
+
+    def _sit_out(self, why: str) -> None:
+        """Warn that the domain gives nothing, once until it does again: it may be so for hundreds of trees."""
+        level = logging.INFO if self._idle else logging.WARNING
+        logger.log(level, "%s adds nothing to the rest of a tree: %s", self._party.name, why)
+        self._idle = True
 
     def _round(self, number: int, attempt: int, length: int) -> Round:
         party = self._party
