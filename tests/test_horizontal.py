@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from treaty.models import load_part, record_split
 from treaty.options import tree_options
 from treaty.protocols import federboost_horizontal, horizontal_search
 from treaty.protocols.disclosures import horizontal_disclosures
+from treaty.protocols.horizontal_rows import common_rows
 from treaty.protocols.horizontal_trees import TreeLeader, TreeMember
 from treaty.protocols.pooled import Labelled, objective_for
 from treaty.trees.boosting import Forest, boost
@@ -707,6 +709,18 @@ def test_what_counts_as_missing_or_other_is_said(caplog):
     treaty.GBDTClassifier("federboost-horizontal", n_estimators=1).fit(parts)
     assert "p1: column 'place': 100 of 100 rows have categories" in caplog.text
     assert f"p2: column {X.columns[0]!r} is missing in all rows" in caplog.text
+
+
+def test_what_is_said_of_an_eval_set_names_it(caplog):
+    known = to_table(pd.DataFrame({"place": pd.Categorical(["a", "b"])})).schema
+    data = Labelled(to_table(pd.DataFrame({"place": pd.Categorical(["a", "c"])})), np.zeros(2), None, "eval_0")
+    common_rows(data, known, None, None, "north")
+    common_rows(replace(data, name="train"), known, None, None, "north")
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split(" rows have")[0] for text in said] == [
+        "north: eval_0: column 'place': 1 of 2",
+        "north: column 'place': 1 of 2",
+    ]
 
 
 def test_targets_beyond_measure_are_refused_where_they_are():

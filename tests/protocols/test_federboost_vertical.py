@@ -617,6 +617,9 @@ def test_a_column_of_few_buckets_is_named_in_a_warning(caplog):
     (said,) = [record.getMessage() for record in caplog.records if "buckets" in record.getMessage()]
     assert "smoker" in said
     assert "age" not in said
+    caplog.clear()
+    play_training(tables, y.astype(float), n_estimators=1, mode="paper", epsilon=math.inf)
+    assert not [record for record in caplog.records if "buckets" in record.getMessage()]
 
 
 def test_checkpoints_are_kept_by_all(monkeypatch, tmp_path):

@@ -36,6 +36,7 @@ the column's noise, and in later trees their gradients depend on it.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Annotated
@@ -346,12 +347,16 @@ def _noisy(
     schema = bins.schema
     missing = (codes == bins.n_bins).any(axis=0)
     sizes = np.maximum(bins.n_bins + missing, 1)
-    few = [name for name, size in zip(schema.names, sizes, strict=True) if size <= FEW_BUCKETS]
+    of_each = epsilons(options, schema.names)
+    few = [
+        name for (name, epsilon), size in zip(of_each.items(), sizes, strict=True)
+        if size <= FEW_BUCKETS and epsilon < math.inf
+    ]  # fmt: skip
     if few:
         logger.warning("columns of at most %d buckets, whose noisy bucket is a noisy value: %s", FEW_BUCKETS, few)
     columns = [
         Column(name, int(size), epsilon, _edges(bins, f))
-        for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons(options, schema.names).items(), strict=True))
+        for f, (size, (name, epsilon)) in enumerate(zip(sizes, of_each.items(), strict=True))
     ]
     noisy, spent = ledger.noisy(codes, columns, row_numbers, job)
     packed = [_pack(noisy[:, f], column.size) for f, column in enumerate(columns)]

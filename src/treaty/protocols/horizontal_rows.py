@@ -23,7 +23,7 @@ from treaty.messaging.messages import Message, decode_body, encode_body
 from treaty.models import ModelPart, keep_records, records_used
 from treaty.options import TreeOptions
 from treaty.protocols.horizontal_bins import Agreed, unpack_bins
-from treaty.protocols.pooled import Labelled
+from treaty.protocols.pooled import TRAIN, Labelled
 from treaty.trees.boosting import Forest, Progressed, draw
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.shard import RowShard
@@ -162,15 +162,15 @@ def all_classes(described: Mapping[str, Described]) -> list[Category] | None:
 def common_rows(
     data: Labelled, schema: Schema, own: list[Category] | None, classes: list[Category] | None, party: str
 ) -> Labelled:
-    """Bring rows to everybody's columns and class numbers."""
-    y = data.y
+    """Bring rows to everybody's columns and class numbers; errors and warnings name an eval set beside its party."""
+    y, whose = data.y, party if data.name == TRAIN else f"{party}: {data.name}"
     if own is not None and classes is not None and own != classes:
         number = {label: k for k, label in enumerate(classes)}
         unknown = [label for label in own if label not in number]
         if unknown:
-            raise DataError(f"{party}: expected the labels of training, got {unknown[0]!r}")
+            raise DataError(f"{whose}: expected the labels of training, got {unknown[0]!r}")
         y = np.array([number[label] for label in own], np.float64)[data.y.astype(np.intp)]
-    return replace(data, table=conform(data.table, schema, party), y=y)
+    return replace(data, table=conform(data.table, schema, whose), y=y)
 
 
 def printed_rows(rows: Sequence[Labelled], classes: list[Category] | None) -> bytes:

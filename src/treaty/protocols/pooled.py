@@ -30,6 +30,8 @@ from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 from treaty.trees.objectives import Objective, make_objective
 
+TRAIN = "train"  # the name of rows that are no eval set
+
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
@@ -49,7 +51,7 @@ class Labelled:
     table: Table
     y: NDArray[np.float64]
     weight: NDArray[np.float64] | None = None
-    name: str = "train"
+    name: str = TRAIN
 
 
 Progress = Callable[[int, ModelPart], None]
