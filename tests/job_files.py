@@ -8,6 +8,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from treaty.checkpoints import load_checkpoint
 
@@ -34,6 +37,20 @@ def start(
         text=True,
         env={**os.environ, "PYTHONFAULTHANDLER": "1"},  # see `wait_for_rounds`
     )
+
+
+def started_to_die(monkeypatch: pytest.MonkeyPatch, victim: str, dies: tuple[str, int, str]) -> None:
+    """Have a party that `run_all` starts be killed at a message of its own, see `dying_party`."""
+    start_process = subprocess.Popen
+    dying = [sys.executable, str(DYING), *map(str, dies), str(int(signal.SIGKILL))]
+
+    def starting(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
+        if command[command.index("--as") + 1] == victim:
+            assert command[:3] == TREATY
+            command = [*dying, *command[3:]]
+        return start_process(command, **named)
+
+    monkeypatch.setattr(subprocess, "Popen", starting)
 
 
 def wait_for_rounds(processes: dict[str, subprocess.Popen[str]], kept: Path, rounds: int) -> None:

@@ -6,7 +6,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 import treaty
-from job_files import EACH_WITHIN, TREATY, finish, one_line, start
+from job_files import EACH_WITHIN, TREATY, finish, one_line, start, started_to_die
 from tables import real_table, with_gaps
-from treaty import jobs, processes
+from treaty import jobs
 from treaty.checkpoints import load_checkpoint
 from treaty.cli import app
 from treaty.compiling import compile_kernels
@@ -209,14 +208,7 @@ def test_a_training_in_processes_goes_on_without_one_that_is_killed(monkeypatch,
     X, y = real_table("binary")
     parts = np.array_split(np.arange(len(y)), 4)
     rows = {f"p{k}": (X.iloc[index], y[index]) for k, index in enumerate(parts)}
-    dying = [sys.executable, str(Path(__file__).with_name("dying_party.py")), "Masked", "30", ""]
-    start_process = subprocess.Popen
-
-    def starting(command, *given, **named):
-        is_victim = command[command.index("--as") + 1] == "p2"
-        return start_process([*dying, *command[3:]] if is_victim else command, *given, **named)
-
-    monkeypatch.setattr(processes.subprocess, "Popen", starting)
+    started_to_die(monkeypatch, "p2", ("Masked", 30, ""))
     model = treaty.GBDTClassifier(
         "federboost-horizontal", transport="grpc", n_estimators=3, n_jobs=1, dropout="accept", **OPTIONS
     ).fit(rows)

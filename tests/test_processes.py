@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -19,8 +18,9 @@ import pandas as pd
 import pytest
 
 import treaty
-from job_files import EACH_WITHIN, TREATY, finish, one_line, start, wait_for_rounds
+from job_files import EACH_WITHIN, TREATY, finish, one_line, start, started_to_die, wait_for_rounds
 from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
+from treaty import processes
 from treaty.checkpoints import load_checkpoint
 from treaty.compiling import compile_kernels
 from treaty.job_file import load_job
@@ -200,6 +200,18 @@ def test_a_failing_party_fails_the_whole_command_with_its_words(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_party_that_says_much_does_not_stand_still(tmp_path, monkeypatch, caplog):
+    """A pipe takes 64 KiB, then whoever writes to it waits for a reader."""
+    job, start_process = load_job(write_job(tmp_path)), subprocess.Popen
+    talk = [sys.executable, "-c", "import sys; sys.stderr.write('treaty: many words\\n' * 20_000)"]
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda _, **named: start_process(talk, **named))
+    running = threading.Thread(target=processes.run_all, args=(job, "train"), daemon=True)
+    running.start()
+    running.join(EACH_WITHIN)
+    assert not running.is_alive()
+    assert "lab: many words" in caplog.text
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see the processes started")
 def test_ending_the_command_ends_the_parties_it_started(tmp_path):
     job = write_job(tmp_path, trees=4000)
@@ -314,33 +326,15 @@ def test_other_parties_are_not_told_a_bad_tables_columns_or_files(tmp_path):
         assert "parquet" not in ended[name][1]
 
 
-def test_finished_trees_survive_a_killed_process_of_fit():
+def test_finished_trees_survive_a_killed_process_of_fit(monkeypatch):
     X, y = real_table("binary")
     tables = cut(X, 2)
-
-    def kill_soon():
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            time.sleep(0.2)
-            for entry in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    words = entry.read_bytes().split(b"\0")
-                    if b"--as" in words and b"p1" in words:
-                        folder = Path(words[words.index(b"train") + 1].decode()).parent
-                        work = json.loads((folder / "job.json").read_bytes())["output"]
-                        if (Path(work) / "p0.checkpoint").exists():
-                            time.sleep(0.5)
-                            os.kill(int(entry.parent.name), signal.SIGKILL)
-                            return
-
-    killer = threading.Thread(target=kill_soon)
-    killer.start()
+    started_to_die(monkeypatch, "p1", ("", 6, "Kept"))
     model = treaty.GBDTClassifier(transport="grpc", n_estimators=5000, **FAST_KEY)
     with pytest.raises(treaty.TreatyError, match=r"p1: killed by signal 9|p1 is lost"):
         model.fit(tables, y)
-    killer.join()
     assert 1 <= len(model.parts_["p0"].forest.trees) < 5000
-    assert np.mean(model.predict(tables) == y) > 0.9
+    assert np.mean(model.predict(tables) == y) > 0.85
 
 
 def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):

@@ -19,7 +19,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -81,11 +81,14 @@ def run_all(
         compile_linear_kernels(job.linear_options())
     elif verb == "train":
         compile_kernels(job.tree_options().protocol)
-    with tempfile.TemporaryDirectory(prefix="treaty-") as folder:
+    with ExitStack() as held:
+        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="treaty-"))
         path = Path(folder) / "job.json"
         path.write_bytes(msgspec.json.encode(_completed(job, Path(folder))))
         # where all parties work at once: threads that mostly hold the interpreter lock lose by going from core to core
         kept_to = _dealt_out(job.parties) if verb == "train" and job.horizontal else {}
+        # files, for whoever writes much into a pipe that nobody reads yet stands still
+        errors = {name: held.enter_context(tempfile.TemporaryFile()) for name in job.parties}
         started = {
             name: subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
                 [
@@ -100,7 +103,7 @@ def run_all(
                     *(("--cores", kept_to[name]) if name in kept_to else ()),
                 ],
                 stdout=subprocess.DEVNULL,
-                stderr=None if progress and name == job.active and sys.stderr.isatty() else subprocess.PIPE,
+                stderr=None if progress and name == job.active and sys.stderr.isatty() else errors[name],
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
             for name in (job.parties if verb == "train" else job.owners)
@@ -113,7 +116,8 @@ def run_all(
             for process in started.values():
                 if process.poll() is None:
                     process.kill()
-        said = {name: _said(process, name) for name, process in started.items()}
+                    process.wait()
+        said = {name: _said(errors[name], name) for name in started}
         # who could not use what is its own, or was killed, before those who heard of it from others
         failed.sort(key=lambda name: started[name].returncode == FAILED_WITH_OTHERS)
         told = "\n".join(f"{name}: {_end(started[name], said[name])}" for name in failed)
@@ -148,9 +152,10 @@ def _dealt_out(parties: Collection[str]) -> dict[str, str]:
     }
 
 
-def _said(process: subprocess.Popen[bytes], name: str) -> str:
+def _said(errors: IO[bytes], name: str) -> str:
     """Return what a process wrote on standard error, without the command's name and the party's own."""
-    lines = (process.communicate()[1] or b"").decode(errors="replace").strip().splitlines()
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").strip().splitlines()
     return "\n".join(line.removeprefix("treaty: ").removeprefix(f"{name}: ") for line in lines)
 
 
