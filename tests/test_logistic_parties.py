@@ -225,7 +225,7 @@ def test_labels_that_are_not_of_two_classes_name_party_column_and_count(split, t
     X, _ = split
     rows = np.arange(260)
     y, found = (np.array(["a", "b", "c"])[rows % 3], 3) if labels == "three classes" else (rows / 7.0, 260)
-    with pytest.raises(PartyFailed, match=rf"p0: p0: expected labels of two classes in column 'kind', got {found} "):
+    with pytest.raises(PartyFailed, match=rf"^p0: expected labels of two classes in column 'kind', got {found} "):
         run_all(load_job(job_file(tmp_path, (X, y))), "train")
 
 
