@@ -29,8 +29,8 @@ from treaty.data.ids import read_ids
 from treaty.messaging.certificates import load_certificate, write_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
-from treaty.processes import free_ports
-from treaty.protocols.alignment import align_active, align_passive
+from treaty.runs.processes import free_ports
+from treaty.systems.alignment.roles import align_active, align_passive
 
 SIDES = ("active", "passive")
 

@@ -21,13 +21,13 @@ import numpy as np
 
 from data import find
 from treaty.compute import concurrently, pieces
-from treaty.crypto.bin_products import Items, bin_products
-from treaty.crypto.encrypted_sums import SumsBounds, make_client, make_server
-from treaty.crypto.joint_sums import plan_blocks
-from treaty.crypto.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.additive.montgomery import Modulus
+from treaty.crypto.additive.randomiser import Randomiser
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.montgomery import Modulus
-from treaty.crypto.randomiser import Randomiser
+from treaty.crypto.sums.bin_products import Items, bin_products
+from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.crypto.sums.joint_sums import plan_blocks
 
 ROWS, BINS, FRACTION = 20_000, 32, 1 << 16
 GENERATE = {"ou": generate_key, "paillier": generate_paillier_key}

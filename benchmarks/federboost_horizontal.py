@@ -63,17 +63,18 @@ from data import (
     verdict,
 )  # fmt: skip
 from namespaces import NotPermitted, train_in_namespaces
-from treaty import GBDTClassifier, simulation
-from treaty.compiling import compile_kernels
+from treaty import GBDTClassifier
 from treaty.data.quantile_search import QuantileSearch
 from treaty.data.table import to_table
 from treaty.messaging.memory import Link
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
-from treaty.options import tree_options
-from treaty.protocols import horizontal_bins
-from treaty.protocols.horizontal_noise import plan_noise
-from treaty.simulation import Played, Role, play
+from treaty.runs import threads as simulation
+from treaty.runs.threads import Played, Role, play
+from treaty.runs.warm_up import compile_kernels
+from treaty.systems.federboost_horizontal.noise import plan_noise
+from treaty.systems.horizontal import quantiles as horizontal_bins
+from treaty.systems.tree_options import tree_options
 
 PROTOCOL = "federboost-horizontal"
 THREADS = 2

@@ -42,9 +42,9 @@ from data import (
     verdict,
 )  # fmt: skip
 from treaty import GBDTClassifier
-from treaty.compiling import compile_kernels
-from treaty.protocols import federboost_vertical
-from treaty.protocols.federboost_vertical import NoisyColumns
+from treaty.runs.warm_up import compile_kernels
+from treaty.systems.federboost_vertical import roles as federboost_vertical
+from treaty.systems.federboost_vertical.roles import NoisyColumns
 from treaty.trees.columns import SumsFinder
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, Splits

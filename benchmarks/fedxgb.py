@@ -53,24 +53,24 @@ from numpy.typing import NDArray
 import figures
 from data import Data, adult, arguments, mnist, report, splits, verdict, write
 from federboost_horizontal import one_core, undisturbed
-from treaty import crowds
-from treaty.compiling import compile_kernels
 from treaty.data.table import to_table
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.models import ModelPart
-from treaty.options import TreeOptions, tree_options
-from treaty.protocols import pooled
-from treaty.protocols.crowd_dealer import Dealer
-from treaty.protocols.crowd_edges import DomainSums
-from treaty.protocols.crowd_routing import HiddenModel, HiddenRows, SharedRows
-from treaty.protocols.crowd_server import Crowd
-from treaty.protocols.crowd_users import UserSums
-from treaty.protocols.fedxgb import Roll
-from treaty.protocols.horizontal_bins import Count
-from treaty.protocols.masked_members import Heard
-from treaty.protocols.pooled import Labelled
-from treaty.simulation import Played
+from treaty.models.trees import ModelPart
+from treaty.runs import crowds
+from treaty.runs.threads import Played
+from treaty.runs.warm_up import compile_kernels
+from treaty.systems.fedxgb.edge_sums import DomainSums
+from treaty.systems.fedxgb.secpred.dealer import Dealer
+from treaty.systems.fedxgb.secpred.routing import HiddenModel, HiddenRows, SharedRows
+from treaty.systems.fedxgb.server import Roll
+from treaty.systems.fedxgb.server_sums import Crowd
+from treaty.systems.fedxgb.user_sums import UserSums
+from treaty.systems.horizontal.members import Heard
+from treaty.systems.horizontal.quantiles import Count
+from treaty.systems.pooled import training as pooled
+from treaty.systems.pooled.training import Labelled
+from treaty.systems.tree_options import TreeOptions, tree_options
 
 THREADS = 2
 NEAR = 0.01

@@ -38,7 +38,7 @@ from data import (
 )  # fmt: skip
 from figures import COLOURS, SHADES, band, panels, save
 from treaty import GBDTClassifier
-from treaty.compiling import compile_kernels
+from treaty.runs.warm_up import compile_kernels
 
 THREADS = 2
 TREES = 20

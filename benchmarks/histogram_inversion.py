@@ -27,10 +27,10 @@ from sklearn.model_selection import train_test_split
 from data import Data, arguments, give_me_some_credit, report
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
-from treaty.models import record_split
-from treaty.options import TreeOptions
+from treaty.models.trees import record_split
 from treaty.privacy.histogram_inversion import Found, OpenedTree, agreement, invert, rebuild
-from treaty.protocols.horizontal_noise import SumNoise, plan_noise
+from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
+from treaty.systems.tree_options import TreeOptions
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, join_splits, margins_from_values

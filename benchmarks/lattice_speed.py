@@ -27,8 +27,8 @@ from sklearn.metrics import roc_auc_score
 
 from data import arguments, default_of_credit_card_clients, report, seconds, verdict
 from treaty import GBDTClassifier
-from treaty.compiling import compile_kernels
-from treaty.crypto.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.runs.warm_up import compile_kernels
 
 THREADS, FRACTION = 2, 1 << 16
 SIZES = [(20_000, 12, 32), (100_000, 20, 64), (1_000_000, 20, 32)]

@@ -34,7 +34,7 @@ from treaty.data.table import to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.losses import TAYLOR, probabilities
 from treaty.linear.training import train
-from treaty.linear_models import preparation_of
+from treaty.models.linear import preparation_of
 
 Floats = np.ndarray
 METHODS = {"sgd": {"memory": 0, "learning_rate": 0.15}, "quasi-newton": {"memory": 5, "learning_rate": 0.05}}

@@ -24,12 +24,12 @@ from data import arguments, default_of_credit_card_clients, report, verdict
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.training import train
-from treaty.linear_models import preparation_of
-from treaty.linear_options import LinearOptions
-from treaty.linear_simulation import compile_linear_kernels, mesh
-from treaty.protocols import quasi_newton
-from treaty.protocols.pooled import Labelled
-from treaty.simulation import play
+from treaty.models.linear import preparation_of
+from treaty.runs.linear_threads import compile_linear_kernels, mesh
+from treaty.runs.threads import play
+from treaty.systems.linear_options import LinearOptions
+from treaty.systems.logistic import roles as quasi_newton
+from treaty.systems.pooled.training import Labelled
 
 BATCH, PERIOD, THREADS, LEAD = 1000, 4, 2, "coordinator"
 FORMS = {

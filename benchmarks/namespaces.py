@@ -30,9 +30,9 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from data import cpu_of_others
-from treaty.job_file import Job, Member
 from treaty.messaging.certificates import write_identity
-from treaty.reports import load_reports
+from treaty.runs.job import Job, Member
+from treaty.runs.report import load_reports
 
 NET, PORT = "10.77.0", 20_077
 MTU = 1500

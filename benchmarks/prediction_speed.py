@@ -17,11 +17,12 @@ import numpy as np
 
 from data import Data, arguments, give_me_some_credit, report
 from treaty.data.table import Table, to_table
-from treaty.models import ModelPart
-from treaty.options import TreeOptions
-from treaty.protocols import decisions, hidden_inference
-from treaty.protocols.pooled import Labelled, objective_for, own_columns
-from treaty.simulation import play, star, traffic_of
+from treaty.models.trees import ModelPart
+from treaty.runs.threads import play, star, traffic_of
+from treaty.systems.pooled.training import Labelled, objective_for, own_columns
+from treaty.systems.secureboost import hidden_prediction as hidden_inference
+from treaty.systems.tree_options import TreeOptions
+from treaty.systems.vertical import decisions
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree

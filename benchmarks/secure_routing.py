@@ -18,11 +18,17 @@ from typing import Any
 import numpy as np
 
 from data import arguments, report, verdict
-from treaty.crypto import additive_routing as additive
-from treaty.crypto import shamir_field as field
-from treaty.crypto.hidden_splits import Layout
-from treaty.crypto.secure_comparison import Program, Setting, prepare
-from treaty.crypto.secure_routing import leaf_values, open_bits, open_integers, route_level, share_integers
+from treaty.crypto.sharing import additive_routing as additive
+from treaty.crypto.sharing import shamir_field as field
+from treaty.crypto.sharing.hidden_splits import Layout
+from treaty.crypto.sharing.secure_comparison import Program, Setting, prepare
+from treaty.crypto.sharing.secure_routing import (
+    leaf_values,
+    open_bits,
+    open_integers,
+    route_level,
+    share_integers,
+)
 
 BINS, DEPTH = 32, 3
 

@@ -22,15 +22,15 @@ from sklearn.metrics import roc_auc_score
 
 import treaty
 from data import arguments, default_of_credit_card_clients, report
-from treaty.attacks import node_sets_from_transcript
 from treaty.data.table import to_table
-from treaty.options import tree_options
 from treaty.privacy.clustering import attack_auc, cluster_scores, known_label_scores
 from treaty.privacy.label_rr import randomise_labels
-from treaty.protocols import secureboost
-from treaty.protocols.encrypted_columns import SplitColumns
-from treaty.protocols.pooled import Labelled
-from treaty.simulation import Played, play, star
+from treaty.runs.threads import Played, play, star
+from treaty.runs.transcripts import node_sets_from_transcript
+from treaty.systems.pooled.training import Labelled
+from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.tree_options import tree_options
+from treaty.systems.vertical.encrypted_columns import SplitColumns
 
 FITTING = {"protocol": "secureboost", "min_child_samples": 5, "insecure_test_key_bits": 512}
 BY_HEART = {"max_depth": 6, "min_child_samples": 1, "mode": "paper"}

@@ -38,10 +38,11 @@ import pyarrow.parquet as parquet
 
 from data import RESULTS, arguments, cpu_of_others, default_of_credit_card_clients, report, verdict
 from secureboost_memory import CIPHERTEXT, status
-from treaty import jobs, processes
-from treaty.compiling import compile_kernels
-from treaty.job_file import Job, Member
 from treaty.messaging.transcript import Transcript
+from treaty.runs import party as jobs
+from treaty.runs import processes
+from treaty.runs.job import Job, Member
+from treaty.runs.warm_up import compile_kernels
 
 DEPTH, SUM, MIB = 3, 24, 1 << 20
 PIECE, FIXED, KEPT = 64 * MIB, 64 * MIB, 1.5

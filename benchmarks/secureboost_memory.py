@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from data import arguments, give_me_some_credit, report, verdict
-from treaty import jobs, processes
-from treaty.compiling import compile_kernels
-from treaty.job_file import Job, Member
+from treaty.runs import party as jobs
+from treaty.runs import processes
+from treaty.runs.job import Job, Member
+from treaty.runs.warm_up import compile_kernels
 
 CIPHERTEXT, TIMES = 384, 3
 

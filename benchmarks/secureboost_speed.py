@@ -22,9 +22,9 @@ from sklearn.metrics import roc_auc_score
 
 from data import QUIET, arguments, cpu_of_others, default_of_credit_card_clients, report, seconds, verdict
 from treaty import GBDTClassifier
-from treaty.compiling import compile_kernels
-from treaty.crypto.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.keystream import Keystream
+from treaty.runs.warm_up import compile_kernels
 
 ROWS = 20_000
 CASES = [  # name, cipher, cores, key bits, transport, bar in seconds and in MB per tree

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from data import Data, arguments, flights, give_me_some_credit, report, side_by_side, verdict
 from treaty import GBDTClassifier
 from treaty.data.table import to_table
-from treaty.interpretation import explain_pooled, joined_booster
+from treaty.models.interpretation import explain_pooled, joined_booster
 
 THREADS, BAR = 2, 0.1
 SETTINGS = {"n_estimators": 100, "max_depth": 6, "max_bin": 255, "base_score": 0.5, "min_child_samples": 1}

@@ -33,9 +33,9 @@ import xgboost
 import figures
 from data import Data, arguments, cpu_of_others, flights, report, seconds
 from treaty import GBDTClassifier
-from treaty.compiling import compile_kernels
-from treaty.crypto.matrix_product import Sizes
-from treaty.protocols import fedxgboost_smm
+from treaty.runs.warm_up import compile_kernels
+from treaty.systems.fedxgboost_smm.paper import roles as fedxgboost_smm
+from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
 
 PAPER = {"protocol": "fedxgboost-smm", "mode": "paper", "allow_insecure": True}
 SECURE = {"protocol": "fedxgboost-smm"}

@@ -21,13 +21,13 @@ from threadpoolctl import threadpool_limits
 
 import treaty
 from data import arguments, default_of_credit_card_clients, report
-from treaty.attacks import SmmNode, products_from_transcript
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.matrix_product import Sizes, chosen, disguised, null_vectors, response
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
-from treaty.options import tree_options
-from treaty.privacy.smm_attacks import (
+from treaty.runs.threads import play, star
+from treaty.runs.transcripts import SmmNode, products_from_transcript
+from treaty.systems.fedxgboost_smm.paper import roles as fedxgboost_smm
+from treaty.systems.fedxgboost_smm.paper.attacks import (
     Answered,
     from_totals,
     left_over,
@@ -37,9 +37,9 @@ from treaty.privacy.smm_attacks import (
     two_valued,
     vectors_used,
 )
-from treaty.protocols import fedxgboost_smm
-from treaty.protocols.pooled import Labelled
-from treaty.simulation import play, star
+from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, disguised, null_vectors, response
+from treaty.systems.pooled.training import Labelled
+from treaty.systems.tree_options import tree_options
 from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
 
 BINS, TREES, STEP = 20, 20, 2.0**16

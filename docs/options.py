@@ -7,8 +7,8 @@ import re
 
 import msgspec
 
-from treaty.linear_options import LINEAR_PROTOCOLS, LinearOptions
-from treaty.options import PROTOCOLS, TreeOptions
+from treaty.systems.linear_options import LINEAR_PROTOCOLS, LinearOptions
+from treaty.systems.tree_options import PROTOCOLS, TreeOptions
 
 
 def meanings(options: type[msgspec.Struct]) -> dict[str, tuple[str, str]]:

@@ -51,7 +51,7 @@ def cut_for_guest(X: pd.DataFrame, parties: int) -> dict[str, pd.DataFrame]:
 
 def assert_same_trees(left: Any, right: Any) -> None:
     """Compare two fitted estimators tree by tree, bit for bit, in terms of joined columns and thresholds."""
-    from treaty.models import forest_of
+    from treaty.models.trees import forest_of
     from treaty.trees.ensemble import join_splits
 
     described = []

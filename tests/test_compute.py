@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty import compute, processes
+from treaty import compute
 from treaty.compute import concurrently, cores, keep_to, kernel, share, stay_on_one_core, usable_cores
+from treaty.runs import processes
 
 
 @settings(deadline=None, max_examples=60)

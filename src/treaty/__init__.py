@@ -16,9 +16,9 @@ from treaty.errors import (
 )
 
 if TYPE_CHECKING:
-    from treaty.aligning import align
-    from treaty.estimators import GBDTClassifier, GBDTRegressor, load
-    from treaty.linear_estimator import LogisticRegression
+    from treaty.estimators.align import align
+    from treaty.estimators.linear import LogisticRegression
+    from treaty.estimators.trees import GBDTClassifier, GBDTRegressor, load
 
 __all__ = [
     "ConfigError",
@@ -43,15 +43,15 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: scikit-learn takes a second, which a party's process saves."""
     if name == "align":
-        from treaty.aligning import align
+        from treaty.estimators.align import align
 
         return align
     if name in ("GBDTClassifier", "GBDTRegressor", "load"):
-        from treaty import estimators
+        from treaty.estimators import trees as estimators
 
         return getattr(estimators, name)
     if name == "LogisticRegression":
-        from treaty.linear_estimator import LogisticRegression
+        from treaty.estimators.linear import LogisticRegression
 
         return LogisticRegression
     raise AttributeError(f"module 'treaty' has no attribute {name!r}")

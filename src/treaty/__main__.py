@@ -17,7 +17,7 @@ def leave() -> None:
 
 if __name__ == "__main__":
     atexit.register(leave)  # before all others are, so that it runs after them
-    from treaty.cli import main
+    from treaty.cli.main import main
 
     try:
         main()

@@ -11,7 +11,7 @@ from treaty.messaging.memory import memory_channels
 from treaty.messaging.messages import Abort, Message
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
-from treaty.simulation import play, star
+from treaty.runs.threads import play, star
 
 PATIENCE = 20  # seconds: what must not be waited for in full
 

@@ -10,7 +10,6 @@ import pytest
 from messaging.test_grpc_link import Proxy
 from tables import cut, real_table
 from treaty import GBDTClassifier
-from treaty.checkpoints import Keeper, checkpoint_file
 from treaty.crypto.lattice.linear_map import LinearMapClient
 from treaty.crypto.lattice.parameters import DEGREE, PRIMES
 from treaty.data.table import to_table
@@ -21,11 +20,12 @@ from treaty.messaging.grpc_wire import Announcement, decode
 from treaty.messaging.memory import MemoryChannel
 from treaty.messaging.messages import decode_body, decode_envelope
 from treaty.messaging.party import Party, run_role
-from treaty.options import TreeOptions
-from treaty.protocols import secureboost
-from treaty.protocols.encrypted_columns import SumsRequest
-from treaty.protocols.pooled import Labelled
-from treaty.simulation import play, star
+from treaty.models.checkpoints import Keeper, checkpoint_file
+from treaty.runs.threads import play, star
+from treaty.systems.pooled.training import Labelled
+from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.tree_options import TreeOptions
+from treaty.systems.vertical.encrypted_columns import SumsRequest
 
 SETTINGS = {"encryption": "lattice", "n_estimators": 2, "max_depth": 3, "max_bin": 4, "min_child_samples": 5}
 LARGEST_ERROR = 21

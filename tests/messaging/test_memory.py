@@ -8,7 +8,7 @@ from treaty.errors import ConfigError, LocalProtocolError, PeerAborted, PeerLost
 from treaty.messaging.memory import Link, memory_channels
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.simulation import play
+from treaty.runs.threads import play
 
 SLOW = Link(bits_per_second=1e6, delay=0.1)
 PATIENCE = 20  # seconds; no upper bound of a time is claimed beyond this

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protocols.playing import OPTIONS, play_training, tables_and_labels
-from treaty.attacks import node_sets_from_transcript
-from treaty.compiling import compile_kernels
+from systems.vertical.playing import OPTIONS, play_training, tables_and_labels
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, encode_body
 from treaty.messaging.transcript import Transcript
-from treaty.models import forest_of
-from treaty.protocols.encrypted_columns import SplitRequest, SumsRequest, TreeStart
+from treaty.models.trees import forest_of
+from treaty.runs.transcripts import node_sets_from_transcript
+from treaty.runs.warm_up import compile_kernels
+from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeStart
 
 
 @pytest.fixture(scope="module", autouse=True)

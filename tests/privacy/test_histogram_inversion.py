@@ -10,7 +10,6 @@ from sklearn.datasets import load_breast_cancer
 
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
-from treaty.options import TreeOptions
 from treaty.privacy.histogram_inversion import (
     Found,
     OpenedTree,
@@ -20,7 +19,8 @@ from treaty.privacy.histogram_inversion import (
     invert,
     rebuild,
 )
-from treaty.protocols.horizontal_noise import SumNoise, plan_noise
+from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
+from treaty.systems.tree_options import TreeOptions
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.objectives import make_objective

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import treaty
 from tables import real_table
-from treaty.cli import app
+from treaty.cli.main import app
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.privacy.bucket_rr import BucketLedger, Column
 from treaty.privacy.ledger import Entry, Ledger, cost, per_person, read_ledger

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.interpretation import explain_pooled, joined_booster
+from systems.vertical.models_of_owners import contributions_of_xgboost, vertical_model
+from treaty.models.interpretation import explain_pooled, joined_booster
 from treaty.trees.ensemble import Tree, margins_from_bits
 from treaty.trees.shap import contributions, node_weights
-from vertical import contributions_of_xgboost, vertical_model
 
 BASE_MARGIN = 0.25
 CASES = {

@@ -13,7 +13,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.crypto.montgomery import to_words
+from treaty.crypto.additive.montgomery import to_words
 
 
 class Keystream:

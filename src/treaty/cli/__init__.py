@@ -1,0 +1,1 @@
+"""The ``treaty`` command and its demos."""

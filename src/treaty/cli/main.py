@@ -1,0 +1,372 @@
+"""The ``treaty`` command.
+
+Exit codes: 0 done; 1 the job ended with an error, said on standard error, which may be any party's where all run here;
+2 the command line, the job file or, with --as, this party's own table is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+
+import treaty
+from treaty.cli.linear_commands import predict_linear, train_linear
+from treaty.compute import keep_to
+from treaty.data.sources import write_predictions
+from treaty.errors import ConfigError, DataError, TreatyError
+from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
+from treaty.privacy.ledger import cost, read_ledger, summary
+from treaty.runs.job import Job, id_column, load_job
+from treaty.runs.party import (
+    check_dealer,
+    check_explainable,
+    check_rows,
+    explain_party,
+    find_part,
+    part_file,
+    predict_party,
+    train_party,
+)
+from treaty.runs.processes import run_all
+from treaty.runs.progress import TrainingBar, steps_bar
+from treaty.runs.report import load_reports
+from treaty.systems.linear_options import linear_options
+from treaty.systems.tree_options import HORIZONTAL
+
+app = typer.Typer(
+    help="Train one model across organisations that may not pool their data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"treaty {treaty.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Train one model across organisations that may not pool their data."""
+
+
+@app.command()
+def demo(
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="Of trees: secureboost, federboost-vertical, fedxgboost-smm or fedxgboost-ldp, split by column; "
+            "federboost-horizontal, split by row; fedxgb, among users of a few rows; or pooled for the plain grower. "
+            "Of logistic: quasi-newton, sgd or pooled. By default the first."
+        ),
+    ] = None,
+    model: Annotated[
+        Literal["trees", "logistic"], typer.Option(help="Boosted trees, or logistic regression, split by column.")
+    ] = "trees",
+    parties: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=10,
+            help="How many organisations the table is cut among: 3, or 2 of logistic; of fedxgb, edge servers of four "
+            "users.",
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(help="breast (scikit-learn's, built in), or a CSV or Parquet file.")] = "breast",
+    label: Annotated[str | None, typer.Option(help="Label column of a file.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="How columns are cut: 'age,income/visits,spend' gives the first party two; in place of --parties."
+        ),
+    ] = None,
+    transport: Annotated[
+        Literal["grpc", "memory"] | None,
+        typer.Option(help="grpc: one process each, mutual TLS; memory: threads. By default memory for fedxgb alone."),
+    ] = None,
+    trees: Annotated[int, typer.Option(min=1, help="Boosting rounds.")] = 20,
+    encryption: Annotated[
+        str,
+        typer.Option(
+            help="Of secureboost: auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier. Of fedxgboost-smm its "
+            "backend: lattice, dealer or ou."
+        ),
+    ] = "auto",
+) -> None:
+    """Train and predict between organisations on this machine and compare with XGBoost on the pooled table.
+
+    The first party has the labels. With the built-in data a clinic (labels, some measurements), a laboratory and an
+    imaging centre hold different columns of the same patients. Each lacks some of them and has them in an order of its
+    own, so they first find those they share without showing each other their lists. Under federboost-horizontal three
+    hospitals have patients of their own, with all measurements and labels; each is compared with what it gets alone.
+    Under fedxgb people's rows stay on devices of their own; a server gets the model, and the devices nothing of it.
+    With --model logistic a clinic and a laboratory fit a logistic regression together, beside scikit-learn's.
+    """
+    from treaty.cli.demo import run_demo
+    from treaty.cli.demo_crowd import run_crowd_demo
+    from treaty.cli.demo_logistic import run_logistic_demo
+    from treaty.cli.demo_rows import run_rows_demo
+
+    if model == "logistic":
+        protocol = protocol or "quasi-newton"
+        # refused before anything is printed
+        linear_options({"protocol": protocol, "encryption": None if encryption == "auto" else encryption})
+        run_logistic_demo(
+            console, protocol=protocol, parties=parties or 2, data=data, label=label, split=split,
+            transport=transport or "grpc", encryption=encryption,
+        )  # fmt: skip
+        return
+    protocol, parties = protocol or "secureboost", parties or 3
+    if protocol in HORIZONTAL:
+        if split is not None or encryption != "auto":
+            raise ConfigError(
+                f"--split and --encryption are about columns; protocol {protocol!r} splits rows: use --parties"
+            )
+        if protocol == "fedxgb":
+            run_crowd_demo(console, edges=parties, data=data, label=label, transport=transport or "memory", trees=trees)
+            return
+        run_rows_demo(
+            console, protocol=protocol, parties=parties, data=data, label=label, transport=transport or "grpc",
+            trees=trees,
+        )  # fmt: skip
+        return
+    run_demo(
+        console, protocol=protocol, parties=parties, data=data, label=label, split=split,
+        transport=transport or "grpc", trees=trees, encryption=encryption,
+    )  # fmt: skip
+
+
+@app.command()
+def train(
+    job: Annotated[Path, typer.Argument(help="Job file (TOML), see docs/jobs.md.")],
+    party: Annotated[
+        str | None,
+        typer.Option("--as", help="Run only this party, against the others' addresses in the job file."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from where an interrupted training of this job was.")
+    ] = False,
+    cores: Annotated[str | None, typer.Option(hidden=True, help="Keep to these cores of the machine: 0,1.")] = None,
+) -> None:
+    """Train the model a job file describes.
+
+    Without --as every party runs on this machine, each its own process; keys, certificates and ports are made up where
+    the job names none. Parties hold different columns of the same rows, or, under federboost-horizontal, different rows
+    of the same columns, each with labels. With --as only that party runs: start the others on their own machines with
+    the same file. Each party's part of the model (under federboost-horizontal the whole model) is written to the job's
+    output folder. While it trains each keeps a checkpoint there: after a crash, start all again and give the active
+    party --resume. The model is the same as without the crash.
+
+    Under fedxgb parties have roles: the active one is the server, which alone gets the model and keeps a checkpoint;
+    whoever has a table is a user; the others have role = "edge" or role = "authority". The job goes on without users
+    that are lost, and cannot be resumed.
+    """
+    described = load_job(job)
+    if party is not None:
+        _check_party(party, list(described.parties))
+    if described.linear:
+        train_linear(console, described, party, resume=resume, cores=cores)
+        return
+    rounds = described.tree_options().n_estimators
+    if described.horizontal:
+        check_rows(described, party, resume=resume)
+    check_dealer(described)
+    if party is None:
+        run_all(described, "train", progress=True, arguments=["--resume"] if resume else [])
+        reports = load_reports(described)
+        for name, report in reports.items():
+            sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
+            took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
+            without = name == described.dealer or (described.crowd and name != described.active)
+            made = "took part" if without else part_file(described.output, name)
+            console.print(f"{name}: {made}  ({took})", soft_wrap=True)
+        lead = reports[described.active]
+        if lead.encryption:
+            console.print(f"encryption: {lead.encryption}, {lead.choice}", soft_wrap=True)
+        for name, report in reports.items():
+            if report.spent and (name == described.active or not described.horizontal):
+                console.print(f"{name}: {report.spent}", soft_wrap=True)
+        console.print("What each party learned is in the .report.json files beside them.")
+        return
+    if cores is not None:
+        keep_to([int(number) for number in cores.split(",")])
+    with TrainingBar(party, rounds, shown=party == described.active) as bar:
+        part = train_party(described, party, bar, resume=resume, phase=bar.phase)
+    if part is None:
+        console.print(f"{party}: took part, and has no part of the model")
+        return
+    kept = f"{len(part.splits)} splits{'' if described.horizontal else ' of its own'}"
+    if part.forest is not None:
+        kept = f"{len(part.forest.trees)} trees, {kept}"
+    console.print(f"{party}: {kept} in {part_file(described.output, party)}", soft_wrap=True)
+    if part.choice:
+        console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
+    if part.spent:
+        console.print(f"{party}: {part.spent}", soft_wrap=True)
+
+
+@app.command()
+def predict(
+    job: Annotated[Path, typer.Argument(help="The training job's file, with predict_table for each party.")],
+    party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where predictions go: CSV or Parquet by its ending. Under federboost-horizontal, without --as, each "
+            "party's name is put in front: model/out.csv becomes model/north.out.csv."
+        ),
+    ] = None,
+    margins: Annotated[Path | None, typer.Option(hidden=True, help="Write margins as .npy instead.")] = None,
+) -> None:
+    """Predict with a trained model.
+
+    All parties take part, the active one gets the result. Under federboost-horizontal each has the whole model and
+    predicts its own rows alone; --as north needs no network and writes north.predictions.csv. So does the server under
+    fedxgb.
+    """
+    described = load_job(job)
+    path = output or Path(described.output) / "predictions.csv"
+    if party is not None:
+        _check_party(party, list(described.parties))
+    if described.linear:
+        predict_linear(console, described, party, path, margins)
+        return
+    if described.horizontal:
+        _predict_rows(described, party, path, named=output is not None)
+        return
+    if party is None:
+        run_all(described, "predict", arguments=["--output", str(path.resolve())])
+        console.print(f"predictions: {path}", soft_wrap=True)
+        return
+    with steps_bar("predicting", shown=party == described.active) as steps:
+        ids, found = predict_party(described, party, steps)
+    if found is None:
+        return
+    if margins is not None:
+        np.save(margins, found)
+        return
+    _write_predicted(described, party, found, {} if ids is None else {id_column(described, party): ids}, path)
+
+
+def _predict_rows(job: Job, party: str | None, path: Path, *, named: bool) -> None:
+    """Predict each party's own rows, or one's."""
+    owners = [job.active] if job.crowd else job.parties
+    names = [party] if party else [name for name in owners if job.parties[name].predict_table]
+    if not names:
+        raise ConfigError("the job names no rows to predict: add parties.NAME.predict_table")
+    for name in names:
+        _, margins = predict_party(job, name)
+        assert margins is not None
+        own = path if party and named else path.with_name(f"{name}.{path.name}")
+        _write_predicted(job, name, margins, {}, own)
+        console.print(f"{name}: {own}", soft_wrap=True)
+
+
+def _write_predicted(job: Job, party: str, margins: NDArray[np.float64], columns: dict[str, Any], path: Path) -> None:
+    """Write predictions beside the columns there are."""
+    forest = find_part(job, party).forest
+    assert forest is not None
+    predicted = forest.objective.predictions(margins)
+    if forest.classes is None:
+        columns |= {"prediction": predicted[:, 0]}
+    else:
+        p = np.hstack([1.0 - predicted, predicted]) if predicted.shape[1] == 1 else predicted
+        columns |= {"prediction": np.array(forest.classes)[np.argmax(p, axis=1)]}
+        columns |= {f"probability_{name}": p[:, k] for k, name in enumerate(forest.classes)}
+    write_predictions(path, columns)
+
+
+@app.command()
+def explain(
+    job: Annotated[Path, typer.Argument(help="The training job's file, with predict_table for each party.")],
+    party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
+    ending: Annotated[str, typer.Option(help="csv, csv.gz, parquet or arrow.")] = "csv",
+) -> None:
+    """Say what each column adds to each row's prediction (exact TreeSHAP, on the margin).
+
+    Every party gets its own columns' values, in NAME.contributions.csv in the job's output folder; the active party the
+    bias and each other party's total besides. Not under federboost-horizontal, whose models leave out what this is
+    computed from; under fedxgb the server explains its own rows alone. docs/interpretation.md says what this tells
+    beyond a prediction.
+    """
+    described = load_job(job)
+    if party is None and described.crowd:
+        party = described.active
+    if party is None:
+        check_explainable(described)
+        run_all(described, "explain", arguments=["--ending", ending], to_all=True)
+        for name in described.owners:
+            console.print(f"{name}: {Path(described.output) / f'{name}.contributions.{ending}'}", soft_wrap=True)
+        return
+    _check_party(party, list(described.parties))
+    found = explain_party(described, party)
+    if found:
+        write_predictions(Path(described.output) / f"{party}.contributions.{ending}", found)
+
+
+@app.command()
+def ledger(
+    path: Annotated[Path, typer.Argument(help="The ledger's file, or its folder: NAME.noise in a job's store.")],
+    delta: Annotated[
+        float | None, typer.Option(help="Have an accountant add releases up at this delta, where that is less.")
+    ] = None,
+) -> None:
+    """Print what noisy releases about a party's rows have cost so far, per value and per person.
+
+    One line for each job, or model, and mechanism; the last line is for everything together.
+    """
+    entries = read_ledger(path)
+    groups = dict.fromkeys((entry.job, entry.mechanism) for entry in entries)
+    for job, mechanism in groups:
+        own = [entry for entry in entries if (entry.job, entry.mechanism) == (job, mechanism)]
+        console.print(f"{job}, {mechanism}, {summary(own)}: {cost(own, delta)}", soft_wrap=True, highlight=False)
+    console.print(f"all: {cost(entries, delta)}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def keys(
+    name: Annotated[str, typer.Argument(help="The party's name, as in job files.")],
+    folder: Annotated[Path, typer.Option(help="Where to write the two files.")] = Path("."),
+) -> None:
+    """Make a party's private key and certificate.
+
+    Keep NAME.key.pem to yourself; give NAME.cert.pem to the other organisations and compare the fingerprint with them
+    over another channel.
+    """
+    write_identity(folder, name)
+    certificate = folder / f"{name}.cert.pem"
+    console.print(f"key          {folder / (name + '.key.pem')}  (private: never send it)", soft_wrap=True)
+    console.print(f"certificate  {certificate}  (give it to your partners)", soft_wrap=True)
+    console.print(f"fingerprint  {fingerprint(load_certificate(certificate))}", soft_wrap=True)
+
+
+def _check_party(party: str, parties: list[str]) -> None:
+    if party not in parties:
+        raise ConfigError(f"expected --as to be one of {', '.join(parties)}, got {party!r}")
+
+
+def main() -> NoReturn:
+    """Run the command line; errors Treaty raises on purpose are one message, not a traceback."""
+    try:
+        app(standalone_mode=True)
+    except (ConfigError, DataError) as error:
+        print(f"treaty: {error}", file=sys.stderr)
+        sys.exit(2)
+    except TreatyError as error:
+        print(f"treaty: {error}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)

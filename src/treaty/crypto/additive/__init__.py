@@ -1,0 +1,1 @@
+"""Additively homomorphic ciphers, Okamoto-Uchiyama and Paillier, and their arithmetic."""

@@ -1,0 +1,281 @@
+"""Arithmetic modulo an odd number on many residues at once.
+
+`Modulus` holds the constants of one modulus n and wraps the compiled kernels for two-dimensional arrays, one
+number per row. In Montgomery form x stands for x R mod n; a product of two such forms is one again, and no
+division occurs. R = 2^{52 d} is the same on every machine (d the least number of 52-bit digits with
+R >= 4 n and R >= 2^{64 words}), so packed Montgomery forms can be sent as they are.
+
+Arrays: *packed* is uint64 (rows, words), little-endian words, every value below n; *working* is uint64
+(rows, width) in the machine's own form (see `montgomery_kernels`) and never leaves the process.
+
+References
+----------
+Montgomery, Modular Multiplication Without Trial Division, Math. Comp. 44, 1985.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import concurrently, pieces
+from treaty.crypto.additive import montgomery_kernels as kernels
+from treaty.crypto.additive.multiplier import DIGIT_BITS, HAS_IFMA, HEADER, LANES, VECTOR_COUNTS
+from treaty.errors import CryptoError
+
+Words = NDArray[np.uint64]
+
+_ALIGNMENT = 64  # bytes of a vector: loads that straddle cache lines cost twice
+
+
+class Modulus:
+    """An odd modulus and its arithmetic.
+
+    Parameters
+    ----------
+    value : int
+        Odd, at least 3.
+    portable : bool, default False
+        Use the 64-bit form even where AVX-512 IFMA is there (for tests; results are the same).
+
+    Attributes
+    ----------
+    value, bits, words : int
+        The modulus, its bit length, 64-bit words of a packed number.
+    radix : int
+        Montgomery's R.
+    width : int
+        Words of a working number.
+    one : ndarray of uint64, shape (width,)
+        R mod n in working form: the Montgomery form of 1.
+
+    Raises
+    ------
+    CryptoError
+        When `value` is even or below 3.
+    """
+
+    def __init__(self, value: int, *, portable: bool = False) -> None:
+        if value < 3 or value % 2 == 0:
+            raise CryptoError("expected an odd modulus of at least 3")
+        self.value, self.bits = value, value.bit_length()
+        self.words = -(-self.bits // 64)
+        digits = max(-(-(self.bits + 2) // DIGIT_BITS), -(-64 * self.words // DIGIT_BITS))
+        vectors = min((count for count in VECTOR_COUNTS if LANES * count >= digits), default=0)
+        self.digit_form = HAS_IFMA and not portable and vectors > 0
+        self.width = LANES * vectors if self.digit_form else self.words
+        self.radix = 1 << (DIGIT_BITS * digits)
+        self._constants = aligned(HEADER + self.width)
+        inverse = -pow(value, -1, 1 << 64) % (1 << 64)
+        self._constants[:HEADER] = 0
+        tail = DIGIT_BITS * digits - 64 * self.words
+        self._constants[:6] = [inverse, digits, self.words, tail, self.digit_form, vectors]
+        self._constants[HEADER:] = self.working([value])[0]
+        self.one = self.working([self.radix % value])[0]
+
+    def working(self, values: Sequence[int]) -> Words:
+        """Integers below R as working rows, their value unchanged (not in Montgomery form)."""
+        if not self.digit_form:
+            return to_words(values, self.words)
+        digits = np.array([[x >> (DIGIT_BITS * i) & (1 << DIGIT_BITS) - 1 for i in range(self.width)] for x in values])
+        out = aligned(len(values) * self.width).reshape(len(values), self.width)
+        out[:] = digits.astype(np.uint64).reshape(out.shape)
+        return out
+
+    def montgomery(self, values: Sequence[int]) -> Words:
+        """Working Montgomery forms of integers."""
+        return self.working([x * self.radix % self.value for x in values])
+
+    def empty(self, rows: int) -> Words:
+        """Uninitialised working rows."""
+        return aligned(rows * self.width).reshape(rows, self.width)
+
+    def unpack(self, packed: Words) -> Words:
+        """Packed numbers (or any uint64 rows of at most `words` words) to working form, values unchanged."""
+        if packed.shape[1] < self.words:
+            padded = np.zeros((len(packed), self.words), np.uint64)
+            padded[:, : packed.shape[1]] = packed
+            packed = padded
+        out = self.empty(len(packed))
+        kernels.unpack_rows(_raw(packed), out.reshape(-1), self._constants)
+        return out
+
+    def pack(self, rows: Words) -> Words:
+        """Working rows (overwritten) to packed numbers below n."""
+        out = np.empty((len(rows), self.words), np.uint64)
+        kernels.pack_rows(rows.reshape(-1), out.reshape(-1), self._constants)
+        return out
+
+    def adopt(self, rows: Words, source: Modulus) -> Words:
+        """Working rows of a smaller modulus as working rows here, values unchanged."""
+        if rows.shape[1] > self.width or source.digit_form != self.digit_form:
+            return self.unpack(source.pack(rows))
+        out = self.empty(len(rows))
+        out[:, : rows.shape[1]] = rows
+        out[:, rows.shape[1] :] = 0
+        return out
+
+    def multiply(self, a: Words, b: Words) -> Words:
+        """Return a b / R mod n row by row, shape of `a`; `b` has as many rows or one. Needs a b < R n."""
+        out = self.empty(len(a))
+        step = 0 if len(b) == 1 else 1
+        kernels.multiply_rows(a.reshape(-1), b.reshape(-1), out.reshape(-1), step, self._constants)
+        return out
+
+    def add(self, a: Words, b: Words) -> Words:
+        """Return a + b mod n row by row; `b` has as many rows or one. Both may be reduced in place."""
+        out = self.empty(len(a))
+        step = 0 if len(b) == 1 else 1
+        kernels.add_rows(a.reshape(-1), b.reshape(-1), out.reshape(-1), step, self._constants)
+        return out
+
+    def power(self, bases: Words, exponent: int) -> Words:
+        """Every row to one non-negative exponent; Montgomery working forms."""
+        windows = -(-exponent.bit_length() // 4)
+        digits = np.array([exponent >> (4 * i) & 15 for i in range(windows - 1, -1, -1)], np.uint8)
+        out = self.empty(len(bases))
+        kernels.power_rows(bases.reshape(-1), out.reshape(-1), digits, self.one, self._constants)
+        return out
+
+    def segment_products(self, packed: Words, index: NDArray[np.int32], starts: NDArray[np.int64], out: Words) -> None:
+        """Products of selected packed Montgomery forms, segment by segment.
+
+        Parameters
+        ----------
+        packed : ndarray of uint64, shape (items, words)
+            May be read-only and unaligned, rows contiguous; not copied.
+        index : ndarray of int32, shape (selected,)
+            Rows of `packed`, segments one after the other.
+        starts : ndarray of int64, shape (segments + 1,)
+            Segment s is index[starts[s]:starts[s + 1]], never empty.
+        out : ndarray of uint64, shape (segments, words)
+            Takes the products, packed.
+        """
+        kernels.segment_products(_raw(packed), index, starts, out.reshape(-1), self.one, self._constants)
+
+    def horner(self, packed: Words, starts: NDArray[np.int64], bits: int, factors: Words) -> Words:
+        """Compress groups of numbers: factor * prod_j x_j^{2^{bits (last - j)}} per group, packed.
+
+        Parameters
+        ----------
+        packed : ndarray of uint64, shape (items, words)
+            Montgomery forms.
+        starts : ndarray of int64, shape (groups + 1,)
+            Group r is packed[starts[r]:starts[r + 1]], never empty.
+        bits : int
+            Distance of neighbouring plaintexts.
+        factors : ndarray of uint64, shape (groups, width)
+            Working Montgomery forms multiplied in at the end.
+
+        Returns
+        -------
+        ndarray of uint64, shape (groups, words)
+            Packed Montgomery forms.
+        """
+        out = np.empty((len(starts) - 1, self.words), np.uint64)
+        args = (starts, bits, factors.reshape(-1), out.reshape(-1), self.one, self._constants)
+        kernels.horner_rows(_raw(packed), *args)
+        return out
+
+    def bucket_products(
+        self, bases: Words, exponents: Words, pairs: NDArray[np.int64], bits: int, threads: int
+    ) -> Words:
+        """Products of powers over rows, all rows' exponents at once (Pippenger).
+
+        Parameters
+        ----------
+        bases : ndarray of uint64, shape (rows, columns, width)
+            Montgomery working forms.
+        exponents : ndarray of uint64, shape (rows, kinds)
+            Below 2^bits.
+        pairs : ndarray of int64, shape (products, 2)
+            Which column of the bases goes with which kind of exponents.
+        bits : int
+            At most 63.
+        threads : int
+
+        Returns
+        -------
+        ndarray of uint64, shape (products, width)
+            Working forms of prod_i bases[i, column]^{exponents[i, kind]}.
+        """
+        window = min(range(1, 11), key=lambda w: -(-bits // w) * (len(bases) + 2 * 2**w))
+        out = self.empty(len(pairs))
+        columns, kinds = (np.ascontiguousarray(pairs[:, k]) for k in range(2))
+        flat = (bases.reshape(-1), bases.shape[1], columns, np.ascontiguousarray(exponents).reshape(-1), kinds)
+
+        def work(part: slice) -> None:
+            kernels.bucket_rows(*flat, bits, window, part.start, part.stop, out.reshape(-1), self.one, self._constants)
+
+        concurrently(work, pieces(len(pairs), 2), threads)
+        return out
+
+    def in_range(self, packed: Words) -> bool:
+        """Whether every packed number is at least 1 and below n."""
+        return bool(kernels.all_in_range(_raw(packed), len(packed), self._constants))
+
+
+class FixedBase:
+    """Powers of one base from a table: one product per window of the exponent.
+
+    Parameters
+    ----------
+    modulus : Modulus
+        The modulus.
+    base : int
+        The base.
+    exponent_bits : int
+        Longest exponent.
+    window : int
+        Bits looked up at a time; the table has ceil(exponent_bits / window) 2^window numbers.
+
+    Notes
+    -----
+    Which entries are read shows in the cache, so a hostile program on the same machine could learn exponents.
+
+    References
+    ----------
+    Brickell, Gordon, McCurley, Wilson, Fast Exponentiation with Precomputation, EUROCRYPT 1992.
+    """
+
+    def __init__(self, modulus: Modulus, base: int, exponent_bits: int, window: int) -> None:
+        self._modulus, self._window = modulus, window
+        windows, entries = -(-exponent_bits // window), 1 << window
+        self._table = aligned(windows * entries * modulus.width)
+        start = modulus.montgomery([base])[0].copy()
+        kernels.fixed_base_table(start, self._table, entries, modulus.one, modulus._constants)
+
+    def power(self, exponents: Words) -> Words:
+        """Raise the base to the power of each row, uint64 (rows, limbs) little-endian; working Montgomery forms."""
+        out = self._modulus.empty(len(exponents))
+        flat = np.ascontiguousarray(exponents).reshape(-1)
+        kernels.fixed_base_rows(self._table, flat, self._window, out.reshape(-1), self._modulus._constants)
+        return out
+
+
+def aligned(words: int) -> Words:
+    """Uninitialised uint64 array that starts on a cache line."""
+    raw = np.empty(words * 8 + _ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % _ALIGNMENT
+    return raw[skip : skip + words * 8].view(np.uint64)
+
+
+def to_words(values: Sequence[int], words: int) -> Words:
+    """Non-negative integers as uint64 (rows, words), little-endian; OverflowError when one does not fit."""
+    raw = b"".join(int(x).to_bytes(8 * words, "little") for x in values)
+    return np.frombuffer(raw, np.dtype("<u8")).astype(np.uint64).reshape(len(values), words)
+
+
+def from_words(rows: Words) -> list[int]:
+    """Uint64 (rows, words), little-endian, as integers."""
+    return [int.from_bytes(row.astype("<u8").tobytes(), "little") for row in rows]
+
+
+def _raw(packed: Words) -> NDArray[np.uint8]:
+    """View packed numbers as bytes: one type for kernels, whatever alignment and access the array has."""
+    raw: NDArray[Any] = packed.view(np.uint8).reshape(-1)
+    raw.flags.writeable = False
+    return raw

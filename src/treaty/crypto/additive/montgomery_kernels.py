@@ -1,0 +1,419 @@
+"""Compiled kernels of Montgomery arithmetic; `montgomery.Modulus` is their only caller.
+
+A kernel takes flat arrays and an array of constants `m` made by `Modulus`: m[0] = -1/n mod 2^64, m[1] digits,
+m[2] words, m[3] tail bits, m[4] whether the 52-bit form is used, m[5] vectors, m[8:] the modulus in working form.
+
+Two forms of a number x mod n:
+
+* *packed*: `words` little-endian 64-bit words, x < n: what is stored and sent;
+* *working*: `m.size - 8` words. With AVX-512 IFMA, 52-bit digits of a value below 2 n; otherwise the
+  packed words (and then x < n throughout).
+
+Both forms divide by the same R = 2^{52 digits}, so what one machine writes the other reads.
+
+The code that `multiplier` emits (for 1, 2, 3, 4, 5, 8, 10, 15 and 20 vectors) is compiled into these kernels. Their
+disk cache looks at this file alone: a change there must come with one here, if only of this list.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import kernel
+from treaty.crypto.additive.multiplier import (
+    DIGIT_BITS,
+    HEADER,
+    ifma_multiply_pair,
+    load_word,
+    multiply_add,
+    unpack_digits,
+)
+
+Words = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
+Index = NDArray[np.int64]
+
+_MASK = np.uint64((1 << DIGIT_BITS) - 1)
+_ZERO, _ONE, _WORD = np.uint64(0), np.uint64(1), np.uint64(64)
+_DIGIT = np.uint64(DIGIT_BITS)
+
+
+@kernel
+def multiply_word_form(out: Words, o: int, a: Words, i: int, b: Words, j: int, m: Words, t: Words) -> None:
+    """out[o:] = a[i:] b[j:] / R mod n in 64-bit words: operand scanning (CIOS) and a tail of 52 digits - 64 words bits.
+
+    Needs a b < R n; the result is below n. `t` is scratch of words + 2.
+    """
+    words, n = np.intp(m[2]), HEADER
+    for y in range(words + 2):
+        t[y] = _ZERO
+    for x in range(words):
+        factor, carry = b[j + x], _ZERO
+        for y in range(words):
+            t[y], carry = multiply_add(a[i + y], factor, t[y], carry)
+        top = t[words] + carry
+        t[words + 1] = _ONE if top < carry else _ZERO
+        t[words] = top
+        clear = t[0] * m[0]
+        _, carry = multiply_add(clear, m[n], t[0], _ZERO)
+        for y in range(1, words):
+            t[y - 1], carry = multiply_add(clear, m[n + y], t[y], carry)
+        low = t[words] + carry
+        t[words - 1] = low
+        t[words] = t[words + 1] + (_ONE if low < carry else _ZERO)
+    if m[3] != _ZERO:
+        clear, carry = (t[0] * m[0]) & ((_ONE << m[3]) - _ONE), _ZERO
+        for y in range(words):
+            t[y], carry = multiply_add(clear, m[n + y], t[y], carry)
+        t[words] += carry
+        for y in range(words):
+            t[y] = (t[y] >> m[3]) | (t[y + 1] << (_WORD - m[3]))
+        t[words] >>= m[3]
+    for y in range(words):
+        out[o + y] = t[y]
+    _reduce(out, o, t[words], m)
+
+
+@kernel
+def _reduce(x: Words, o: int, over: np.uint64, m: Words) -> None:
+    """Subtract n from x[o:] (plus over * 2^{64 words}) when that leaves no borrow; either form."""
+    width = m.size - HEADER
+    if over == _ZERO:
+        for y in range(width - 1, -1, -1):
+            if x[o + y] != m[HEADER + y]:
+                if x[o + y] < m[HEADER + y]:
+                    return
+                break
+    mask = _MASK if m[4] != _ZERO else ~_ZERO
+    borrow = _ZERO
+    for y in range(width):
+        left, right = x[o + y], m[HEADER + y]
+        x[o + y] = (left - right - borrow) & mask
+        borrow = _ONE if left < right or (left == right and borrow != _ZERO) else _ZERO
+
+
+@kernel
+def _multiply_pair(
+    out: Words, o1: int, o2: int, a: Words, a1: int, a2: int, b: Words, b1: int, b2: int, m: Words, t: Words
+) -> None:
+    """Two products at once; in place is allowed, and so is the same product twice."""
+    if m[4] != _ZERO:
+        ifma_multiply_pair(out, o1, o2, a, a1, a2, b, b1, b2, m)
+    else:
+        multiply_word_form(out, o1, a, a1, b, b1, m, t)
+        if o1 != o2:
+            multiply_word_form(out, o2, a, a2, b, b2, m, t)
+
+
+@kernel
+def _scratch(words: int) -> Words:
+    """Uninitialised words that start on a cache line: vector loads that straddle two cost twice."""
+    x = np.empty(words + 8, np.uint64)
+    skip = (-(x.ctypes.data >> 3)) & 7
+    return x[skip : skip + words]
+
+
+@kernel
+def _copy(x: Words, o: int, out: Words, p: int, m: Words) -> None:
+    """Copy one working number (assigning slices would compile ten times as long)."""
+    for y in range(m.size - HEADER):
+        out[p + y] = x[o + y]
+
+
+@kernel
+def _unpack(raw: Bytes, item: int, x: Words, o: int, m: Words) -> None:
+    """Packed number `item` of raw bytes into working form at x[o:]."""
+    words, width = np.intp(m[2]), m.size - HEADER
+    start = item * words * 8
+    if m[4] == _ZERO:
+        for y in range(words):
+            x[o + y] = load_word(raw, start + 8 * y)
+        return
+    first, y = 0, 0
+    while first + 14 <= words:
+        unpack_digits(raw, start + 8 * first, x, o + y)
+        first, y = first + 13, y + 16
+    word, used = load_word(raw, start + 8 * first), _ZERO
+    for k in range(first + 1, words + 1):
+        following = load_word(raw, start + 8 * k) if k < words else _ZERO
+        while used < _WORD and y < width:
+            digit = word >> used
+            if used > _WORD - _DIGIT:
+                digit |= following << (_WORD - used)
+            x[o + y] = digit & _MASK
+            y += 1
+            used += _DIGIT
+        word, used = following, used - _WORD
+    for k in range(y, width):
+        x[o + k] = _ZERO
+
+
+@kernel
+def _pack(x: Words, o: int, out: Words, item: int, m: Words) -> None:
+    """Working form at x[o:] (destroyed) into packed number `item` of out, below n."""
+    words = np.intp(m[2])
+    _reduce(x, o, _ZERO, m)
+    start = item * words
+    if m[4] == _ZERO:
+        for y in range(words):
+            out[start + y] = x[o + y]
+        return
+    for y in range(words):
+        out[start + y] = _ZERO
+    for y in range(np.intp(m[1])):
+        bit = np.uint64(y) * _DIGIT
+        k, shift = np.intp(bit >> np.uint64(6)), bit & np.uint64(63)
+        if k < words:
+            out[start + k] |= x[o + y] << shift
+        if k + 1 < words and shift > _WORD - _DIGIT:
+            out[start + k + 1] |= x[o + y] >> (_WORD - shift)
+
+
+@kernel
+def unpack_rows(raw: Bytes, out: Words, m: Words) -> None:
+    """Packed numbers to working form."""
+    width = m.size - HEADER
+    for row in range(out.size // width):
+        _unpack(raw, row, out, row * width, m)
+
+
+@kernel
+def pack_rows(rows: Words, out: Words, m: Words) -> None:
+    """Working form (destroyed) to packed numbers below n."""
+    width = m.size - HEADER
+    for row in range(rows.size // width):
+        _pack(rows, row * width, out, row, m)
+
+
+@kernel
+def multiply_rows(a: Words, b: Words, out: Words, b_step: int, m: Words) -> None:
+    """out[r] = a[r] b[r] / R, or a[r] b[0] / R with b_step 0; `out` may be a or b (the latter with a step)."""
+    width = m.size - HEADER
+    t, count = np.empty(width + 2, np.uint64), out.size // width
+    for r in range(0, count, 2):
+        o1, o2 = r * width, min(r + 1, count - 1) * width
+        _multiply_pair(out, o1, o2, a, o1, o2, b, o1 * b_step, o2 * b_step, m, t)
+
+
+@kernel
+def add_rows(a: Words, b: Words, out: Words, b_step: int, m: Words) -> None:
+    """out[r] = a[r] + b[r] mod n, below n; working forms (both inputs are reduced first, in place)."""
+    width = m.size - HEADER
+    for row in range(out.size // width):
+        o, p = row * width, row * width * b_step
+        _reduce(a, o, _ZERO, m)
+        _reduce(b, p, _ZERO, m)
+        carry = _ZERO
+        for y in range(width):
+            total = a[o + y] + b[p + y] + carry
+            if m[4] != _ZERO:
+                carry = total >> _DIGIT
+                total &= _MASK
+            else:
+                carry = _ONE if total < a[o + y] or (carry != _ZERO and total == a[o + y]) else _ZERO
+            out[o + y] = total
+        _reduce(out, o, carry, m)
+
+
+@kernel
+def power_rows(bases: Words, out: Words, windows: Bytes, one: Words, m: Words) -> None:
+    """out[r] = bases[r]^e for one exponent given as 4-bit windows, highest first. Montgomery working forms."""
+    width = m.size - HEADER
+    t, count = np.empty(width + 2, np.uint64), out.size // width
+    table = _scratch(32 * width)  # powers 0..15 of two bases
+    for r in range(0, count, 2):
+        o1, o2 = r * width, min(r + 1, count - 1) * width
+        _copy(one, 0, table, 0, m)
+        _copy(one, 0, table, 16 * width, m)
+        for k in range(1, 16):
+            p = (k - 1) * width
+            _multiply_pair(table, p + width, p + 17 * width, table, p, p + 16 * width, bases, o1, o2, m, t)
+        _copy(one, 0, out, o1, m)
+        _copy(one, 0, out, o2, m)
+        for window in windows:
+            for _ in range(4):
+                _multiply_pair(out, o1, o2, out, o1, o2, out, o1, o2, m, t)
+            p = int(np.intp(window)) * width
+            _multiply_pair(out, o1, o2, out, o1, o2, table, p, p + 16 * width, m, t)
+
+
+@kernel
+def fixed_base_table(base: Words, table: Words, entries: int, one: Words, m: Words) -> None:
+    """table[i, d] = base^{d entries^i} for d < entries (a power of two). Montgomery working forms."""
+    width = m.size - HEADER
+    t, power = np.empty(width + 2, np.uint64), _scratch(width)
+    _copy(base, 0, power, 0, m)
+    for start in range(0, table.size, entries * width):
+        _copy(one, 0, table, start, m)
+        for d in range(1, entries):
+            o = start + d * width
+            _multiply_pair(table, o, o, table, o - width, o - width, power, 0, 0, m, t)
+        o = start + (entries - 1) * width
+        _multiply_pair(power, 0, 0, power, 0, 0, table, o, o, m, t)
+
+
+@kernel
+def fixed_base_rows(table: Words, exponents: Words, window: int, out: Words, m: Words) -> None:
+    """out[r] = base^{exponents[r]}: one product per window (Brickell, Gordon, McCurley, Wilson 1992)."""
+    width, count = m.size - HEADER, out.size // (m.size - HEADER)
+    t, entries = np.empty(width + 2, np.uint64), 1 << window
+    limbs, windows = exponents.size // max(count, 1), table.size // (entries * width)
+    for r in range(0, count, 2):
+        r2 = min(r + 1, count - 1)
+        o1, o2 = r * width, r2 * width
+        for i in range(windows):
+            d1 = _bits(exponents, r * limbs, limbs, i * window, window)
+            d2 = _bits(exponents, r2 * limbs, limbs, i * window, window)
+            p1, p2 = (i * entries + d1) * width, (i * entries + d2) * width
+            if i == 0:
+                _copy(table, p1, out, o1, m)
+                _copy(table, p2, out, o2, m)
+            else:
+                _multiply_pair(out, o1, o2, table, p1, p2, out, o1, o2, m, t)
+
+
+@kernel
+def _bits(x: Words, o: int, limbs: int, bit: int, count: int) -> int:
+    """Bits [bit, bit + count) of the number at x[o : o + limbs], zero beyond it."""
+    k, shift = bit >> 6, np.uint64(bit & 63)
+    value = x[o + k] >> shift if k < limbs else _ZERO
+    if shift + np.uint64(count) > _WORD and k + 1 < limbs:
+        value |= x[o + k + 1] << (_WORD - shift)
+    return int(np.intp(value & ((_ONE << np.uint64(count)) - _ONE)))
+
+
+@kernel
+def segment_products(raw: Bytes, index: NDArray[np.int32], starts: Index, out: Words, one: Words, m: Words) -> None:
+    """out[s] = product of raw[index[j]] over starts[s] <= j < starts[s + 1]; no segment is empty. Packed forms.
+
+    Two segments are under way at any time; whichever is through takes up the next one.
+    """
+    width, segments = m.size - HEADER, starts.size - 1
+    t = np.empty(width + 2, np.uint64)
+    product, item = _scratch(2 * width), _scratch(2 * width)
+    segment, position = np.empty(2, np.int64), np.zeros(2, np.int64)
+    segment[0] = segment[1] = -1
+    following, active = 0, 2
+    while active > 0:
+        active = 0
+        for lane in range(2):
+            o = lane * width
+            while segment[lane] < segments and (segment[lane] < 0 or position[lane] == starts[segment[lane] + 1]):
+                if segment[lane] >= 0:
+                    _pack(product, o, out, segment[lane], m)
+                segment[lane] = following
+                following += 1
+                if segment[lane] < segments:
+                    position[lane] = starts[segment[lane]] + 1
+                    _unpack(raw, int(np.intp(index[position[lane] - 1])), product, o, m)
+            if segment[lane] < segments:
+                _unpack(raw, int(np.intp(index[position[lane]])), item, o, m)
+                position[lane] += 1
+                active += 1
+            else:
+                _copy(one, 0, item, o, m)
+                _copy(one, 0, product, o, m)
+        if active > 0:
+            _multiply_pair(product, 0, width, product, 0, width, item, 0, width, m, t)
+
+
+@kernel
+def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words, one: Words, m: Words) -> None:
+    """out[r] = factors[r] prod_j x_j^{2^{bits (last - j)}} over the packed x_j, starts[r] <= j < starts[r + 1].
+
+    `factors` are Montgomery working forms. Plaintexts thus stand side by side, the first one highest.
+    """
+    width, rows = m.size - HEADER, starts.size - 1
+    t = np.empty(width + 2, np.uint64)
+    total, item = _scratch(2 * width), _scratch(2 * width)
+    for r in range(0, rows, 2):
+        r2 = min(r + 1, rows - 1)
+        longest = max(starts[r + 1] - starts[r], starts[r2 + 1] - starts[r2])
+        for step in range(longest):
+            for lane in range(2):
+                row, o = (r, 0) if lane == 0 else (r2, width)
+                j = starts[row + 1] - longest + step  # the shorter row begins with ones
+                if j >= starts[row]:
+                    _unpack(raw, j, item, o, m)
+                else:
+                    _copy(one, 0, item, o, m)
+            if step == 0:
+                _copy(item, 0, total, 0, m)
+                _copy(item, width, total, width, m)
+                continue
+            for _ in range(bits):
+                _multiply_pair(total, 0, width, total, 0, width, total, 0, width, m, t)
+            _multiply_pair(total, 0, width, total, 0, width, item, 0, width, m, t)
+        _multiply_pair(total, 0, width, total, 0, width, factors, r * width, r2 * width, m, t)
+        _pack(total, 0, out, r, m)
+        _pack(total, width, out, r2, m)
+
+
+@kernel
+def all_in_range(raw: Bytes, count: int, m: Words) -> bool:
+    """Whether every packed number is in [1, n)."""
+    width = m.size - HEADER
+    x = np.empty(width, np.uint64)
+    for item in range(count):
+        _unpack(raw, item, x, 0, m)
+        below, nonzero = False, False
+        for y in range(width):  # the highest differing word decides
+            if x[y] != m[HEADER + y]:
+                below = x[y] < m[HEADER + y]
+            nonzero = nonzero or x[y] != _ZERO
+        if not (below and nonzero):
+            return False
+    return True
+
+
+@kernel
+def bucket_rows(
+    bases: Words,
+    across: int,
+    column: Index,
+    exponents: Words,
+    power: Index,
+    bits: int,
+    window: int,
+    first: int,
+    stop: int,
+    out: Words,
+    one: Words,
+    m: Words,
+) -> None:
+    """out[j] = product over rows i of bases[i, column[j]]^{exponents[i, power[j]]}, of j in first:stop.
+
+    `bases` are Montgomery working forms, `across` in a row; exponents lie below 2^bits. Of each window of the
+    exponents, rows are multiplied into the bucket of their digit, bucket d counts d times (Pippenger). Two products are
+    under way at any time; digits of zero fill a bucket that does not count, so that time does not depend on exponents.
+    """
+    width, entries = m.size - HEADER, 1 << window
+    kinds = exponents.size // max(bases.size // (across * width), 1)
+    rows = bases.size // (across * width)
+    t, half = np.empty(width + 2, np.uint64), entries * width
+    buckets, running = _scratch(2 * half), _scratch(4 * width)
+    mask = np.uint64(entries - 1)
+    for j in range(first, stop, 2):
+        j2 = min(j + 1, stop - 1)
+        o1, o2 = j * width, j2 * width
+        _copy(one, 0, out, o1, m)
+        _copy(one, 0, out, o2, m)
+        for position in range((bits - 1) // window * window, -1, -window):
+            for _ in range(window):
+                _multiply_pair(out, o1, o2, out, o1, o2, out, o1, o2, m, t)
+            for d in range(2 * entries):
+                _copy(one, 0, buckets, d * width, m)
+            shift = np.uint64(position)
+            for i in range(rows):
+                d1 = int(np.intp((exponents[i * kinds + power[j]] >> shift) & mask)) * width
+                d2 = int(np.intp((exponents[i * kinds + power[j2]] >> shift) & mask)) * width + half
+                b1, b2 = int(i * across + column[j]) * width, int(i * across + column[j2]) * width
+                _multiply_pair(buckets, d1, d2, buckets, d1, d2, bases, b1, b2, m, t)
+            for lane in range(4):  # running products of the highest buckets, and the product of these
+                _copy(one, 0, running, lane * width, m)
+            for d in range(entries - 1, 0, -1):
+                p = d * width
+                _multiply_pair(running, 0, width, running, 0, width, buckets, p, p + half, m, t)
+                _multiply_pair(running, 2 * width, 3 * width, running, 2 * width, 3 * width, running, 0, width, m, t)
+            _multiply_pair(out, o1, o2, out, o1, o2, running, 2 * width, 3 * width, m, t)

@@ -1,0 +1,1 @@
+"""Secure aggregation: sums of vectors whose terms nobody sees."""

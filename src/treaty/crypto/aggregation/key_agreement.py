@@ -1,0 +1,206 @@
+"""Keys that participants agree on by way of an aggregator, and signatures on what all of them must see alike.
+
+Every participant makes two X25519 keys, one to seal messages to its peers (`channel`) and one to make masks from
+(`mask`), and signs both with the Ed25519 key by which the federation's roster knows it. Every pair derives from each
+a seed that nobody else has::
+
+    seed = HKDF-SHA256(X25519(own secret, peer's public), info = job_id, the two names in sorted order)
+
+* *Assumption*: the roster is right (whoever chooses its keys can stand between participants), X25519 and HKDF.
+* *Who learns what*: the aggregator sees public keys and signatures; a colluding peer gives away its own pairs' seeds.
+
+`scope` says what keys are for: a job, or one round of it. It is signed with them, so keys made for one scope are
+refused in another, and `PairSeeds.transcript` ties what is signed later to the very keys of this run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from treaty.crypto.aggregation.masks import PairStreams, UsedNonces, length_prefixed
+from treaty.errors import CryptoError
+
+SEED_BYTES = 32
+_NONCE_BYTES = 12
+
+
+class Advertisement(NamedTuple):
+    """A participant's public keys: 32 bytes each, and an Ed25519 signature on them, their owner and their scope."""
+
+    channel: bytes
+    mask: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PairSeeds:
+    """What a participant shares with each peer.
+
+    Parameters
+    ----------
+    name : str
+        The participant.
+    scope : bytes
+        What the keys are for.
+    channel, mask : mapping of str to bytes of length 32
+        Seeds by peer.
+    mask_secret : bytes of length 32
+        The secret key behind `mask`: whoever has it has all of these seeds.
+    transcript : bytes of length 32
+        Digest of all public keys; equal at participants that were told the same ones.
+    used : UsedNonces
+        The nonces of masks already made from these seeds.
+    """
+
+    name: str
+    scope: bytes
+    channel: Mapping[str, bytes]
+    mask: Mapping[str, bytes]
+    mask_secret: bytes
+    transcript: bytes
+    used: UsedNonces = field(default_factory=UsedNonces)
+
+    @cached_property
+    def streams(self) -> PairStreams:
+        """Masks with all peers, for vectors that nobody is ever told the key of a mask of."""
+        return PairStreams(self.name, self.mask)
+
+
+class EphemeralKeys:
+    """A participant's own two keys, new whenever this is made.
+
+    Parameters
+    ----------
+    job_id, name : str
+        The job and the participant.
+    scope : bytes
+        What the keys are for.
+    """
+
+    def __init__(self, job_id: str, name: str, scope: bytes) -> None:
+        self._job_id, self._name, self._scope = job_id, name, scope
+        self._channel, self._mask = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+
+    def advertise(self, signing_key: Ed25519PrivateKey) -> Advertisement:
+        """Return the public keys, signed."""
+        channel, mask = self._public()
+        return Advertisement(channel, mask, signing_key.sign(_advertised(self._scope, self._name, channel, mask)))
+
+    def agree(self, advertisements: Mapping[str, Advertisement], roster: Mapping[str, bytes]) -> PairSeeds:
+        """Derive the seeds shared with everyone who advertised.
+
+        Parameters
+        ----------
+        advertisements : mapping of str to Advertisement
+            By participant, this one included.
+        roster : mapping of str to bytes of length 32
+            Ed25519 public keys.
+
+        Raises
+        ------
+        CryptoError
+            When an advertisement is not signed by a member of the roster for this scope, a key gives an all-zero
+            result, or this participant's own keys are missing or changed.
+        """
+        check_advertisements(advertisements, roster, self._scope)
+        own = advertisements.get(self._name)
+        if own is None or own[:2] != self._public():
+            raise CryptoError(f"expected the own keys of {self._name} unchanged - at the advertised keys")
+        peers = [name for name in advertisements if name != self._name]
+        pairs = {name: (advertisements[name], sorted([self._name, name])) for name in peers}
+        return PairSeeds(
+            name=self._name,
+            scope=self._scope,
+            channel={
+                name: agree(self._channel, his.channel, self._job_id, *ends) for name, (his, ends) in pairs.items()
+            },
+            mask={name: agree(self._mask, his.mask, self._job_id, *ends) for name, (his, ends) in pairs.items()},
+            mask_secret=self._mask.private_bytes_raw(),
+            transcript=transcript(advertisements, self._scope),
+        )
+
+    def _public(self) -> tuple[bytes, bytes]:
+        return self._channel.public_key().public_bytes_raw(), self._mask.public_key().public_bytes_raw()
+
+
+def agree(secret: X25519PrivateKey, public: bytes, job_id: str, first: str, second: str) -> bytes:
+    """Derive the seed of a pair from one end's secret and the other's public key.
+
+    Parameters
+    ----------
+    secret : X25519PrivateKey
+    public : bytes of length 32
+    job_id : str
+    first, second : str
+        The pair in sorted order, so that both ends derive the same.
+
+    Raises
+    ------
+    CryptoError
+        When `public` is no key, or of small order: the result would be all zero and known to everybody.
+    """
+    try:
+        shared = secret.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:  # the library refuses all-zero results itself
+        raise CryptoError(
+            f"expected an X25519 key of large order, got another - in the keys of {first} and {second}"
+        ) from None
+    return HKDF(SHA256(), SEED_BYTES, salt=None, info=length_prefixed(job_id, first, second)).derive(shared)
+
+
+def seal(seed: bytes, content: bytes, bound: bytes) -> bytes:
+    """Encrypt for the other end of a channel with AES-256-GCM; `bound` says for whom, from whom and for what."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    return nonce + AESGCM(seed).encrypt(nonce, content, bound)
+
+
+def unseal(seed: bytes, box: bytes, bound: bytes) -> bytes | None:
+    """Decrypt what `seal` gave under the same seed and bound; None when it is anything else."""
+    try:
+        return AESGCM(seed).decrypt(box[:_NONCE_BYTES], box[_NONCE_BYTES:], bound)
+    except (InvalidTag, ValueError):  # too short to be a box
+        return None
+
+
+def check_advertisements(
+    advertisements: Mapping[str, Advertisement], roster: Mapping[str, bytes], scope: bytes
+) -> None:
+    """Refuse keys whose owner did not sign them for this scope; CryptoError names the owner."""
+    for name, (channel, mask, signature) in advertisements.items():
+        if name not in roster:
+            raise CryptoError("expected members of the roster, got somebody else - at the advertised keys")
+        if not verifies(roster[name], signature, _advertised(scope, name, channel, mask)):
+            raise CryptoError(f"expected keys signed by their owner for this use, got others - at the keys of {name}")
+
+
+def transcript(advertisements: Mapping[str, Advertisement], scope: bytes) -> bytes:
+    """Digest of who advertised which keys."""
+    listed = [(name, *advertisements[name][:2]) for name in sorted(advertisements)]
+    return hashlib.sha256(
+        length_prefixed("treaty advertised keys", scope, *(x for row in listed for x in row))
+    ).digest()
+
+
+def verifies(public: bytes, signature: bytes, content: bytes) -> bool:
+    """Tell whether an Ed25519 signature is right; a malformed key or signature is not."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _advertised(scope: bytes, name: str, channel: bytes, mask: bytes) -> bytes:
+    return length_prefixed("treaty ephemeral keys", scope, name, channel, mask)

@@ -1,0 +1,1 @@
+"""The group, hashes and bindings behind private set intersection."""

@@ -1,0 +1,126 @@
+"""The group ristretto255 (RFC 9496), many points at a time, by libsodium.
+
+Points and scalars are rows of 32 bytes in their standard encoding. The group has prime order, so a point that decodes
+and is not the identity generates all of it: there are no small orders to look out for.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import share
+from treaty.crypto.psi import sodium
+from treaty.errors import CryptoError
+
+ORDER = 2**252 + 27742317777372353535851937790883648493
+POINT = sodium.POINT
+_LEAST = 64  # points worth a thread of their own
+
+
+def random_scalar() -> NDArray[np.uint8]:
+    """Draw a secret key: uniform in [1, ORDER).
+
+    Returns
+    -------
+    uint8 (32,)
+        Little-endian.
+    """
+    number = 1 + secrets.randbelow(ORDER - 1)
+    return np.frombuffer(number.to_bytes(sodium.SCALAR, "little"), np.uint8)
+
+
+def multiply(points: NDArray[np.uint8], scalar: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uint8]:
+    """Multiply every point by the same scalar (in the notation of the papers: raise it to that power).
+
+    Parameters
+    ----------
+    points : uint8 (n, 32)
+        Encoded points, as they came from anywhere: each is checked.
+    scalar : uint8 (32,)
+        In [1, ORDER), little-endian. Running time does not depend on it.
+    threads : int
+        Default 1.
+
+    Returns
+    -------
+    uint8 (n, 32)
+
+    Raises
+    ------
+    CryptoError
+        When a point is the identity or no canonical encoding of a point of the group; names how many.
+    """
+    points = _rows(points, POINT)
+    out = np.empty_like(points)
+    refused = np.zeros(len(points), np.int64)  # counted by part, at the part's first place
+    function = sodium.address("crypto_scalarmult_ristretto255")
+
+    def work(start: int, stop: int) -> None:
+        if start < stop:
+            refused[start] = sodium.multiply_each(function, points, scalar, out, start, stop)
+
+    share(work, len(points), threads, _LEAST)
+    _refuse(int(refused.sum()), len(points))
+    return out
+
+
+def validate(points: NDArray[np.uint8], threads: int = 1) -> None:
+    """Check points that are only compared, not multiplied.
+
+    Parameters
+    ----------
+    points : uint8 (n, 32)
+    threads : int
+        Default 1.
+
+    Raises
+    ------
+    CryptoError
+        As `multiply` does.
+    """
+    points = _rows(points, POINT)
+    refused = np.zeros(len(points), np.int64)
+    function = sodium.address("crypto_core_ristretto255_is_valid_point")
+
+    def work(start: int, stop: int) -> None:
+        if start < stop:
+            refused[start] = sodium.validate_each(function, points, start, stop)
+
+    share(work, len(points), threads, _LEAST)
+    _refuse(int(refused.sum()), len(points))
+
+
+def from_uniform(uniform: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uint8]:
+    """Map uniform bytes to points nobody knows a logarithm of (RFC 9496, 4.3.4).
+
+    Parameters
+    ----------
+    uniform : uint8 (n, 64)
+        Random, or a hash: `hashing.expand` and this map are hash_to_ristretto255 of RFC 9380, appendix B.
+    threads : int
+        Default 1.
+
+    Returns
+    -------
+    uint8 (n, 32)
+    """
+    uniform = _rows(uniform, sodium.UNIFORM)
+    out = np.empty((len(uniform), POINT), np.uint8)
+    function = sodium.address("crypto_core_ristretto255_from_hash")
+    share(lambda start, stop: sodium.map_each(function, uniform, out, start, stop), len(uniform), threads, _LEAST)
+    return out
+
+
+def _rows(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
+    """Make sure that a kernel reads only what is there."""
+    if values.dtype != np.uint8 or values.ndim != 2 or values.shape[1] != width:
+        raise CryptoError(f"expected uint8 (n, {width}), got {values.dtype} {values.shape} - at ristretto255")
+    return np.require(values, requirements=["C", "W"])  # a copy where read-only, or kernels would be compiled twice
+
+
+def _refuse(count: int, total: int) -> None:
+    if count:
+        raise CryptoError(f"expected points of ristretto255 other than the identity, got {count} others of {total}")

@@ -1,0 +1,1 @@
+"""Secret sharing, and comparison and routing on shares."""

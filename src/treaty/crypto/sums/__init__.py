@@ -1,0 +1,1 @@
+"""Sums of hidden gradients over another party's bins, under every cipher."""

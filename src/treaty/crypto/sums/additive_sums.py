@@ -1,0 +1,359 @@
+"""Bin sums of hidden gradients under an additive cipher: both ends of `encrypted_sums`.
+
+A server multiplies ciphertexts per bin, packs k sums into each answer ciphertext, and re-randomises every one.
+
+* *Assumption*: honest-but-curious parties and the security of the cipher (see `okamoto_uchiyama`, `paillier`).
+* *Server learns*: which sampled rows are in which node; nothing about gradients beyond their public bounds.
+* *Client learns*: sums and count of every bin in every node it asked about, the fullest bin of each column over
+  the whole table, and no more: its answers are multiplied by w^r with full-length r, so the randomness of its own
+  ciphertexts does not show which of them went into a bin (docs/secureboost.md). Crafted gradients can still make
+  sums speak of single rows; no additive cipher prevents that, and crafted randomness or an h of smooth order can
+  outlast w^r. `AdditiveSumsClient.decrypt_rows` shows either to whoever is given the key in a dispute.
+* *Both* see how many sums an answer holds and how long it took.
+
+Not sent: each column's fullest bin over the table (the node's total less the others), bins empty in a node (a
+bit map says which are sent; the counts say the same). Payloads, by call:
+
+============  ==========================================================================================
+setup         the key's numbers, uint64 (numbers, words); int64 n_rows, grad_bound, hess_bound and the key's statements
+hint          int32 (features,) the left-out slot of each feature
+begin_tree    uint8 (m, 8 words) packed Montgomery forms, one per sampled row; bytes, which need no copy to be aligned
+query         uint8 or uint16 (m,) node of each row, the largest value in no node; int32 (1,) nodes
+answer        uint8 (nodes, ceil(slots / 8)) bit map of slots sent; uint64 (ciphertexts, words)
+============  ==========================================================================================
+
+Memory beyond the payloads, however many columns there are: a server makes 64 MB of products at a time (up to three
+copies while they are put in order), and per thread those of joint cells, fewer than the level's rows; up to 32 MB of
+factors are made ahead. It keeps a label of one to four bytes per row and top group of columns.
+
+References
+----------
+Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al., SecureBoost+, arXiv 2110.10927.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import concurrently, pieces
+from treaty.crypto.additive.montgomery import Modulus
+from treaty.crypto.additive.packing import Packing, SumsBounds
+from treaty.crypto.additive.randomiser import RandomisableKey, Randomiser, ReadyFactors
+from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.sums.bin_products import Items, bin_products, level_pieces
+from treaty.crypto.sums.joint_sums import Block, keep_features, plan_blocks
+from treaty.errors import CryptoError
+
+Words = NDArray[np.uint64]
+
+_MOST_NODES_UINT8 = 254
+_MOST_NODES = 65534
+_ANSWERS_AT_A_TIME = 32  # answer ciphertexts a thread makes at a time
+_OPENED_AT_A_TIME = 4096  # ciphertexts decrypted and taken apart at a time
+_PRODUCT_BYTES = 64 << 20  # products made at a time, so that memory does not grow with the number of columns
+
+
+class AdditivePublicKey(RandomisableKey, Protocol):
+    """A public key whose ciphertexts multiply to those of sums, in packed Montgomery forms modulo `modulus`."""
+
+    @property
+    def plaintext_bits(self) -> int: ...  # noqa: D102
+    def to_payload(self) -> Payload: ...  # noqa: D102
+
+
+class AdditivePrivateKey(Protocol):
+    """A key that encrypts and decrypts many numbers at once."""
+
+    @property
+    def public(self) -> AdditivePublicKey: ...  # noqa: D102
+    def encrypt(self, messages: Words, threads: int) -> Words: ...  # noqa: D102
+    def decrypt(self, ciphertexts: Words, threads: int) -> Words: ...  # noqa: D102
+    def unhidden(self, ciphertexts: Words, threads: int) -> NDArray[np.bool_]: ...  # noqa: D102
+
+
+class AdditiveSumsClient:
+    """The active party's end.
+
+    Parameters
+    ----------
+    key : AdditivePrivateKey
+        Made for this job only.
+    bounds : SumsBounds
+        Public bounds of the job.
+    threads : int
+        Threads to use.
+
+    Raises
+    ------
+    CryptoError
+        When the sums do not fit a plaintext.
+    """
+
+    blind = False
+    nodes_at_a_time = _MOST_NODES
+
+    def __init__(self, key: AdditivePrivateKey, bounds: SumsBounds, *, threads: int = 1) -> None:
+        self._packing = Packing(bounds, key.public.plaintext_bits)
+        self._key, self._threads = key, threads
+        self._left_out: dict[str, NDArray[np.int32]] = {}
+        self._offsets: dict[str, NDArray[np.int32]] = {}
+        self._rows = -1
+        self._nodes = -1
+
+    def setup(self) -> Payload:
+        """Return the public key and the bounds; see `SumsClient.setup`."""
+        (numbers, statements), bounds = self._key.public.to_payload(), self._packing.bounds
+        return [numbers, np.array([bounds.n_rows, bounds.grad_bound, bounds.hess_bound, *statements], np.int64)]
+
+    def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
+        """Note which slots a server leaves out; see `SumsClient.accept_hint`."""
+        check_payload(hint, f"the hint of {peer}", (np.int32, (len(offsets) - 1,)))
+        left_out = hint[0]
+        if (left_out < offsets[:-1]).any() or (left_out >= offsets[1:]).any():
+            raise CryptoError(f"expected one left-out slot within each feature - in the hint of {peer}")
+        self._left_out[peer], self._offsets[peer] = left_out.copy(), offsets.copy()
+        return 0
+
+    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
+        """Encrypt the derivatives of the sampled rows; see `SumsClient.begin_tree`."""
+        if grad.ndim != 1 or grad.shape != hess.shape or grad.dtype != np.int64 or hess.dtype != np.int64:
+            raise CryptoError("expected grad and hess as int64 of one length - at the start of a tree")
+        self._rows, self._nodes = len(grad), -1
+        return [self._key.encrypt(self._packing.pack_rows(grad, hess), self._threads).view(np.uint8)]
+
+    def decrypt_rows(self, payload: Payload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Decrypt what `begin_tree` returned: what an auditor who is shown the key compares with g, h committed to.
+
+        Parameters
+        ----------
+        payload : Payload
+            A tree's, of this client's key.
+
+        Returns
+        -------
+        grad, hess : ndarray of int64, shape (m,)
+            Fixed-point derivatives, row by row.
+
+        Raises
+        ------
+        CryptoError
+            When something is not a row within the job's bounds, or its randomness, or the key's base of randomness,
+            is such that re-randomisation does not hide it: then it was not made by `begin_tree`. Says how many rows.
+        """
+        modulus, what = self._key.public.modulus, "the ciphertexts of a tree"
+        check_payload(payload, what, (np.uint8, (None, 8 * modulus.words)))
+        ciphertexts = payload[0].view(np.uint64)
+        if not modulus.in_range(ciphertexts):
+            raise CryptoError(f"a ciphertext is not in range - in {what}")
+        unhidden = int(self._key.unhidden(ciphertexts, self._threads).sum())
+        if unhidden:
+            raise CryptoError(
+                f"expected randomness that h generates, got other in {unhidden} of {len(ciphertexts)} rows, which their"
+                f" maker recognises in every answer - in {what}"
+            )
+        grad, hess = np.empty(len(ciphertexts), np.int64), np.empty(len(ciphertexts), np.int64)
+        for part in pieces(len(ciphertexts), _OPENED_AT_A_TIME):
+            plaintexts = self._key.decrypt(ciphertexts[part], self._threads)
+            grad[part], hess[part] = self._packing.unpack_rows(plaintexts)
+        return grad, hess
+
+    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
+        """Name the node of each sampled row; see `SumsClient.query`."""
+        nodes = len(starts) - 1
+        if self._rows < 0:
+            raise CryptoError("expected begin_tree before query")
+        if not 0 <= nodes <= _MOST_NODES:
+            raise CryptoError(f"expected at most {_MOST_NODES} nodes in a level, got {nodes}")
+        if len(positions) and not 0 <= positions.min() <= positions.max() < self._rows:
+            raise CryptoError("a node holds a row that was not sampled - at query")
+        dtype = np.uint8 if nodes <= _MOST_NODES_UINT8 else np.uint16
+        slots = np.full(self._rows, np.iinfo(dtype).max, dtype)
+        selected = positions[starts[0] : starts[-1]] if nodes else positions[:0]
+        slots[selected] = np.repeat(np.arange(nodes), np.diff(starts)).astype(dtype)
+        self._nodes = nodes
+        return [slots, np.array([nodes], np.int32)]
+
+    def open(
+        self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
+    ) -> NDArray[np.int64]:
+        """Decrypt the sums of a server's bins, which the answer itself names; see `SumsClient.open`."""
+        if peer not in self._offsets or self._nodes < 0:
+            raise CryptoError(f"expected a hint and a query before an answer of {peer}")
+        if totals.shape != (self._nodes, 3):
+            raise CryptoError(f"expected totals of shape {(self._nodes, 3)}, got {totals.shape}")
+        offsets, left_out, modulus = self._offsets[peer], self._left_out[peer], self._key.public.modulus
+        slots = int(offsets[-1])
+        what = f"the answer of {peer}"
+        check_payload(answer, what, (np.uint8, (self._nodes, -(-slots // 8))), (np.uint64, (None, modulus.words)))
+        sent = np.unpackbits(answer[0], axis=1, bitorder="little")
+        if sent[:, slots:].any() or sent[:, left_out].any():
+            raise CryptoError(f"a left-out or unknown slot is marked as sent - in {what}")
+        taken = np.flatnonzero(sent[:, :slots])
+        starts = self._packing.group_starts(len(taken))
+        if len(answer[1]) != len(starts) - 1:
+            raise CryptoError(f"the number of ciphertexts does not fit the slots marked as sent - in {what}")
+        if not modulus.in_range(answer[1]):
+            raise CryptoError(f"a ciphertext is not in range - in {what}")
+        sums = np.zeros((self._nodes, slots, 3), np.int64)
+        for part in pieces(len(answer[1]), _OPENED_AT_A_TIME):
+            plaintexts = self._key.decrypt(answer[1][part], self._threads)
+            places = taken[starts[part.start] : starts[part.stop]]
+            sums.reshape(-1, 3)[places] = self._packing.unpack_sums(plaintexts, len(places))
+        if slots:
+            per_feature = np.add.reduceat(sums, offsets[:-1], axis=1)
+            sums[:, left_out] = totals[:, None] - per_feature
+            if (sums[:, left_out, 2] < 0).any():
+                raise CryptoError(f"the bins of a feature hold more rows than their node - in {what}")
+        return sums
+
+
+class AdditiveSumsServer:
+    """A passive party's end: products of ciphertexts over the bins of its columns.
+
+    Parameters
+    ----------
+    key : AdditivePublicKey
+        The client's.
+    bounds : SumsBounds
+        What the client's `setup` states.
+    codes : ndarray of uint8, shape (rows, features), C order
+        Code c of feature f is slot offsets[f] + c.
+    offsets : ndarray of int32, shape (features + 1,)
+        First slot of each feature, and the number of slots. Every feature has a slot.
+    threads : int
+        Threads to use.
+    rerandomise : bool, default True
+        See `make_server`.
+
+    Raises
+    ------
+    CryptoError
+        When the bounds do not fit the key, or codes exceed their slots.
+    """
+
+    def __init__(
+        self,
+        key: AdditivePublicKey,
+        bounds: SumsBounds,
+        codes: NDArray[np.uint8],
+        offsets: NDArray[np.int32],
+        *,
+        threads: int = 1,
+        rerandomise: bool = True,
+    ) -> None:
+        self._packing = Packing(bounds, key.plaintext_bits)
+        self._modulus: Modulus = key.modulus
+        self._offsets, self._threads = offsets.astype(np.int64), threads
+        self._bins = bins = np.diff(self._offsets)
+        if codes.ndim != 2 or codes.dtype != np.uint8 or len(bins) != codes.shape[1] or (bins < 1).any():
+            raise CryptoError("expected uint8 codes (rows, features) and offsets with a slot for every feature")
+        if len(codes) and (codes.max(axis=0, initial=0) >= bins).any():
+            raise CryptoError("a bin code lies beyond its feature's slots")
+        counts = [np.bincount(codes[:, f], minlength=bins[f]) for f in range(len(bins))]
+        self._left_out = np.array([int(np.argmax(count)) for count in counts], np.int64)
+        self._all_blocks = self._blocks = plan_blocks(codes, self._left_out, bins, threads)
+        self._table_rows = len(codes)
+        self._ciphertexts: Words | None = None
+        self._rows = np.empty(0, np.int32)
+        self._factors: ReadyFactors | None = None
+        if rerandomise:
+            one_node = len(self._packing.group_starts(int(offsets[-1]))) - 1
+            self._factors = ReadyFactors(Randomiser(key), one_node)
+            weakref.finalize(self, self._factors.stop)
+
+    def hint(self) -> Iterator[Payload]:
+        """Return the slot each feature leaves out: its fullest over the table; see `SumsServer.hint`."""
+        yield [(self._offsets[:-1] + self._left_out).astype(np.int32)]
+
+    def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
+        """Keep a tree's ciphertexts (not copied) and their rows; see `SumsServer.begin_tree`."""
+        check_payload(payload, "the ciphertexts of a tree", (np.uint8, (len(rows), 8 * self._modulus.words)))
+        ciphertexts = payload[0].view(np.uint64)  # perhaps unaligned: the kernels read bytes
+        if len(rows) > self._packing.bounds.n_rows:
+            raise CryptoError(f"expected at most {self._packing.bounds.n_rows} rows, got {len(rows)}")
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self._table_rows:
+            raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
+        if not self._modulus.in_range(ciphertexts):
+            raise CryptoError("a ciphertext is not in range - at the start of a tree")
+        self._ciphertexts, self._rows = ciphertexts, rows.copy()
+        self._begin(features)
+
+    def _begin(self, features: NDArray[np.int32] | None) -> None:
+        """Note the tree's columns, and make factors ahead."""
+        self._blocks = self._all_blocks
+        if features is not None:
+            kept = set(features.tolist())
+            self._blocks = [Block(block.columns, keep_features(block.groups, kept)) for block in self._all_blocks]
+        if self._factors:
+            self._factors.prepare()
+
+    def end_tree(self) -> None:
+        """Drop the tree's ciphertexts; see `SumsServer.end_tree`."""
+        self._ciphertexts = None
+
+    def nodes_of(self, query: Payload) -> int:
+        """Return how many nodes a query is about; see `SumsServer.nodes_of`."""
+        check_payload(query[1:], "a query", (np.int32, (1,)))
+        return int(query[1][0])
+
+    def answer(self, query: Payload) -> Payload:
+        """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""
+        if self._ciphertexts is None:
+            raise CryptoError("expected begin_tree before a query")
+        if self._factors:
+            self._factors.stop()
+        positions, node_starts = self._read_query(query)
+        nodes, slots = len(node_starts) - 1, int(self._offsets[-1])
+        rows = Items(self._ciphertexts, positions, self._rows[positions], node_starts, np.arange(nodes))
+        most = _PRODUCT_BYTES // (8 * self._modulus.words)
+        sent = np.zeros((nodes, slots), np.uint8)
+        made, pending = [], np.empty((0, self._modulus.words), np.uint64)
+        for piece in level_pieces(self._blocks, self._bins, np.diff(node_starts), most):
+            groups = [group for block in self._blocks[piece.blocks] for group in block.groups]
+            held = rows.of_range(piece.first, piece.stop)
+            places, products = bin_products(self._modulus, groups, self._offsets, held, self._threads)
+            sent.reshape(-1)[places] = 1
+            pending = np.concatenate([pending, products]) if len(pending) else products
+            whole = len(pending) - len(pending) % self._packing.per_plaintext
+            made.append(self._compress(pending[:whole]))
+            pending = pending[whole:].copy()
+        made.append(self._compress(pending))
+        if self._factors:
+            self._factors.prepare()
+        return [np.packbits(sent, axis=1, bitorder="little"), np.concatenate(made)]
+
+    def close(self) -> None:
+        """Nothing is kept; see `SumsServer.close`."""
+
+    def _read_query(self, query: Payload) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Positions of the asked rows, node after node, and the nodes' starts."""
+        dtype = np.uint16 if len(query) == 2 and query[0].dtype == np.uint16 else np.uint8
+        check_payload(query, "a query", (dtype, (len(self._rows),)), (np.int32, (1,)))
+        slots, nodes, nowhere = query[0], int(query[1][0]), int(np.iinfo(dtype).max)
+        if not 0 <= nodes <= nowhere - 1 or ((slots >= nodes) & (slots != nowhere)).any():
+            raise CryptoError(f"a row lies in a node that is not among the {nodes} asked ones - in a query")
+        counts = np.bincount(slots, minlength=nowhere + 1)[:nodes]
+        positions = np.argsort(slots, kind="stable")[: int(counts.sum())].astype(np.int32)
+        return positions, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    def _compress(self, products: Words) -> Words:
+        """Put k sums in each ciphertext (SecureBoost+, section 4), then w^r with full-length r."""
+        starts, modulus = self._packing.group_starts(len(products)), self._modulus
+        count = len(starts) - 1
+        if self._factors:
+            factors = self._factors.take(count, self._threads)
+        else:
+            factors = np.repeat(modulus.one[np.newaxis], count, axis=0)
+        made = concurrently(
+            lambda part: modulus.horner(
+                products, starts[part.start : part.stop + 1], self._packing.sum_bits, factors[part]
+            ),
+            pieces(count, _ANSWERS_AT_A_TIME),
+            self._threads,
+        )
+        return np.concatenate([np.empty((0, modulus.words), np.uint64), *made])

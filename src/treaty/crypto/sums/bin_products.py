@@ -1,0 +1,216 @@
+"""Products of ciphertexts over the bins of every column in every node of a level, along the groups of columns.
+
+`level_pieces` cuts a level into parts whose products are held at one time; `bin_products` makes those of one part. Of
+a joint group each thread also holds the products of the cells, fewer in all than the part has rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import concurrently
+from treaty.crypto.additive.montgomery import Modulus
+from treaty.crypto.sums.joint_sums import LEAST_GAIN, Block, Cells, Group, Index, Labels, sort_cells
+
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Packed ciphertexts of several nodes, node after node.
+
+    Parameters
+    ----------
+    source : ndarray of uint64, shape (any, words)
+        Where the ciphertexts are; never copied.
+    index : ndarray of int32, shape (items,)
+        Row of `source` of each item.
+    keys : ndarray of int32, shape (items,)
+        What the groups' labels are indexed by: table rows, or cells of the group around.
+    starts : ndarray of int64, shape (nodes + 1,)
+        Items of node i: starts[i]..starts[i + 1] - 1.
+    nodes : ndarray of int64, shape (nodes,)
+        The nodes' numbers in the level.
+    """
+
+    source: Words
+    index: Labels
+    keys: Labels
+    starts: Index
+    nodes: Index
+
+    def entering(self, group: Group) -> Items:
+        """Items that take part in a group, with their cells in it as keys."""
+        keys = group.labels[self.keys].astype(np.int32, copy=False)
+        taking = keys >= 0
+        starts = np.concatenate([[0], np.cumsum(taking)])[self.starts]
+        return Items(self.source, self.index[taking], keys[taking], starts, self.nodes)
+
+    def of_nodes(self, chosen: NDArray[np.bool_]) -> Items:
+        """Items of some of the nodes."""
+        lengths = np.diff(self.starts)
+        kept = np.repeat(chosen, lengths)
+        starts = np.concatenate([[0], np.cumsum(lengths[chosen])])
+        return Items(self.source, self.index[kept], self.keys[kept], starts, self.nodes[chosen])
+
+    def of_range(self, first: int, stop: int) -> Items:
+        """Items of the nodes first..stop - 1 in the order of the items; nothing is copied."""
+        held = slice(self.starts[first], self.starts[stop])
+        starts = self.starts[first : stop + 1] - self.starts[first]
+        return Items(self.source, self.index[held], self.keys[held], starts, self.nodes[first:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a level whose products are held at one time: nodes first..stop - 1 in the columns of some blocks."""
+
+    first: int
+    stop: int
+    blocks: slice
+
+
+def level_pieces(blocks: list[Block], bins: Index, sizes: Index, most: int) -> list[Piece]:
+    """Cut a level into pieces of at most `most` products, or of one node and block when these are more.
+
+    Parameters
+    ----------
+    blocks : list of Block
+        All columns of the table.
+    bins : ndarray of int64, shape (features,)
+        Slots of each feature.
+    sizes : ndarray of int64, shape (nodes,)
+        Rows of each node: a feature has at most as many products there.
+    most : int
+        Products held at one time.
+
+    Returns
+    -------
+    list of Piece
+        In the order of places: several nodes and all blocks, or one node and neighbouring blocks.
+    """
+    bounds = np.zeros((len(blocks), len(sizes)), np.int64)
+    for k, block in enumerate(blocks):
+        bounds[k] = np.minimum(bins[block.columns], sizes[:, np.newaxis]).sum(axis=1)
+    per_node = bounds.sum(axis=0)
+    found, node = [], 0
+    while node < len(sizes):
+        if per_node[node] > most:
+            found += [Piece(node, node + 1, part) for part in _runs(bounds[:, node].tolist(), most)]
+            node += 1
+            continue
+        reach = np.cumsum(per_node[node:])
+        stop = node + int(np.searchsorted(reach, most, side="right"))
+        found.append(Piece(node, stop, slice(0, len(blocks))))
+        node = stop
+    return found
+
+
+def _runs(weights: list[int], most: int) -> list[slice]:
+    """Cut a list into runs of a total of at most `most`, or of one element."""
+    runs, first, total = [], 0, 0
+    for k, weight in enumerate(weights):
+        if k > first and total + weight > most:
+            runs.append(slice(first, k))
+            first, total = k, 0
+        total += weight
+    return [*runs, slice(first, len(weights))]
+
+
+def bin_products(
+    modulus: Modulus, groups: list[Group], offsets: Index, rows: Items, threads: int
+) -> tuple[Index, Words]:
+    """Multiply the ciphertexts in every bin of every node, but for empty and left-out bins.
+
+    Parameters
+    ----------
+    modulus : Modulus
+        n.
+    groups : list of Group
+        Top groups of one or more blocks of `joint_sums.plan_blocks`.
+    offsets : ndarray of int64, shape (features + 1,)
+        First slot of each feature, and the number of slots.
+    rows : Items
+        The asked rows; keys are table rows.
+    threads : int
+        Threads to use.
+
+    Returns
+    -------
+    places : ndarray of int64, shape (products,)
+        node * slots + slot of each product, ascending.
+    products : ndarray of uint64, shape (products, words)
+        Packed Montgomery forms.
+    """
+    inner = max(1, threads // max(1, len(groups)))  # threads within a group, when there are few groups
+
+    def visit(group: Group) -> list[tuple[Index, Words]]:
+        return _group_products(modulus, group, offsets, rows, inner)
+
+    found = [(np.empty(0, np.int64), np.empty((0, modulus.words), np.uint64))]
+    for part in concurrently(visit, groups, threads):
+        found += part
+    places = np.concatenate([place for place, _ in found])
+    order = np.argsort(places)
+    return places[order], np.concatenate([products for _, products in found])[order]
+
+
+def _group_products(
+    modulus: Modulus, group: Group, offsets: Index, items: Items, threads: int
+) -> list[tuple[Index, Words]]:
+    """Places and products of every column of a group.
+
+    Not a closure of `bin_products`: one that calls itself keeps its arrays until the next garbage collection.
+    """
+    items = items.entering(group)
+    cells = sort_cells(items.keys, items.starts, group.cells)
+    found = []
+    if group.parts:
+        joint = LEAST_GAIN * _gains(group, items, cells) > np.diff(items.starts)
+        if not joint.all():  # in these nodes the parts are cheaper one by one
+            for part in group.parts:
+                found += _group_products(modulus, part, offsets, items.of_nodes(~joint), threads)
+            items = items.of_nodes(joint)
+            cells = sort_cells(items.keys, items.starts, group.cells)
+    products = _products(modulus, items, cells, threads)
+    if not group.parts:
+        node = np.repeat(items.nodes, np.diff(cells.node_starts))
+        return [(node * offsets[-1] + offsets[group.feature] + cells.labels, products)]
+    own = np.arange(len(products), dtype=np.int32)
+    joined = Items(products, own, cells.labels, cells.node_starts, items.nodes)
+    for part in group.parts:
+        found += _group_products(modulus, part, offsets, joined, threads)
+    return found
+
+
+def _gains(group: Group, items: Items, cells: Cells) -> Index:
+    """Products that each node saves by going through the cells of a joint group."""
+    gains: Index = np.diff(cells.node_starts) - np.diff(items.starts)
+    for part in group.parts:
+        gains += _per_node(part.labels[items.keys] >= 0, items.starts)
+        gains -= _per_node(part.labels[cells.labels] >= 0, cells.node_starts)
+    return gains
+
+
+def _per_node(mask: NDArray[np.bool_], starts: Index) -> Index:
+    total = np.concatenate([[0], np.cumsum(mask)])
+    counts: Index = total[starts[1:]] - total[starts[:-1]]
+    return counts
+
+
+def _products(modulus: Modulus, items: Items, cells: Cells, threads: int) -> Words:
+    """Product of each cell's items; cells are shared out so that every thread has about as many factors."""
+    out = np.empty((len(cells.labels), modulus.words), np.uint64)
+    index = items.index[cells.items]
+    cuts = np.searchsorted(cells.starts, np.linspace(0, len(index), threads + 1))
+    cuts[0], cuts[-1] = 0, len(out)
+    shares = [slice(a, b) for a, b in pairwise(cuts) if a < b]
+
+    def some(share: slice) -> None:
+        modulus.segment_products(items.source, index, cells.starts[share.start : share.stop + 1], out[share])
+
+    concurrently(some, shares, threads)
+    return out

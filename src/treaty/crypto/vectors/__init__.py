@@ -1,0 +1,1 @@
+"""Products of hidden vectors with another party's integer matrix."""

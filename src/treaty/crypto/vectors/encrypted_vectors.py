@@ -1,0 +1,399 @@
+"""Hidden vectors of integers and their products with another's matrix, under an additive cipher.
+
+Two ways to X^T v, of which the owner of the matrix X never sees v, nor the owner of v sees X:
+
+* *Rows hidden* (`hide`, `weigh`): every v_i is a ciphertext <v_i>, whoever has X multiplies <v_i>^{x_ij} over i, for
+  all columns j at a time (`Modulus.bucket_products`), puts several results into one plaintext and covers them with
+  masks. v may be a sum over parties, made by multiplying their ciphertexts.
+* *Matrix hidden* (`HiddenMatrix`): whoever has X encrypts its rows once, all columns of a row side by side in few
+  plaintexts; whoever has v multiplies <x_i>^{v_i}. Any number of vectors needs no further encryption.
+
+Integers are signed and stand as x + 2^(bits - 1) in plaintexts, so that fields never borrow from each other. A masked
+field holds a value below 2^b and a mask uniform below 2^(b + 80) in b + 82 bits: what is opened tells at most 2^-80
+(total variation) of the value. Everything that leaves its maker is multiplied by w^r with full-length r.
+
+Fields leave the highest 80 bits of a plaintext free, and `Fields.part` refuses a plaintext that has any of them: under
+Okamoto-Uchiyama a message m above p comes back as m mod p, and gcd(m - (m mod p), n) would be p. Now whoever sends one
+must know p's leading 80 bits for it to be opened at all.
+
+*Assumption*: the security of the cipher (see `okamoto_uchiyama`, `paillier`); honest-but-curious parties.
+
+References
+----------
+Hardy et al., Private Federated Learning on Vertically Partitioned Data via Entity Resolution and Additively Homomorphic
+Encryption, arXiv 1711.10677, section 4.
+Pippenger, On the Evaluation of Powers and Related Problems, FOCS 1976.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import gmpy2
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import concurrently, pieces
+from treaty.crypto.additive import okamoto_uchiyama, paillier
+from treaty.crypto.additive.montgomery import FixedBase, Modulus, from_words, to_words
+from treaty.crypto.additive.randomiser import Randomiser
+from treaty.crypto.parameters import STATISTICAL_BITS
+from treaty.crypto.payload import check_payload
+from treaty.crypto.sums.additive_sums import AdditivePrivateKey
+from treaty.errors import CryptoError
+
+Words = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+PublicKey = okamoto_uchiyama.PublicKey | paillier.PublicKey
+
+_WINDOW = 6  # bits per table look-up
+_CHUNK = 64  # rows a thread encrypts at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """How signed numbers lie side by side in plaintexts, the first one highest.
+
+    Parameters
+    ----------
+    bits : int
+        Numbers are from -2^(bits - 1) to 2^(bits - 1) - 1.
+    mask_bits : int
+        Masks lie below 2^mask_bits; 0 for none.
+    width : int
+        Bits from one number to the next.
+    per_plaintext : int
+    """
+
+    bits: int
+    mask_bits: int
+    width: int
+    per_plaintext: int
+
+    @classmethod
+    def of(cls, bits: int, plaintext_bits: int, *, masks: int = 0, most: int | None = None) -> Fields:
+        """Fit as many numbers into a plaintext, less 80 bits, as it takes, but not more than `most`.
+
+        Parameters
+        ----------
+        masks : int
+            How many masks are added to a number, each below 2^(bits + 80).
+
+        Raises
+        ------
+        CryptoError
+            When not even one fits.
+        """
+        mask_bits = bits + STATISTICAL_BITS if masks else 0
+        width = mask_bits + 1 + masks.bit_length() if masks else bits
+        room = plaintext_bits - 2 - STATISTICAL_BITS
+        fitting = room // width
+        if fitting < 1:
+            raise CryptoError(
+                f"a number of {width} bits exceeds the plaintext, of which {room} bits are for numbers - take a "
+                "longer key, or smaller batches"
+            )
+        return cls(bits, mask_bits, width, fitting if most is None else min(fitting, most))
+
+    def starts(self, count: int) -> Integers:
+        """Cut so many numbers into those of each plaintext, int64 (plaintexts + 1,)."""
+        most = self.per_plaintext
+        return np.minimum(np.arange(-(-count // most) + 1) * most, count).astype(np.int64)
+
+    def masks(self, count: int) -> list[int]:
+        """Draw uniform masks from the system's generator."""
+        return [secrets.randbits(self.mask_bits) if self.mask_bits else 0 for _ in range(count)]
+
+    def join(self, numbers: Sequence[int]) -> list[int]:
+        """Put numbers, each already within its field, into plaintexts."""
+        starts: list[int] = self.starts(len(numbers)).tolist()
+        joined = []
+        for first, stop in pairwise(starts):
+            total = 0
+            for number in numbers[first:stop]:
+                total = (total << self.width) + number
+            joined.append(total)
+        return joined
+
+    def part(self, plaintexts: Sequence[int], count: int) -> list[int]:
+        """Take plaintexts apart; CryptoError when they hold more than their fields."""
+        starts, mask = self.starts(count).tolist(), (1 << self.width) - 1
+        if len(plaintexts) != len(starts) - 1:
+            raise CryptoError(f"expected {len(starts) - 1} plaintexts of {count} numbers, got {len(plaintexts)}")
+        numbers: list[int] = []
+        for plaintext, (first, stop) in zip(plaintexts, pairwise(starts), strict=True):
+            if plaintext >> (self.width * (stop - first)):
+                raise CryptoError("a plaintext holds more than its fields - it was not made as agreed")
+            numbers += [plaintext >> (self.width * k) & mask for k in range(stop - first - 1, -1, -1)]
+        return numbers
+
+    def signed(self, numbers: Sequence[int], masks: Sequence[int]) -> list[int]:
+        """Take off masks and the offset of signed numbers; CryptoError when something else comes out."""
+        half = 1 << (self.bits - 1)
+        found = [number - mask - half for number, mask in zip(numbers, masks, strict=True)]
+        if any(not -half <= number < half for number in found):
+            raise CryptoError("an opened number exceeds its bound - the other side did not only add and multiply")
+        return found
+
+
+class Hider:
+    """Fresh encryptions under somebody's public key, and products of ciphertexts with own integers.
+
+    Parameters
+    ----------
+    key : PublicKey
+    message_bits : int
+        Longest message.
+    threads : int
+
+    Attributes
+    ----------
+    modulus : Modulus
+    plaintext_bits : int
+    """
+
+    def __init__(self, key: PublicKey, message_bits: int, threads: int) -> None:
+        self.modulus: Modulus = key.modulus
+        self.plaintext_bits = key.plaintext_bits
+        self._threads, self._bits = threads, message_bits
+        self._randomiser = Randomiser(key)
+        if isinstance(key, okamoto_uchiyama.PublicKey):
+            self._powers: FixedBase | None = FixedBase(key.modulus, key.g, message_bits, _WINDOW)
+        else:
+            self._powers = None
+            self._linear = key.modulus.montgomery([key.n * key.modulus.radix])
+
+    def hide(self, values: Integers, bits: int) -> Words:
+        """Encrypt signed numbers one by one, as x + 2^(bits - 1).
+
+        Parameters
+        ----------
+        values : ndarray of int64, shape (n,)
+            From -2^(bits - 1) to 2^(bits - 1) - 1.
+
+        Returns
+        -------
+        ndarray of uint64, shape (n, words)
+            Packed Montgomery forms.
+        """
+        shifted = (check_range(values, bits) + (1 << (bits - 1))).astype(np.uint64)
+        return self.hide_words(shifted[:, np.newaxis])
+
+    def hide_words(self, messages: Words, factors: Words | None = None) -> Words:
+        """Encrypt non-negative numbers, little-endian words (n, limbs), times packed `factors` (n, words) if given."""
+        modulus = self.modulus
+        out = np.empty((len(messages), modulus.words), np.uint64)
+        exponents = self._randomiser.exponents(len(messages))
+
+        def chunk(rows: slice) -> None:
+            made = self._randomiser.factors(exponents[rows])
+            made = modulus.multiply(made, self._message(messages[rows]))
+            if factors is not None:
+                made = modulus.multiply(made, modulus.unpack(factors[rows]))
+            out[rows] = modulus.pack(made)
+
+        concurrently(chunk, pieces(len(messages), _CHUNK), self._threads)
+        return out
+
+    def _message(self, messages: Words) -> Words:
+        """g^m, or 1 + n m: working Montgomery forms without randomness."""
+        modulus = self.modulus
+        if self._powers is not None:
+            return self._powers.power(messages)
+        scaled = modulus.multiply(modulus.unpack(messages), self._linear)
+        return modulus.add(scaled, modulus.one[np.newaxis].copy())
+
+    def multiply(self, factors: Sequence[Words]) -> Words:
+        """Add up: the product, row by row, of several arrays of ciphertexts (n, words)."""
+        modulus, stacked = self.modulus, np.concatenate(factors)
+        rows, many = len(factors[0]), len(factors)
+        index = np.arange(rows, dtype=np.int32)[:, None] + np.arange(many, dtype=np.int32) * np.int32(rows)
+        out = np.empty((rows, modulus.words), np.uint64)
+
+        def work(part: slice) -> None:
+            starts = np.arange(part.stop - part.start + 1) * many
+            modulus.segment_products(stacked, np.ascontiguousarray(index[part]).reshape(-1), starts, out[part])
+
+        concurrently(work, pieces(rows, _CHUNK), self._threads)
+        return out
+
+    def weigh(self, ciphertexts: Words, weights: Integers, bits: int) -> Words:
+        """Multiply a hidden vector by a matrix: ciphertexts of sum_i v_i x_ij.
+
+        Parameters
+        ----------
+        ciphertexts : ndarray of uint64, shape (rows, words)
+        weights : ndarray of int64, shape (rows, columns)
+            x, from -2^(bits - 1) to 2^(bits - 1) - 1.
+        bits : int
+            At most 62. Work is proportional to them.
+
+        Returns
+        -------
+        ndarray of uint64, shape (columns, words)
+            Not re-randomised yet: to be covered by `cover`. Plaintexts are signed, modulo that of the cipher.
+        """
+        modulus, columns = self.modulus, weights.shape[1]
+        offset = 1 << (bits - 1)
+        shifted = (check_range(weights, bits) + offset).astype(np.uint64)
+        pairs = np.stack([np.zeros(columns, np.int64), np.arange(columns)], axis=1)
+        bases = modulus.unpack(ciphertexts)[:, np.newaxis]
+        products = modulus.bucket_products(bases, shifted, pairs, bits, self._threads)
+        whole = np.empty((1, modulus.words), np.uint64)  # sum v, taken off as often as the offset put it in
+        index = np.arange(len(ciphertexts), dtype=np.int32)
+        modulus.segment_products(ciphertexts, index, np.array([0, len(ciphertexts)]), whole)
+        return modulus.pack(modulus.multiply(products, modulus.montgomery([self._inverse(whole, offset)])))
+
+    def subtract(self, minuend: Words, subtrahend: Words) -> Words:
+        """Return the ciphertext of a difference, of one ciphertext (1, words) each."""
+        modulus = self.modulus
+        inverse = modulus.montgomery([self._inverse(subtrahend, 1)])
+        return modulus.pack(modulus.multiply(modulus.unpack(minuend), inverse))
+
+    def _inverse(self, packed: Words, power: int) -> int:
+        n, radix = self.modulus.value, self.modulus.radix
+        value = from_words(packed)[0] * gmpy2.invert(radix, n) % n
+        try:
+            return int(gmpy2.powmod(gmpy2.invert(value, n), power, n))
+        except ZeroDivisionError:
+            raise CryptoError("expected ciphertexts prime to the modulus, got another - at their product") from None
+
+    def cover(self, ciphertexts: Words, added: Sequence[int], fields: Fields) -> Words:
+        """Put several ciphertexts into one each, add a number to each field, and re-randomise.
+
+        Parameters
+        ----------
+        ciphertexts : ndarray of uint64, shape (numbers, words)
+        added : sequence of int
+            Of each number: what makes it fit its field, a mask for instance; not negative.
+
+        Returns
+        -------
+        ndarray of uint64, shape (ceil(numbers / per_plaintext), words)
+        """
+        modulus, starts = self.modulus, fields.starts(len(added))
+        ones = np.repeat(modulus.one[np.newaxis], len(starts) - 1, axis=0)
+        joined = modulus.horner(np.ascontiguousarray(ciphertexts), starts, fields.width, ones)
+        return self.hide_words(self._words(fields.join(added)), joined)
+
+    def _words(self, numbers: Sequence[int]) -> Words:
+        return to_words(numbers, -(-self._bits // 64))
+
+    def check(self, ciphertexts: Words, shape: tuple[int, ...], what: str) -> Words:
+        """Refuse, with a CryptoError, what are not ciphertexts of this shape, uint64 (*shape, words)."""
+        check_payload([ciphertexts], what, (np.uint64, (*shape, self.modulus.words)))
+        if not self.modulus.in_range(ciphertexts.reshape(-1, self.modulus.words)):
+            raise CryptoError(f"a ciphertext is not in range - in {what}")
+        return ciphertexts
+
+
+class HiddenMatrix:
+    """Somebody's matrix, its rows encrypted once, to be multiplied by own vectors.
+
+    Parameters
+    ----------
+    hider : Hider
+        Under the owner's key.
+    rows : ndarray of uint64, shape (n, plaintexts, words)
+        What the owner's `hide_rows` made.
+    weight_bits, vector_bits : int
+        Sizes of the matrix's and of the vectors' signed integers.
+    fields : Fields
+        Of at least `product_bits`.
+    threads : int
+
+    Attributes
+    ----------
+    fields : Fields
+    """
+
+    def __init__(
+        self, hider: Hider, rows: Words, weight_bits: int, vector_bits: int, fields: Fields, threads: int
+    ) -> None:
+        self._hider, self._rows, self.fields = hider, rows, fields
+        self._weight_bits, self._vector_bits, self._threads = weight_bits, vector_bits, threads
+
+    def times(self, index: Integers, vector: Integers, added: Sequence[int]) -> Words:
+        """Multiply some rows by a vector: ciphertexts of sum_i v_i x_ij, fields together, re-randomised.
+
+        Parameters
+        ----------
+        index : ndarray of int64, shape (rows,)
+        vector : ndarray of int64, shape (rows,)
+        added : sequence of int, one per column
+            What is added to each field, such as a mask.
+
+        Returns
+        -------
+        ndarray of uint64, shape (plaintexts, words)
+            For the owner's `opened`. A field holds its sum, shifted by 2^(bits - 1), and what was added.
+        """
+        modulus, bits = self._hider.modulus, self._vector_bits
+        shifted = check_range(vector, bits) + (1 << (bits - 1))
+        picked = self._rows[index]
+        plaintexts = picked.shape[1]
+        bases = modulus.unpack(picked.reshape(-1, modulus.words)).reshape(len(index), plaintexts, -1)
+        pairs = np.stack([np.arange(plaintexts), np.zeros(plaintexts, np.int64)], axis=1)
+        exponents = shifted.astype(np.uint64)[:, np.newaxis]
+        products = modulus.pack(modulus.bucket_products(bases, exponents, pairs, bits, self._threads))
+        # (x + o)(v + s) = x v + s x + o (v + s): the last is taken off here, s times the sum of x by the owner
+        offset, half = 1 << (self._weight_bits - 1), 1 << (self.fields.bits - 1)
+        less = half - offset * sum(shifted.tolist())
+        fields = self.fields.join([less + number for number in added])
+        return self._hider.hide_words(self._hider._words(fields), products)
+
+
+def product_bits(rows: int, weight_bits: int, vector_bits: int) -> int:
+    """Bits of signed sums over so many rows, offsets included: for `Fields.of`."""
+    return weight_bits + vector_bits + rows.bit_length() + 2
+
+
+def hide_rows(key: AdditivePrivateKey, matrix: Integers, bits: int, fields: Fields, threads: int) -> Words:
+    """Encrypt the rows of a matrix of signed integers under one's own key.
+
+    Parameters
+    ----------
+    matrix : ndarray of int64, shape (n, columns)
+        From -2^(bits - 1) to 2^(bits - 1) - 1.
+
+    Returns
+    -------
+    ndarray of uint64, shape (n, plaintexts, words)
+    """
+    shifted = check_range(matrix, bits) + (1 << (bits - 1))
+    starts = fields.starts(matrix.shape[1])
+    limbs = -(-key.public.plaintext_bits // 64)
+    out = np.empty((len(matrix), len(starts) - 1, key.public.modulus.words), np.uint64)
+    for number, (first, stop) in enumerate(pairwise(starts.tolist())):
+        messages = np.zeros((len(matrix), limbs + 1), np.uint64)
+        for column in range(first, stop):
+            word, shift = divmod(fields.width * (stop - 1 - column), 64)
+            values = shifted[:, column].astype(np.uint64)
+            messages[:, word] |= values << np.uint64(shift)
+            messages[:, word + 1] |= (values >> np.uint64(1)) >> np.uint64(63 - shift)
+        out[:, number] = key.encrypt(np.ascontiguousarray(messages[:, :limbs]), threads)
+    return out
+
+
+def opened(key: AdditivePrivateKey, ciphertexts: Words, count: int, fields: Fields, threads: int) -> list[int]:
+    """Decrypt with one's own key and take apart: `count` numbers below 2^width.
+
+    Raises
+    ------
+    CryptoError
+        When something is no ciphertext, or holds more than its fields.
+    """
+    if not key.public.modulus.in_range(ciphertexts):
+        raise CryptoError("a ciphertext is not in range - at decryption")
+    return fields.part(from_words(key.decrypt(ciphertexts, threads)), count)
+
+
+def check_range(values: Integers, bits: int) -> Integers:
+    """Return signed integers that fit so many bits; CryptoError for others."""
+    half = 1 << (bits - 1)
+    if values.size and (values.min() < -half or values.max() >= half):
+        raise CryptoError(f"expected numbers below 2^{bits - 1} in size - before encryption")
+    return values

@@ -1,0 +1,1 @@
+"""The scikit-learn estimators, and what they do with tables and labels before a run."""

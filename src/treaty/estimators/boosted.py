@@ -1,0 +1,509 @@
+"""What the two estimators share: parameters, checks, training, prediction and what is made of both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import is_classifier
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from treaty.compute import cores
+from treaty.data.labels import check_targets, check_weights
+from treaty.data.table import Table, match_rows
+from treaty.errors import ConfigError, DataError
+from treaty.estimators.base import TableEstimator, Tables, one_column
+from treaty.estimators.inputs import are_labelled, check_one_kind, participants
+from treaty.estimators.saving import write_model
+from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
+from treaty.models.trees import ModelPart, forest_of
+from treaty.runs.crowds import SERVER, lay_out
+from treaty.runs.fit import (
+    ALONE,
+    Trained,
+    decided,
+    explained,
+    predict,
+    train,
+    train_crowd,
+    train_horizontal,
+)
+from treaty.runs.threads import active_of
+from treaty.systems.disclosures import crowd_disclosures, disclosures, horizontal_disclosures
+from treaty.systems.fedxgboost_smm.dealer import DEALER
+from treaty.systems.horizontal.rows import all_columns, describe, schema_of
+from treaty.systems.pooled.training import Labelled
+from treaty.systems.tree_options import HORIZONTAL, VERTICAL, TreeOptions, tree_options
+from treaty.systems.vertical import decisions
+from treaty.systems.vertical.decisions import Decided
+from treaty.trees.boosting import Forest
+
+
+class BoostedTrees(TableEstimator):
+    """What classifier and regressor share; they bring `_target`, which checks labels."""
+
+    _vertical, _horizontal = VERTICAL, HORIZONTAL
+    _why_needed = "nobody can decide rows at its splits"
+
+    def __init__(
+        self,
+        protocol: str = "pooled",
+        *,
+        n_estimators: int = 20,
+        max_depth: int = 3,
+        learning_rate: float = 0.3,
+        reg_lambda: float = 1.0,
+        reg_alpha: float = 0.0,
+        min_split_loss: float = 0.0,
+        min_child_weight: float = 1.0,
+        min_child_samples: int | None = None,
+        subsample: float = 1.0,
+        colsample_bytree: float = 1.0,
+        goss: bool = False,
+        top_rate: float = 0.2,
+        other_rate: float = 0.1,
+        max_bin: int = 32,
+        base_score: float = 0.5,
+        fractional_bits: int = 16,
+        early_stopping_rounds: int | None = None,
+        random_state: int | None = None,
+        n_jobs: int | None = None,
+        active: str | None = None,
+        transport: Literal["memory", "grpc"] = "memory",
+        mode: Literal["safe", "paper"] = "safe",
+        allow_insecure: bool = False,
+        encryption: str | None = None,
+        reveal: str | None = None,
+        key_bits: int | None = None,
+        insecure_test_key_bits: int | None = None,
+        rerandomise: bool | None = None,
+        rl_trees: int | None = None,
+        purity_guard: float | None = None,
+        mechanism: str | None = None,
+        epsilon: float | None = None,
+        he_inference: bool | None = None,
+        epsilon_person: float | None = None,
+        unbiased: bool | None = None,
+        dropout: str | float | None = None,
+        epsilon_total: float | None = None,
+        delta: float | None = None,
+        edges: int | None = None,
+        max_users: int | None = None,
+        feature_sample: int | None = None,
+        expose: str | None = None,
+        version: int | None = None,
+        backend: str | None = None,
+        comparison: str | None = None,
+        split_score: str | None = None,
+        clip: float | None = None,
+        clip_hess: float | None = None,
+        refit: bool | None = None,
+    ) -> None:
+        self.protocol = protocol
+        self.n_estimators = n_estimators
+        self.max_depth = max_depth
+        self.learning_rate = learning_rate
+        self.reg_lambda = reg_lambda
+        self.reg_alpha = reg_alpha
+        self.min_split_loss = min_split_loss
+        self.min_child_weight = min_child_weight
+        self.min_child_samples = min_child_samples
+        self.subsample = subsample
+        self.colsample_bytree = colsample_bytree
+        self.goss = goss
+        self.top_rate = top_rate
+        self.other_rate = other_rate
+        self.max_bin = max_bin
+        self.base_score = base_score
+        self.fractional_bits = fractional_bits
+        self.early_stopping_rounds = early_stopping_rounds
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.active = active
+        self.transport = transport
+        self.mode = mode
+        self.allow_insecure = allow_insecure
+        self.encryption = encryption
+        self.reveal = reveal
+        self.key_bits = key_bits
+        self.insecure_test_key_bits = insecure_test_key_bits
+        self.rerandomise = rerandomise
+        self.rl_trees = rl_trees
+        self.purity_guard = purity_guard
+        self.mechanism = mechanism
+        self.epsilon = epsilon
+        self.he_inference = he_inference
+        self.epsilon_person = epsilon_person
+        self.unbiased = unbiased
+        self.dropout = dropout
+        self.epsilon_total = epsilon_total
+        self.delta = delta
+        self.edges = edges
+        self.max_users = max_users
+        self.feature_sample = feature_sample
+        self.expose = expose
+        self.version = version
+        self.backend = backend
+        self.comparison = comparison
+        self.split_score = split_score
+        self.clip = clip
+        self.clip_hess = clip_hess
+        self.refit = refit
+
+    # ------------------------------------------------------------ fit
+
+    def fit(
+        self,
+        X: Tables,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
+        early_stopping_rounds: int | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> Self:
+        """Train, playing every party on this machine.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table, or mapping of party name to (table, labels)
+            Any dataframe or 2-D array (n_rows, n_features). Vertical protocols take a mapping of party to table: every
+            party's own columns of the same rows in the same order. The first party is the active one unless `active`
+            names another; its table may have no column. Horizontal protocols take a mapping of participant to
+            ``(X, y)`` or ``(X, y, sample_weight)``: its own rows of the same columns, by name as the first participant
+            calls them (a column that another lacks is missing there) or, in arrays at all of them, by position.
+        y : array-like (n_rows,) or None
+            Labels, held by the active party; None under a horizontal protocol.
+        sample_weight : array-like (n_rows,) or None
+            Not negative, held by the active party; None under a horizontal protocol.
+        eval_set : (X, y) or list of them
+            Watched after every round, see `evals_result_`; the last one decides early stopping. Under a horizontal
+            protocol X is a plain table that the leader, or the server, has.
+        early_stopping_rounds : int or None
+            For this fit, in place of the parameter of the same name.
+        checkpoint : path or None
+            Folder where every party keeps what is finished while training goes on. A fit that finds there what an
+            interrupted one left, of the same rows and options (`n_estimators` may differ), goes on from it and gives
+            the model the other would have given. Removed when training is finished, but for what serves later fits on
+            the same rows: hints of the lattice map, the key of noise, and the ledgers of both. Without a folder
+            every fit counts from nothing. Under "fedxgb" the server keeps the model so far, which is of use, but users
+            do not come back as they were: a fit that finds it is refused.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ConfigError
+            For an option that is wrong, unknown or not of this protocol.
+        DataError
+            For a table or label that cannot be used, or row counts that differ.
+        """
+        started = time.perf_counter()
+        self._forget()
+        options = self._options(early_stopping_rounds)
+        folder = None if checkpoint is None else Path(checkpoint)
+        on_rows = options.protocol in HORIZONTAL
+        trained = (self._train_on_rows if on_rows else self._train_on_columns)(
+            X, y, sample_weight, eval_set, options, folder
+        )
+        self.parts_, self.communication_ = trained.parts, trained.traffic.totals
+        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
+        self._keep(forest_of(list(self.parts_.values())))
+        return self
+
+    def _train_on_columns(
+        self,
+        X: Tables,
+        y: ArrayLike | None,
+        sample_weight: ArrayLike | None,
+        eval_set: Any,
+        options: TreeOptions,
+        checkpoint: Path | None,
+    ) -> Trained:
+        """Train on one table, or between parties that hold columns of the same rows."""
+        if y is None and are_labelled(X):
+            raise DataError(
+                f"protocol {options.protocol!r} expects tables and their labels apart, fit(X, y), got (X, y) by party, "
+                f"which is for {', '.join(map(repr, HORIZONTAL))}"
+            )
+        tables = self._tables(X, reset=True)
+        active = self._active(tables)
+        n_rows = next(iter(tables.values())).n_rows
+        classes, target = self._target(one_column(y), active, n_rows)
+        match_rows(tables, target)
+        if options.has_dealer and DEALER in tables:
+            raise ConfigError(f"fit plays a dealer and calls it {DEALER!r}; give the party of that name another one")
+        weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
+        self.schemas_ = {name: table.schema for name, table in tables.items()}
+        trained = train(
+            tables,
+            Labelled(tables[active], target, weight),
+            self._eval_sets(eval_set, active, classes, options),
+            active,
+            classes,
+            options,
+            transport=self.transport,
+            n_jobs=self.n_jobs,
+            checkpoint=checkpoint,
+            finished=self._finished,
+        )
+        if options.protocol == "pooled":
+            self.disclosures_ = {ALONE: ["everything: all columns and labels are in one place"]}
+        else:
+            others = [name for name in tables if name != active]
+            self.disclosures_ = disclosures(active, others, options, trained.parts[active].encryption)
+        return trained
+
+    def _train_on_rows(
+        self, X: Any, y: Any, sample_weight: Any, eval_set: Any, options: TreeOptions, checkpoint: Path | None
+    ) -> Trained:
+        """Train between participants that hold labelled rows of the same columns."""
+        rows = participants(X, options.protocol)
+        if y is not None or sample_weight is not None:
+            raise ConfigError(
+                f"protocol {options.protocol!r} takes labels and weights with each participant's rows: expected y=None "
+                "and sample_weight=None"
+            )
+        first = next(iter(rows))
+        crowd = options.protocol == "fedxgb"
+        lead = SERVER if crowd else first if self.active is None else self.active
+        if crowd and self.active is not None:
+            raise ConfigError(
+                f"protocol 'fedxgb' has a server, which fit plays and calls {SERVER!r}: expected active=None, got "
+                f"{self.active!r}"
+            )
+        if not isinstance(lead, str) or not lead:
+            raise ConfigError(
+                f"expected active to be the name of a participant or of a party without data, got {lead!r}"
+            )
+        validate_data(self, X[first][0], reset=True, skip_check_array=True)
+        told = [describe(Labelled(own.table, own.y), None) for own in rows.values()]
+        self.schemas_ = {ALONE: schema_of(*all_columns(told))}  # as the protocol makes it
+        labels = {name: own.y for name, own in rows.items()}
+        if is_classifier(self):
+            check_one_kind(labels)
+        else:
+            labels = {name: check_targets(y, name) for name, y in labels.items()}
+        ends = np.cumsum([own.table.n_rows for own in rows.values()])
+        classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(ends[-1]))
+        shards = {
+            name: Labelled(own.table, of_own, own.weight)
+            for (name, own), of_own in zip(rows.items(), np.split(target, ends[:-1]), strict=True)
+        }
+        evals = [
+            Labelled(tables[ALONE], of_set, None, name)
+            for name, tables, of_set in self._eval_sets(eval_set, lead, classes, options)
+        ]
+        played: dict[str, Any] = {
+            "transport": self.transport, "n_jobs": self.n_jobs, "checkpoint": checkpoint, "finished": self._finished
+        }  # fmt: skip
+        if crowd:
+            layout = lay_out(list(shards), options)
+            trained = train_crowd(shards, evals, layout, classes, self.schemas_[ALONE], options, **played)
+            self.disclosures_ = crowd_disclosures(options, len(layout.edges), trained.parts[ALONE].spent)
+        else:
+            trained = train_horizontal(shards, evals, lead, classes, options, **played)
+            self.disclosures_ = horizontal_disclosures(lead, list(rows), options, trained.parts[ALONE].spent)
+        return trained
+
+    def _finished(self, parts: dict[str, ModelPart]) -> None:
+        self.parts_ = parts  # by an error later on: what there is predicts
+
+    def _eval_sets(
+        self, eval_set: Any, active: str, classes: list[Any] | None, options: TreeOptions
+    ) -> list[tuple[str, dict[str, Table], NDArray[np.float64]]]:
+        """Check eval sets against the training tables; return name, tables and labels of each."""
+        pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else eval_set
+        if not isinstance(pairs, list) or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+            raise ConfigError("expected eval_set=(X, y), or a list of such pairs")
+        evals = []
+        for number, (X, y) in enumerate(pairs):
+            tables = self._tables(X, reset=False)
+            _, target = self._target(one_column(y), active, next(iter(tables.values())).n_rows, classes)
+            match_rows(tables, target)
+            evals.append((f"eval_{number}", tables, target))
+        if options.early_stopping_rounds is not None and not evals:
+            raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
+        return evals
+
+    def _keep(self, forest: Forest) -> None:
+        """Set the fitted attributes that follow from the forest."""
+        self.evals_result_ = {name: {forest.objective.metric: losses} for name, losses in forest.history.items()}
+        self.n_iter_ = len(forest.trees) // forest.objective.n_outputs
+        if forest.best_round is not None:
+            self.best_iteration_ = forest.best_round - 1
+        self.clipped_rows_ = forest.clipped_rows
+
+    # ------------------------------------------------------------ checks
+
+    def _options(self, early_stopping_rounds: int | None) -> TreeOptions:
+        ours = {name: value for name, value in self._plain_params().items() if name in TreeOptions.__struct_fields__}
+        if early_stopping_rounds is not None:
+            ours["early_stopping_rounds"] = early_stopping_rounds
+        options = tree_options(ours)
+        self._check_played()
+        return options
+
+    def _owners(self) -> set[str]:
+        """Return the parties that own a split in use; while training, all."""
+        if not hasattr(self, "parts_"):
+            return set(self.schemas_)
+        forest = forest_of(list(self.parts_.values()))
+        return {forest.sources[source] for tree in forest.trees for source in np.unique(tree.source[tree.left >= 0])}
+
+    # ------------------------------------------------------------ use
+
+    def _margins(self, X: Tables) -> NDArray[np.float64]:
+        check_is_fitted(self, "parts_")
+        tables = self._matched(X)
+        return predict(self.parts_, tables, self._options(None), transport=self.transport, n_jobs=self.n_jobs)
+
+    def _decided(self, X: Tables) -> Decided:
+        check_is_fitted(self, "parts_")
+        if self.he_inference:
+            raise ConfigError("he_inference hides which leaf a row is in; set it to None for leaves, stages or shares")
+        return decided(self.parts_, self._matched(X), self.n_jobs)
+
+    def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
+        """Return the leaf each row ends in; parties are played in threads.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        int32 (n_rows, n_trees)
+            The leaf's number among its tree's nodes, the root being 0. With more than two classes a round has a tree
+            per class.
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that this is made of.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return decisions.leaves(self._decided(X), cores(self.n_jobs))
+
+    def _stages(self, X: Tables) -> Iterator[NDArray[np.float64]]:
+        """Yield probabilities or means (n_rows, n_outputs) after each round, from one batch of decisions."""
+        found = self._decided(X)
+        objective = forest_of(list(self.parts_.values())).objective
+        for margins in decisions.staged_margins(found, objective, cores(self.n_jobs)):
+            yield objective.predictions(margins)
+
+    def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
+        """Return what each column adds to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows, n_features + 1) or (n_rows, n_classes, n_features + 1)
+            Of a model on one table; the second form with more than two classes. The last column is the bias; a row adds
+            up to its margin.
+        treaty.interpretation.Contributions
+            Of a vertical model: each party's own columns, and the bias; its ``joined()`` is the array above. Parties
+            are played in threads. See docs/interpretation.md for what explaining tells a party beyond predicting.
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that contributions are made of; of a horizontal model, which
+            says nothing of how many rows its nodes had.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        check_is_fitted(self, "parts_")
+        if self.he_inference:
+            raise ConfigError("he_inference hides which leaf a row is in; set it to None for contributions")
+        return explained(self.parts_, self._matched(X), self.n_jobs)
+
+    def importances(
+        self, kind: Kind = "gain", consent: Iterable[str] | None = (), *, normalised: bool = False
+    ) -> dict[str, dict[str, float]]:
+        """Return how much the trees rest on each column, by party, as the active party may see it.
+
+        Parameters
+        ----------
+        kind : {"gain", "cover", "count"}
+            Total gain of the column's splits, total cover of their nodes (not of a horizontal model), or their number.
+        consent : iterable of str or None, default ()
+            Parties that let their columns be named; None for all. The columns of others that are in use are called
+            "shop #1" and so on.
+        normalised : bool, default False
+            Divide by the sum over all parties.
+
+        Returns
+        -------
+        dict of str to (dict of str to float)
+
+        Raises
+        ------
+        ConfigError
+            For another kind, or a name that is no party.
+        """
+        check_is_fitted(self, "parts_")
+        return importances(list(self.parts_.values()), active_of(self.parts_), kind, consent, normalised=normalised)
+
+    @property
+    def feature_importances_(self) -> NDArray[np.float64]:
+        """Total gain of each column's splits, scaled to sum 1, columns of all parties side by side (n_features,)."""
+        gains = self.importances(consent=None, normalised=True)
+        return np.array([gain for name in self.parts_ for gain in gains[name].values()])
+
+    def to_xgboost(self, consent: Iterable[str] | None = None) -> Any:
+        """Return an `xgboost.Booster` that predicts the same, over the columns of willing parties side by side.
+
+        Parameters
+        ----------
+        consent : iterable of str or None, default None
+            Parties that agree to be joined, the active one being always among them; None for all.
+
+        Returns
+        -------
+        xgboost.Booster
+            Its `predict` gives probabilities (classifier) or means. Columns are named as at the parties (``f0``, ``f1``
+            and so on for arrays), with the party in front (``"bank.age"``) where parties hold columns of their own.
+            Categorical columns must come to it with the categories of training, in that order, which
+            ``json.loads(booster.attr("categories"))`` has by column: other than the estimator, a booster knows them by
+            number, and decides rows of categories it has not seen in its own way.
+
+        Raises
+        ------
+        ConfigError
+            If a party owns splits in use but does not consent, or XGBoost is not installed.
+        """
+        check_is_fitted(self, "parts_")
+        return joined_booster(list(self.parts_.values()), consent)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model to a folder: one file per party, and one that names them.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made when missing.
+
+        Raises
+        ------
+        ConfigError
+            If the folder cannot be written.
+        """
+        check_is_fitted(self, "parts_")
+        write_model(folder, self._saved(list(self.parts_)), self.parts_)
+
+    def _predictions(self, X: Tables) -> NDArray[np.float64]:
+        """Return probabilities or means (n_rows, n_outputs)."""
+        margins = self._margins(X)
+        return forest_of(list(self.parts_.values())).objective.predictions(margins)

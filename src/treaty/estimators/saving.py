@@ -1,0 +1,94 @@
+"""A fitted estimator as a folder: a file per party, and one that says what the estimator was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from treaty.data.table import Schema
+from treaty.errors import ConfigError
+from treaty.models.linear import LinearPart
+from treaty.models.trees import ModelPart
+
+AnyPart = TypeVar("AnyPart", ModelPart, LinearPart)
+
+
+class Saved(msgspec.Struct, kw_only=True):
+    """What is written beside the parts.
+
+    Attributes
+    ----------
+    kind : str
+        Class of the estimator.
+    params : dict
+        Its parameters.
+    parties : list of str
+        Owners of the parts, in the order of columns.
+    schemas : dict
+        Of each table that `predict` expects.
+    feature_names : list of str or None
+        Column names as scikit-learn remembers them, where the training table had any.
+    """
+
+    kind: str
+    params: dict[str, Any]
+    parties: list[str]
+    schemas: dict[str, Schema]
+    feature_names: list[str] | None = None
+
+
+def write_model(folder: str | Path, saved: Saved, parts: Mapping[str, ModelPart | LinearPart]) -> None:
+    """Write a model to a folder, made when missing.
+
+    Raises
+    ------
+    ConfigError
+        If the folder cannot be written.
+    """
+    folder = Path(folder)
+    try:
+        content = msgspec.json.format(msgspec.json.encode(saved))
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, part in parts.items():
+            part.save(_part_file(folder, name))
+        (folder / "model.json").write_bytes(content)
+    except TypeError as error:
+        raise ConfigError(f"a parameter cannot be saved: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write the model to {folder}: {error.strerror}") from None
+
+
+def read_saved(folder: str | Path) -> Saved:
+    """Read what `write_model` wrote beside the parts.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing or is not one of a Treaty model.
+    """
+    path = Path(folder) / "model.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Saved)
+    except OSError as error:
+        raise ConfigError(f"cannot read the model {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expected a saved model, got something else - at {path} ({error})") from None
+
+
+def read_parts(folder: str | Path, saved: Saved, load: Callable[[Path], AnyPart]) -> dict[str, AnyPart]:
+    """Read every party's part.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or is not one of a Treaty model.
+    """
+    return {name: load(_part_file(Path(folder), name)) for name in saved.parties}
+
+
+def _part_file(folder: Path, party: str) -> Path:
+    return folder / f"{quote(party, safe=' ')}.part"  # a party's name may hold what a file's may not

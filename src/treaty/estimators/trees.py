@@ -1,0 +1,297 @@
+"""The scikit-learn face: `GBDTClassifier` and `GBDTRegressor`, for pooled and federated training alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
+
+from treaty.data.labels import check_targets
+from treaty.estimators.base import Tables
+from treaty.estimators.boosted import BoostedTrees
+from treaty.estimators.linear import LogisticRegression, restored
+from treaty.estimators.saving import read_parts, read_saved
+from treaty.models.trees import forest_of, load_part
+
+
+class GBDTClassifier(ClassifierMixin, BoostedTrees):
+    """Gradient boosted trees for two or more classes.
+
+    Parameters
+    ----------
+    protocol : str, a name of `treaty.options.PROTOCOLS`
+        Where training happens: on one table; between parties that hold different columns of the same rows; or between
+        participants that hold different rows of the same columns: a few organisations, or hundreds of users and edge
+        servers.
+    n_estimators : int
+        Boosting rounds: one tree each, one per class for more than two classes.
+    max_depth, learning_rate, reg_lambda, reg_alpha, min_split_loss, min_child_weight, subsample, colsample_bytree
+        As in XGBoost.
+    min_child_samples : int or None
+        Fewest training rows in a leaf, a privacy rule; None is 20, in paper mode 1.
+    goss, top_rate, other_rate
+        Sampling of rows by gradient in place of `subsample`.
+    max_bin : int
+        Most bins per column, 2 to 255.
+    base_score : float
+        Where training starts: a probability for two classes, else a margin.
+    fractional_bits : int
+        Gradients are rounded once to multiples of 2^-fractional_bits, the same in every protocol.
+    early_stopping_rounds : int or None
+        Stop when the last eval set's loss has not fallen for so many rounds.
+    random_state : int or None
+        Seed of row and column sampling.
+    n_jobs : int or None
+        Threads; None for all cores.
+    active : str or None
+        The party with the labels; None for the first. "federboost-horizontal": the participant that leads; with the
+        name of no participant, a party without data leads. "fedxgb": None.
+    transport : {"memory", "grpc"}
+        How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
+    mode, allow_insecure, encryption, reveal, key_bits, insecure_test_key_bits, rerandomise
+        See `treaty.options.TreeOptions`.
+    rl_trees, purity_guard
+        Guards of the labels under "secureboost", see docs/secureboost.md.
+    mechanism, epsilon
+        Randomised labels ("secureboost", "fedxgboost-ldp"), noise on gradients ("fedxgboost-ldp") or on buckets
+        ("federboost-vertical", by `epsilon` alone), and what it costs; see `treaty.options.TreeOptions`.
+    he_inference : bool or None
+        Predict on encrypted leaf values, see docs/prediction.md.
+    epsilon_person, unbiased
+        Of the noise of "federboost-vertical", see docs/federboost.md.
+    dropout : {"accept"}, float or None
+        Whether "federboost-horizontal" goes on without a participant that is lost. "fedxgb": the share of users that a
+        fit in threads has lost at every tenth round.
+    epsilon_total, delta : float or None
+        The noise of "federboost-horizontal"; None for none. "fedxgboost-ldp": the most that a person may pay.
+    split_score, clip, clip_hess, refit
+        What "fedxgboost-ldp" makes of gradients under noise, see docs/fedxgboost.md.
+    version : {1, 2} or None
+        Of "fedxgboost-smm" as published (`mode="paper"`), see docs/fedxgboost.md.
+    backend : {"lattice", "dealer", "ou"} or None
+        What hides the sums of "fedxgboost-smm" in safe mode, see docs/fedxgboost.md. With "dealer" `fit` plays one.
+    edges, max_users, feature_sample, expose, comparison
+        The edge servers of "fedxgb", whom they choose, columns of each tree, what users learn, and how edge servers
+        compute on shares; see `treaty.options.TreeOptions`.
+
+    Attributes
+    ----------
+    classes_ : ndarray (n_classes,)
+    parts_ : dict of str to ModelPart
+        Each party's part of the model; one part, "pooled", where the model is whole.
+    evals_result_ : dict
+        ``{"eval_0": {"logloss": [...]}}``, one number per round.
+    n_iter_ : int
+        Rounds of the model.
+    best_iteration_ : int
+        With early stopping: the last of these rounds, from 0.
+    clipped_rows_ : int
+        Of a regression, most rows of one round whose gradient was clipped.
+    feature_importances_ : float64 (n_features,)
+    communication_ : dict
+        Of each ordered pair of parties: messages, bytes, and bytes by message type. "fedxgb": beside users "server",
+        "edge0" and so on, and "authority".
+    timings_ : dict
+        Seconds of set-up (binning, keys), of boosting, and in total (processes have to start, too).
+    disclosures_ : dict
+        What each party, under "fedxgb" each role, learned beyond its own data, in words.
+    """
+
+    def decision_function(self, X: Tables) -> NDArray[np.float64]:
+        """Return margins.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows,) or (n_rows, n_classes)
+            Log-odds of the second class; the second form with more than two.
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        margins = self._margins(X)
+        return margins[:, 0] if margins.shape[1] == 1 else margins
+
+    def predict_proba(self, X: Tables) -> NDArray[np.float64]:
+        """Return class probabilities.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows, n_classes)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return _of_classes(self._predictions(X))
+
+    def predict(self, X: Tables) -> NDArray[Any]:
+        """Return the most probable class of each row.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        ndarray (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        best = np.argmax(self.predict_proba(X), axis=1)
+        return np.asarray(self.classes_[best])
+
+    def staged_predict_proba(self, X: Tables) -> Iterator[NDArray[np.float64]]:
+        """Yield class probabilities after each round; the parties are asked once for all.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Yields
+        ------
+        float64 (n_rows, n_classes)
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that this is made of.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return map(_of_classes, self._stages(X))
+
+    def staged_predict(self, X: Tables) -> Iterator[NDArray[Any]]:
+        """Yield the most probable class of each row after each round; as `staged_predict_proba`.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Yields
+        ------
+        ndarray (n_rows,)
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that this is made of.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return (np.asarray(self.classes_[np.argmax(p, axis=1)]) for p in self.staged_predict_proba(X))
+
+    def _target(
+        self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
+    ) -> tuple[list[Any], NDArray[np.float64]]:
+        return self._class_numbers(y, party, n_rows, classes)
+
+
+class GBDTRegressor(RegressorMixin, BoostedTrees):
+    """Gradient boosted trees for a numeric target, with squared error; parameters as `GBDTClassifier`.
+
+    `base_score` is the prediction training starts from; set it near the mean of the labels.
+    """
+
+    def predict(self, X: Tables) -> NDArray[np.float64]:
+        """Return the predicted means.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return self._predictions(X)[:, 0]
+
+    def staged_predict(self, X: Tables) -> Iterator[NDArray[np.float64]]:
+        """Yield the predicted means after each round; the parties are asked once for all.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Yields
+        ------
+        float64 (n_rows,)
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that this is made of.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return (means[:, 0] for means in self._stages(X))
+
+    def _target(
+        self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
+    ) -> tuple[None, NDArray[np.float64]]:
+        return None, check_targets(y, party, n_rows)
+
+
+def _of_classes(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return probabilities (n_rows, n_classes) from those of the second class, or of all."""
+    return np.hstack([1.0 - p, p]) if p.shape[1] == 1 else p
+
+
+def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor | LogisticRegression:
+    """Read what `save` wrote.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Where `save` wrote it.
+
+    Returns
+    -------
+    GBDTClassifier, GBDTRegressor or LogisticRegression
+        Fitted, with the parameters it had.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or is not one of a Treaty model.
+    """
+    saved = read_saved(folder)
+    if saved.kind == "LogisticRegression":
+        return restored(folder, saved)
+    model = (GBDTClassifier if saved.kind == "GBDTClassifier" else GBDTRegressor)(**saved.params)
+    model._restore(saved)
+    model.parts_ = read_parts(folder, saved, load_part)
+    forest = forest_of(list(model.parts_.values()))
+    if forest.classes is not None:
+        model.classes_ = np.array(forest.classes)
+    model._keep(forest)
+    return model

@@ -1,0 +1,1 @@
+"""What training leaves at each party: models, checkpoints and what can be read from them."""

@@ -1,0 +1,231 @@
+"""Checkpoints: what an interrupted training goes on from, one file per party, written while it runs.
+
+All parties keep the same rounds: the active one says when, and writes its own file only once every other has written
+its. So the others' files are never behind; what they have of later trees is dropped when training goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.table import Table
+from treaty.errors import ConfigError
+from treaty.models.trees import ModelPart, check_part, read_file, write_file
+from treaty.systems.tree_options import TreeOptions
+from treaty.trees.boosting import Progressed
+
+FORMAT = "treaty-checkpoint 1"
+ANEW = (
+    "begin anew: remove the .checkpoint files from the folder given to fit as checkpoint, or run the job without "
+    "--resume. Keep what else lies there: a .noise folder has the ledger of what was paid, and the key of its noise"
+)
+MAY_CHANGE = (
+    "n_estimators",
+    "encryption",
+    "backend",
+    "reveal",
+    "key_bits",
+    "insecure_test_key_bits",
+)  # options a fit may go on with that it began without
+LIMITS = ("epsilon_total", "delta")  # of a training under "fedxgboost-ldp"; elsewhere they make the noise
+
+
+class Checkpoint(msgspec.Struct, kw_only=True):
+    """One party's file.
+
+    Attributes
+    ----------
+    part : ModelPart
+        At the active party all finished trees, at the others all their splits so far.
+    options : dict
+        Those of the fit.
+    table : bytes
+        `fingerprint` of the training rows.
+    rounds : int
+        Rounds that every party has kept; training goes on after them.
+    margins : float64 (n_outputs * n_rows,) or None
+        At the active party, after those rounds.
+    random_state : str or None
+        At the active party: the sampling generator after those rounds.
+    bins : bytes
+        Of a horizontal training, encoded, for they cost rounds to find.
+    """
+
+    part: ModelPart
+    options: dict[str, Any]
+    table: bytes
+    rounds: int = 0
+    margins: NDArray[np.float64] | None = None
+    random_state: str | None = None
+    bins: bytes = b""
+
+    def progressed(self, n_outputs: int) -> Progressed:
+        """Return what boosting goes on from."""
+        assert self.margins is not None
+        assert self.random_state is not None
+        return Progressed(self.rounds, self.margins.reshape(n_outputs, -1), self.random_state)
+
+    def check(self, options: TreeOptions, parties: Sequence[str], table: bytes) -> None:
+        """Refuse to go on with other options, parties or rows.
+
+        Parameters
+        ----------
+        parties : sequence of str
+            All parties in the job's order; looked at by the active one, whose trees name them by number.
+        table : bytes
+            `fingerprint` of the rows at hand.
+
+        Raises
+        ------
+        ConfigError
+        """
+        given = msgspec.to_builtins(options)
+        free = {*MAY_CHANGE, *(LIMITS if options.protocol == "fedxgboost-ldp" else ())}
+        changed = [
+            f"{name}={given.get(name)!r} (was {self.options.get(name)!r})"
+            for name in sorted({*given, *self.options} - free)
+            if given.get(name) != self.options.get(name)
+        ]
+        if changed:
+            raise ConfigError(f"cannot resume with other options: {', '.join(changed)}; set them back, or {ANEW}")
+        if self.part.forest is not None and self.part.forest.sources != tuple(parties):
+            raise ConfigError(f"cannot resume with other parties than {', '.join(self.part.forest.sources)}; {ANEW}")
+        if table != self.table:
+            raise ConfigError(
+                f"{self.part.party}: cannot resume: the training rows, eval sets or classes are not those of the "
+                f"checkpoint; bring them back, or {ANEW}",
+                public="it cannot resume: its training rows or eval sets have changed",
+            )
+
+
+def fingerprint(
+    rows: Sequence[tuple[Table, Sequence[NDArray[np.float64] | None]]], classes: Sequence[Any] = ()
+) -> bytes:
+    """Return SHA-256 over what a party trains on and watches.
+
+    Parameters
+    ----------
+    rows : sequence of (Table, arrays)
+        Training rows, then each eval set's; with the labels and weights at the active party.
+    classes : sequence
+        Labels by class number.
+    """
+    digest = hashlib.sha256(msgspec.msgpack.encode(list(classes)))
+    for table, labels in rows:
+        digest.update(msgspec.msgpack.encode([table.schema, table.n_rows]))
+        for values in (*table.columns, *labels):
+            digest.update(b"-" if values is None else np.ascontiguousarray(values).tobytes())
+    return digest.digest()
+
+
+def checkpoint_of(part: ModelPart, options: TreeOptions, table: bytes, kept: Progressed | None = None) -> Checkpoint:
+    """Return a party's checkpoint; `kept` is the active party's, after the last round that everybody has kept."""
+    checkpoint = Checkpoint(part=part, options=msgspec.to_builtins(options), table=table)
+    if kept is not None:
+        checkpoint.rounds, checkpoint.random_state = kept.rounds, kept.random_state
+        checkpoint.margins = kept.margins.ravel()
+    return checkpoint
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file, or it is no checkpoint of Treaty.
+    """
+    checkpoint = read_file(path, Checkpoint, FORMAT)
+    forest = checkpoint.part.forest
+    try:
+        check_part(checkpoint.part)
+        if forest is not None:
+            n_outputs = forest.objective.n_outputs
+            if checkpoint.margins is None or checkpoint.random_state is None or len(checkpoint.margins) % n_outputs:
+                raise ValueError("an active party's checkpoint without its margins")
+            if not 0 <= checkpoint.rounds <= forest.rounds:
+                raise ValueError("fewer trees than rounds")
+    except ValueError as error:
+        raise ConfigError(f"expected a Treaty checkpoint, got {error} - at {path}") from None
+    return checkpoint
+
+
+def checkpoint_file(folder: str | os.PathLike[str], party: str) -> Path:
+    """Return where a party's checkpoint is kept."""
+    return Path(folder) / f"{quote(party, safe=' ')}.checkpoint"  # a party's name may hold what a file's may not
+
+
+def hints_folder(folder: str | os.PathLike[str], party: str) -> Path:
+    """Return where a party's hints of the lattice map, and its ledger, are kept: longer than checkpoints."""
+    return checkpoint_file(folder, party).with_suffix(".hints")
+
+
+def noise_folder(folder: str | os.PathLike[str], party: str) -> Path:
+    """Return where the key of a party's noisy buckets and their ledger are kept: longer than checkpoints."""
+    return checkpoint_file(folder, party).with_suffix(".noise")
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Writes a party's checkpoint while training goes on.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    resume : bool
+        Whether to go on from the file, if there is one, or to begin anew and replace it.
+    share : float
+        Of the time, at most, goes into keeping.
+    """
+
+    path: Path
+    resume: bool = False
+    share: float = 0.05
+    _next: float = 0.0
+    _current: Callable[[], Checkpoint] | None = None
+
+    def found(self) -> Checkpoint | None:
+        """Return the checkpoint to go on from."""
+        return load_checkpoint(self.path) if self.resume and self.path.exists() else None
+
+    @property
+    def due(self) -> bool:
+        """Whether enough time has passed since the last writing."""
+        return time.perf_counter() >= self._next
+
+    def keep(self, current: Callable[[], Checkpoint], began: float | None = None) -> None:
+        """Write the file; `current` is called again for what to write if training ends early.
+
+        Parameters
+        ----------
+        began : float or None
+            When keeping began, by `time.perf_counter`, where others were asked to keep theirs first.
+        """
+        self._current = current
+        self.write(began)
+
+    def write(self, began: float | None = None) -> None:
+        """Write what there is, if there is anything; the old file is replaced only by a whole new one."""
+        if self._current is None:
+            return
+        started = time.perf_counter() if began is None else began
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(self.path, self._current(), FORMAT)
+        ended = time.perf_counter()
+        self._next = ended + (ended - started) / self.share
+
+    def done(self) -> None:
+        """Remove the file; training is finished and its result is somewhere safe."""
+        self.path.unlink(missing_ok=True)

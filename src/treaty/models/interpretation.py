@@ -1,0 +1,250 @@
+"""What a finished model says about its columns: importance, contributions of single rows, one joined XGBoost model.
+
+A column's name belongs to its owner. Towards a viewer, a foreign column that some split uses goes by a pseudonym
+("laboratory #3") unless its owner consents. Pseudonyms count a party's columns in the order of its records that first
+use them: the same in every importance and every explanation of a model, and they say nothing of a column's position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.table import Table
+from treaty.errors import ConfigError, DataError
+from treaty.models.trees import ModelPart, forest_of
+from treaty.trees.boosting import Forest
+from treaty.trees.ensemble import SplitTable, join_splits
+from treaty.trees.shap import contributions
+from treaty.trees.xgboost_format import to_booster
+
+Kind = Literal["gain", "cover", "count"]
+
+
+def order_of_first_use(columns: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
+    """Renumber the columns of records by where they first occur: 0, then 1, ..., int32 as long as `columns`."""
+    _, first, number = np.unique(columns, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int32)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[number]
+
+
+def pseudonym(party: str, number: int) -> str:
+    """Name a party's column by its place, from 0, in `order_of_first_use`."""
+    return f"{party} #{number + 1}"
+
+
+def importances(
+    parts: Sequence[ModelPart],
+    viewer: str,
+    kind: Kind = "gain",
+    consent: Iterable[str] | None = (),
+    *,
+    normalised: bool = False,
+) -> dict[str, dict[str, float]]:
+    """Return how much the trees rest on each column, by party, as `viewer` may see it.
+
+    Parameters
+    ----------
+    parts : sequence of ModelPart
+        Of all parties.
+    viewer : str
+        Sees the names of its own columns.
+    kind : {"gain", "cover", "count"}, default "gain"
+        Total gain of the splits on the column, total cover (sum of hess) of their nodes, or their number; XGBoost
+        calls these total_gain, total_cover and weight.
+    consent : iterable of str or None, default ()
+        Parties whose columns' names the viewer may see; None for all.
+    normalised : bool, default False
+        Divide by the sum over all parties.
+
+    Returns
+    -------
+    dict of str to (dict of str to float)
+        Every column of the viewer and of consenting parties (0.0 where it has no split); of others the columns with
+        splits, by pseudonym.
+
+    Raises
+    ------
+    ConfigError
+        For another kind, or a name that is no party; for covers of a model that has none.
+    DataError
+        If the parts are not those of one model, or lack splits.
+    """
+    if kind not in ("gain", "cover", "count"):
+        raise ConfigError(f"expected importance kind 'gain', 'cover' or 'count', got {kind!r}")
+    forest = forest_of(parts)
+    if kind == "cover":
+        _check_covers(forest, "importances of this kind")
+    known = _willing([part.party for part in parts], consent) | _willing([part.party for part in parts], [viewer])
+    by_name = {part.party: part for part in parts}
+    found: dict[str, dict[str, float]] = {}
+    for source, party in enumerate(forest.sources):
+        part = by_name[party]
+        records, amounts = _amounts(forest, source, kind)
+        columns = _columns_of(part, records)
+        if party in known:
+            totals = np.bincount(columns, amounts, len(part.schema.names))
+            found[party] = dict(zip(part.schema.names, totals.tolist(), strict=True))
+        else:
+            totals = np.bincount(order_of_first_use(columns), amounts)
+            found[party] = {pseudonym(party, number): total for number, total in enumerate(totals.tolist())}
+    whole = sum(sum(of_party.values()) for of_party in found.values()) if normalised else 1.0
+    scale = 1.0 / whole if whole > 0.0 else 0.0
+    return {party: {name: scale * total for name, total in of_party.items()} for party, of_party in found.items()}
+
+
+def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Return the records of a source that trees use, ascending, and each one's gain, cover or 1."""
+    mine = [tree.source == source for tree in forest.trees]
+    records = np.concatenate(
+        [t.record[at] for t, at in zip(forest.trees, mine, strict=True)] or [np.zeros(0, np.int32)]
+    )
+    if kind == "count":
+        amounts = np.ones(len(records))
+    else:
+        amounts = np.concatenate([getattr(t, kind)[at] for t, at in zip(forest.trees, mine, strict=True)] or [records])
+    order = np.argsort(records, kind="stable")
+    return records[order], amounts[order].astype(np.float64)
+
+
+def _check_covers(forest: Forest, what: str) -> None:
+    """Refuse what needs the nodes' covers of a model that has none."""
+    if any(tree.count[0] == 0 for tree in forest.trees):
+        raise ConfigError(
+            f"{what} are made from covers (how many rows, and how much hess, a node has), and a model trained on "
+            "several participants' rows leaves these out: from them a participant could reconstruct rows of others. "
+            "Importances by gain and by count are there"
+        )
+
+
+def _columns_of(part: ModelPart, records: NDArray[np.int32]) -> NDArray[np.int32]:
+    if len(records) and records.max() >= len(part.splits):
+        raise DataError(
+            f"expected {records.max() + 1} splits of {part.party}, got {len(part.splits)}: later ones are lost"
+        )
+    return np.array(part.splits.feature, np.int32)[records]
+
+
+def _willing(parties: Iterable[str], consent: Iterable[str] | None) -> set[str]:
+    """Return who consents, after checking that they are parties."""
+    known = set(parties)
+    given = known if consent is None else {consent} if isinstance(consent, str) else set(consent)
+    if not given <= known:
+        strangers = ", ".join(sorted(map(str, given - known)))
+        raise ConfigError(f"expected some of the parties {', '.join(sorted(known))}, got {strangers}")
+    return given
+
+
+def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] | None = None) -> Any:
+    """Join the parts of willing parties into one XGBoost model.
+
+    Parameters
+    ----------
+    parts : sequence of ModelPart
+        The active party's and any others', in any order; `treaty.models.load_part` reads what another organisation
+        was willing to hand over.
+    consent : iterable of str or None, default None
+        Parties that agree to be joined; None: all whose part is here. The active party always does.
+
+    Returns
+    -------
+    xgboost.Booster
+        Over the columns of the willing parties side by side, in the order of the training parties, the party's name
+        in front (``"bank.age"``) where the model has several.
+
+    Raises
+    ------
+    ConfigError
+        If a party owns splits that the trees use but does not consent or its part is not here; for a consenting name
+        that is no party; if XGBoost is not installed.
+    DataError
+        If the parts are not those of one model, or lack splits.
+    """
+    forests = [part.forest for part in parts if part.forest is not None]
+    if len(forests) != 1 or len({part.model_id for part in parts}) != 1 or len({p.party for p in parts}) != len(parts):
+        raise DataError(f"expected the parts of one model, got {', '.join(part.party for part in parts)}")
+    (forest,) = forests
+    willing = _willing(forest.sources, consent)
+    here = {part.party: part for part in parts if part.party in willing or part.forest is not None}
+    splits, sizes, names = [], [], []
+    categories: list[Sequence[Any] | None] = []
+    for source, party in enumerate(forest.sources):
+        records, _ = _amounts(forest, source, "count")
+        if party not in here:
+            if len(records):
+                raise ConfigError(
+                    f"expected {party} to consent, as the trees use {len(records)} of its splits, got no consent or no "
+                    "part; joining reveals its columns' names, thresholds and categories - at the joined XGBoost model"
+                )
+            splits.append(SplitTable())
+            sizes.append(0)
+            continue
+        part = here[party]
+        _columns_of(part, records)
+        splits.append(part.splits)
+        sizes.append(len(part.schema.names))
+        names += [f"{party}.{name}" if len(forest.sources) > 1 else name for name in part.schema.names]
+        categories += part.schema.categories
+    return to_booster(forest.trees, join_splits(splits, sizes), forest.objective, names, categories)
+
+
+@dataclass(frozen=True, slots=True)
+class Contributions:
+    """What columns add to rows' margins (TreeSHAP), apart by party.
+
+    Attributes
+    ----------
+    values : dict of str to float64 (n_rows, n_features) or (n_rows, n_outputs, n_features)
+        Of each party, its own columns in the order of its table; the axis of outputs where there are several.
+    bias : float64 (n_outputs,)
+        What every row starts from. With the values of all parties it adds up to the margin.
+    """
+
+    values: dict[str, NDArray[np.float64]]
+    bias: NDArray[np.float64]
+
+    def joined(self) -> NDArray[np.float64]:
+        """Return XGBoost's ``pred_contribs`` of the joined model: all columns side by side, the bias last."""
+        columns = list(self.values.values())
+        bias = np.broadcast_to(self.bias[:, None] if columns[0].ndim == 3 else self.bias, (*columns[0].shape[:-1], 1))
+        return np.concatenate([*columns, bias], axis=-1)
+
+
+def rows_first(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Turn (n_outputs, n_rows, n) into (n_rows, n) for one output, else (n_rows, n_outputs, n), as XGBoost does."""
+    return np.ascontiguousarray(values[0] if len(values) == 1 else values.transpose(1, 0, 2))
+
+
+def explain_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads: int = 1) -> NDArray[np.float64]:
+    """Return TreeSHAP with all parts and tables at hand, in the order of the forest's sources.
+
+    Returns
+    -------
+    float64 (n_outputs, n_rows, n_features + 1)
+        All columns side by side, the bias last; as `treaty.trees.shap.contributions`.
+
+    Raises
+    ------
+    ConfigError
+        For a model without covers.
+    """
+    forest = forest_of(parts)
+    _check_covers(forest, "contributions")
+    splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
+    decided = [part.splits.decide(table.matrix(), None, threads) for part, table in zip(parts, tables, strict=True)]
+    return contributions(
+        forest.trees,
+        splits.base,
+        np.concatenate(decided),
+        splits.feature,
+        n_rows=tables[0].n_rows,
+        n_features=sum(len(part.schema.names) for part in parts),
+        n_outputs=forest.objective.n_outputs,
+        base_margin=forest.objective.base_margin,
+        threads=threads,
+    )

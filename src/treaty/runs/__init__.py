@@ -1,0 +1,1 @@
+"""Running a job: in threads, in processes, or as one party of it."""

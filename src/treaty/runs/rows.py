@@ -1,0 +1,278 @@
+"""A party's rows of a job: read from its file, aligned with the others', checked."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+from numpy.typing import NDArray
+
+from treaty.data.ids import by_id, read_ids
+from treaty.data.labels import check_labels, check_targets, check_weights
+from treaty.data.run_log import RunLog
+from treaty.data.sources import checked_columns, numbers, read_table
+from treaty.data.table import Schema, Table, to_table
+from treaty.errors import ConfigError, DataError
+from treaty.messaging.messages import Message
+from treaty.messaging.party import Party
+from treaty.models.trees import read_file, write_file
+from treaty.privacy.ledger import Ledger
+from treaty.runs.job import Job, Member, id_column
+from treaty.systems.alignment.roles import Progress, align_active, align_passive
+from treaty.systems.pooled.training import Labelled, noisy_labels
+from treaty.systems.tree_options import TreeOptions
+
+FORMAT = "treaty-rows 1"
+
+
+class Order(Message):
+    """The common order of the rows that follow: a number for a new one, or that of an earlier run to be taken again."""
+
+    number: str
+    again: bool
+
+
+class Kept(msgspec.Struct):
+    """Own rows in a common order that all parties know by its number; `ids` is SHA-256 of the file's column of ids."""
+
+    number: str
+    ids: bytes
+    rows: NDArray[np.int64]
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A file's rows in the common order.
+
+    Attributes
+    ----------
+    arrow : pyarrow.Table
+        All columns but those dropped and the ids.
+    features : Table
+    whole : pyarrow.Table
+        The file's rows in its own order.
+    order : int64 (n_rows,) or None
+        Which of them these are; None: all, in the same order.
+    ids : pyarrow.ChunkedArray or None
+        Where rows were aligned.
+    digest : bytes or None
+        Of the ids, where rows are in their order.
+    """
+
+    arrow: Any
+    features: Table
+    whole: Any
+    order: NDArray[np.int64] | None = None
+    ids: Any = None
+    digest: bytes | None = None
+
+
+def open_rows(
+    party: Party,
+    job: Job,
+    path: str,
+    schema: Schema | None,
+    *,
+    threads: int = 1,
+    kept: Path | None = None,
+    again: bool = False,
+    in_order: bool = False,
+    progress: Progress | None = None,
+) -> Rows:
+    """Read a party's file; where the job says so, align its rows with the other parties' first.
+
+    Parameters
+    ----------
+    party : Party
+        Connected; the others open the same rows at the same time.
+    path : str
+        The file.
+    schema : Schema or None
+        That of training, None at training.
+    kept : Path or None
+        Where the common order is kept for a later run.
+    again : bool
+        At the active party: take the order that is kept there, if there is one, instead of aligning anew.
+    in_order : bool
+        Put aligned rows in the order of their ids: every job on them has them in the same.
+    progress : callable or None
+        Called while rows are aligned, with points done and points in all.
+    """
+    name, member = party.name, job.parties[party.name]
+    text = [] if schema is None else text_columns(schema)
+    column = None if job.align is None else id_column(job, name)
+    if column is not None and job.align is not None and job.align.text:
+        text = [*text, column]
+    arrow = read_table(
+        path, drop=[other for other in member.drop if other != column], drop_all=_says_columns(member, path),
+        text=text, party=name,
+    )  # fmt: skip
+    checked = checked_columns(arrow)
+    if checked is not None:
+        return Rows(arrow, checked, arrow)
+    whole, order, ids, digest = arrow, None, None, None
+    if column is not None:
+        if column not in arrow.column_names:
+            raise DataError(f"{name}: expected a column {column!r} of ids, got a file without it - at {path}")
+        order = _common_rows(party, job, arrow[column], threads, kept, again, progress)
+        if in_order and job.align is not None:
+            place, digest = by_id(arrow[column].take(pa.array(order)), party=name, normalise=job.align.normalise)
+            order = order[place]
+        ids = arrow[column].take(pa.array(order))
+        arrow = arrow.drop_columns([column]).take(pa.array(order))
+    return Rows(arrow, _features(arrow, job, name, path, schema), whole, order, ids, digest)
+
+
+def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:
+    """Read a party's file of a horizontal job: nothing is aligned, and nobody else needed.
+
+    Parameters
+    ----------
+    schema : Schema or None
+        The model's, None as long as there is none. Of its columns those that the file lacks are missing in all rows.
+    text : sequence of str
+        Columns that are text even where they look like numbers.
+    """
+    known = () if schema is None else schema.names
+    text = text if schema is None else text_columns(schema)
+    member = job.parties[name]
+    arrow = read_table(path, drop=member.drop, drop_all=_says_columns(member, path), text=text, party=name)
+    checked = checked_columns(arrow)
+    if checked is not None:
+        return Rows(arrow, checked, arrow)
+    for column in known:
+        if column not in arrow.column_names:
+            logger.warning("%s: column %r is missing in all rows, for %s lacks it", name, column, path)
+            arrow = arrow.append_column(column, pa.nulls(arrow.num_rows, pa.float32()))
+    return Rows(arrow, _features(arrow, job, name, path, schema), arrow)
+
+
+def _says_columns(member: Member, path: str) -> bool:
+    """Whether a party's columns are this file's; others may lack some that are dropped."""
+    return path == (member.table or next(iter(member.eval_tables), None))
+
+
+def text_columns(schema: Schema) -> list[str]:
+    """Return the columns whose cells are text in a file."""
+    return [column for column, kind in zip(schema.names, schema.kinds, strict=True) if kind == "categorical"]
+
+
+def _features(arrow: Any, job: Job, name: str, path: str, schema: Schema | None) -> Table:
+    """Check the columns that trees may split on."""
+    extra = labels_of(job, name)
+    wanted = [column for column in job.parties[name].columns or arrow.column_names if column not in extra]
+    absent = [column for column in wanted if column not in arrow.column_names]
+    if absent:
+        raise DataError(f"{name}: expected columns {', '.join(absent)}, got a file without them - at {path}")
+    only_labels = name == job.active and not job.horizontal
+    return to_table(
+        arrow.select(wanted), party=name, schema=schema, text_as_categories=True, allow_no_features=only_labels
+    )
+
+
+def labels_of(job: Job, name: str) -> list[str]:
+    """Return a party's columns that are no features: label and weight, at whoever has labels."""
+    if name != job.active and not job.horizontal:
+        return []
+    return [job.label, *([job.weight] if job.weight else [])]
+
+
+def _common_rows(
+    party: Party, job: Job, column: Any, threads: int, kept: Path | None, again: bool, progress: Progress | None
+) -> NDArray[np.int64]:
+    """Return own rows in the common order: that of an earlier run, if the active party says so, or a new one."""
+    digest = _digest(column)
+    found = read_file(kept, Kept, FORMAT) if kept is not None and kept.exists() else None
+    if found is not None and found.ids != digest:  # the file's rows are others now
+        found = None
+    if party.name == job.active:
+        again = again and found is not None
+        order = Order(found.number if again and found is not None else secrets.token_hex(16), again)
+        for peer in party.peers:
+            party.send(peer, order)
+    else:
+        order = party.receive(job.active, Order)
+    if order.again:
+        if found is None or found.number != order.number:
+            raise ConfigError(
+                f"{party.name}: cannot resume: expected alignment {order.number[:8]}, made with the ids the table has "
+                f"now - at {kept}; bring the table back or begin anew",
+                public="it cannot resume: it has not kept the alignment, or its ids have changed",
+            )
+        return found.rows
+    assert job.align is not None
+    settings = job.align
+    ids = read_ids(column, party=party.name, normalise=settings.normalise, on_duplicate=settings.on_duplicate)
+    log = None if settings.log is None else RunLog(f"{settings.log}/{party.name}.jsonl", max_runs=settings.max_runs)
+    align = align_active if party.name == job.active else align_passive
+    rows = align(party, ids, log=log, threads=threads, progress=progress).rows
+    if kept is not None:
+        write_file(kept, Kept(order.number, digest, rows), FORMAT)
+    return rows
+
+
+def _digest(column: Any) -> bytes:
+    """Return SHA-256 of a column of ids, in their order."""
+    table = pa.table({"ids": column}).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return hashlib.sha256(sink.getvalue()).digest()
+
+
+def labelled(
+    rows: Rows, job: Job, name: str, path: str, classes: list[Any] | None, *, training: bool
+) -> tuple[Labelled, list[Any] | None]:
+    """Check labels and (for training) weights of whoever has some; return them with the classes.
+
+    Without `classes` those found are taken: all there are, but in a horizontal job, where a party may have rows of one
+    class alone.
+    """
+    arrow, n_rows = rows.arrow, rows.features.n_rows
+    if not labels_of(job, name):
+        return Labelled(rows.features, np.zeros(0)), None
+    weighted = job.weight is not None and training  # eval rows all weigh the same
+    for column in [job.label, *([job.weight] if weighted else [])]:
+        if column not in arrow.column_names:
+            raise DataError(f"{name}: expected a column {column!r}, got a file without it - at {path}")
+    weight = check_weights(arrow[job.weight], n_rows, f"{name}: column {job.weight!r}") if weighted else None
+    whose = f"{name}: column {job.label!r}"
+    if job.task == "regression":
+        return Labelled(rows.features, check_targets(arrow[job.label], whose, n_rows), weight), None
+    y = check_labels(numbers(arrow[job.label]), whose, n_rows)
+    if classes is None:
+        classes = np.unique(y).tolist()
+        if len(classes) < 2 and not job.horizontal:
+            raise DataError(f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows")
+    unseen = set(np.unique(y).tolist()) - set(classes)
+    if unseen:
+        raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
+    return Labelled(rows.features, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
+
+
+def with_noisy_labels(
+    data: Labelled, rows: Rows, job: Job, path: str, options: TreeOptions, ledger: Ledger
+) -> tuple[Labelled, list[Any]]:
+    """Put noisy labels in the place of true ones, drawn for the file's rows in its own order.
+
+    Rows come in another order with every alignment; labels must not be drawn again with it.
+    """
+    whose = f"{job.active}: column {job.label!r}"
+    y = check_labels(rows.whole[job.label].to_numpy(zero_copy_only=False), whose, rows.whole.num_rows)
+    classes = np.unique(y)
+    noisy = noisy_labels(
+        path, np.searchsorted(classes, y).astype(np.float64), classes.tolist(), options, ledger, job.name
+    )
+    return replace(data, y=noisy if rows.order is None else noisy[rows.order]), classes.tolist()

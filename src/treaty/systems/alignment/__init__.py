@@ -1,0 +1,1 @@
+"""Private set intersection: bring the parties' rows into a common order."""

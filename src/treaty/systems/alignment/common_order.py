@@ -1,0 +1,141 @@
+"""The common order of rows, and the check that both sides have the same ids in it: step 7 of `alignment`.
+
+Each side hashes the double-encrypted values of the common ids, as it has them, in two orders: the common one, whose key
+the active party draws, and another, whose key the passive party draws once all matches are told. An id that a cheat
+only claims to hold has a place in each order that the cheat does not know, and one of the orders it could not choose.
+So of n true matches and k such ones it places all with a probability of n! / (n + k)! at most, whatever it tries.
+
+Neither can wait for the other's hash and repeat or fit it: the passive party seals its own first, then sees the active
+one's, then opens the seal. Each side's hash names its role.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.psi import hashing
+from treaty.data.ids import Ids
+from treaty.data.large import WORDS, Scratch, Sorted, records
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.alignment.blinded_lists import to_bytes
+
+RANKED = np.dtype([("drawn", np.uint64, (2,)), ("value", np.uint64, (2,)), ("number", np.int32), ("row", np.int64)])
+"""A common id in an order: its pseudorandom place, double-encrypted value, number, and first row."""
+
+
+class Challenge(Message):
+    """Key uint8 (32,) of the order to prove; SHA-256 (32,) of the opening to come and the own digest. Tell nothing."""
+
+    key: Array
+    sealed: Array
+
+
+class OrderDigest(Message):
+    """SHA-256 (32,) of the values in both orders. Tells whether both have the same ids in the same order."""
+
+    digest: Array
+
+
+class Unsealed(Message):
+    """What the seal was made with, uint8 (32,). Tells whether both have the same ids in the same order."""
+
+    opening: Array
+
+
+def ranked(ids: Ids, matches: Sorted, key: bytes, threads: int, scratch: Scratch) -> Sorted:
+    """Put common ids in order under a key: by a pseudorandom function of the id, the same for all who hold it.
+
+    Parameters
+    ----------
+    matches : Sorted
+        The ids, of type `PAIR`, by number.
+    key : bytes of length 32
+
+    Returns
+    -------
+    Sorted
+        Of type `RANKED`.
+    """
+    order = scratch.sorted(RANKED, "drawn", WORDS, len(matches))
+    for part in matches.parts():
+        if len(part):
+            number = part["number"].astype(np.int64)
+            first, last = int(number[0]), int(number[-1])
+            drawn = hashing.digests(*ids.strings(first, last + 1), number - first, key, threads)
+            rows = ids.first_rows(first, last + 1)[number - first]
+            order.add(records(RANKED, drawn=drawn, value=part["value"], number=number, row=rows))
+    return order
+
+
+def prove(party: Party, peer: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch) -> None:
+    """Step 7 of the active party: show a passive one that it has the same ids, then see that this one has them too.
+
+    Parameters
+    ----------
+    matches : Sorted
+        The common ids, of type `PAIR`, by number, with their double-encrypted values.
+    common : Sorted
+        The same in the common order, of type `RANKED`.
+
+    Raises
+    ------
+    PeerProtocolError
+        When the peer has others, or another order.
+    """
+    challenge = party.receive(peer, Challenge)
+    key = view(challenge.key, np.uint8, (32,), peer=peer, what="Challenge.key").tobytes()
+    sealed = view(challenge.sealed, np.uint8, (32,), peer=peer, what="Challenge.sealed").tobytes()
+    other = ranked(ids, matches, key, threads, scratch)
+    party.send(peer, OrderDigest(_array(_digest("active", key, _values(common, other)))))
+    opening = view(party.receive(peer, Unsealed).opening, np.uint8, (32,), peer=peer, what="Unsealed.opening").tobytes()
+    _check(sealed, _seal(opening, _digest("passive", key, _values(common, other))), peer, "Unsealed")
+    other.close()
+
+
+def verify(party: Party, lead: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch) -> None:
+    """Step 7 of a passive party: have the active one show that it has the same ids, then show it that this one has.
+
+    Parameters and errors as of `prove`.
+    """
+    key, opening = secrets.token_bytes(32), secrets.token_bytes(32)
+    other = ranked(ids, matches, key, threads, scratch)
+    own = _digest("passive", key, _values(common, other))
+    party.send(lead, Challenge(_array(key), _array(_seal(opening, own))))
+    theirs = view(party.receive(lead, OrderDigest).digest, np.uint8, (32,), peer=lead, what="OrderDigest.digest")
+    _check(theirs.tobytes(), _digest("active", key, _values(common, other)), lead, "OrderDigest")
+    party.send(lead, Unsealed(_array(opening)))
+    other.close()
+
+
+def _values(*orders: Sorted) -> Iterator[NDArray[np.uint64]]:
+    return (part["value"] for order in orders for part in order.parts())
+
+
+def _digest(role: str, key: bytes, orders: Iterable[NDArray[np.uint64]]) -> bytes:
+    digest = hashlib.sha256(f"treaty-alignment-order-{role}\0".encode() + key)
+    for values in orders:
+        digest.update(to_bytes(values).tobytes())
+    return digest.digest()
+
+
+def _seal(opening: bytes, digest: bytes) -> bytes:
+    return hashlib.sha256(b"treaty-alignment-seal\0" + opening + digest).digest()
+
+
+def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
+    if not hmac.compare_digest(own, theirs):
+        raise PeerProtocolError(
+            peer, f"expected the same ids in the same order, got another digest - at {what} from {peer}"
+        )
+
+
+def _array(data: bytes) -> Array:
+    return Array.of(np.frombuffer(data, np.uint8))

@@ -1,0 +1,105 @@
+"""Finding what two lists under both keys have in common, part by part: steps 5 and 6 of `alignment`."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.large import WORDS, Scratch, Sorted, records
+from treaty.errors import PeerProtocolError
+from treaty.systems.alignment.blinded_lists import OwnList
+
+VALUE = np.dtype([("value", np.uint64, (2,))])
+"""What is kept of a point under both keys."""
+MINE = np.dtype([*VALUE.descr, ("number", np.int32)])
+"""It, and the own id whose point it is."""
+THEIRS = np.dtype([*VALUE.descr, ("place", np.int32)])
+"""It, and its place in the list of the party whose id it is."""
+PAIR = np.dtype([*THEIRS.descr, ("number", np.int32)])
+
+
+def in_both(
+    left: NDArray[np.uint64], right: NDArray[np.uint64], peer: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places in both lists, uint64 (n, 2) and (m, 2), of the values that are in both."""
+    both = np.concatenate([left, right])
+    order = np.lexsort((both[:, 1], both[:, 0]))  # keeps equal values in order, those of `left` first
+    both = both[order]
+    equal = np.flatnonzero((both[1:] == both[:-1]).all(axis=1))
+    first, second = order[equal], order[equal + 1]
+    if np.any(first >= len(left)) or np.any(second < len(left)):
+        raise PeerProtocolError(peer, f"expected a list of different points, got one twice - from {peer}")
+    return first, second - len(left)
+
+
+def matched(mine: Sorted, theirs: Sorted, n_ids: int, peer: str, scratch: Scratch) -> Sorted:
+    """Return the own ids that are also in a peer's list, of type `PAIR`, by number.
+
+    Parameters
+    ----------
+    mine, theirs : Sorted
+        Both lists under both keys, of types `MINE` and `THEIRS`, by value, in the same parts.
+    """
+    pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
+    for left, right in zip(mine.parts(), theirs.parts(), strict=True):
+        at, other = in_both(left["value"], right["value"], peer)
+        found, place = left[at], right["place"][other]
+        if np.any(found["number"] >= n_ids):
+            raise PeerProtocolError(peer, f"expected no match of a random point - at Blinded from {peer}")
+        pairs.add(records(PAIR, number=found["number"], place=place, value=found["value"]))
+    mine.close()
+    theirs.close()
+    return pairs
+
+
+def held_by_all(pairs: dict[str, Sorted], n_ids: int, scratch: Scratch) -> dict[str, Sorted]:
+    """Keep of each peer's matches those of ids that all peers have."""
+    if len(pairs) == 1:
+        return pairs
+    kept = {peer: scratch.sorted(PAIR, "number", n_ids, n_ids) for peer in pairs}
+    for parts in zip(*(matches.parts() for matches in pairs.values()), strict=True):
+        common = reduce(np.intersect1d, [part["number"] for part in parts])
+        for matches, part in zip(kept.values(), parts, strict=True):
+            matches.add(part[np.isin(part["number"], common)])
+    for matches in pairs.values():
+        matches.close()
+    return kept
+
+
+def confirmed(told: Sorted, own: OwnList, made: Sorted, size: int, n_ids: int, lead: str, scratch: Scratch) -> Sorted:
+    """Return the own ids that an active party says are common, of type `PAIR`, by number.
+
+    Parameters
+    ----------
+    told : Sorted
+        Places in the own list and values, of type `THEIRS`, by place.
+    made : Sorted
+        The `size` values of step 3, of type `VALUE`, by value.
+    """
+    pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
+    values = scratch.sorted(VALUE, "value", WORDS, size)
+    twice = padding = False
+    for part in told.parts():
+        if len(part):
+            place = part["place"]
+            number = own.numbers(slice(int(place[0]), int(place[-1]) + 1))[place - place[0]]
+            twice |= bool(np.any(place[1:] == place[:-1]))
+            padding |= bool(np.any(number >= n_ids))
+            number = np.minimum(number, n_ids - 1)
+            pairs.add(records(PAIR, value=part["value"], place=place, number=number))
+            values.add(records(VALUE, value=part["value"]))
+    if twice:
+        raise PeerProtocolError(lead, f"expected different places below {own.size} - at Matches.places from {lead}")
+    if padding:
+        raise PeerProtocolError(lead, f"expected no match of a random point - at Matches.places from {lead}")
+    known = sum(
+        len(in_both(left["value"], right["value"], lead)[0])
+        for left, right in zip(values.parts(), made.parts(), strict=True)
+    )
+    if known < len(told):
+        raise PeerProtocolError(lead, f"expected values made in step 3, got others - at Matches.values from {lead}")
+    for done in (told, values, made, own):
+        done.close()
+    return pairs

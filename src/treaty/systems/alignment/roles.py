@@ -1,0 +1,483 @@
+"""Alignment: private set intersection by commutative encryption over ristretto255 (ECDH-PSI).
+
+Agrawal, Evfimievski, Srikant, "Information Sharing Across Private Databases", SIGMOD 2003, section 3, in an elliptic
+curve group with hash-to-group (RFC 9496, RFC 9380 appendix B); the asymmetric form of Liang and Chawathe, 2004.
+
+Roles: one active party, any number of passive ones, each with a column of ids. Output: of each party, the rows whose
+ids all parties hold, in one common random order.
+
+====  ===============  ==================  ====================================================  ===================
+step  message          from -> to          content                                               protection
+====  ===============  ==================  ====================================================  ===================
+1     `Opening`        both                kind of ids, bucket of the set's size, commitment     TLS, keyed hash
+                                           to the set; of the active party the salt
+2     `Blinded`        active -> passive   H(id)^a and random points, shuffled                   secret a, DDH
+3     `Raised`         passive -> active   (H(id)^a)^b, in the order received                    secret b, DDH
+4     `Blinded`        passive -> active   H(id)^b and random points, shuffled                   secret b, DDH
+5     -                active              raises 4 to a, compares with 3
+6     `Matches`        active -> passive   of each id that all hold: its place in 4, and the     TLS
+                                           double-encrypted value, by place
+      `OrderKey`       active -> passive   key of the common order                               TLS
+7     `Challenge`      passive -> active   key of another order, sealed SHA-256 of the           hash
+                                           double-encrypted values in both orders
+      `OrderDigest`    active -> passive   the same of the active party, which is checked        hash
+      `Unsealed`       passive -> active   what opens the seal, which is checked                 TLS
+8     `Copies`         passive -> active   rows of each common id; with "expand" alone           TLS
+      `Layout`         active -> passive   where an id's rows go; with "expand" alone            TLS
+      `Ended`          active -> passive   in place of 6 to 8 when only the active party learns
+====  ===============  ==================  ====================================================  ===================
+
+H is hash-to-group under a domain of job and salt; a and b are fresh in every run. Points travel in batches of `BATCH`,
+each answered before the next but one is sent, so neither side holds more than two; long lists lie in files. Of a
+double-encrypted value 16 bytes are kept and sent: among 2^24 ids two agree in them with probability below 2^-78.
+
+Adversary: honest but curious. What each learns is in `disclosures`, how far step 7 goes against others in
+`common_order`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import pieces
+from treaty.crypto.psi import ristretto
+from treaty.data.ids import Ids, OnDuplicate
+from treaty.data.large import IN_MEMORY, WORDS, Scratch, Sorted, records
+from treaty.data.run_log import RunLog
+from treaty.errors import ConfigError, DataError, PeerProtocolError
+from treaty.messaging.agreement import agree
+from treaty.messaging.messages import Array, Message, clean, view
+from treaty.messaging.party import Party
+from treaty.systems.alignment.blinded_lists import (
+    LARGEST,
+    SMALLEST,
+    OwnList,
+    bucket,
+    committed,
+    from_bytes,
+    points_of,
+    to_bytes,
+    valid,
+    values_of,
+)
+from treaty.systems.alignment.common_order import prove, ranked, verify
+from treaty.systems.alignment.joined_rows import arrange, arranged, joined
+from treaty.systems.alignment.matches import MINE, PAIR, THEIRS, VALUE, confirmed, held_by_all, matched
+
+ResultTo = Literal["both", "active"]
+Progress = Callable[[int, int], None]
+"""Called with points done and points in all."""
+
+BATCH = 1 << 14
+"""Points per message: half a megabyte, about a second's work."""
+
+_DOMAIN = b"treaty-alignment-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
+
+
+class Opening(Message):
+    """Tells the kind of ids, the size's bucket, and a commitment (none without a log): whether ids changed."""
+
+    kind: str
+    size: int
+    commitment: Array
+    salt: Array | None = None
+
+
+class Blinded(Message):
+    """Points uint8 (n, 32): own ids under own key, and padding. Tell nothing without the key."""
+
+    points: Array
+
+
+class Raised(Message):
+    """The receiver's points, raised to the sender's key too, in the order they came."""
+
+    points: Array
+
+
+class Matches(Message):
+    """Common ids: int32 places in the receiver's list, their values uint8 (n, 16). Tell which of its ids all hold."""
+
+    places: Array
+    values: Array
+
+
+class OrderKey(Message):
+    """Key of the common order, uint8 (32,). Tells nothing."""
+
+    key: Array
+
+
+class Ended(Message):
+    """The active party has its result and keeps it. Tells nothing, not even whether any id is common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """What a party has of an alignment.
+
+    Attributes
+    ----------
+    rows : int64 (n,)
+        Own rows in the common order; empty for a passive party when only the active one learns.
+    n_common : int or None
+        Distinct ids all parties hold; None where not learned.
+    n_null, n_repeated : int
+        Own rows without an id, and with one that an earlier row has.
+    sizes : dict of str to int
+        Of each peer: the bucket of its set's size.
+    pairwise : dict of str to int
+        Of each passive party: ids it shares with the active one. Known to the active party alone.
+    changed : dict of str to int or None
+        Of each peer, with a log: at least so many of its ids differ from those of the nearest of its earlier runs;
+        None: no earlier run.
+    """
+
+    rows: NDArray[np.int64]
+    n_common: int | None
+    n_null: int
+    n_repeated: int
+    sizes: dict[str, int]
+    pairwise: dict[str, int] = field(default_factory=dict)
+    changed: dict[str, int | None] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- active party
+
+
+def align_active(
+    party: Party,
+    ids: Ids,
+    *,
+    result_to: ResultTo = "both",
+    batch: int = BATCH,
+    log: RunLog | None = None,
+    threads: int = 1,
+    progress: Progress | None = None,
+    in_memory: int = IN_MEMORY,
+) -> Aligned:
+    """Align with every passive party, `party.peers`.
+
+    Parameters
+    ----------
+    party : Party
+        Connected with all passive parties.
+    ids : Ids
+        Own ids; all parties must have read theirs with the same options.
+    result_to : {"both", "active"}
+        Who learns which ids all hold. "active": nobody else learns even how many, or that there are none.
+    batch : int
+        Points per message.
+    log : RunLog, optional
+        Where to note the run. Either all parties keep a log or none.
+    threads : int
+    progress : callable, optional
+        Called with points done and points in all.
+    in_memory : int, default 2**20
+        Lists longer than that lie in temporary files (`treaty.data.large`).
+
+    Returns
+    -------
+    Aligned
+
+    Raises
+    ------
+    ConfigError
+        When parties disagree on an option or on the kind of their ids, or a peer has reached its limit of runs.
+    DataError
+        When the parties have no id in common, or "expand" gives too many rows. Names counts only. Under "active" the
+        party has then left the job in good order, so that its peers do not learn of it.
+    PeerProtocolError
+        When a peer sends what is no point, or lists that do not fit together.
+    """
+    with Scratch(in_memory) as scratch:
+        own, opened = _open(party, ids, secrets.token_bytes(32), result_to, batch, log, threads, scratch)
+        mine, theirs = _exchange(party, own, opened.sizes, batch, progress, scratch)
+        own.close()
+        pairs = {peer: matched(mine[peer], theirs[peer], len(ids), peer, scratch) for peer in party.peers}  # step 5
+        pairwise = {peer: len(matches) for peer, matches in pairs.items()}
+        pairs = held_by_all(pairs, len(ids), scratch)
+        n_common = len(pairs[party.peers[0]])
+        if result_to == "active":  # before anything that depends on the number of common ids
+            for peer in party.peers:
+                party.send(peer, Ended())
+        if n_common == 0:
+            if result_to == "active":
+                party.close()  # the error below would be told
+                _finish(party, opened, own, log, dict.fromkeys(party.peers, 0))
+            shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
+            raise DataError(
+                f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); see that "
+                "all name the same column and write ids alike",
+                public="the parties have no id in common",
+            )
+        key = secrets.token_bytes(32)
+        common = ranked(ids, pairs[party.peers[0]], key, threads, scratch)
+        if result_to == "both":
+            for number, peer in enumerate(party.peers):
+                _tell(party, peer, pairs[peer], opened.sizes[peer], key, batch, scratch)
+                if number:  # the same ids, with values under this peer's key
+                    common.close()
+                    common = ranked(ids, pairs[peer], key, threads, scratch)
+                prove(party, peer, ids, pairs[peer], common, threads, scratch)
+                pairs[peer].close()
+        rows = _rows(
+            ids, common, lambda own: arrange(party, own, batch) if result_to == "both" else (own, np.ones_like(own))
+        )
+        _finish(party, opened, own, log, dict.fromkeys(party.peers, n_common))
+    return Aligned(rows, n_common, ids.n_null, ids.n_repeated, opened.sizes, pairwise, opened.changed)
+
+
+def _exchange(
+    party: Party, own: OwnList, sizes: dict[str, int], batch: int, progress: Progress | None, scratch: Scratch
+) -> tuple[dict[str, Sorted], dict[str, Sorted]]:
+    """Go through steps 2 to 4 with all peers at a time; return of each peer both lists under both keys.
+
+    A batch is sent one ahead of the answers awaited, so that both sides compute at the same time.
+    """
+    mine, theirs = (
+        {peer: scratch.sorted(kind, "value", WORDS, max(own.size, size)) for peer, size in sizes.items()}
+        for kind in (MINE, THEIRS)
+    )
+    parts = pieces(own.size, batch)
+    their_parts = {peer: pieces(size, batch) for peer, size in sizes.items()}
+    done, total = 0, own.size + sum(sizes.values())
+
+    def advance(points: int) -> None:
+        nonlocal done
+        done += points
+        if progress is not None:
+            progress(done, total)
+
+    def send(number: int) -> None:
+        if number < len(parts):
+            blinded = Blinded(Array.of(own.blinded(parts[number])))
+            for peer in party.peers:
+                party.send(peer, blinded)
+            advance(parts[number].stop - parts[number].start)
+
+    send(0)
+    for number in range(max(len(parts), *map(len, their_parts.values()))):
+        send(number + 1)
+        for peer in party.peers:
+            if number < len(parts):
+                raised = points_of(party.receive(peer, Raised).points, parts[number], peer, "Raised")
+                valid(peer, "Raised", lambda raised=raised: ristretto.validate(raised, own.threads))  # type: ignore[misc]
+                mine[peer].add(records(MINE, value=values_of(raised), number=own.numbers(parts[number])))
+            if number < len(their_parts[peer]):
+                part = their_parts[peer][number]
+                raised = own.raised(party.receive(peer, Blinded).points, part, peer)
+                theirs[peer].add(records(THEIRS, value=values_of(raised), place=np.arange(part.start, part.stop)))
+                advance(part.stop - part.start)
+    return mine, theirs
+
+
+def _tell(party: Party, peer: str, pairs: Sorted, size: int, key: bytes, batch: int, scratch: Scratch) -> None:
+    """Step 6: name the common ids, by their places: any other order would tell of ids that the peer may not hold."""
+    told = scratch.sorted(PAIR, "place", size, len(pairs))
+    for part in pairs.parts():
+        told.add(part)
+    for part in told.pieces(batch):
+        party.send(peer, Matches(Array.of(part["place"].copy()), Array.of(to_bytes(part["value"]))))
+    told.close()
+    party.send(peer, OrderKey(Array.of(np.frombuffer(key, np.uint8))))
+
+
+# ---------------------------------------------------------------- passive party
+
+
+def align_passive(
+    party: Party,
+    ids: Ids,
+    *,
+    result_to: ResultTo = "both",
+    batch: int = BATCH,
+    log: RunLog | None = None,
+    threads: int = 1,
+    progress: Progress | None = None,
+    in_memory: int = IN_MEMORY,
+) -> Aligned:
+    """Align with the active party, `party.peers[0]`; parameters, result and errors as of `align_active`."""
+    (lead,) = party.peers
+    with Scratch(in_memory) as scratch:
+        own, opened = _open(party, ids, None, result_to, batch, log, threads, scratch)
+        size = opened.sizes[lead]
+        made = scratch.sorted(VALUE, "value", WORDS, size)
+        parts, own_parts = pieces(size, batch), pieces(own.size, batch)
+        done = 0
+        for number in range(max(len(parts), len(own_parts))):
+            if number < len(parts):  # step 3: the order is what links the answer with the active party's ids
+                raised = own.raised(party.receive(lead, Blinded).points, parts[number], lead)
+                party.send(lead, Raised(Array.of(raised)))
+                made.add(records(VALUE, value=values_of(raised)))
+                done += len(raised)
+            if number < len(own_parts):  # step 4
+                blinded = own.blinded(own_parts[number])
+                party.send(lead, Blinded(Array.of(blinded)))
+                done += len(blinded)
+            if progress is not None:
+                progress(done, size + own.size)
+        if result_to == "active":
+            party.receive(lead, Ended)
+            _finish(party, opened, own, log, {lead: None})
+            return Aligned(np.zeros(0, np.int64), None, ids.n_null, ids.n_repeated, opened.sizes, {}, opened.changed)
+        pairs, key = _told(party, lead, own, made, size, len(ids), scratch)
+        common = ranked(ids, pairs, key, threads, scratch)
+        verify(party, lead, ids, pairs, common, threads, scratch)
+        rows = _rows(ids, common, lambda own: arranged(party, lead, own, batch))
+        _finish(party, opened, own, log, {lead: len(common)})
+    return Aligned(rows, len(common), ids.n_null, ids.n_repeated, opened.sizes, {}, opened.changed)
+
+
+def _told(
+    party: Party, lead: str, own: OwnList, made: Sorted, size: int, n_ids: int, scratch: Scratch
+) -> tuple[Sorted, bytes]:
+    """Step 6: return own common ids, of type `PAIR`, by number, and the key of the order."""
+    told = scratch.sorted(THEIRS, "place", own.size, own.size)
+    odd = False
+    while not isinstance(answer := party.receive(lead, Matches, OrderKey), OrderKey):
+        assert isinstance(answer, Matches)
+        place = view(answer.places, np.int32, (None,), peer=lead, what="Matches.places")
+        if len(place) == 0 or len(told) + len(place) > own.size:
+            raise PeerProtocolError(lead, f"expected 1 to {own.size} places - at Matches.places from {lead}")
+        odd |= bool(np.any(place < 0) or np.any(place >= own.size))
+        values = from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=lead, what="Matches.values"))
+        told.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
+    key = view(answer.key, np.uint8, (32,), peer=lead, what="OrderKey.key").tobytes()
+    if len(told) == 0:
+        raise PeerProtocolError(lead, f"expected common ids before OrderKey, got none - from {lead}")
+    if odd:
+        raise PeerProtocolError(lead, f"expected different places below {own.size} - at Matches.places from {lead}")
+    return confirmed(told, own, made, size, n_ids, lead, scratch), key
+
+
+# ---------------------------------------------------------------- both
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What step 1 told of each peer."""
+
+    sizes: dict[str, int]
+    changed: dict[str, int | None]
+
+
+def _open(
+    party: Party,
+    ids: Ids,
+    salt: bytes | None,
+    result_to: ResultTo,
+    batch: int,
+    log: RunLog | None,
+    threads: int,
+    scratch: Scratch,
+) -> tuple[OwnList, _Opened]:
+    """Step 1: agree on the options, exchange kinds, sizes and commitments; note the run before any id is used."""
+    if result_to not in get_args(ResultTo):
+        raise ConfigError(f"expected result_to of {', '.join(get_args(ResultTo))}, got {result_to!r}")
+    if batch < 1:
+        raise ConfigError(f"expected batch of at least 1, got {batch}")
+    if len(ids) > LARGEST:
+        raise DataError(
+            f"{party.name}: expected at most {LARGEST} ids, got {len(ids)}", public="its table is too large"
+        )
+    agree(
+        party,
+        {
+            "normalise": list(ids.normalise), "on_duplicate": ids.on_duplicate, "result_to": result_to,
+            "batch": batch, "run log": log is not None,
+        },
+    )  # fmt: skip
+    commitment = np.zeros((0, 32), np.uint8)
+    if log is not None:
+        commitment = committed(ids, log.key, threads, scratch)
+    opening = Opening(
+        ids.kind,
+        bucket(len(ids)),
+        Array.of(commitment),
+        None if salt is None else Array.of(np.frombuffer(salt, np.uint8)),
+    )
+    for peer in party.peers:
+        party.send(peer, opening)
+    sizes, theirs = {}, {}
+    for peer in party.peers:
+        answer = party.receive(peer, Opening)
+        sizes[peer] = _checked_size(answer.size, peer)
+        theirs[peer] = view(answer.commitment, np.uint8, commitment.shape, peer=peer, what="Opening.commitment")
+        if answer.kind != ids.kind:
+            raise ConfigError(
+                f"expected ids of one kind everywhere, got {ids.kind} at {party.name} and {clean(answer.kind, 20)} at "
+                f"{peer}; convert the column of one of them"
+            )
+        if salt is None:
+            if answer.salt is None:
+                raise PeerProtocolError(peer, f"expected a salt, got none - at Opening from {peer}")
+            salt = view(answer.salt, np.uint8, (32,), peer=peer, what="Opening.salt").tobytes()
+    assert salt is not None
+    changed: dict[str, int | None] = {}
+    if log is not None:
+        for peer in party.peers:
+            changed[peer] = log.start(party.job, peer, bucket(len(ids)), sizes[peer], commitment, theirs[peer])
+    domain = _DOMAIN + hashlib.sha256(party.job.encode() + b"\0" + salt).digest()
+    return OwnList(ids, domain, threads, scratch), _Opened(sizes, changed)
+
+
+def _rows(
+    ids: Ids, common: Sorted, lay_out: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]]
+) -> NDArray[np.int64]:
+    """Return own rows in the common order: one of each id or, as laid out from how many it has, all."""
+    if ids.on_duplicate != "expand":
+        return common.column("row")
+    number = common.column("number")
+    return joined(ids, number, *lay_out(np.diff(ids.starts)[number]))
+
+
+def _finish(party: Party, opened: _Opened, own: OwnList, log: RunLog | None, common: dict[str, int | None]) -> None:
+    for peer, count in common.items():
+        if log is not None:
+            log.finish(party.job, peer, own.size, opened.sizes[peer], count)
+
+
+def _checked_size(size: int, peer: str) -> int:
+    if not SMALLEST <= size <= LARGEST or bucket(size) != size:
+        raise PeerProtocolError(peer, f"expected a bucket of at least {SMALLEST}, got {size} - at Opening from {peer}")
+    return size
+
+
+def disclosures(
+    lead: str, others: Sequence[str], result_to: ResultTo = "both", on_duplicate: OnDuplicate = "error"
+) -> dict[str, list[str]]:
+    """Say in words what each party of an alignment learned beyond its own ids.
+
+    Parameters
+    ----------
+    lead, others : str, sequence of str
+        The active party and the passive ones.
+    result_to : {"both", "active"}, default "both"
+    on_duplicate : {"error", "first", "expand"}, default "error"
+        "expand": numbers of rows are told, too.
+
+    Returns
+    -------
+    dict of party to list of str
+    """
+    sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
+    log = "with a run log: about by how many ids a partner's differ from the nearest it aligned with before"
+    learned = {lead: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, log]}
+    for name in others:
+        found = f"which of its own ids all parties hold (that {lead} shares further ones with others it does not learn)"
+        learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", lead), log]
+    if on_duplicate == "expand" and result_to == "both":
+        learned[lead].append(f"of each common id: how many rows each of {', '.join(others)} has of it")
+        for place, name in enumerate(others):
+            parties = [list(part) for part in ([lead, *others[:place]], others[place + 1 :]) if part]
+            products = [" times ".join(f"those of {party}" for party in part) for part in parties]
+            learned[name].append(f"of each common id: how many rows it has elsewhere ({'; '.join(products)})")
+    return learned

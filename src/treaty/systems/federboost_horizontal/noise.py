@@ -1,0 +1,173 @@
+"""Differential privacy of what a horizontal job opens: every member adds its share of discrete Gaussian noise to sums.
+
+Maddock, Cormode, Wang, Maple, Jha, "Federated Boosted Decision Trees with Differential Privacy", CCS 2022. The budget
+of a training is divided beforehand among its releases, all vectors that may be opened; those that are not opened in the
+end (a search or tree that ends early) are paid for all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.columns import Category
+from treaty.data.table import Schema
+from treaty.errors import ConfigError
+from treaty.models.checkpoints import noise_folder
+from treaty.privacy.discrete_gaussian import MOST_SIGMA, noise_share
+from treaty.privacy.ledger import DEFAULT_DELTA, Entry, Ledger, cost
+from treaty.privacy.zcdp import (
+    NoiseBudget,
+    budget,
+    level_coordinates,
+    noise_for,
+    rho_for,
+)
+from treaty.systems.horizontal.quantiles import most_probes
+from treaty.systems.pooled.training import Labelled
+from treaty.systems.tree_options import TreeOptions
+from treaty.trees.objectives import Objective
+from treaty.trees.splits import SplitRules
+
+SEARCH_ROUNDS = 24  # of the quantile search under noise: each costs
+OF_OPENING, OF_SEARCH = 0.01, 0.09  # of the budget; the rest is for trees
+
+
+@dataclass(frozen=True, slots=True)
+class SumNoise:
+    """A training's noise, by phase; none at all without a budget.
+
+    Attributes
+    ----------
+    opening, search, trees : float
+        Standard deviations, in units (`treaty.privacy.zcdp`).
+    honest : int
+        Shares that noise is made of.
+    budget : NoiseBudget or None
+    """
+
+    opening: float = 0.0
+    search: float = 0.0
+    trees: float = 0.0
+    honest: int = 1
+    budget: NoiseBudget | None = None
+
+    def on_opening(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Add the own share to the first vector."""
+        return self._on(counts, np.array([self.opening]))
+
+    def on_search(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Add the own share to counts below probes."""
+        return self._on(counts, np.array([self.search]))
+
+    def on_trees(self, sums: NDArray[np.int64], objective: Objective) -> NDArray[np.int64]:
+        """Add the own share to sums of (grad, hess, rows), one after the other."""
+        return self._on(sums, np.array([objective.grad_bound, objective.hess_bound, 1.0]) * self.trees)
+
+    def rules(self, rules: SplitRules, objective: Objective, max_bin: int) -> SplitRules:
+        """Return rules under which splits and leaves do not follow noise.
+
+        Where a sum of hess is little more than noise, gains and leaf weights may be anything. Children need eight
+        standard deviations of the noise in a sum over `max_bin` bins, and half of that goes into every denominator
+        (chosen on three data sets, `benchmarks/federboost_horizontal.py --noise`).
+        """
+        if self.budget is None:
+            return rules
+        deviation = self.trees * objective.hess_bound * objective.hess_unit * math.sqrt(max_bin)
+        return replace(
+            rules,
+            min_child_weight=max(rules.min_child_weight, 8.0 * deviation),
+            reg_lambda=max(rules.reg_lambda, 4.0 * deviation),
+        )
+
+    def _on(self, values: NDArray[np.int64], sigmas: NDArray[np.float64]) -> NDArray[np.int64]:
+        if self.budget is None:
+            return values
+        return values + noise_share(np.tile(sigmas, len(values) // len(sigmas)), self.honest)
+
+
+def plan_noise(options: TreeOptions, schema: Schema, classes: Sequence[Category] | None, members: int) -> SumNoise:
+    """Divide a training's budget among what it opens.
+
+    Parameters
+    ----------
+    classes : sequence or None
+        With more than two a round has a tree for each.
+    members : int
+        The leader, if it is one of them, knows its own share: noise is made by the others.
+
+    Raises
+    ------
+    ConfigError
+        When `epsilon_total` and `delta` are out of reach.
+    """
+    if options.epsilon_total is None:
+        return SumNoise()
+    delta, n_features, honest = options.delta or DEFAULT_DELTA, len(schema.names), max(1, members - 1)
+    numeric = sum(categories is None for categories in schema.categories)
+    n_outputs = len(classes) if classes is not None and len(classes) > 2 else 1
+    rho = rho_for(options.epsilon_total, delta)
+    opening = noise_for(OF_OPENING * rho, count=1, coordinates=1 + n_features, honest=honest)
+    search = noise_for(
+        OF_SEARCH * rho,
+        count=SEARCH_ROUNDS,
+        coordinates=max(1, numeric * most_probes(options.max_bin)),  # a row below all probes changes every count
+        honest=honest,
+    )
+    # each of a round's trees is a release of its own: with several classes a row is in every one of them
+    trees = noise_for(
+        (1.0 - OF_OPENING - OF_SEARCH) * rho,
+        count=options.n_estimators * options.max_depth * n_outputs,
+        coordinates=level_coordinates(n_features),
+        honest=honest,
+    )
+    if trees.sigma * 2.0**options.fractional_bits > MOST_SIGMA:
+        raise ConfigError(
+            f"epsilon_total={options.epsilon_total:g} needs more noise than fits at fractional_bits="
+            f"{options.fractional_bits}; lower fractional_bits, or raise epsilon_total"
+        )
+    spent = budget([opening, search, trees], delta)
+    return SumNoise(opening.sigma, search.sigma, trees.sigma, honest, spent)
+
+
+def noise_ledger(options: TreeOptions, kept: Path | None, name: str) -> Ledger | None:
+    """Return the privacy ledger of a participant, where there is noise and a folder to keep it in."""
+    return None if kept is None or options.epsilon_total is None else Ledger(noise_folder(kept, name))
+
+
+def pay(noise: SumNoise, ledger: Ledger | None, job: str) -> str:
+    """Enter a training's noise in a participant's ledger before anything is opened; return in words what was paid.
+
+    Parameters
+    ----------
+    ledger : Ledger or None
+        None where none is kept, and for a leader without rows.
+    job : str
+    """
+    if noise.budget is None:
+        return ""
+    if ledger is None:
+        return str(noise.budget)
+    rho, delta = noise.budget.rho, noise.budget.delta
+    entry = Entry(secrets.token_hex(16), job, "discrete Gaussian", "sums of a training", rho=rho, delta=delta)
+    ledger.spend([entry])
+    return f"{noise.budget}. In the ledger: {cost(ledger.entries())}"
+
+
+def check_noise(options: TreeOptions, data: Labelled, classes: object) -> None:
+    """Refuse noise where nothing bounds a row's gradient but the rows themselves.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if options.epsilon_total is not None and (classes is None or data.weight is not None):
+        raise ConfigError(
+            "epsilon_total needs gradients whose bound is known beforehand: a classification without sample weights"
+        )

@@ -1,0 +1,1 @@
+"""FedXGB (Liu et al. 2020): users, edge servers and a server that owns the model."""

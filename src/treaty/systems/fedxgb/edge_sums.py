@@ -1,0 +1,293 @@
+"""An edge server's end of the sums of its domain: who takes part, what they send each other, what is opened.
+
+See `crowd_users` for the messages. What is opened here is uniform to the edge server: each user's vector lies under a
+mask that it shares with the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.aggregation.aggregation_participant import SECRET_BYTES
+from treaty.crypto.aggregation.aggregation_round import Round, RoundVoid, Unmasking, enough
+from treaty.crypto.aggregation.round_keys import is_mask_key, unsigned
+from treaty.crypto.aggregation.secure_aggregation import Aggregator
+from treaty.crypto.sharing.secret_sharing import share_length
+from treaty.errors import CryptoError, PeerProtocolError
+from treaty.messaging.messages import M, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.fedxgb.authority import Offered
+from treaty.systems.fedxgb.cohorts import Rules, Standing, cohort_of, select, without_some
+from treaty.systems.fedxgb.user_sums import (
+    Absent,
+    Agreement,
+    Agreements,
+    Answer,
+    Call,
+    Cohort,
+    Domain,
+    MaskedInput,
+    MaskKey,
+    MaskKeys,
+    PassedShares,
+    Remaining,
+    SealedShares,
+)
+from treaty.systems.horizontal.members import Heard
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3  # at one sum
+LEAST = 3  # users whose sum may be opened
+MOST_SILENCES = 3  # of a user, each of which all others wait for
+MOST_PATIENCE = 4  # times `patience` a sum waits for users lost one after another; others wait for the edge server
+
+
+class Begun(NamedTuple):
+    """What an edge server has once shares are passed on: mask keys by user, sealed shares by sender and receiver."""
+
+    round: Round
+    keys: dict[str, bytes]
+    sealed: dict[str, dict[str, bytes]]
+    aggregator: Aggregator
+
+
+class DomainSums:
+    """A domain's cohort and its sums.
+
+    Parameters
+    ----------
+    party : Party
+    users : mapping of str to Offered
+        Of the domain, their keys checked.
+    standings : dict of str to Standing
+    rules : Rules
+    patience : float
+        Seconds after which a silent user counts as lost for the tree, and one that takes no message for good.
+
+    Attributes
+    ----------
+    heard : Heard
+        As the users have it.
+    there : list of str
+        Users not lost for good.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        users: Mapping[str, Offered],
+        standings: dict[str, Standing],
+        rules: Rules,
+        patience: float,
+    ) -> None:
+        self.heard = Heard(b"")
+        self.there = list(users)
+        self._party, self._users, self._standings = party, users, standings
+        self._rules, self._patience = rules, patience
+        self._rng = np.random.default_rng()
+        self._opened: set[frozenset[str]] = set()
+        self._cohort: list[str] = []  # as the tree began
+        self._running: list[str] = []  # those of them still there
+        self._silent: dict[str, int] = {}
+        self._idle = False  # gave nothing to the last sum
+        self._until = float("inf")  # monotonic time at which the sum under way is given up
+        self._counted: frozenset[str] | None = None  # whose rows are in the first sum, which bounds all others
+        self.send(dict.fromkeys(self.there, Domain(dict(users), rules.least_change)))
+
+    def choose(self, answered: Sequence[str], *, everybody: bool = False) -> None:
+        """Choose the cohort of a tree among those who answered, and tell it; with `everybody`, as many as there are."""
+        rules = replace(self._rules, most=None) if everybody else self._rules
+        standings = {name: self._standings[name] for name in answered if self._counted is None or name in self._counted}
+        ordered = select(standings, self._running, rules, self._rng)
+        cohort = cohort_of(ordered, self._opened, LEAST, rules, self._rng) if len(ordered) >= LEAST else None
+        if cohort is None:
+            self._sit_out(f"no permitted cohort among {len(ordered)} users")
+        self._cohort, self._running = list(cohort or ()), list(cohort or ())
+        for name in self._cohort:
+            self._standings[name].called += 1
+        self.send(dict.fromkeys(self._cohort, Cohort(self._cohort)))
+
+    def total(self, number: int, length: int) -> tuple[NDArray[np.int64], list[str], int]:
+        """Open the sum of the cohort's next vectors.
+
+        Parameters
+        ----------
+        number : int
+            Of the sum.
+        length : int
+            Of the vectors.
+
+        Returns
+        -------
+        int64 (length,)
+            Zeros where no sum could be opened.
+        list of str
+            Whose vectors are in it, sorted.
+        int
+            The attempt at which it was opened.
+        """
+        why = ""
+        self._until = time.monotonic() + MOST_PATIENCE * self._patience
+        for attempt in range(ATTEMPTS):
+            try:
+                this_round = self._round(number, attempt, length)
+                enough(len(self._running), this_round.least, "users")
+                opened, users = self._attempt(this_round, Call(number, attempt))
+            except CryptoError as void:
+                why = str(void)
+                logger.info("%s: sum %d, attempt %d: %s", self._party.name, number, attempt, why)
+                if time.monotonic() > self._until:
+                    break
+                continue
+            self._lose([name for name in self._running if name not in users])
+            self._counted = frozenset(users) if self._counted is None else self._counted
+            self._idle = False
+            return opened, users, attempt
+        self._sit_out(why)
+        self._lose(self._running)
+        self._counted = frozenset() if self._counted is None else self._counted
+        return np.zeros(length, np.int64), [], 0
+
+    def _sit_out(self, why: str) -> None:
+        """Warn that the domain gives nothing, once until it does again: it may be so for hundreds of trees."""
+        level = logging.INFO if self._idle else logging.WARNING
+        logger.log(level, "%s adds nothing to the rest of a tree: %s", self._party.name, why)
+        self._idle = True
+
+    def _round(self, number: int, attempt: int, length: int) -> Round:
+        party = self._party
+        if len(self._cohort) < LEAST:
+            raise RoundVoid(f"the round is void: expected {LEAST} users or more, got {len(self._cohort)}")
+        return Round(
+            job_id=party.job, protocol=party.protocol, round_id=number, attempt=attempt,
+            roster={name: self._users[name].key for name in self._cohort}, length=length,
+            vector_id=self.heard.digest.hex(),
+        )  # fmt: skip
+
+    def _attempt(self, this_round: Round, call: Call) -> tuple[NDArray[np.int64], list[str]]:
+        self.send(dict.fromkeys(self._running, call))
+        begun = self._begin(this_round)
+        aggregator = begun.aggregator
+        came = {}
+        for name, message in self._gather(MaskedInput).items():
+            try:
+                came[name] = view(message.values, np.uint64, (this_round.length,), peer=name, what="MaskedInput.values")
+            except PeerProtocolError as error:
+                self._expel(error)
+            else:
+                aggregator.add_input(name, came[name])
+        enough(len(came), this_round.least, "inputs")
+        least_change = self._rules.least_change
+        kept = without_some(list(came), self._opened, this_round.least, least_change, self._rng)
+        if kept is None:
+            raise RoundVoid(f"the round is void: {len(came)} users came, of whom no permitted cohort can be made")
+        for name in came.keys() - set(kept):
+            aggregator.take_back(name, came[name])
+        self._lose([name for name in self._running if name not in kept])
+        remaining = aggregator.survivors()
+        self._opened.add(frozenset(remaining))
+        self.send(dict.fromkeys(remaining, Remaining(remaining)))
+        agreed = {name: message.tags for name, message in self._gather(Agreement).items()}
+        enough(len(agreed), this_round.threshold, "users who agree")
+        self.send({to: Agreements({u: tags[to] for u, tags in agreed.items() if to in tags}) for to in agreed})
+        lost = sorted(begun.sealed.keys() - set(remaining))
+        told = self._sound(self._gather(Answer), lambda m, _: _fits(m, remaining, lost), "shares of who is asked for")
+        return aggregator.open({name: Unmasking(m.remaining, m.lost) for name, m in told.items()}), remaining
+
+    def _sound(self, came: Mapping[str, M], right: Callable[[M, str], bool], expected: str) -> dict[str, M]:
+        """Go on with those whose message is right, and without the others for good."""
+        wrong = [name for name, message in came.items() if not right(message, name)]
+        for name in wrong:
+            self._expel(PeerProtocolError(name, f"expected {expected}, got something else - from {name}"))
+        return {name: message for name, message in came.items() if name not in wrong}
+
+    def _begin(self, this_round: Round) -> Begun:
+        """Pass on mask keys and shares."""
+        made = self._sound(self._gather(MaskKey), lambda m, _: is_mask_key(m.public), "a mask key")
+        keys = {name: message.public for name, message in made.items()}
+        aggregator = Aggregator(this_round, unsigned(keys), signed=False)
+        self.send({
+            name: MaskKeys(keys, {u: m.tags.get(name, b"") for u, m in made.items() if u != name}) for name in made
+        })  # fmt: skip
+        shares = self._sound(
+            self._gather(SealedShares),
+            lambda m, name: m.sealed.keys() == keys.keys() - {name},
+            "a share for each other",
+        )
+        sealed = {name: message.sealed for name, message in shares.items()}
+        passed = aggregator.pass_shares(sealed)
+        self.send({name: PassedShares(passed[name]) for name in passed})
+        return Begun(this_round, keys, sealed, aggregator)
+
+    def send(self, messages: Mapping[str, Message]) -> None:
+        """Send to users, some of whom may be gone."""
+        reached = self._party.send_each(
+            {name: messages[name] for name in messages if name in self.there}, timeout=self._patience
+        )
+        for name in messages:
+            if name not in reached and name in self.there:
+                self.lose_for_good(name)
+
+    def only(self, users: Collection[str]) -> None:
+        """Go on without users that are not among these."""
+        for name in [name for name in self.there if name not in users]:
+            self.lose_for_good(name)
+
+    def lose_for_good(self, name: str) -> None:
+        """Go on without a user, whose connection is lost or who sent what no user does."""
+        logger.warning("%s goes on without %s", self._party.name, name)
+        self._party.leave_out(name)
+        self.there.remove(name)
+        self._lose([name])
+
+    def gather(self, names: Sequence[str], kind: type[M]) -> dict[str, M]:
+        """Receive from users those messages that come in time; who sends something else is lost for good."""
+        until = time.monotonic() + self._patience  # however many are expelled meanwhile
+        while True:
+            try:
+                came = self._party.gather(
+                    [name for name in names if name in self.there], kind, Absent, timeout=until - time.monotonic()
+                )
+            except PeerProtocolError as error:
+                self._expel(error)
+            else:
+                for name in [name for name in names if name in self.there and name not in came]:
+                    self._silent[name] = self._silent.get(name, 0) + 1
+                    if self._silent[name] >= MOST_SILENCES:
+                        self.lose_for_good(name)
+                return {name: message for name, message in came.items() if isinstance(message, kind)}
+
+    def _gather(self, kind: type[M]) -> dict[str, M]:
+        """Receive from the running cohort; who is absent is lost for the tree."""
+        if time.monotonic() > self._until:
+            raise RoundVoid(f"the round is void: users were waited for {MOST_PATIENCE * self._patience:g} s in all")
+        came = self.gather(self._running, kind)
+        self._lose([name for name in self._running if name not in came])
+        return came
+
+    def _expel(self, error: PeerProtocolError) -> None:
+        if error.peer not in self.there:
+            raise error
+        logger.warning("%s: %s", self._party.name, error)
+        self.lose_for_good(error.peer)
+
+    def _lose(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name in self._running:
+                self._standings[name].lost += 1
+        self._running = [name for name in self._running if name not in names]
+
+
+def _fits(answer: Answer, remaining: Sequence[str], lost: Sequence[str]) -> bool:
+    """Whether an answer is about the right users, in shares of the right length."""
+    shares = (*answer.remaining.values(), *answer.lost.values())
+    whose = answer.remaining.keys() == set(remaining) and answer.lost.keys() == set(lost)
+    return whose and all(len(share) == share_length(SECRET_BYTES) for share in shares)

@@ -1,0 +1,1 @@
+"""FedXGB's secure aggregation and prediction as published, for comparison."""

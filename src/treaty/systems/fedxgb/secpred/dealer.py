@@ -1,0 +1,200 @@
+"""Two edge servers compute on additive shares of rows and a hidden model, with a third one's random numbers.
+
+====================  ====================  ================================================  =====================
+message               from -> to            content                                           protection
+====================  ====================  ================================================  =====================
+`WantedRows`,         first edge -> third   how many rows there are; how many of them go      TLS
+`WantedLevel`,                              down a level of how many slots; how many leaves
+`WantedLeaves`                              there are
+`Dealt`               third edge -> the     a key, and for the second edge server products    for that one alone
+                      first two             of random numbers, see `additive_routing`
+`Exchanged`           first <-> second      what `additive_routing` says; at first a seed     one-time masks; TLS
+`Enough`              first edge -> third   nothing more is wanted now                        TLS
+====================  ====================  ================================================  =====================
+
+The third edge server, the dealer, learns no more than numbers of rows, columns, trees and slots. It sees nothing that
+the other two have or exchange. What these make for users is shared anew under a seed that they alone have
+(`fresh_shares`), a new one each time that rows are kept: otherwise the dealer and one user would learn the model.
+Adversary: honest but curious, of the three no two together; one of them with any users.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from itertools import count
+from typing import Annotated, TypeVar
+
+import msgspec
+import numpy as np
+
+from treaty.crypto.sharing.additive_routing import (
+    Keys,
+    MaskedRows,
+    at_root,
+    deal_leaves,
+    deal_level,
+    deal_mask,
+    leaf_values,
+    mask_rows,
+    numbers_of_level,
+    route_level,
+)
+from treaty.crypto.sharing.fresh_shares import FreshShares
+from treaty.crypto.sharing.hidden_splits import Layout
+from treaty.crypto.sharing.secure_comparison import Program
+from treaty.crypto.sharing.shamir_field import Words
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.fedxgb.secpred.shares import Bits, play_among
+
+Result = TypeVar("Result")
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+_NONE = np.empty(0, np.uint64)
+
+
+class WantedRows(Message):
+    """A mask is wanted for so many rows, all that there are."""
+
+    rows: _Count
+
+
+class WantedLevel(Message):
+    """Some of the rows, from `start`, go down a level of trees with so many slots each."""
+
+    start: _Count
+    rows: _Count
+    trees: _AtLeastOne
+    slots: _AtLeastOne
+
+
+class WantedLeaves(Message):
+    """Leaf values of so many rows are wanted, of so many leaves."""
+
+    rows: _Count
+    leaves: _Count
+
+
+class Enough(Message):
+    """Nothing more is wanted for now."""
+
+
+class Dealt(Message):
+    """Secret random numbers for the receiver alone: a key, and uint64 shares of products for the second edge server."""
+
+    key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    corrections: Array
+
+
+class Dealer:
+    """The third edge server's end.
+
+    Parameters
+    ----------
+    party : Party
+        Connected with the first two.
+    edges : sequence of str
+        All edge servers, in the job's order.
+    layout : Layout
+    """
+
+    def __init__(self, party: Party, edges: Sequence[str], layout: Layout) -> None:
+        self._party, self._edges, self._layout = party, edges, layout
+        self._mask = np.empty((0, layout.columns), np.uint64)
+
+    def serve(self) -> None:
+        """Deal what is wanted until there is enough.
+
+        Raises
+        ------
+        PeerError
+            When one of the two is lost, or the first wants what the protocol does not allow.
+        """
+        first = self._edges[0]
+        while True:
+            match self._party.receive(first, WantedRows, WantedLevel, WantedLeaves, Enough):
+                case WantedRows(rows=rows):
+                    self._mask, keys = deal_mask(rows, self._layout.columns)
+                    self._deal(keys, _NONE)
+                case WantedLevel(start=start, rows=rows, trees=trees, slots=slots):
+                    if start + rows > len(self._mask):
+                        there = f"at most {len(self._mask)} rows"
+                        raise PeerProtocolError(
+                            first, f"expected {there}, got {start + rows} - at WantedLevel.rows from {first}"
+                        )
+                    self._deal(*deal_level(self._mask[start : start + rows], trees, slots, self._layout.bits))
+                case WantedLeaves(rows=rows, leaves=leaves):
+                    self._deal(*deal_leaves(rows, 1, leaves))
+                case _:
+                    return
+
+    def _deal(self, keys: Keys, corrections: Words) -> None:
+        self._party.send(self._edges[0], Dealt(keys[0], Array.of(_NONE)))
+        self._party.send(self._edges[1], Dealt(keys[1], Array.of(corrections)))
+
+
+class AdditiveRouting:
+    """An edge server's work on additive shares, as one of the first two; see `crowd_shares.Routing`.
+
+    Parameters
+    ----------
+    party : Party
+        Connected with the other one and the dealer.
+    edges : sequence of str
+        All edge servers, in the job's order.
+    layout : Layout
+    """
+
+    def __init__(self, party: Party, edges: Sequence[str], layout: Layout) -> None:
+        self._party, self._edges, self._dealer = party, list(edges[:2]), edges[2]
+        self._own, self._bits = self._edges.index(party.name), layout.bits
+        empty = np.empty((0, layout.columns), np.uint64)
+        self._rows, self._fresh = MaskedRows(empty, empty), FreshShares(self._own, secrets.token_bytes(32))
+        self._messages = count()  # for users, of all rows that are ever kept
+
+    def keep(self, rows: Words) -> None:
+        """See `Routing`."""
+        key, _ = self._dealt(WantedRows(len(rows)), 0)
+        self._rows, seed = self._run(mask_rows(self._own, rows, key))
+        self._fresh = FreshShares(self._own, seed)
+
+    def at_root(self, trees: int, rows: int) -> Words:
+        """See `Routing`."""
+        return at_root(self._own, trees, rows)
+
+    def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
+        """See `Routing`."""
+        rows, (trees, slots) = self._rows.part(part), weights.shape[:2]
+        wanted = WantedLevel(part.indices(len(self._rows))[0], len(rows), trees, slots)
+        dealt = self._dealt(wanted, numbers_of_level(len(rows), trees, slots, self._bits))
+        paths = self.at_root(trees, len(rows)) if paths is None else paths
+        left, paths = self._run(route_level(self._own, rows, weights, thresholds, paths, self._bits, *dealt))
+        return self._fresh.bits(next(self._messages), left), paths
+
+    def leaves(self, paths: Words, values: Words) -> Words:
+        """See `Routing`."""
+        leaves, rows = paths.shape
+        dealt = self._dealt(WantedLeaves(rows, leaves), rows)
+        found = self._run(leaf_values(self._own, paths[None], values[None], *dealt))[0]
+        return self._fresh.numbers(next(self._messages), found)
+
+    def add(self, a: Words, b: Words) -> Words:
+        """See `Routing`."""
+        return a + b
+
+    def rest(self) -> None:
+        """See `Routing`."""
+        if self._own == 0:
+            self._party.send(self._dealer, Enough())
+
+    def _dealt(self, wanted: Message, corrections: int) -> tuple[bytes, Words]:
+        """Have the dealer deal; `corrections` are for the second edge server."""
+        if self._own == 0:
+            self._party.send(self._dealer, wanted)
+        dealt, shape = self._party.receive(self._dealer, Dealt), (self._own * corrections,)
+        return dealt.key, view(dealt.corrections, np.uint64, shape, peer=self._dealer, what="Dealt.corrections")
+
+    def _run(self, program: Program[Result]) -> Result:
+        return play_among(self._party, self._edges, program)

@@ -1,0 +1,259 @@
+"""The two forms in which rows and a hidden model are shared among edge servers, and who computes on the shares.
+
+============  =========================================  ==============================================================
+`comparison`  who has shares                             who may collude
+============  =========================================  ==============================================================
+"shamir"      all edge servers                           at most (edges - 1) // 2 edge servers, with users, or with the
+                                                         server, who knows the model
+"additive"    the first two edge servers; the third      no two of the first three edge servers; each with users, or
+              deals random numbers (`crowd_dealer`)      with the server, who knows the model
+============  =========================================  ==============================================================
+
+A user adds to that what it is told of its own rows, and nothing else. Under "additive" that takes shares made anew by
+the first two (`fresh_shares`): in those that they compute the dealer and a user would find the model.
+
+Of three edge servers both say the same: whoever has one has nothing. Of five, two may collude under "shamir" alone.
+Under "shamir" a wrong share is often noticed, under "additive" never. The server could deal as well, being assumed not
+to collude with edge servers; but then it would learn for how many rows predictions are asked, and all rows together
+with one edge server, with which it now learns none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.sharing import additive_routing, secure_routing
+from treaty.crypto.sharing import shamir_field as field
+from treaty.crypto.sharing.hidden_splits import Layout
+from treaty.crypto.sharing.secure_comparison import Program, Setting, prepare
+from treaty.crypto.sharing.shamir_field import Words
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+
+Comparison = Literal["shamir", "additive"]
+Bits = NDArray[Any]
+"""Shares of bits: of `Shares.bit`, uint64 or uint8."""
+
+Result = TypeVar("Result")
+
+
+class Exchanged(Message):
+    """Numbers of one round among edge servers."""
+
+    numbers: Array
+
+
+class Shares(Protocol):
+    """How numbers are shared.
+
+    Attributes
+    ----------
+    holders : list of str
+        The edge servers that have shares, in order.
+    dealer : str or None
+        The one who deals random numbers to them, if they need any.
+    number : tuple of int
+        The shape of a share of a number, uint64: two words, or one.
+    bit : type
+        Of a share of a bit that users are sent: np.uint64, which is shared as a number is, or np.uint8, in one piece.
+    """
+
+    holders: list[str]
+    dealer: str | None
+    number: tuple[int, ...]
+    bit: type[np.uint64] | type[np.uint8]
+
+    def share(self, values: NDArray[np.int64]) -> Words:
+        """Share numbers: int64 (...) -> uint64 (holders, ..., *number)."""
+        ...
+
+    def check(self, shares: Words, what: str) -> None:
+        """Refuse what are no shares: CryptoError."""
+        ...
+
+    def integers(self, shares: Words) -> NDArray[np.int64]:
+        """Open numbers; CryptoError when shares do not belong together, as far as that is noticed."""
+        ...
+
+    def bits(self, shares: Bits) -> NDArray[np.bool_]:
+        """Open bits."""
+        ...
+
+
+class Routing(Protocol):
+    """An edge server's work on shares, together with the others; see `secure_routing` for shapes.
+
+    Every call raises CryptoError or PeerError when shapes do not belong together, or another edge server is lost or
+    sends what the protocol does not allow.
+    """
+
+    def keep(self, rows: Words) -> None:
+        """Take everybody's rows, uint64 (n, columns, *number)."""
+        ...
+
+    def at_root(self, trees: int, rows: int) -> Words:
+        """Return where rows are at first, uint64 (trees, 1, rows, *number)."""
+        ...
+
+    def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
+        """Take some of the rows a level down, from the root where `paths` is None; return sides and paths.
+
+        Shares of sides tell users nothing but sides, whoever helps them; paths are not for users.
+        """
+        ...
+
+    def leaves(self, paths: Words, values: Words) -> Words:
+        """Find leaf values: uint64 (leaves, n, *number) and (leaves, *number) -> (n, *number).
+
+        Shares tell users nothing but values, as do sums of them.
+        """
+        ...
+
+    def add(self, a: Words, b: Words) -> Words:
+        """Add numbers."""
+        ...
+
+    def rest(self) -> None:
+        """Say that nothing more is asked for now; called after `keep`, too."""
+        ...
+
+
+def setting_of(layout: Layout, edges: int) -> Setting:
+    """Return what edge servers agree on before they compare Shamir shares."""
+    return Setting(servers=edges, degree=(edges - 1) // 2, bits=layout.bits)
+
+
+def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> Shares:
+    """Return how numbers are shared among some edge servers."""
+    return ShamirShares(layout, edges) if comparison == "shamir" else AdditiveShares(edges)
+
+
+class ShamirShares:
+    """Shamir shares of all edge servers; see `Shares`."""
+
+    dealer: str | None = None
+    number: tuple[int, ...] = (2,)
+    bit: type[np.uint64] | type[np.uint8] = np.uint64
+
+    def __init__(self, layout: Layout, edges: Sequence[str]) -> None:
+        self.holders, self.setting = list(edges), setting_of(layout, len(edges))
+
+    def share(self, values: NDArray[np.int64]) -> Words:
+        """See `Shares`."""
+        return secure_routing.share_integers(self.setting, values)
+
+    def check(self, shares: Words, what: str) -> None:
+        """See `Shares`."""
+        field.check_numbers(shares, what)
+
+    def integers(self, shares: Words) -> NDArray[np.int64]:
+        """See `Shares`."""
+        return secure_routing.open_integers(self.setting, shares)
+
+    def bits(self, shares: Bits) -> NDArray[np.bool_]:
+        """See `Shares`."""
+        return secure_routing.open_bits(self.setting, shares)
+
+
+class AdditiveShares:
+    """Additive shares of the first two edge servers; see `Shares`."""
+
+    number: tuple[int, ...] = ()
+    bit: type[np.uint64] | type[np.uint8] = np.uint8
+
+    def __init__(self, edges: Sequence[str]) -> None:
+        self.holders = list(edges[:2])
+        self.dealer: str | None = edges[2]
+
+    def share(self, values: NDArray[np.int64]) -> Words:
+        """See `Shares`."""
+        return additive_routing.share_integers(values)
+
+    def check(self, shares: Words, what: str) -> None:
+        """Every number is a share."""
+
+    def integers(self, shares: Words) -> NDArray[np.int64]:
+        """See `Shares`."""
+        return additive_routing.open_integers(shares)
+
+    def bits(self, shares: Bits) -> NDArray[np.bool_]:
+        """See `Shares`."""
+        return additive_routing.open_bits(shares)
+
+
+class ShamirRouting:
+    """An edge server's work on Shamir shares; see `Routing`.
+
+    Parameters
+    ----------
+    party : Party
+        Connected with all edge servers.
+    edges : sequence of str
+        All of them, in the job's order.
+    layout : Layout
+    threads : int
+    """
+
+    def __init__(self, party: Party, edges: Sequence[str], layout: Layout, threads: int) -> None:
+        self._party, self._edges, self._own = party, list(edges), list(edges).index(party.name)
+        self._setting, self._threads = setting_of(layout, len(edges)), threads
+        self._rows = np.empty((0, layout.columns, 2), np.uint64)
+
+    def keep(self, rows: Words) -> None:
+        """See `Routing`."""
+        self._rows = rows
+
+    def at_root(self, trees: int, rows: int) -> Words:
+        """See `Routing`; a constant is a share of itself."""
+        return np.broadcast_to(field.constant(1), (trees, 1, rows, 2)).copy()
+
+    def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
+        """See `Routing`."""
+        rows = self._rows[part]
+        ready = self._run(prepare(self._setting, self._own, len(weights) * len(rows)))
+        program = secure_routing.route_level(
+            self._setting, self._own, rows, weights, thresholds, paths, ready, self._threads
+        )
+        return self._run(program)
+
+    def leaves(self, paths: Words, values: Words) -> Words:
+        """See `Routing`."""
+        return self._run(secure_routing.leaf_values(self._setting, self._own, paths, values))
+
+    def add(self, a: Words, b: Words) -> Words:
+        """See `Routing`."""
+        return field.add(np.ascontiguousarray(a), b)
+
+    def rest(self) -> None:
+        """There is no dealer who waits."""
+
+    def _run(self, program: Program[Result]) -> Result:
+        return play_among(self._party, self._edges, program)
+
+
+def play_among(party: Party, edges: Sequence[str], program: Program[Result]) -> Result:
+    """Play a program with the other edge servers.
+
+    Raises
+    ------
+    CryptoError, PeerError
+        What the program raises, and when an edge server is lost.
+    """
+    try:
+        outgoing = next(program)
+        while True:
+            for receiver, numbers in outgoing.items():
+                party.send(edges[receiver], Exchanged(Array.of(np.ascontiguousarray(numbers))))
+            replies = {}
+            for sender in outgoing:
+                name = edges[sender]
+                came = party.receive(name, Exchanged).numbers
+                replies[sender] = view(came, np.uint64, came.shape, peer=name, what="Exchanged.numbers")
+            outgoing = program.send(replies)
+    except StopIteration as stopped:
+        result: Result = stopped.value
+        return result

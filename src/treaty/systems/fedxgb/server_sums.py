@@ -1,0 +1,136 @@
+"""The server's end of a crowd's sums: what it tells everybody, and totals over all domains, which alone it sees."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.aggregation.aggregation_round import RoundVoid
+from treaty.crypto.aggregation.masks import add_masks, mask_key
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Message
+from treaty.messaging.party import Party
+from treaty.systems.fedxgb.authority import Credentials, Offered
+from treaty.systems.fedxgb.user_sums import server_mask
+from treaty.systems.horizontal.members import Heard, Vouching
+from treaty.systems.horizontal.sums import Collector
+
+logger = logging.getLogger(__name__)
+
+
+class Users(Message):
+    """An edge server's users and their certified keys."""
+
+    of: dict[str, Offered]
+
+
+class Sum(Message):
+    """Open the next sum of the domain's vectors, of so many numbers, and add it to the other domains'."""
+
+    number: Annotated[int, msgspec.Meta(ge=0)]
+    length: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Survived(Message):
+    """Whose vectors are in the domain's sum, none where it could not be opened, and the attempt that opened it."""
+
+    users: list[str]
+    attempt: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Crowd:
+    """All users, by way of their edge servers.
+
+    Parameters
+    ----------
+    party : Party
+        The server, connected with the edge servers.
+    edges : sequence of str
+    credentials : Credentials
+    users : mapping of str to mapping of str to Offered
+        By edge server, keys checked.
+    vouching : Vouching
+        Whose certificates are pinned, for masks among edge servers.
+    begun : Message
+        What everybody was told first.
+    masked : bool
+        Whether domains' sums lie under masks shared with their users; not in paper mode.
+
+    Attributes
+    ----------
+    cohort : list of str
+        Users whose vectors are in the last total.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        edges: Sequence[str],
+        credentials: Credentials,
+        users: Mapping[str, Mapping[str, Offered]],
+        vouching: Vouching,
+        begun: Message,
+        *,
+        masked: bool = True,
+    ) -> None:
+        self.cohort: list[str] = []
+        self._party, self._edges = party, list(edges)
+        self._domains = {edge: frozenset(of) for edge, of in users.items()}
+        self._seeds = {
+            name: credentials.seed_with(name, offered) for of in users.values() for name, offered in of.items()
+        }
+        self._collector = Collector(party, edges, vouching, b"fedxgb edges", allow_two=True)
+        self._number, self._masked = 0, masked
+        self._heard = Heard(b"")
+        self._heard.hear(begun)
+        self._at_start = self._heard.digest
+
+    def tell(self, message: Message) -> None:
+        """Tell everybody; masks depend on it from now on."""
+        self._heard.hear(message)
+        self._collector.tell_all(message)
+
+    def settle(self) -> None:
+        """Take what was told so far as what everybody knows, also those who miss a tree."""
+        self._at_start = self._heard.digest
+
+    def begin_tree(self, message: Message) -> None:
+        """Tell everybody that a tree begins: what was told in the last one is forgotten."""
+        self._party.round += 1
+        self._heard = Heard(self._at_start)
+        self.tell(message)
+
+    def total(self, length: int) -> NDArray[np.int64]:
+        """Open the sum of the next vectors of all who are there, int64 (length,).
+
+        Raises
+        ------
+        RoundVoid
+            When nobody is left.
+        PeerProtocolError
+            When an edge server names users that are not its own.
+        """
+        self._number += 1
+        for edge in self._edges:
+            self._party.send(edge, Sum(self._number, length))
+        total = self._collector.total(length).view(np.uint64)
+        self.cohort = []
+        for edge in self._edges:
+            survived = self._party.receive(edge, Survived)
+            if not self._domains[edge] >= set(survived.users) or len(set(survived.users)) < len(survived.users):
+                raise PeerProtocolError(edge, f"expected users of the domain, got others - at Survived from {edge}")
+            nonce = server_mask(self._party, self._number, survived.attempt, self._heard.digest)
+            keys = [mask_key(self._seeds[name], nonce) for name in survived.users if self._masked]
+            add_masks(total, [], keys)
+            self.cohort += survived.users
+        if not self.cohort:
+            raise RoundVoid(
+                "no domain has enough users left to open a sum: at least two thirds of a tree's users must stay, and "
+                "three of each domain"
+            )
+        return total.view(np.int64)

@@ -1,0 +1,280 @@
+"""What the active party of FedXGBoost-LDP makes of a tree's gradients: noise, once, paid for before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import pieces, share
+from treaty.errors import BudgetSpent, ConfigError
+from treaty.privacy.ledger import Entry, Ledger, cost, model_job
+from treaty.privacy.mechanisms import (
+    ON_GRID,
+    STEPS,
+    clip_to_steps,
+    keystream,
+    largest,
+    to_sent,
+)
+from treaty.systems.tree_options import TreeOptions
+from treaty.trees.growth import Exhausted
+from treaty.trees.objectives import Objective
+from treaty.trees.scores import TreeGradients
+from treaty.trees.splits import SplitRules
+
+DEFAULT_MECHANISM, DEFAULT_EPSILON = "piecewise", 1.0
+MOST_SUM = 2**62
+SENT_STEPS = 1 << 12
+"""Steps from 0 to 1 of what is sent: far below the noise, and more rows of short numbers fit one sum of a histogram."""
+_BLOCK = 1 << 14  # rows that get their noise at a time; other blocks, other noise: see `SAMPLER`
+SAMPLER = 2  # one more whenever mechanisms make other noise of the same key: what is sent anew then pays anew
+
+
+class NoisyGradients:
+    """Puts noise on the gradients of one tree after another.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Its key is what noise is computed from: the same gradients of the same tree of a model get the same noise, in a
+        training that goes on as in the one that was interrupted, and are paid for once.
+    options : TreeOptions
+    objective : Objective
+    n_rows : int
+    weighted : bool
+        Whether rows have weights, which hessians show then.
+    model_id, job : str
+    first_tree : int
+        Trees that the model has already.
+    threads : int
+        That make noise; it is the same with any number of them.
+
+    Attributes
+    ----------
+    spent : list of Entry
+        Releases of this model, one for each tree, those of an interrupted training among them.
+    noisy_hess : bool
+    stopped : str
+        Why there may be no further tree; empty as long as there may.
+
+    Raises
+    ------
+    ConfigError
+        When sums of so much noise do not fit 62 bits, an epsilon is too small, or rows with noisy labels have weights.
+
+    Notes
+    -----
+    With mechanism "label_rr" nothing is done, for labels have their noise already. Weights would be sent as they are,
+    as factors of gradients and hessians; where they balance classes they are the labels.
+
+    Hessians p (1 - p) of margins that are made of noisy gradients alone depend on no label: they stay exact, and all of
+    epsilon goes to the gradients. Of weights, and of leaf values made of true gradients (paper mode), that is not so:
+    gradients and hessians get half of epsilon each.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        options: TreeOptions,
+        objective: Objective,
+        n_rows: int,
+        *,
+        weighted: bool,
+        model_id: str,
+        job: str,
+        first_tree: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self.stopped, self._threads = "", threads
+        self._ledger, self._options, self._objective = ledger, options, objective
+        self._model_id, self._job, self._tree = model_id, model_job(job, model_id), first_tree
+        self.mechanism = options.mechanism or DEFAULT_MECHANISM
+        self.epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
+        self._paper = options.mode == "paper"
+        self._sent = STEPS if self._paper else SENT_STEPS  # exact sums are of the same unit there
+        self.spent = [self._entry(f"tree {k} of {model_id}", k) for k in range(first_tree)]
+        if weighted and not self._on_gradients:
+            raise ConfigError(
+                "mechanism='label_rr' sends gradients whose labels alone carry noise, so sample weights as they are: "
+                "leave weights out, or take a mechanism that puts noise on gradients (piecewise, for example)"
+            )
+        self.noisy_hess = self._on_gradients and (weighted or self._paper)
+        largest_grad, largest_hess = objective.grad_bound, objective.hess_bound
+        if self._on_gradients:
+            most = largest(self.mechanism, self._each)
+            largest_grad = round(most * self._sent)
+            largest_hess = round((most + 1.0) * self._sent) if self.noisy_hess else largest_hess
+        if n_rows * max(largest_grad, largest_hess) >= MOST_SUM:
+            raise ConfigError(
+                f"sums of {n_rows} gradients under the noise of epsilon={self.epsilon:g} do not fit 62 bits; raise it"
+            )
+
+    @property
+    def _on_gradients(self) -> bool:
+        return self.mechanism != "label_rr"
+
+    @property
+    def _each(self) -> float:
+        """Epsilon of gradients, and of hessians where they have noise."""
+        return self.epsilon / 2.0 if self.noisy_hess else self.epsilon
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """C_g and C_h, what gradients and hessians are clipped to."""
+        objective, options = self._objective, self._options
+        grad = options.clip or objective.grad_bound * objective.grad_unit
+        return grad, options.clip_hess or objective.hess_bound * objective.hess_unit
+
+    @cached_property
+    def units(self) -> tuple[float, float]:
+        """What one integer step of a gradient and of a hessian is worth, as they are sent."""
+        grad, hess = self._objective.grad_unit, self._objective.hess_unit
+        if self._on_gradients:
+            grad = self.bounds[0] / self._sent
+        return grad, self.bounds[1] / (2 * self._sent) if self.noisy_hess else hess
+
+    def rules(self) -> SplitRules:
+        """Return the rules for leaves."""
+        return self._options.rules_of(*self.units)
+
+    def of(self, grad: NDArray[np.int64], hess: NDArray[np.int64], rows: NDArray[np.int32] | None) -> TreeGradients:
+        """Return what the next tree is grown on; rows that are not of its sample get no noise, and 0.
+
+        Parameters
+        ----------
+        grad, hess : int64 (n_rows,)
+            In the objective's fixed point.
+        rows : int32 or None
+            The tree's sample; None for all.
+
+        Raises
+        ------
+        Exhausted
+            When it would cost more than a person may pay, or all trees of its round would; nothing is drawn then.
+        """
+        n_outputs = self._objective.n_outputs
+        if self._on_gradients and n_outputs > 1 and self._tree % n_outputs == 0:
+            self._check_round(n_outputs)
+        exact_grad, exact_hess = grad, hess
+        if self._on_gradients:
+            exact, noisy = self._draw(grad, hess) if rows is None else self._draw(grad[rows], hess[rows], rows)
+            if self._paper:
+                exact_grad, exact_hess = (_spread(v, rows, grad) for v in exact)
+            grad = _spread(noisy[0], rows, grad)
+            if self.noisy_hess:
+                hess = _spread(noisy[1], rows, hess)
+        self._tree += 1
+        if self._paper:
+            return TreeGradients(grad, hess, exact_grad, exact_hess)
+        return TreeGradients(grad, hess, grad, hess)
+
+    def _draw(
+        self, grad: NDArray[np.int64], hess: NDArray[np.int64], rows: NDArray[np.int32] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Bring gradients, and hessians that get noise, to steps of the grid; pay; return them without and with noise.
+
+        Block by block, so that all of it stays in the cache: each has a stream of its own of the noise's key.
+        """
+        most_grad, most_hess = self.bounds
+        kinds = [(grad, self._objective.grad_unit / most_grad, 0.0)]
+        if self.noisy_hess:
+            kinds.append((hess, 2.0 * self._objective.hess_unit / most_hess, -1.0))
+        release_on_grid = ON_GRID[self.mechanism]
+        exact, noisy = np.empty((len(kinds), len(grad)), np.int32), np.empty((len(kinds), len(grad)), np.int64)
+        blocks = pieces(len(grad), _BLOCK)
+        digests = [b""] * len(blocks)
+
+        def prepare(first: int, last: int) -> None:
+            for k in range(first, last):
+                block = blocks[k]
+                for steps, (values, factor, shift) in zip(exact, kinds, strict=True):
+                    clip_to_steps(values[block], factor, shift, steps[block])
+                digests[k] = hashlib.sha256(exact[:, block].astype("<i4", copy=False).tobytes()).digest()
+
+        def release(first: int, last: int) -> None:
+            for k in range(first, last):
+                draw, block = keystream(key, k), blocks[k]
+                for steps, out in zip(exact, noisy, strict=True):
+                    to_sent(release_on_grid(steps[block], self._each, draw), self._sent, out[block])
+
+        share(prepare, len(blocks), self._threads, least=2)
+        of_rows = b"" if rows is None else hashlib.sha256(rows.astype("<i4").tobytes()).digest()
+        key = self._pay(of_rows + b"".join(digests))
+        share(release, len(blocks), self._threads, least=2)
+        for values, one in ((exact, STEPS), (noisy, self._sent)):
+            values[1:] += one  # hessians begin at 0, not at -1
+        return exact.astype(np.int64) if self._paper else noisy, noisy
+
+    def _pay(self, digests: bytes) -> bytes:
+        """Enter a release; return the key of its noise, which is that of these rows, numbers, tree and terms alone."""
+        terms = [SAMPLER, self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
+        content = hashlib.sha256(msgspec.msgpack.encode(terms) + digests)
+        draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
+        entry = self._entry(draw, self._tree)
+        with self._limited():
+            self._ledger.spend([entry], most=self._options.epsilon_total, delta=self._options.delta)
+        self.spent.append(entry)
+        return hashlib.sha256(b"treaty noisy gradients, key" + self._ledger.key + content.digest()).digest()
+
+    def _check_round(self, n_outputs: int) -> None:
+        """Refuse a round of which not all trees can be paid, before the first is: it would add nothing to the model.
+
+        Those that an interrupted training has paid cost nothing again. They are known by name: their draws are not made
+        yet.
+        """
+        trees = range(self._tree, self._tree + n_outputs)
+        paid = {entry.what for entry in self._ledger.entries() if entry.job == self._job}
+        unpaid = [entry for k in trees if (entry := self._entry(f"tree {k}", k)).what not in paid]
+        with self._limited():
+            self._ledger.check(unpaid, most=self._options.epsilon_total, delta=self._options.delta)
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Have a spent budget end the training."""
+        try:
+            yield
+        except BudgetSpent as spent:
+            self.stopped = str(spent)
+            raise Exhausted from None
+
+    def _entry(self, draw: str, tree: int) -> Entry:
+        epsilon = math.inf if self._paper else self.epsilon  # the exact sums beside the noise have none
+        return Entry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", epsilon)
+
+    def told(self, rounds: int) -> str:
+        """Say what was paid, in this training and with everything in the ledger, and whether that ended it."""
+        delta = self._options.delta
+        everything = self._ledger.entries()
+        here = (
+            cost(self.spent, delta)
+            if self._on_gradients
+            else f"epsilon {self.epsilon:g} per label and per person, once"
+        )
+        ended = f"; training ended after {rounds} rounds: {self.stopped}" if self.stopped else ""
+        kept = f". In the ledger: {cost(everything, delta)}" if everything else ""
+        return f"{here}{kept}{ended}"
+
+
+def scoring_rules(options: TreeOptions, units: tuple[float, float], *, noisy_hess: bool) -> SplitRules:
+    """Return the rules of scores: without hess, or with one that carries noise, over a floor of reg_lambda / 2."""
+    rules = options.rules_of(*units)
+    if options.split_score == "first_order":
+        return replace(rules, hess_unit=0.0, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
+    return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
+
+
+def _spread(values: NDArray[np.int64], kept: NDArray[np.int32] | None, like: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return values like another array, 0 where nothing is kept."""
+    if kept is None:
+        return values
+    spread = np.zeros_like(like)
+    spread[kept] = values
+    return spread

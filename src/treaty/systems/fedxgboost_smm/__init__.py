@@ -1,0 +1,1 @@
+"""FedXGBoost-SMM (Le et al. 2021): split sums by secure matrix multiplication."""

@@ -1,0 +1,146 @@
+"""The dealer of `smm_secure`: random matrices for two ends that must not have each other's, and nothing else.
+
+It has no data and learns how many rows there are, how many bins each passive party has, and how many nodes are asked
+about. What it must not do is tell either end what it gave the other: `crypto.matrix_triples` says what follows then.
+
+====================  ==============  ==========================================================  =================
+message               from -> to      content                                                     protection
+====================  ==============  ==========================================================  =================
+`Wanted`              active ->       rows; bins of each passive party                            TLS
+`AskerSeed`           -> active       seed of all A and C                                         TLS
+`HolderSeed`          -> passive      seed of B                                                   TLS
+`DealRequest`         active ->       deal for the next so many vectors                           TLS
+`Dealt`               -> passive      D = B A - C of these                                        TLS
+`DealEnd`             active ->       training is over                                            TLS
+====================  ==============  ==========================================================  =================
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.additive.packing import SumsBounds
+from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.sums.triple_sums import TripleSumsClient, TripleSumsServer
+from treaty.crypto.vectors.matrix_triples import SEED_BYTES, VECTOR_WORDS, Dealer, Words
+from treaty.errors import PeerProtocolError
+from treaty.messaging.agreement import agree
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.tree_options import TreeOptions
+from treaty.systems.vertical.active import public_options
+
+DEALER = "dealer"
+"""What `fit` calls the dealer that it plays."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+
+
+class Wanted(Message):
+    """What is to be dealt for: so many rows, and bins of each passive party. Tells these numbers."""
+
+    rows: Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
+    slots: dict[str, _Count]
+
+
+class AskerSeed(Message):
+    """Seed of the active party's masks A and C. Tells nothing."""
+
+    seed: bytes
+
+
+class HolderSeed(Message):
+    """Seed of a passive party's mask B. Tells nothing."""
+
+    seed: bytes
+
+
+class DealRequest(Message):
+    """Deal for so many vectors from number `first` on. Tells how many nodes are asked about."""
+
+    first: _Count
+    count: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+
+
+class Dealt(Message):
+    """Shares uint64 (vectors, 2, bins) for the vectors from number `first` on. Tell how many nodes there are."""
+
+    first: _Count
+    shares: Array
+
+
+class DealEnd(Message):
+    """Training is over."""
+
+
+def dealer(party: Party, options: TreeOptions, *, lead: str, threads: int = 1) -> None:
+    """Deal until the active party, `lead`, is done.
+
+    Parameters
+    ----------
+    party : Party
+        Connected with all parties.
+    options : TreeOptions
+        The job's, which all parties compare.
+    lead : str
+    threads : int
+
+    Raises
+    ------
+    ConfigError, CryptoError, PeerProtocolError
+        When parties disagree on parameters, or the active party asks for other than the very next vectors.
+    """
+    agree(party, public_options(options))
+    wanted = party.receive(lead, Wanted)
+    holders = [peer for peer in party.peers if peer != lead]
+    if sorted(wanted.slots) != sorted(holders):
+        raise PeerProtocolError(lead, f"expected the bins of {', '.join(holders)} - at Wanted.slots from {lead}")
+    made = Dealer(wanted.rows, wanted.slots, threads)
+    party.send(lead, AskerSeed(made.asker_seed))
+    for holder, seed in made.holder_seeds.items():
+        party.send(holder, HolderSeed(seed))
+    made.prepare()
+    while isinstance(request := party.receive(lead, DealRequest, DealEnd, follow=True), DealRequest):
+        for holder, shares in made.deal(request.first, request.count).items():
+            party.send(holder, Dealt(request.first, Array.of(shares)))
+        made.prepare()  # while the others are at work
+
+
+def asker(party: Party, name: str, bounds: SumsBounds, slots: dict[str, int], threads: int) -> TripleSumsClient:
+    """Return the active party's end of the sums, with the dealer of this name behind it."""
+    party.send(name, Wanted(bounds.n_rows, slots))
+    seed = _seed(party.receive(name, AskerSeed), name)
+
+    def deal(first: int, count: int) -> None:
+        party.send(name, DealRequest(first, count))
+
+    return TripleSumsClient(bounds, seed, deal, threads=threads)
+
+
+def holder(
+    party: Party, name: str, setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32], threads: int
+) -> TripleSumsServer:
+    """Return a passive party's end of the sums, with the dealer of this name behind it."""
+    check_payload(setup, "the set-up", (np.int64, (3,)))
+    bounds, slots = SumsBounds(*(int(x) for x in setup[0])), int(offsets[-1])
+    seed = _seed(party.receive(name, HolderSeed), name)
+
+    def shares(first: int, count: int) -> Words:
+        dealt = party.receive(name, Dealt)
+        if dealt.first != first:
+            raise PeerProtocolError(
+                name, f"expected shares for vector {first}, got {dealt.first} - at Dealt.first from {name}"
+            )
+        return view(dealt.shares, np.uint64, (count, VECTOR_WORDS, slots), peer=name, what="Dealt.shares")
+
+    return TripleSumsServer(bounds, codes, offsets, seed, shares, threads=threads)
+
+
+def _seed(message: AskerSeed | HolderSeed, name: str) -> bytes:
+    if len(message.seed) != SEED_BYTES:
+        raise PeerProtocolError(name, f"expected {SEED_BYTES} bytes - at {type(message).__name__}.seed from {name}")
+    return message.seed

@@ -1,0 +1,350 @@
+"""FedXGBoost-SMM, version 2, as published: passive parties send null vectors of their candidates and get sums.
+
+Each computes the gains of its own candidates and says the best alone. Messages of a level: `NodeRows` to all passive
+parties, `CandidateVectors` back, `MaskedGradients` to each, `BestGains` back; `Won` and `SplitAnswer` with whoever has
+won nodes. The steps are those of Le et al. 2021; what they give away is in `fedxgboost_smm`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.keystream import Keystream
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.fedxgboost_smm.paper.levels import (
+    Candidates,
+    OwnColumns,
+    PaperColumns,
+    PaperFinder,
+    Rows,
+    cut_matrices,
+    every_node,
+    join_matrices,
+    name_rows,
+    named_rows,
+    rows_of_nodes,
+    vectors_of_nodes,
+)
+from treaty.systems.fedxgboost_smm.paper.matrix_product import (
+    Matrix,
+    Sizes,
+    chosen,
+    disguised,
+    empty_rows,
+    null_vectors,
+    product,
+    response,
+    single_entries,
+)
+from treaty.systems.vertical.column_owner import SplitOwner, TreeOrder
+from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest
+from treaty.trees.candidates import bin_sums, split_gains, undivided, whole_numbers
+from treaty.trees.columns import SumsSource
+from treaty.trees.partition import RowPartition
+from treaty.trees.splits import Level, SplitRules, Splits, best_of, scan
+
+logger = logging.getLogger(__name__)
+
+_SAME_GAIN = 1e-9
+
+
+class NodeRows(Message):
+    """Nodes of a level: int32 node (or -1) per row. Tells a passive party which rows are in each."""
+
+    nodes: int
+    node_of_row: Array
+    last: ClassVar[bool] = True  # a level goes in one message
+
+
+class CandidateVectors(Message):
+    """Null vectors of each node's candidates: int32 how many, 0 for none, and float64 vectors, node after node.
+
+    Tell the active party that no candidate's column is in their span; a row that two candidates differ in is in no
+    vector.
+    """
+
+    widths: Array
+    vectors: Array
+
+
+class MaskedGradients(Message):
+    """Int64 sums of grad and hess of each node, (nodes, 2), and W, float64, node after node.
+
+    Tells a passive party the sums of grad and hess of its candidates and of the node, and, in one tree or less, the
+    gradients of every row, so the labels.
+    """
+
+    totals: Array
+    masked: Array
+
+
+class BestGains(Message):
+    """The gain of the best split of each node, float64 (nodes,), 0 for none. Tells the active party just that."""
+
+    gains: Array
+
+
+class Won(Message):
+    """Nodes, int32 (k,), that the party's splits have won, and int32 which of them, or -1, each row is in."""
+
+    nodes: Array
+    node_of_row: Array
+
+
+class CandidatesByProduct(PaperColumns):
+    """The columns of a passive party as the active party sees them: a source of best gains.
+
+    Parameters
+    ----------
+    party, peer, n_rows
+        See `PassiveColumns`.
+    """
+
+    def respond(self, rows: Sequence[Rows], gradients: NDArray[np.int64]) -> None:
+        """Take the null vectors of each node; answer with the gradients of its rows (paper, steps 4 and 5).
+
+        Raises
+        ------
+        PeerProtocolError
+            When a row of U U^T has a single non-zero, which the paper's check refuses, or U is no null space's basis.
+        """
+        peer, what, random = self.peer, "CandidateVectors", Keystream()
+        answer = self._party.receive(peer, CandidateVectors)
+        vectors = vectors_of_nodes(answer.widths, answer.vectors, rows, peer, what)
+        totals, masked, shown = np.zeros((len(rows), 2), np.int64), [], 0
+        for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
+            if not of_node.shape[1]:
+                continue
+            if single_entries(of_node).any():
+                raise PeerProtocolError(
+                    peer, f"expected no row of U U^T with a single non-zero - at {what}.vectors from {peer}"
+                )
+            shown += int(empty_rows(of_node).sum())
+            totals[node] = gradients[members].sum(axis=0)
+            masked.append(response(gradients[members].astype(np.float64), chosen(of_node, random)))
+        if shown:
+            logger.info("gradients of %d rows reach %s as they are: candidates single them out", shown, peer)
+        self._party.send(peer, MaskedGradients(Array.of(totals), join_matrices(masked)))
+
+    def best(self, n_nodes: int, source: int) -> Splits:
+        """Return the best split of each node as far as its owner says: the gain, and that it is one."""
+        peer, what = self.peer, "BestGains.gains"
+        gains = view(self._party.receive(peer, BestGains).gains, np.float64, (n_nodes,), peer=peer, what=what)
+        if not np.all(np.isfinite(gains) & (gains >= 0.0)):
+            raise PeerProtocolError(peer, f"expected gains from 0 on - at {what} from {peer}")
+        found = Splits.none(n_nodes, source)
+        found.gain[:] = gains
+        found.feature[gains > 0.0] = 0  # which one, only the owner knows
+        return found
+
+    def take(self, won: NDArray[np.int32], nodes: NDArray[np.int32], partition: RowPartition) -> None:
+        """Ask for the left rows of nodes, `won` by number within the level (paper, step 7)."""
+        self._asked = partition.rows(nodes, sampled=False)
+        named = name_rows(partition, nodes, self._n_rows, sampled=False)
+        self._party.send(self.peer, Won(Array.of(won), Array.of(named)))
+
+    def taken(self) -> NDArray[np.bool_]:
+        """Return which rows of the nodes asked about go left, in the partition's order."""
+        self._left = super().left()
+        return self._left[1]
+
+    def ask_left(
+        self,
+        features: NDArray[np.int32],
+        left_bins: NDArray[np.bool_],
+        rows: NDArray[np.int32],
+        starts: NDArray[np.int64],
+    ) -> None:
+        """See `SumsSource`; `take` has asked already."""
+
+    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """See `SumsSource`."""
+        return self._left
+
+
+class CandidatesFinder(PaperFinder):
+    """The split finder of version 2: own columns by their sums, others' by what gains their owners find.
+
+    Parameters
+    ----------
+    party, sources, n_rows, rules, threads
+        As `PaperFinder` has them.
+    """
+
+    def __init__(
+        self, party: Party, sources: Sequence[SumsSource], n_rows: int, rules: SplitRules, threads: int = 1
+    ) -> None:
+        super().__init__(party, sources, n_rows, rules, threads)
+        self._others = {k: source for k, source in enumerate(sources) if isinstance(source, CandidatesByProduct)}
+
+    def start_tree(
+        self,
+        grad: NDArray[np.int64],
+        hess: NDArray[np.int64],
+        rows: NDArray[np.int32] | None,
+        columns: NDArray[np.int32],
+    ) -> NDArray[np.int64]:
+        """See `SplitFinder`."""
+        self._values = np.stack([grad, hess, np.ones_like(grad)], axis=1)
+        if rows is not None:
+            self._values[np.setdiff1d(np.arange(len(grad)), rows)] = 0
+        return super().start_tree(grad, hess, rows, columns)
+
+    def best_splits(self, level: Level) -> Splits:
+        """See `SplitFinder`: have every owner find its best split, then ask the winners which rows go left."""
+        level = every_node(level)
+        named = name_rows(self._rows, level.nodes, self._n_rows, sampled=True)
+        for peer in self._party.peers:
+            self._party.send(peer, NodeRows(len(level.nodes), Array.of(named)))
+        own = [source for k, source in self._sources.items() if k not in self._others]
+        for source in own:
+            source.ask_sums(level, self._rows)
+        rows = rows_of_nodes(named, len(level.nodes))
+        for other in self._others.values():
+            other.respond(rows, self._values[:, :2])
+        best = best_of([
+            self._others[k].best(len(level.nodes), k) if k in self._others else self._scan(k, level)
+            for k in self._sources
+        ])  # fmt: skip
+        won = {k: np.flatnonzero((best.source == k) & (best.feature >= 0)).astype(np.int32) for k in self._others}
+        for k, nodes in won.items():
+            if len(nodes):
+                self._others[k].take(nodes, level.nodes[nodes], self._rows)
+        for k, nodes in won.items():
+            if len(nodes):
+                self._check(k, nodes, level, best)
+        return best
+
+    def _check(self, k: int, won: NDArray[np.int32], level: Level, best: Splits) -> None:
+        """Take the left rows of nodes that a party has won; hold their sums against the gains it named."""
+        other = self._others[k]
+        left = other.taken()
+        rows, starts = self._rows.rows(level.nodes[won], sampled=False)
+        sums = np.add.reduceat(np.concatenate([self._values[rows] * left[:, None], np.zeros((1, 3), np.int64)]), starts)
+        best.left_totals[won] = sums[: len(won)]
+        totals, of_left = level.totals[won], best.left_totals[won]
+        fewest = np.minimum(of_left, totals - of_left)[:, 2].min()
+        same = np.allclose(split_gains(totals, of_left, self._rules), best.gain[won], rtol=_SAME_GAIN, atol=_SAME_GAIN)
+        if not same or fewest < self._rules.min_child_samples:
+            raise PeerProtocolError(
+                other.peer, f"expected left rows with the gains it named - at SplitAnswer.left from {other.peer}"
+            )
+
+
+# ---------------------------------------------------------------- passive party
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A node whose sums a passive party is to get: its candidates, the mixed matrix and where they are in it."""
+
+    candidates: Candidates
+    mixed: Matrix
+    places: NDArray[np.intp]
+    vectors: Matrix
+
+
+class CandidatesOwner:
+    """A passive party's end: mixes its candidates, finds its best splits and decides rows at those that win.
+
+    Parameters
+    ----------
+    party : Party
+        Whose only peer is the active one.
+    columns : OwnColumns
+    owner : SplitOwner
+    rules : SplitRules
+    sizes : Sizes
+    threads : int
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        columns: OwnColumns,
+        owner: SplitOwner,
+        rules: SplitRules,
+        sizes: Sizes,
+        threads: int = 1,
+    ) -> None:
+        (self._lead,) = party.peers
+        self._party, self._columns, self._owner = party, columns, owner
+        self._rules, self._sizes, self._threads = rules, sizes, threads
+        self._best = Splits.none(0)
+
+    def find(self, asked: NodeRows, features: NDArray[np.int32]) -> None:
+        """Find the best split of each node of a level with the active party's help (paper, steps 2, 3, 6 and 7)."""
+        party, lead, columns = self._party, self._lead, self._columns
+        rows = named_rows(asked.node_of_row, len(columns.codes), asked.nodes, lead, "NodeRows.node_of_row")
+        nodes = self._mixed(rows, features)
+        widths = [0 if node is None else node.vectors.shape[1] for node in nodes]
+        vectors = [node.vectors for node in nodes if node is not None]
+        party.send(lead, CandidateVectors(Array.of(np.array(widths, np.int32)), join_matrices(vectors)))
+        answer = party.receive(lead, MaskedGradients)
+        totals = np.zeros((len(rows), 3), np.int64)
+        totals[:, :2] = view(answer.totals, np.int64, (len(rows), 2), peer=lead, what="MaskedGradients.totals")
+        totals[:, 2] = [len(members) for members in rows]
+        widths = [0 if node is None else 2 for node in nodes]
+        masked = cut_matrices(answer.masked, rows, widths, lead, "MaskedGradients.masked")
+        sums = np.stack([
+            self._sums(*of_node, features) for of_node in zip(nodes, masked, totals, strict=True)
+        ])  # fmt: skip
+        self._best = scan(
+            sums, totals, features, columns.offsets, columns.categorical, self._rules, threads=self._threads
+        )
+        party.send(lead, BestGains(Array.of(self._best.gain)))
+
+    def decide(self, won: Won, order: TreeOrder) -> SplitAnswer:
+        """Record the splits of nodes that were won, and say which of their rows go left."""
+        lead, what = self._lead, "Won.nodes"
+        nodes = view(won.nodes, np.int32, (None,), peer=lead, what=what)
+        if np.any(nodes < 0) or np.any(nodes >= len(self._best.gain)) or np.any(np.diff(nodes) <= 0):
+            raise PeerProtocolError(lead, f"expected ascending nodes of the level - at {what} from {lead}")
+        best = self._best.take(nodes.astype(np.intp))
+        if np.any(best.feature < 0):
+            raise PeerProtocolError(lead, f"expected nodes that have a split - at {what} from {lead}")
+        packed = np.packbits(best.left_bins, axis=1)
+        request = SplitRequest(Array.of(best.feature), Array.of(packed), won.node_of_row)
+        order.split(request)
+        answer = self._owner.divide(request)
+        assert isinstance(answer, SplitAnswer), "the nodes' rows are named"
+        return answer
+
+    def _mixed(self, rows: Sequence[Rows], features: NDArray[np.int32]) -> list[_Node | None]:
+        """Mix each node's candidates with random columns and draw null vectors; None where there is no way."""
+        random, nodes, short = Keystream(), list[_Node | None](), 0
+        for members in rows:
+            candidates = self._columns.candidates(members, features)
+            sizes = self._sizes.of_disguised(*candidates.matrix.shape)
+            if sizes is None or not len(candidates.slots):
+                short += sizes is None
+                nodes.append(None)
+                continue
+            bits, normal, count = sizes
+            mixed, places = disguised(candidates.matrix, bits, normal, random)
+            nodes.append(_Node(candidates, mixed, places, null_vectors(mixed, count, random)))
+        if short:
+            logger.info("%d nodes have fewer rows than candidates, and get no split here", short)
+        return nodes
+
+    def _sums(
+        self, node: _Node | None, masked: Matrix, totals: NDArray[np.int64], features: NDArray[np.int32]
+    ) -> NDArray[np.int64]:
+        """Return the bin sums of a node, int64 (slots, 3), as whole numbers again."""
+        columns = self._columns
+        if node is None:
+            return undivided(totals, features, columns.offsets)
+        try:
+            found = whole_numbers(product(node.mixed, masked)[node.places])
+        except ValueError as error:
+            raise PeerProtocolError(self._lead, f"{error} - at MaskedGradients.masked from {self._lead}") from None
+        of_node = node.candidates
+        return bin_sums(found.T, of_node.slots, of_node.counts, totals, features, columns.offsets, columns.categorical)

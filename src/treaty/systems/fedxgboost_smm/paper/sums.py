@@ -1,0 +1,199 @@
+"""FedXGBoost-SMM, version 1, as published: the active party sends null vectors of its gradients and gets sums.
+
+`NullVectors` goes to all passive parties alike, once per level; each answers `MaskedCandidates`. The steps are those of
+Le et al. 2021; what they give away is in `fedxgboost_smm`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.keystream import Keystream
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.fedxgboost_smm.paper.levels import (
+    OwnColumns,
+    PaperColumns,
+    PaperFinder,
+    cut_matrices,
+    every_node,
+    join_matrices,
+    name_rows,
+    named_rows,
+    rows_of_nodes,
+    vectors_of_nodes,
+)
+from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, null_vectors, product, response
+from treaty.trees.candidates import bin_sums, candidate_slots, undivided, whole_numbers
+from treaty.trees.partition import RowPartition
+from treaty.trees.splits import Level, Splits
+
+logger = logging.getLogger(__name__)
+
+
+class NullVectors(Message):
+    """Nodes of a level: int32 node (or -1) per row, int32 vectors of each node, float64 vectors, node after node.
+
+    Tells a passive party the rows of each node, and of their gradients that they are orthogonal to the vectors: with
+    few rows, or after some trees, the labels. A node of too few rows has no vectors.
+    """
+
+    node_of_row: Array
+    widths: Array
+    vectors: Array
+    last: ClassVar[bool] = True  # a level goes in one message
+
+
+class MaskedCandidates(Message):
+    """Rows in each slot, int32 (nodes, slots), and W, float64, node after node: columns of the slots that have one.
+
+    Tells the active party the sums of grad and hess of every candidate, and, in time, which rows are in which bin. The
+    paper has no counts; missing values, categories and `min_child_samples` need them.
+    """
+
+    counts: Array
+    masked: Array
+
+
+class GradientVectors:
+    """What all passive parties are sent alike, as the active party computes it once per level.
+
+    Parameters
+    ----------
+    party : Party
+    n_rows : int
+    sizes : Sizes
+    """
+
+    def __init__(self, party: Party, n_rows: int, sizes: Sizes) -> None:
+        self._party, self._n_rows, self._sizes = party, n_rows, sizes
+        self._level: Level | None = None
+
+    def start_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> None:
+        """Take a tree's gradients."""
+        self._gradients, self._level = np.stack([grad, hess], axis=1).astype(np.float64), None
+
+    def ask(self, level: Level, partition: RowPartition) -> None:
+        """Send all peers null vectors of the level's nodes, once (paper, step 1)."""
+        if self._level is level:
+            return
+        self._level, random = level, Keystream()
+        named = name_rows(partition, level.asked, self._n_rows, sampled=True)
+        self.rows = rows_of_nodes(named, len(level.asked))
+        self.matrices = [self._gradients[rows] for rows in self.rows]
+        counts = [self._sizes.of_plain(*matrix.shape) for matrix in self.matrices]
+        self.asked = np.array(counts) > 0
+        if not self.asked.all():
+            logger.info("%d nodes have too few rows for null vectors; others offer no split there", sum(~self.asked))
+        vectors = [
+            null_vectors(matrix, count, random)
+            for matrix, count in zip(self.matrices, counts, strict=True)
+            if count > 0
+        ]
+        message = NullVectors(Array.of(named), Array.of(np.array(counts, np.int32)), join_matrices(vectors))
+        for peer in self._party.peers:
+            self._party.send(peer, message)
+
+
+class SumsByProduct(PaperColumns):
+    """The columns of a passive party as the active party sees them: a source of sums.
+
+    Parameters
+    ----------
+    party, peer, n_rows
+        See `PassiveColumns`.
+    shared : GradientVectors
+    """
+
+    def __init__(self, party: Party, peer: str, n_rows: int, shared: GradientVectors) -> None:
+        super().__init__(party, peer, n_rows)
+        self._shared = shared
+
+    def start_tree(
+        self,
+        grad: NDArray[np.int64],
+        hess: NDArray[np.int64],
+        rows: NDArray[np.int32] | None,
+        columns: NDArray[np.int32],
+    ) -> None:
+        """See `SumsSource`."""
+        super().start_tree(grad, hess, rows, columns)
+        self._shared.start_tree(grad, hess)
+
+    def ask_sums(self, level: Level, rows: RowPartition) -> None:
+        """See `SumsSource`."""
+        self._totals = level.asked_totals
+        self._shared.ask(level, rows)
+
+    def sums(self) -> NDArray[np.int64]:
+        """See `SumsSource`: multiply the gradients with what was answered (paper, step 4).
+
+        Gradients are whole numbers here, and so are their sums: these are rounded, and equal to the pooled grower's.
+        """
+        peer, shared = self.peer, self._shared
+        answer = self._party.receive(peer, MaskedCandidates)
+        counts = self._counts(answer.counts)
+        slots = [candidate_slots(of_node, self.features, self.offsets) for of_node in counts]
+        what = "MaskedCandidates.masked"
+        masked = cut_matrices(answer.masked, shared.rows, [len(of_node) for of_node in slots], peer, what)
+        sums = np.empty((len(counts), int(self.offsets[-1]), 3), np.int64)
+        for node, totals in enumerate(self._totals):
+            if not shared.asked[node]:
+                sums[node] = undivided(totals, self.features, self.offsets)
+                continue
+            try:
+                found = whole_numbers(product(shared.matrices[node], masked[node]))
+            except ValueError as error:
+                raise PeerProtocolError(peer, f"{error} - at {what} from {peer}") from None
+            sums[node] = bin_sums(
+                found, slots[node], counts[node], totals, self.features, self.offsets, self.categorical
+            )
+        return sums
+
+    def _counts(self, array: Array) -> NDArray[np.int32]:
+        """Check how many rows are in each slot of each node: all of its rows once for each feature, or none at all."""
+        shape, what = (len(self._totals), int(self.offsets[-1])), "MaskedCandidates.counts"
+        counts = view(array, np.int32, shape, peer=self.peer, what=what)
+        of_features = np.add.reduceat(counts.astype(np.int64), self.offsets[:-1], axis=1) if shape[1] else counts
+        expected = np.zeros(of_features.shape, np.int64)
+        expected[:, self.features] = (self._totals[:, 2] * self._shared.asked)[:, None]
+        if np.any(counts < 0) or not np.array_equal(of_features, expected):
+            raise PeerProtocolError(self.peer, f"expected every row in one slot - at {what} from {self.peer}")
+        return counts
+
+
+class SumsFinderByProduct(PaperFinder):
+    """The split finder of version 1."""
+
+    def best_splits(self, level: Level) -> Splits:
+        """See `SplitFinder`."""
+        return super().best_splits(every_node(level))
+
+
+# ---------------------------------------------------------------- passive party
+
+
+def mask_candidates(
+    asked: NullVectors, lead: str, columns: OwnColumns, features: NDArray[np.int32]
+) -> MaskedCandidates:
+    """Answer as a passive party: W = M - Z (Z^T M) of each node, Z some of its vectors (paper, steps 2 and 3)."""
+    n_nodes = nodes_asked(asked)
+    rows = named_rows(asked.node_of_row, len(columns.codes), n_nodes, lead, "NullVectors.node_of_row")
+    vectors = vectors_of_nodes(asked.widths, asked.vectors, rows, lead, "NullVectors")
+    counts, masked, random = np.zeros((n_nodes, int(columns.offsets[-1])), np.int32), [], Keystream()
+    for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
+        if of_node.shape[1]:
+            candidates = columns.candidates(members, features)
+            counts[node] = candidates.counts
+            masked.append(response(candidates.matrix, chosen(of_node, random)))
+    return MaskedCandidates(Array.of(counts), join_matrices(masked))
+
+
+def nodes_asked(asked: NullVectors) -> int:
+    """Return how many nodes a message is about; 0 where it says so in no way."""
+    return asked.widths.shape[0] if len(asked.widths.shape) == 1 else 0

@@ -1,0 +1,1 @@
+"""Training on one plain table: what every federated system is compared with."""

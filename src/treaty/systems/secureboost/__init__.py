@@ -1,0 +1,1 @@
+"""SecureBoost (Cheng et al. 2019): boosting by column on encrypted gradients."""

@@ -1,0 +1,1 @@
+"""What the systems share whose tables are split by column."""

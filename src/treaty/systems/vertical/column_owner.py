@@ -1,0 +1,213 @@
+"""The owner's end of the conversation about its columns: what may be asked when, and who goes left at its splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.payload import Payload
+from treaty.data.binning import Bins
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, view
+from treaty.messaging.party import Party
+from treaty.models.trees import record_split
+from treaty.privacy.commitment import COMMITMENT_BYTES
+from treaty.systems.vertical.encrypted_columns import (
+    Hint,
+    HintTaken,
+    SplitAnswer,
+    SplitColumns,
+    SplitRequest,
+    TreeStart,
+    pack,
+)
+from treaty.trees.ensemble import SplitTable
+
+
+class LevelAsked(Protocol):
+    """A message that asks about nodes of a level, `last` with the last of them."""
+
+    @property
+    def last(self) -> bool: ...  # noqa: D102
+
+
+@dataclass(slots=True)
+class TreeOrder:
+    """What the active party may ask of an owner, and when: within a tree, per level sums and then at most one split.
+
+    Parameters
+    ----------
+    lead : str
+        The active party.
+    max_depth : int
+    fewest_rows : int
+        Least rows of a child, so that a node that is split has twice as many.
+    by_column : bool
+        Whether rows of nodes are not named, and all rows are decided.
+    """
+
+    lead: str
+    max_depth: int
+    fewest_rows: int
+    by_column: bool
+    _growing: bool = False
+    _levels: int = 0
+    _nodes: int = 0
+    _may_split: bool = False
+    _columns: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+    def start(self, columns: NDArray[np.int32]) -> None:
+        """Take note of `TreeStart`, which names the tree's columns."""
+        self._check(not self._growing, "TreeEnd before the next TreeStart")
+        self._growing, self._levels, self._nodes, self._may_split = True, 0, 0, False
+        self._columns = columns
+
+    def end(self) -> None:
+        """Take note of `TreeEnd`."""
+        self._check(self._growing, "TreeStart before TreeEnd")
+        self._growing = False
+
+    def sums(self, request: LevelAsked, nodes: int) -> None:
+        """Take note of `SumsRequest`, or what asks in its place, which is about so many nodes."""
+        self._check(self._growing and self._levels < self.max_depth, f"{self.max_depth} levels in a tree at most")
+        self._nodes += nodes
+        self._check(nodes > 0 and self._nodes <= 1 << self._levels, f"1 to {1 << self._levels} nodes of this level")
+        self._levels += request.last
+        self._nodes = 0 if request.last else self._nodes
+        self._may_split = request.last
+
+    def split(self, request: SplitRequest) -> None:
+        """Take note of `SplitRequest`."""
+        self._check(self._growing and self._may_split, "SumsRequest before SplitRequest, and one of it")
+        self._may_split = False
+        features = view(request.features, np.int32, (None,), peer=self.lead, what="SplitRequest.features")
+        self._check(len(features) <= 1 << (self._levels - 1), "no more splits than the level may have nodes")
+        self._check(bool(np.isin(features, self._columns).all()), "splits of the tree's columns")
+        self._check((request.node_of_row is None) == self.by_column, "rows of nodes named or not as agreed")
+        if request.node_of_row is None:
+            return
+        node_of_row = view(request.node_of_row, np.int32, (None,), peer=self.lead, what="SplitRequest.node_of_row")
+        sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=1)
+        self._check(bool(np.all(sizes >= 2 * self.fewest_rows)), f"nodes of {2 * self.fewest_rows} rows at least")
+
+    def _check(self, fine: bool, expected: str) -> None:
+        if not fine:
+            raise PeerProtocolError(self.lead, f"expected {expected} - from {self.lead}")
+
+
+def checked_sample(
+    start: TreeStart, lead: str, n_rows: int, n_features: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the tree's rows and columns, ascending numbers within the table."""
+    if len(start.commitment) != COMMITMENT_BYTES:
+        raise PeerProtocolError(lead, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {lead}")
+    if start.rows is None:
+        rows = np.arange(n_rows, dtype=np.int32)
+    else:
+        rows = ascending(start.rows, n_rows, lead, "TreeStart.rows")
+    return rows, ascending(start.columns, n_features, lead, "TreeStart.columns")
+
+
+def ascending(sent: Array, limit: int, lead: str, what: str) -> NDArray[np.int32]:
+    """Return received numbers of rows or columns, ascending ones within the table."""
+    numbers = view(sent, np.int32, (None,), peer=lead, what=what)
+    if len(numbers) and (numbers[0] < 0 or numbers[-1] >= limit or np.any(np.diff(numbers) <= 0)):
+        raise PeerProtocolError(lead, f"expected ascending numbers below {limit} - at {what} from {lead}")
+    return numbers
+
+
+class SplitsNamed(Protocol):
+    """A message that names splits: int32 features (k,), packed bits of bins left (k, 32)."""
+
+    @property
+    def features(self) -> Array: ...  # noqa: D102
+    @property
+    def left_bins(self) -> Array: ...  # noqa: D102
+
+
+class SplitOwner:
+    """Decides rows at splits of own columns, and records the splits (paper, Algorithm 2).
+
+    Parameters
+    ----------
+    lead : str
+        The active party.
+    codes : ndarray of uint8, shape (rows, features)
+    bins : Bins
+    splits : SplitTable
+        Where splits are recorded.
+    """
+
+    def __init__(self, lead: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable) -> None:
+        self._lead, self._codes, self._bins, self._splits = lead, codes, bins, splits
+        self._told: dict[tuple[int, bytes], int] = {}
+
+    def divide(self, request: SplitRequest) -> SplitAnswer | SplitColumns:
+        """Look up each node's split, write its record, decide its rows or, where these are not named, all."""
+        features, left_bins = self.asked(request)
+        if request.node_of_row is None:
+            return self._columns(features, left_bins)
+        lead, codes, k = self._lead, self._codes, len(features)
+        node_of_row = view(request.node_of_row, np.int32, (len(codes),), peer=lead, what="SplitRequest.node_of_row")
+        if np.any(node_of_row < -1) or np.any(node_of_row >= k):
+            raise PeerProtocolError(lead, f"expected nodes below {k} - at SplitRequest.node_of_row from {lead}")
+        rows = np.argsort(node_of_row, kind="stable")[np.count_nonzero(node_of_row < 0) :]
+        node = node_of_row[rows]
+        left = left_bins[node, codes[rows, features[node]]]
+        return SplitAnswer(self.record(features, left_bins), Array.of(np.packbits(left)))
+
+    def asked(self, request: SplitsNamed) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Return the features of the splits and the bins going left, bool (k, 256), checked."""
+        lead, bins, what = self._lead, self._bins, type(request).__name__
+        features = view(request.features, np.int32, (None,), peer=lead, what=f"{what}.features")
+        packed = view(request.left_bins, np.uint8, (len(features), 32), peer=lead, what=f"{what}.left_bins")
+        if np.any(features < 0) or np.any(features >= self._codes.shape[1]):
+            raise PeerProtocolError(
+                lead, f"expected features below {self._codes.shape[1]} - at {what}.features from {lead}"
+            )
+        left_bins = np.unpackbits(packed, axis=1).astype(np.bool_)
+        for feature, going in zip(features, left_bins, strict=True):
+            present = going[: bins.n_bins[feature]]
+            threshold = bins.cuts[feature] is not None
+            if not present.any() or (threshold and not present[: np.count_nonzero(present)].all()):
+                raise PeerProtocolError(lead, f"expected the lowest bins to go left - at {what}.left_bins from {lead}")
+        return features, left_bins
+
+    def record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Array:
+        """Write splits into the lookup table; return their numbers."""
+        records = [
+            record_split(self._splits, self._bins, int(feature), going)
+            for feature, going in zip(features, left_bins, strict=True)
+        ]
+        return Array.of(np.array(records, np.int32))
+
+    def _columns(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> SplitColumns:
+        """Decide all rows of the table, once for each distinct split."""
+        numbers, new = [], []
+        for feature, going in zip(features, left_bins, strict=True):
+            going = going[: self._bins.n_bins[feature] + 1]
+            key = int(feature), going.tobytes()
+            if key not in self._told:
+                self._told[key] = len(self._told)
+                new.append(np.packbits(going[self._codes[:, feature]]))
+            numbers.append(self._told[key])
+        width = -(-len(self._codes) // 8)
+        return SplitColumns(
+            self.record(features, left_bins),
+            Array.of(np.array(numbers, np.int32)),
+            Array.of(np.array(new, np.uint8).reshape(-1, width)),
+        )
+
+
+def send_hint(party: Party, hint: Iterator[Payload]) -> None:
+    """Send a cipher's answer to the set-up piece by piece, making the next while the last one is on its way."""
+    (lead,) = party.peers
+    for number, piece in enumerate(hint):
+        if number:
+            party.receive(lead, HintTaken)
+        party.send(lead, Hint(pack(piece)))
+    party.receive(lead, HintTaken)

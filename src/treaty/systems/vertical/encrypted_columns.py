@@ -1,0 +1,337 @@
+"""Columns of a passive party whose sums the active one gets under encryption: messages, and the active party's end.
+
+That is a source of sums (`trees.columns.SumsSource`), so that the grower cannot tell it from columns at hand. What each
+message tells is in its docstring, the order in which they come in `secureboost`; the other end is `column_owner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import pieces
+from treaty.crypto.sums.encrypted_sums import SumsClient
+from treaty.errors import CryptoError, PeerProtocolError
+from treaty.messaging.messages import DTYPES, Array, Message, view
+from treaty.messaging.party import Party
+from treaty.privacy.commitment import commit
+from treaty.trees.partition import RowPartition
+from treaty.trees.splits import Level
+
+
+class Layout(Message):
+    """A passive party's bins: int32 first slot of each feature, bool kind. Tells how many columns and bins it has."""
+
+    offsets: Array
+    categorical: Array
+
+
+class Hint(Message):
+    """A piece of the cipher's answer to the set-up. Tells what the cipher's page says.
+
+    Okamoto-Uchiyama, Paillier: which bin of a feature is fullest. Lattice: nothing, under its assumption.
+    """
+
+    payload: list[Array]
+
+
+class HintTaken(Message):
+    """The piece is here; asks for the next."""
+
+
+class TreeStart(Message):
+    """Encrypted gradients of a tree. Tells a passive party the tree's sample of rows (int32; none: all) and columns.
+
+    Under a blind cipher there are no gradients yet, and the sample of rows is not told: none, whatever it is.
+    The commitment tells nothing; on dispute it holds the active party to these gradients (`privacy.commitment`).
+    """
+
+    rows: Array | None
+    columns: Array
+    commitment: bytes
+    payload: list[Array]
+
+
+class TreeEnd(Message):
+    """The tree is grown. Tells nothing new; the passive party lets go of its gradients."""
+
+
+class SumsRequest(Message):
+    """Nodes of a level, `last` with the last of them. Tells a passive party which rows are in each; blind: how many."""
+
+    payload: list[Array]
+    last: bool
+
+
+class Sums(Message):
+    """Encrypted bin sums. Tell the active party sum of grad, hess and count of every bin of every node asked."""
+
+    payload: list[Array]
+
+
+class SplitRequest(Message):
+    """Nodes the owner won: int32 features (k,), packed bits of bins left (k, 32), int32 node (or -1) per row.
+
+    With ``reveal="column"`` the rows are not named, and a `SplitColumns` is asked for.
+    """
+
+    features: Array
+    left_bins: Array
+    node_of_row: Array | None
+
+
+class SplitAnswer(Message):
+    """Record numbers int32 (k,) and packed bits, node after node and its rows ascending. Tells which rows go left."""
+
+    records: Array
+    left: Array
+
+
+class SplitColumns(Message):
+    """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes), those not sent yet.
+
+    Columns are numbered from 0 in the order in which they are first sent. Tells which rows of the table go left at
+    each split, of all rows and not of the node's alone.
+    """
+
+    records: Array
+    columns: Array
+    new: Array
+
+
+class EncryptedGradients:
+    """What all passive parties are sent alike: encrypted once per tree or level, queried once per level.
+
+    Attributes
+    ----------
+    commitment : bytes
+        To the current tree's gradients.
+    openings : dict of int to bytes
+        Of each tree's commitment, by the tree's number within the model; for an auditor alone.
+    """
+
+    def __init__(self, party: Party, client: SumsClient, n_rows: int, first_tree: int = 0) -> None:
+        self.client = client
+        self.openings: dict[int, bytes] = {}
+        self._next_tree = first_tree
+        self._party = party
+        self._told = 0
+        self._n_rows = n_rows
+        self._tree: NDArray[np.int64] | None = None
+        self._columns: dict[str, NDArray[np.int32]] = {}
+        self._level: Level | None = None
+
+    def start_tree(
+        self,
+        peer: str,
+        grad: NDArray[np.int64],
+        hess: NDArray[np.int64],
+        rows: NDArray[np.int32] | None,
+        columns: NDArray[np.int32],
+    ) -> None:
+        """Send one peer the tree's sample and what its cipher sends with it; with the last of them a round begins."""
+        blind = self.client.blind
+        if self._tree is not grad:
+            self._tree, self._level = grad, None
+            self._ciphertexts: list[Array] = []  # the last tree's are given back before this one's are made
+            self._position = None
+            sampled = (grad, hess) if rows is None else (grad[rows], hess[rows])
+            self.commitment, self.openings[self._next_tree] = commit(*sampled, self._next_tree)
+            self._next_tree += 1
+            if rows is not None and not blind:
+                self._position = np.full(self._n_rows, -1, np.int32)
+                self._position[rows] = np.arange(len(rows), dtype=np.int32)
+            try:
+                self._ciphertexts = pack(self.client.begin_tree(*((grad, hess) if blind else sampled)))
+            except CryptoError as error:
+                error.public = "its gradients cannot be encrypted; it has the details"
+                raise
+        self._columns[peer] = columns
+        told = None if rows is None or blind else Array.of(rows)
+        self._party.send(peer, TreeStart(told, Array.of(columns), self.commitment, self._ciphertexts))
+        self._told += 1
+        if self._told == len(self._party.peers):
+            self._told = 0
+            self._party.round += 1
+
+    def ask(self, level: Level, partition: RowPartition) -> None:
+        """Ask all peers for the sums of a level's nodes, once; of many nodes, two messages at a time."""
+        if self._level is level:
+            return
+        self._level = level
+        self._sums: dict[str, list[NDArray[np.int64]]] = {peer: [] for peer in self._party.peers}
+        self._pieces = pieces(len(level.asked), self.client.nodes_at_a_time)
+        for number, piece in enumerate(self._pieces):
+            if number > 1:
+                for peer in self._party.peers:
+                    self._take(peer)
+            members, starts = partition.rows(level.asked[piece], sampled=True)
+            positions = members if self._position is None else self._position[members]
+            query = self.client.query(positions, starts.astype(np.int32))
+            request = SumsRequest(pack(query), number + 1 == len(self._pieces))
+            for peer in self._party.peers:
+                self._party.send(peer, request)
+
+    def sums(self, peer: str) -> NDArray[np.int64]:
+        """Return what a peer answered: int64 (nodes, slots, 3)."""
+        while len(self._sums[peer]) < len(self._pieces):
+            self._take(peer)
+        found, self._sums[peer] = self._sums[peer], []
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _take(self, peer: str) -> None:
+        assert self._level is not None
+        answer = self._party.receive(peer, Sums)
+        totals = self._level.asked_totals[self._pieces[len(self._sums[peer])]]
+        opened = self.client.open(peer, unpack(answer.payload, peer, "Sums"), totals, self._columns[peer])
+        self._sums[peer].append(opened)
+
+
+class PassiveColumns:
+    """The columns of a passive party, as the active party sees them: a source of sums (`trees.columns.SumsSource`).
+
+    Parameters
+    ----------
+    party : Party
+    peer : str
+        Whose columns.
+    n_rows : int
+
+    Attributes
+    ----------
+    gradients : EncryptedGradients
+        To be set before the first tree, once the cipher is set up for the layouts of all peers.
+    by_column : bool
+        Whether the owner decides all rows at a split and is not told the node's (``reveal="column"``).
+    """
+
+    gradients: EncryptedGradients
+
+    def __init__(self, party: Party, peer: str, n_rows: int) -> None:
+        self.peer = peer
+        self.by_column = False
+        self._party = party
+        self._n_rows = n_rows
+        self._decided: list[NDArray[np.uint8]] = []
+        layout = party.receive(peer, Layout)
+        self.categorical = view(layout.categorical, np.bool_, (None,), peer=peer, what="Layout.categorical")
+        n_features = len(self.categorical)
+        self.offsets = view(layout.offsets, np.int32, (n_features + 1,), peer=peer, what="Layout.offsets")
+        sizes = np.diff(self.offsets)
+        if self.offsets[0] != 0 or np.any(sizes < 1) or np.any(sizes > 256):
+            raise PeerProtocolError(peer, f"expected 1 to 256 slots per feature - at Layout.offsets from {peer}")
+
+    def start_tree(
+        self,
+        grad: NDArray[np.int64],
+        hess: NDArray[np.int64],
+        rows: NDArray[np.int32] | None,
+        columns: NDArray[np.int32],
+    ) -> None:
+        """See `SumsSource`."""
+        self.gradients.start_tree(self.peer, grad, hess, rows, columns)
+
+    def end_tree(self) -> None:
+        """See `SumsSource`."""
+        self._party.send(self.peer, TreeEnd())
+
+    def ask_sums(self, level: Level, rows: RowPartition) -> None:
+        """See `SumsSource`."""
+        self.gradients.ask(level, rows)
+
+    def sums(self) -> NDArray[np.int64]:
+        """See `SumsSource`: decrypt the answer."""
+        return self.gradients.sums(self.peer)
+
+    def ask_left(
+        self,
+        features: NDArray[np.int32],
+        left_bins: NDArray[np.bool_],
+        rows: NDArray[np.int32],
+        starts: NDArray[np.int64],
+    ) -> None:
+        """See `SumsSource`."""
+        self._asked = rows, starts
+        nodes = None
+        if not self.by_column:
+            node_of_row = np.full(self._n_rows, -1, np.int32)
+            node_of_row[rows] = np.repeat(np.arange(len(features), dtype=np.int32), np.diff(starts))
+            nodes = Array.of(node_of_row)
+        packed = np.packbits(left_bins, axis=1)
+        self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(packed), nodes))
+
+    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """See `SumsSource`."""
+        return self._left_of_columns() if self.by_column else self._left_of_nodes()
+
+    def _left_of_nodes(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        rows, starts = self._asked
+        answer = self._party.receive(self.peer, SplitAnswer)
+        records = self._records(answer)
+        packed = view(answer.left, np.uint8, (-(-len(rows) // 8),), peer=self.peer, what="SplitAnswer.left")
+        bits = np.unpackbits(packed, count=len(rows)).astype(np.bool_)
+        left = np.empty(len(rows), np.bool_)  # the answer is in ascending order of rows, the partition need not be
+        for first, last in pairwise(starts):
+            left[first + np.argsort(rows[first:last], kind="stable")] = bits[first:last]
+        return records, left
+
+    def _left_of_columns(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        (rows, starts), peer, nbytes = self._asked, self.peer, -(-self._n_rows // 8)
+        answer = self._party.receive(peer, SplitColumns)
+        records = self._records(answer)
+        numbers = view(answer.columns, np.int32, (len(records),), peer=peer, what="SplitColumns.columns")
+        new = view(answer.new, np.uint8, (None, nbytes), peer=peer, what="SplitColumns.new")
+        if len(new) > len(records):
+            raise PeerProtocolError(peer, f"expected at most a new column per split - at SplitColumns from {peer}")
+        self._decided.extend(new.copy())  # else each would keep its whole message
+        if np.any(numbers < 0) or np.any(numbers >= len(self._decided)):
+            raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
+        left = np.empty(len(rows), np.bool_)
+        for number, (first, last) in zip(numbers, pairwise(starts), strict=True):
+            of_node = rows[first:last]
+            left[first:last] = (self._decided[number][of_node >> 3] >> (7 - (of_node & 7))) & 1
+        return records, left
+
+    def _records(self, answer: SplitAnswer | SplitColumns) -> NDArray[np.int32]:
+        what = f"{type(answer).__name__}.records"
+        records = view(answer.records, np.int32, (len(self._asked[1]) - 1,), peer=self.peer, what=what)
+        if np.any(records < 0):
+            raise PeerProtocolError(self.peer, f"expected record numbers from 0 - at {what} from {self.peer}")
+        return records
+
+
+def take_hints(
+    client: SumsClient, sources: Sequence[PassiveColumns], party: Party, progress: Callable[[int, int], None] | None
+) -> None:
+    """Take every passive party's hint, piece by piece in turn, so that no more than a piece of each is on its way."""
+    left = {source: int(source.offsets[-1]) for source in sources}
+    slots, waiting = sum(left.values()), list(sources)
+    while waiting:
+        for source in waiting:
+            piece = unpack(party.receive(source.peer, Hint).payload, source.peer, "Hint")
+            left[source] = client.accept_hint(source.peer, piece, source.offsets)
+            party.send(source.peer, HintTaken())
+            if progress is not None:
+                progress(slots - sum(left.values()), slots)
+        waiting = [source for source in waiting if left[source]]
+
+
+def pack(payload: Sequence[NDArray]) -> list[Array]:  # type: ignore[type-arg]
+    """Wrap a cipher's arrays for sending."""
+    return [Array.of(values) for values in payload]
+
+
+def unpack(payload: Sequence[Array], peer: str, what: str) -> list[NDArray]:  # type: ignore[type-arg]
+    """View a cipher's arrays, whose shapes and values the cipher itself checks."""
+    for k, array in enumerate(payload):
+        if array.dtype not in DTYPES:
+            raise PeerProtocolError(
+                peer, f"expected an element type of {sorted(DTYPES)} - at {what}.payload[{k}] from {peer}"
+            )
+    return [
+        view(array, np.dtype(array.dtype), (None,) * len(array.shape), peer=peer, what=f"{what}.payload[{k}]")
+        for k, array in enumerate(payload)
+    ]

@@ -1,0 +1,140 @@
+"""A public seed that all parties of a star made together: commit, then reveal.
+
+Of it the lattice map expands its public elements, in which whoever chose them alone could have planted a trapdoor. It
+is uniform as long as one party draws its share honestly: all have committed before any share is told. The active party
+passes messages on; it could refuse to, no more. Where all parties kept hints of an earlier job, its seed serves again.
+
+=========================  ==================  ==========================================
+message                    from -> to          content
+=========================  ==================  ==========================================
+`SeedOffer`                active ->           binding of a hint kept earlier, or none
+`SeedCommitment`           passive ->          commitment to its share; whether it holds
+                                               the hint, for just this table
+`SeedCommitments`          active -> all       everyone's, or that kept hints serve
+`SeedShare`, `SeedShares`  passive ->, then    the shares
+                           active -> all
+=========================  ==================  ==========================================
+
+All that a message tells is in its content; shares are random numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Message
+from treaty.messaging.party import Party
+
+SHARE_BYTES = 32
+
+
+class SeedOffer(Message):
+    """The binding of the hint that the active party kept of this party's table; empty for none."""
+
+    binding: bytes
+
+
+class SeedCommitment(Message):
+    """Commitment to a share of the seed. Tells whether the party still has the offered hint's table and secrets."""
+
+    commitment: bytes
+    holds: bool
+
+
+class SeedCommitments(Message):
+    """All commitments, by party, in the job's order; or that the kept hints serve, and nothing is revealed."""
+
+    commitments: list[bytes]
+    kept: bool
+
+
+class SeedShare(Message):
+    """The share committed to."""
+
+    share: bytes
+
+
+class SeedShares(Message):
+    """All shares, in the order of the commitments."""
+
+    shares: list[bytes]
+
+
+def agree_on_seed(party: Party, client: LatticeSumsClient, offsets: Mapping[str, NDArray[np.int32]]) -> bool:
+    """Settle the seed as the active party, and return whether kept hints serve.
+
+    Parameters
+    ----------
+    client : LatticeSumsClient
+        Is told the seed.
+    offsets : mapping of str to ndarray of int32
+        Layout of every passive party's bins.
+    """
+    offered = client.offer(offsets)
+    for peer in party.peers:
+        party.send(peer, SeedOffer(offered[1][peer] if offered else b""))
+    answers = {peer: party.receive(peer, SeedCommitment) for peer in party.peers}
+    kept = offered is not None and all(answer.holds for answer in answers.values())
+    own = secrets.token_bytes(SHARE_BYTES)
+    commitments = [_commit(own), *(answers[peer].commitment for peer in party.peers)]
+    for peer in party.peers:
+        party.send(peer, SeedCommitments([] if kept else commitments, kept))
+    if kept and offered is not None:
+        client.settle(*offered)
+        return True
+    shares = [own, *(party.receive(peer, SeedShare).share for peer in party.peers)]
+    for peer, commitment, share in zip(party.peers, commitments[1:], shares[1:], strict=True):
+        _check(commitment, share, peer)
+    for peer in party.peers:
+        party.send(peer, SeedShares(shares))
+    client.settle(_seed(commitments, shares))
+    return False
+
+
+def follow_seed(party: Party, server: LatticeSumsServer) -> None:
+    """Settle the seed as a passive party; `server` is told it."""
+    (lead,) = party.peers
+    offer = party.receive(lead, SeedOffer)
+    own = secrets.token_bytes(SHARE_BYTES)
+    commitment = _commit(own)
+    holds = bool(offer.binding) and server.holds(offer.binding)
+    party.send(lead, SeedCommitment(commitment, holds))
+    settled = party.receive(lead, SeedCommitments)
+    if settled.kept:
+        if not holds:
+            raise PeerProtocolError(lead, f"expected a hint that is kept here - at SeedCommitments from {lead}")
+        server.settle(b"", kept=offer.binding)
+        return
+    if settled.commitments.count(commitment) != 1:
+        raise PeerProtocolError(lead, f"expected this party's commitment once - at SeedCommitments from {lead}")
+    party.send(lead, SeedShare(own))
+    shares = party.receive(lead, SeedShares).shares
+    if len(shares) != len(settled.commitments):
+        raise PeerProtocolError(lead, f"expected {len(settled.commitments)} shares - at SeedShares from {lead}")
+    place = settled.commitments.index(commitment)
+    if shares[place] != own:
+        raise PeerProtocolError(lead, f"expected this party's share unchanged - at SeedShares from {lead}")
+    for commitment, share in zip(settled.commitments, shares, strict=True):
+        _check(commitment, share, lead)  # of all: else the active party could choose another's once it knows this one's
+    server.settle(_seed(settled.commitments, shares))
+
+
+def _commit(share: bytes) -> bytes:
+    """Commit to a share: binds and, the share being random, hides."""
+    return hashlib.sha256(b"treaty public seed commitment" + share).digest()
+
+
+def _check(commitment: bytes, share: bytes, sender: str) -> None:
+    if len(share) != SHARE_BYTES or _commit(share) != commitment:
+        raise PeerProtocolError(sender, f"expected the share that was committed to - at the seed from {sender}")
+
+
+def _seed(commitments: list[bytes], shares: list[bytes]) -> bytes:
+    return hashlib.sha256(b"treaty public seed" + b"".join([*commitments, *shares])).digest()

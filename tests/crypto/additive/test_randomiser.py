@@ -1,0 +1,217 @@
+import gc
+import os
+import threading
+import time
+from collections import deque
+
+import numpy as np
+import pytest
+
+from treaty.crypto.additive.key_generation import generate_key
+from treaty.crypto.additive.montgomery import from_words
+from treaty.crypto.additive.randomiser import Randomiser, ReadyFactors
+from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
+
+
+@pytest.fixture(scope="module")
+def public():
+    return generate_key(insecure_test_key_bits=256).public
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Every exponent drawn for a factor."""
+    seen = []
+    factors = Randomiser.factors
+    monkeypatch.setattr(Randomiser, "factors", lambda self, e: seen.extend(from_words(e)) or factors(self, e))
+    return seen
+
+
+def as_numbers(public, factors):
+    return from_words(public.modulus.pack(factors.copy()))
+
+
+def wait_until_idle(store):
+    deadline = time.monotonic() + 20
+    while store._thread is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def ready(store):
+    return sum(map(len, store._ready))
+
+
+def test_taken_factors_are_powers_of_the_base_and_all_differ(public, drawn):
+    store = ReadyFactors(Randomiser(public), 40)
+    taken = []
+    for count in (3, 0, 40, 100, 1, 77):
+        factors = store.take(count, 2)
+        assert len(factors) == count
+        taken += as_numbers(public, factors)
+        store.prepare()
+    wait_until_idle(store)
+    taken += as_numbers(public, store.take(150, 1))
+    assert len(set(taken)) == len(taken) == 3 + 40 + 100 + 1 + 77 + 150
+    powers = {pow(public.h, r, public.n) * public.modulus.radix % public.n for r in drawn}
+    assert set(taken) <= powers
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_factors_are_made_ahead_up_to_the_largest_take(public):
+    store = ReadyFactors(Randomiser(public), 10)
+    store.prepare()
+    wait_until_idle(store)
+    assert 10 <= ready(store) <= 10 + 32
+    store.take(100, 1)
+    assert ready(store) == 0
+    store.prepare()
+    wait_until_idle(store)
+    assert 100 <= ready(store) <= 100 + 32
+
+
+def test_factors_made_ahead_are_bounded(public, monkeypatch):
+    monkeypatch.setattr("treaty.crypto.additive.randomiser._MOST_BYTES", 64 * Randomiser(public).factor_bytes)
+    store = ReadyFactors(Randomiser(public), 10_000)
+    store.take(500, 1)
+    store.prepare()
+    wait_until_idle(store)
+    assert 64 <= ready(store) <= 64 + 32
+
+
+def test_ready_factors_are_taken_without_an_exponentiation(public, drawn):
+    store = ReadyFactors(Randomiser(public), 64)
+    store.prepare()
+    wait_until_idle(store)
+    before = len(drawn)
+    store.take(64, 1)
+    assert len(drawn) == before
+
+
+def test_stopped_work_ends_and_may_begin_again(public):
+    store = ReadyFactors(Randomiser(public), 1 << 40)  # without an end but the bytes'
+    store.prepare()
+    thread = store._thread
+    store.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    done = ready(store)
+    store.prepare()
+    store.prepare()
+    assert sum(t.name == "treaty-factors" for t in threading.enumerate()) == 1
+    while ready(store) <= done:
+        time.sleep(0.002)
+    store.stop()
+    wait_until_idle(store)
+
+
+def test_threads_that_take_at_once_never_share_a_factor(public):
+    store, taken = ReadyFactors(Randomiser(public), 300), []
+    store.prepare()
+
+    def take():
+        for count in (1, 7, 40, 13):
+            taken.extend(as_numbers(public, store.take(count, 1)))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until_idle(store)
+    assert len(set(taken)) == len(taken) == 4 * 61
+
+
+def test_stop_takes_no_lock(public):
+    """Garbage may be collected, and a server's finalizer run, in a thread that holds the lock."""
+    store = ReadyFactors(Randomiser(public), 10)
+    stopping = threading.Thread(target=store.stop, daemon=True)
+    with store._lock:
+        stopping.start()
+        stopping.join(5)
+        assert not stopping.is_alive()
+
+
+def test_server_collected_by_the_working_thread_ends_it(public):
+    """As if a collection fell into the few lines in which that thread holds the lock."""
+    store = ReadyFactors(Randomiser(public), 1 << 40)
+
+    class Collecting(deque):
+        def append(self, made):
+            super().append(made)
+            store.stop()
+
+    store._ready = Collecting()
+    store.prepare()
+    thread = store._thread
+    thread.join(5)
+    assert not thread.is_alive()
+    assert ready(store) == 32
+
+
+def test_failed_background_work_may_begin_again(public, monkeypatch):
+    failures, factors = [], Randomiser.factors
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+
+    def fail(self, exponents):
+        raise MemoryError
+
+    monkeypatch.setattr(Randomiser, "factors", fail)
+    store = ReadyFactors(Randomiser(public), 10)
+    store.prepare()
+    wait_until_idle(store)
+    assert [failure.exc_type for failure in failures] == [MemoryError]
+    monkeypatch.setattr(Randomiser, "factors", factors)
+    store.prepare()
+    wait_until_idle(store)
+    assert ready(store) >= 10
+
+
+def test_child_of_a_fork_takes_none_of_its_parents_factors(public, monkeypatch):
+    store = ReadyFactors(Randomiser(public), 50)
+    store.prepare()
+    wait_until_idle(store)
+    parents = set(as_numbers(public, np.concatenate(list(store._ready))))
+    real = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: real + 1)  # forking a process with threads would be a warning
+    assert not parents & set(as_numbers(public, store.take(50, 1)))
+
+
+@pytest.mark.parametrize("cipher", ["ou", "paillier"])
+def test_no_two_answer_ciphertexts_share_an_exponent(drawn, cipher):
+    """Over trees and levels, with factors made ahead in between; and every exponent is of full length."""
+    rng = np.random.default_rng(8)
+    codes, offsets = rng.integers(0, 9, (200, 3)).astype(np.uint8), np.array([0, 10, 20, 30], np.int32)
+    size = {"threads": 1, "insecure_test_key_bits": 256}
+    client = make_client(cipher, SumsBounds(200, 1 << 10, 1 << 8), **size)
+    server = make_server(cipher, client.setup(), codes, offsets, **size)
+    client.accept_hint("peer", next(server.hint()), offsets)
+    used, take = [], server._factors.take
+    server._factors.take = lambda count, threads: (used.append(take(count, threads)), used[-1])[1]
+    answered = 0
+    for _ in range(3):
+        payload = client.begin_tree(rng.integers(-9, 9, 200), rng.integers(0, 9, 200))
+        server.begin_tree(payload, np.arange(200, dtype=np.int32))
+        for nodes in (1, 2):
+            starts = np.linspace(0, 200, nodes + 1).astype(np.int32)
+            answered += len(server.answer(client.query(np.arange(200, dtype=np.int32), starts))[1])
+            wait_until_idle(server._factors)
+        server.end_tree()
+    public = client._key.public
+    factors = [x for batch in used for x in as_numbers(public, batch)]
+    assert len(set(factors)) == len(factors) == answered
+    assert len(set(drawn)) == len(drawn) >= answered
+    assert public.randomness_bits - 12 <= max(drawn).bit_length() <= public.randomness_bits
+
+
+def test_background_work_ends_with_its_server():
+    client = make_client("paillier", SumsBounds(4, 10, 10), threads=1, key_bits=2048)
+    codes, offsets = np.zeros((4, 400), np.uint8), np.arange(401, dtype=np.int32) * 32
+    server = make_server("paillier", client.setup(), codes, offsets, threads=1)
+    server.begin_tree(client.begin_tree(np.zeros(4, np.int64), np.zeros(4, np.int64)), np.arange(4, dtype=np.int32))
+    thread = server._factors._thread
+    assert thread.is_alive()
+    del server
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()

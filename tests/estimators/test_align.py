@@ -1,0 +1,103 @@
+"""`align`: tables of any kind, in common order, ready to train on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from treaty.errors import ConfigError, DataError
+from treaty.estimators.align import align
+from treaty.estimators.trees import GBDTClassifier
+
+BANK = {"id": [f"c{k}" for k in range(90)], "x": np.arange(90)}
+SHOP = {"id": [f"c{k}" for k in range(89, 29, -1)], "y": np.arange(89, 29, -1)}
+CLUB = {"id": [f" c{k} " for k in range(20, 70)], "z": np.arange(20, 70)}
+ALL: dict[str, Any] = {
+    "bank": pd.DataFrame(BANK, index=range(1000, 1090)),
+    "shop": pl.DataFrame(SHOP),
+    "club": pa.table(CLUB),
+}
+
+
+def test_tables_come_back_as_they_came_in_one_order() -> None:
+    aligned = align(ALL)
+    assert [type(table) for table in aligned.values()] == [type(table) for table in ALL.values()]
+    x, y, z = aligned["bank"]["x"], aligned["shop"]["y"].to_numpy(), aligned["club"]["z"].to_numpy()
+    assert sorted(x) == list(range(30, 70))
+    assert list(x) != sorted(x)
+    assert np.array_equal(x, y)
+    assert np.array_equal(x, z)
+    assert list(aligned["bank"].index) == list(range(40))
+    assert [list(aligned["bank"].columns), aligned["shop"].columns, aligned["club"].column_names] == [
+        ["x"],
+        ["y"],
+        ["z"],
+    ]
+
+
+def test_ids_are_kept_on_request_and_columns_may_differ() -> None:
+    shop = ALL["shop"].rename({"id": "customer"})
+    on = {"bank": "id", "shop": "customer"}
+    aligned = align({"bank": ALL["bank"], "shop": shop}, on, active="shop", drop_id=False, n_jobs=1)
+    assert aligned["bank"]["id"].tolist() == aligned["shop"]["customer"].to_list()
+
+
+def test_aligned_tables_train() -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(200)
+    bank = pd.DataFrame({"id": ids, "a": rng.normal(size=200), "label": ids % 2})
+    shop = pd.DataFrame({"id": np.arange(50, 250), "b": np.arange(50, 250) % 2 + rng.normal(scale=0.1, size=200)})
+    aligned = align({"bank": bank, "shop": shop})
+    y = aligned["bank"].pop("label")
+    model = GBDTClassifier(n_estimators=3).fit(aligned, y)
+    assert model.score(aligned, y) > 0.99  # b tells the label, if rows of both belong together
+
+
+def test_repeated_ids_give_the_rows_of_a_join() -> None:
+    left = pd.DataFrame({"id": [1, 1, 2, None, 4], "x": range(5)})
+    right = pd.DataFrame({"id": [2, 1, 1, 1, 7], "y": range(5)})
+    aligned = align({"left": left, "right": right}, on_duplicate="expand")
+    joined = left.dropna().merge(right, on="id")
+    found = sorted(zip(aligned["left"]["x"], aligned["right"]["y"], strict=True))
+    assert found == sorted(zip(joined["x"], joined["y"], strict=True))
+
+
+def test_only_the_active_table_comes_back_when_only_it_learns() -> None:
+    aligned = align(ALL, result_to="active", active="shop")
+    assert list(aligned) == ["shop"]
+    assert sorted(aligned["shop"]["y"]) == list(range(30, 70))
+
+
+def test_logs_are_kept_per_party_and_show_progress(tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    tables = {"bank": ALL["bank"], "shop": ALL["shop"]}
+    align(tables, log=tmp_path, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1][0] == calls[-1][1] == 2048
+    assert {path.name for path in tmp_path.glob("*.jsonl")} == {"bank.jsonl", "shop.jsonl"}
+    with pytest.raises(ConfigError, match="has started 1 alignments"):
+        align(tables, log=tmp_path, max_runs=1)
+
+
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
+    "one table": ({"bank": ALL["bank"]}, {}, ConfigError, "at least two"),
+    "unknown active": (ALL, {"active": "club2"}, ConfigError, "expected active"),
+    "column for some": (ALL, {"on": {"bank": "id"}}, ConfigError, "expected `on`"),
+    "no such column": (ALL, {"on": "key"}, DataError, "bank: expected a column 'key'"),
+    "an array": ({**ALL, "bank": np.zeros((3, 2))}, {}, DataError, "bank: expected a dataframe in memory, got ndarray"),
+    "lazy": ({**ALL, "shop": ALL["shop"].lazy()}, {}, DataError, "shop: expected a dataframe in memory"),
+    "unknown option": (ALL, {"normalise": ["upper"]}, ConfigError, "expected normalise"),
+}
+
+
+@pytest.mark.parametrize(("tables", "options", "error", "message"), BAD.values(), ids=BAD)
+def test_unusable_input_is_named(
+    tables: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        align(tables, **options)

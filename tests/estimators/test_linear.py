@@ -1,0 +1,328 @@
+"""The scikit-learn face of linear models."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import warnings
+
+import msgspec
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression as TheirRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import treaty
+from tables import cut, real_table, with_categories, with_gaps
+from treaty.models.linear import LinearPart, load_linear_part
+from treaty.systems.linear_options import LINEAR_PROTOCOLS, LinearOptions, linear_options
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*rows have a margin beyond 4:UserWarning")
+
+EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": "batches are of rows, whatever their weights",
+}
+
+
+@parametrize_with_checks(
+    [treaty.LogisticRegression(), treaty.LogisticRegression(loss="logistic", solver="sgd")],
+    expected_failed_checks=lambda estimator: EXPECTED,
+)
+def test_scikit_learn_contract_holds(estimator, check):
+    check(estimator)
+
+
+def test_estimator_defaults_are_the_options_defaults():
+    defaults = {name: p.default for name, p in inspect.signature(treaty.LogisticRegression.__init__).parameters.items()}
+    options = LinearOptions()
+    assert set(options.__struct_fields__) <= set(defaults)
+    assert all(defaults[name] == getattr(options, name) for name in options.__struct_fields__)
+    assert set(LINEAR_PROTOCOLS) == set(msgspec.inspect.type_info(LinearOptions).fields[0].type.values)
+
+
+def test_it_finds_what_scikit_learn_finds():
+    X, y = real_table("binary")
+    ours = treaty.LogisticRegression(loss="logistic", l2=0.01, max_iter=600, tol=0.0, learning_rate=0.5).fit(X, y)
+    scaled = np.clip(StandardScaler().fit_transform(X.astype(np.float32).astype(float)), -10, 10)
+    theirs = TheirRegression(C=1 / (0.01 * len(y)), tol=1e-10, max_iter=1000).fit(scaled, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-4)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=2e-4)
+    np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(scaled), atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", [None, "sgd"])
+def test_pooled_tables_of_parties_give_the_model_of_the_joined_table(solver):
+    X, y = real_table("binary")
+    tables = cut(X, 3)
+    joined = treaty.LogisticRegression(solver=solver, random_state=1).fit(X, y)
+    apart = treaty.LogisticRegression(solver=solver, random_state=1, active="p1").fit(tables, y)
+    np.testing.assert_allclose(apart.decision_function(tables), joined.decision_function(X), atol=1e-9)
+    assert list(apart.coef_) == ["p0", "p1", "p2"]
+    np.testing.assert_allclose(np.concatenate(list(apart.coef_.values()))[None], joined.coef_, atol=1e-9)
+    np.testing.assert_allclose(apart.intercept_, joined.intercept_, atol=1e-9)
+    assert [part.intercept is not None for part in apart.parts_.values()] == [False, True, False]
+
+
+def test_margins_are_the_prepared_columns_times_the_weights():
+    X, y = real_table("binary")
+    X = with_gaps(with_categories(X))
+    model = treaty.LogisticRegression(random_state=0).fit(X, y)
+    (part,) = model.parts_.values()
+    columns = treaty.data.to_table(X).columns
+    prepared = part.preparation.matrix(columns, len(X))
+    np.testing.assert_allclose(
+        model.decision_function(X), prepared @ model.coef_[0] + model.intercept_[0], rtol=1e-12, atol=1e-12
+    )
+    assert len(part.column_names()) == model.coef_.shape[1] > X.shape[1]
+    p = model.predict_proba(X)
+    np.testing.assert_allclose(p[:, 1], 1 / (1 + np.exp(-model.decision_function(X))), rtol=1e-12)
+    np.testing.assert_array_equal(model.predict(X), (p[:, 1] > 0.5).astype(int))
+    assert model.score(X, y) > 0.8
+
+
+def test_rows_without_weight_do_not_count():
+    X, y = real_table("binary")
+    weight = np.where(np.arange(len(y)) < 40, 0.0, 2.0)
+    turned = np.where(weight == 0.0, 1 - y, y)
+    fits = [treaty.LogisticRegression(random_state=0).fit(X, labels, weight).coef_ for labels in (y, turned)]
+    np.testing.assert_array_equal(fits[0], fits[1])
+    assert not np.allclose(fits[0], treaty.LogisticRegression(random_state=0).fit(X, turned).coef_)
+
+
+def test_an_active_party_may_bring_labels_alone():
+    X, y = real_table("binary")
+    tables = {"lab": X, "clinic": None}
+    model = treaty.LogisticRegression(active="clinic", random_state=0).fit(tables, y)
+    assert model.coef_["clinic"].shape == (0,)
+    assert model.intercept_[0] == model.parts_["clinic"].intercept != 0.0
+    np.testing.assert_allclose(
+        model.predict_proba({"lab": X}), treaty.LogisticRegression(random_state=0).fit(X, y).predict_proba(X)
+    )
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], [7, -1], [True, False], [1.0, 2.0]], ids=str)
+def test_any_two_labels_come_back(labels):
+    X, y = real_table("binary")
+    named = np.array(labels)[y]
+    model = treaty.LogisticRegression().fit(X, named)
+    assert model.classes_.tolist() == sorted(labels)
+    assert np.mean(model.predict(X) == named) > 0.9
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "arrow", "numpy"])
+def test_any_dataframe_gives_the_same_model(kind):
+    X, y = real_table("binary")
+    convert = {
+        "pandas": lambda X: X.set_index(np.arange(len(X))[::-1]),
+        "polars": pl.from_pandas,
+        "arrow": pa.Table.from_pandas,
+        "numpy": lambda X: X.to_numpy(),
+    }[kind]
+    expected = treaty.LogisticRegression(random_state=0).fit(X, y).predict_proba(X)
+    model = treaty.LogisticRegression(random_state=0).fit(convert(X), y)
+    np.testing.assert_array_equal(model.predict_proba(convert(X)), expected)
+
+
+def test_missing_and_unknown_values_are_predicted():
+    X, y = real_table("binary")
+    X = with_categories(X)
+    model = treaty.LogisticRegression(random_state=0).fit(X, y)
+    strange = X.iloc[:5].copy()
+    strange[X.columns[0]] = pd.Categorical(["other"] * 5)
+    strange[X.columns[1]] = np.nan
+    assert np.all(np.isfinite(model.decision_function(strange)))
+
+
+def test_saved_models_predict_the_same(tmp_path):
+    X, y = real_table("binary")
+    for name, tables in (("one", with_categories(X)), ("parties", cut(with_categories(X), 3))):
+        model = treaty.LogisticRegression(l2=np.float64(0.1), random_state=3).fit(tables, y)
+        model.save(tmp_path / name)
+        for again in (treaty.load(tmp_path / name), pickle.loads(pickle.dumps(model))):
+            assert type(again) is treaty.LogisticRegression
+            np.testing.assert_array_equal(again.predict_proba(tables), model.predict_proba(tables))
+            assert again.get_params() == model.get_params()
+            assert again.loss_history_ == model.loss_history_
+            assert again.n_iter_ == model.n_iter_
+            assert again.n_features_in_ == X.shape[1]
+            np.testing.assert_array_equal(again.classes_, model.classes_)
+            assert getattr(again, "feature_names_in_", None) is None or list(again.feature_names_in_) == list(X)
+
+
+def test_files_that_are_no_linear_part_are_refused(tmp_path):
+    X, y = real_table("binary")
+    part = treaty.LogisticRegression().fit(X, y).parts_["pooled"]
+    made = part.preparation
+    broken = [
+        {"coef": part.coef[:-1]},
+        {"coef": np.full_like(part.coef, np.nan)},
+        {"preparation": type(made)(made.n_categories, made.median[1:], made.mean, made.scale)},
+        {"preparation": type(made)((3, *made.n_categories[1:]), made.median, made.mean, made.scale)},
+        {"schema": type(part.schema)(part.schema.names[1:], part.schema.categories[1:])},
+    ]
+    for changes in broken:
+        msgspec.structs.replace(part, **changes).save(tmp_path / "part")
+        with pytest.raises(treaty.ConfigError, match="expected a linear model of Treaty"):
+            load_linear_part(tmp_path / "part")
+    treaty.GBDTClassifier(n_estimators=1).fit(X, y).parts_["pooled"].save(tmp_path / "part")
+    with pytest.raises(treaty.ConfigError, match="treaty-linear-part 1"):
+        load_linear_part(tmp_path / "part")
+    part.save(tmp_path / "part")
+    assert isinstance(load_linear_part(tmp_path / "part"), LinearPart)
+
+
+def test_fitted_attributes_tell_what_happened():
+    X, y = real_table("binary")
+    model = treaty.LogisticRegression(random_state=0, batch_size=60).fit(X, y)
+    assert model.n_iter_ == len(model.loss_history_) <= 30
+    assert model.evals_result_ == {"train": {"taylor": model.loss_history_}}
+    assert model.loss_history_[-1] < model.loss_history_[0] < np.log(2) + 1e-9
+    assert model.communication_ == {}
+    assert model.timings_["total"] >= model.timings_["training"] > 0
+    assert model.disclosures_ == {"pooled": ["everything: all columns and labels are in one place"]}
+    logistic = treaty.LogisticRegression(loss="logistic", random_state=0, batch_size=60).fit(X, y)
+    assert list(logistic.evals_result_["train"]) == ["logistic"]
+
+
+def test_clone_copies_parameters_and_refitting_forgets():
+    X, y = real_table("binary")
+    model = treaty.LogisticRegression(random_state=1).fit(X, y)
+    again = clone(model).fit(X.iloc[:, :5], y)
+    model.fit(X.iloc[:, :5], y)
+    np.testing.assert_array_equal(model.predict_proba(X.iloc[:, :5]), again.predict_proba(X.iloc[:, :5]))
+    assert model.n_features_in_ == 5
+
+
+def test_grid_search_works():
+    X, y = real_table("binary")
+    search = GridSearchCV(treaty.LogisticRegression(), {"l2": np.array([0.0, 0.1]), "solver": ["sgd", None]}, cv=2)
+    assert search.fit(X, y).best_score_ > 0.85
+
+
+def test_the_seed_decides_the_batches():
+    X, y = real_table("binary")
+    fits = [treaty.LogisticRegression(batch_size=50, random_state=seed).fit(X, y).coef_ for seed in (1, 1, 2, None)]
+    np.testing.assert_array_equal(fits[0], fits[1])
+    assert not np.array_equal(fits[0], fits[2])
+    assert not np.array_equal(fits[0], fits[3])
+
+
+@pytest.mark.parametrize(
+    ("options", "pairs", "rate"),
+    [
+        ({}, 5, 0.05),
+        ({"solver": "sgd"}, 0, 0.15),
+        ({"solver": "sgd", "learning_rate": 0.4}, 0, 0.4),
+        ({"protocol": "quasi-newton", "memory": 3}, 3, 0.05),
+        ({"protocol": "sgd"}, 0, 0.15),
+    ],
+    ids=str,
+)
+def test_gradient_descent_has_no_pairs_and_a_rate_of_its_own(options, pairs, rate):
+    resolved = linear_options(options)
+    assert (resolved.pairs, resolved.first_rate) == (pairs, rate)
+
+
+def test_the_solver_decides_how_weights_are_found():
+    X, y = real_table("binary")
+    options = {"batch_size": 60, "random_state": 0, "max_iter": 8, "learning_rate": 0.1}
+    newton, none, descent = (
+        treaty.LogisticRegression(solver=solver, **options).fit(X, y).coef_ for solver in ("quasi-newton", None, "sgd")
+    )
+    np.testing.assert_array_equal(newton, none)
+    assert np.abs(newton - descent).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_iter": 0}, "max_iter=0"),
+        ({"batch_size": "all"}, "batch_size='all'"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
+        ({"tol": float("nan")}, "tol=nan"),
+        ({"l2": float("inf")}, "l2=inf: expected a finite number"),
+        ({"protocol": "newton"}, "protocol='newton': expected one of pooled, quasi-newton, sgd"),
+        ({"solver": "lbfgs"}, "solver='lbfgs': expected one of quasi-newton, sgd"),
+        ({"loss": "hinge"}, "loss='hinge': expected one of taylor, logistic"),
+        ({"encryption": "ou"}, "protocol 'pooled' has no option 'encryption'"),
+        ({"coordinator": True}, "protocol 'pooled' has no option 'coordinator'"),
+        ({"protocol": "sgd", "solver": "sgd"}, "protocol 'sgd' has no option 'solver'"),
+        ({"protocol": "quasi-newton", "key_bits": 1024}, "key_bits=1024"),
+        ({"transport": "pigeon"}, "transport"),
+        ({"transport": "grpc"}, "transport"),
+        ({"n_jobs": 0}, "n_jobs"),
+        ({"random_state": -1}, "random_state"),
+        ({"random_state": 2**130}, f"random_state={2**130}: expected"),
+        ({"protocol": "sgd", "batch_size": 10**30}, f"batch_size={10**30}: expected"),
+        ({"mode": "paper"}, "protocol 'pooled' has no such mode"),
+        ({"protocol": "sgd", "encryption": "lattice", "key_bits": 2048}, "has no key: leave key_bits out"),
+        ({"protocol": "sgd", "key_bits": 2048, "insecure_test_key_bits": 768}, "got both"),
+        ({"active": "bank"}, "active"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_named(options, message):
+    X, y = real_table("binary")
+    with pytest.raises(treaty.ConfigError) as caught:
+        treaty.LogisticRegression(**options).fit(cut(X, 2), y)
+    assert message in str(caught.value)
+
+
+def test_wrong_data_names_the_party():
+    X, y = real_table("binary")
+    tables = cut(X, 2)
+    model = treaty.LogisticRegression()
+    cases = [
+        (X, np.arange(len(y)) % 3, ["Only binary classification", "multiclass", "got 3"]),
+        (tables, np.ones(len(y)), ["one class", "p0", "240 rows"]),
+        ({**tables, "p1": tables["p1"].iloc[:-3]}, y, ["p0 240", "p1 237"]),
+        (tables, np.where(np.arange(len(y)) < 4, np.nan, y), ["p0", "4"]),
+        (tables, None, ["y cannot be None", "requires y"]),
+        ([], y, ["table"]),
+        (tables, np.array(["a", 1], dtype=object)[y], ["p0: expected labels of one kind, got int and str"]),
+    ]
+    for data, labels, words in cases:
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - treaty's errors, and scikit-learn's own
+            model.fit(data, labels)
+        assert any(word in str(caught.value) for word in words), str(caught.value)
+    with pytest.raises(treaty.DataError, match=r"p0.*negative"):
+        model.fit(tables, y, sample_weight=np.full(len(y), -1.0))
+    with pytest.raises(NotFittedError):
+        treaty.LogisticRegression().predict(X)
+
+
+def test_prediction_refuses_other_parties_and_misses_needed_ones():
+    X, y = real_table("binary")
+    tables = cut(X, 2)
+    model = treaty.LogisticRegression().fit(tables, y)
+    with pytest.raises(treaty.DataError, match="without p1 margins lack its columns"):
+        model.predict({"p0": tables["p0"]})
+    with pytest.raises(treaty.DataError, match="p0, p1"):
+        model.predict({**tables, "p2": tables["p1"]})
+    with pytest.raises(treaty.DataError, match="mapping"):
+        model.predict(X)
+
+
+def test_a_party_of_constants_may_be_absent():
+    X, y = real_table("binary")
+    tables = {"bank": X, "shop": pd.DataFrame({"country": np.ones(len(X))})}
+    model = treaty.LogisticRegression(random_state=0).fit(tables, y)
+    assert model.coef_["shop"] == [0.0]
+    np.testing.assert_array_equal(model.predict_proba({"bank": X}), model.predict_proba(tables))
+
+
+def test_margins_beyond_the_range_of_the_taylor_loss_are_warned_of():
+    X, y = real_table("binary")
+    with pytest.warns(UserWarning, match="rows have a margin beyond 4"):
+        treaty.LogisticRegression(random_state=0, batch_size=60).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        treaty.LogisticRegression(random_state=0, batch_size=60, loss="logistic").fit(X, y)
+        treaty.LogisticRegression(random_state=0, batch_size=60, l2=0.1).fit(X, y)

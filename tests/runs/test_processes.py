@@ -1,0 +1,471 @@
+"""Whole jobs between processes over gRPC with mutual TLS, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+import treaty
+from runs.job_files import (
+    EACH_WITHIN,
+    TREATY,
+    finish,
+    one_line,
+    start,
+    started_to_die,
+    wait_for_rounds,
+)
+from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
+from treaty.messaging.certificates import write_identity
+from treaty.models.checkpoints import load_checkpoint
+from treaty.models.trees import load_part
+from treaty.runs import processes
+from treaty.runs.job import load_job
+from treaty.runs.party import find_part
+from treaty.runs.processes import PORTS, free_ports
+from treaty.runs.warm_up import compile_kernels
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    compile_kernels()
+
+
+def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = False, **options: object) -> Path:
+    """Write tables and a job of a clinic and two others; with `alone`, keys and addresses as well."""
+    X, y = real_table("binary", rows=rows)
+    tables = {"clinic": X.iloc[:, :4].assign(y=y), "lab": X.iloc[:, 4:8], "imaging": X.iloc[:, 8:]}
+    lines = ['name = "test"', 'active = "clinic"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
+    ports = free_ports(len(tables))
+    for (name, table), port in zip(tables.items(), ports, strict=True):
+        table.assign(id=np.arange(len(table))).to_csv(folder / f"{name}.csv", index=False)
+        lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"', 'drop = ["id"]']
+        if alone:
+            write_identity(folder, name)
+            lines += [
+                f'address = "127.0.0.1:{port}"',
+                f'certificate = "{name}.cert.pem"',
+                f'key = "{name}.key.pem"',
+            ]
+    chosen = {"n_estimators": trees, "insecure_test_key_bits": 512, "min_child_samples": 5, **options}
+    lines += ["[options]", *(f"{name} = {json.dumps(value)}" for name, value in chosen.items())]
+    (folder / "job.toml").write_text("\n".join(lines))
+    return folder / "job.toml"
+
+
+def test_three_processes_train_and_predict_what_pooled_training_gives(tmp_path):
+    job = write_job(tmp_path)
+    done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()[:3]] == ["clinic", "lab", "imaging"]
+    assert "MB sent" in done.stdout
+    subprocess.run(
+        [*TREATY, "predict", str(job), "--output", str(tmp_path / "out.parquet")], check=True, capture_output=True
+    )
+    X, y = real_table("binary", rows=300)
+    tables = {"clinic": X.iloc[:, :4], "lab": X.iloc[:, 4:8], "imaging": X.iloc[:, 8:]}
+    pooled = treaty.GBDTClassifier(n_estimators=3, min_child_samples=5).fit(tables, y)
+    predicted = pd.read_parquet(tmp_path / "out.parquet")
+    np.testing.assert_array_equal(predicted["probability_1"], pooled.predict_proba(tables)[:, 1])
+    np.testing.assert_array_equal(predicted["prediction"], pooled.predict(tables))
+    subprocess.run([*TREATY, "explain", str(job), "--ending", "parquet"], check=True, capture_output=True)
+    found = {name: pd.read_parquet(tmp_path / "model" / f"{name}.contributions.parquet") for name in tables}
+    for name in ("lab", "imaging"):
+        assert list(found[name].columns) == list(tables[name].columns)
+        np.testing.assert_allclose(found["clinic"][f"all of {name}"], found[name].sum(axis=1), atol=1e-9)
+    np.testing.assert_allclose(found["clinic"].sum(axis=1), pooled.decision_function(tables), atol=1e-9)
+    report = json.loads((tmp_path / "model" / "lab.report.json").read_text())
+    assert report["sent"]["clinic"]["bytes"] > 0
+    assert set(report["learned"]) == {"clinic", "lab", "imaging"}
+
+
+@pytest.mark.parametrize("task", ["multiclass", "regression"])
+def test_estimators_over_grpc_equal_the_pooled_ones(task):
+    X, y = real_table(task, rows=150)
+    X = with_gaps(with_categories(X))
+    tables = cut(X, 2)
+    kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
+    weight = np.random.default_rng(0).random(len(y)) + 0.5
+    options = {"n_estimators": 2, "min_child_samples": 3}
+    watched = [(tables, y)]
+    pooled = kind(**options).fit(tables, y, sample_weight=weight, eval_set=watched)
+    federated = kind(transport="grpc", **options, **FAST_KEY).fit(tables, y, sample_weight=weight, eval_set=watched)
+    assert_same_trees(federated, pooled)
+    assert federated.evals_result_ == pooled.evals_result_
+    unseen = {
+        k: t.assign(**{t.columns[0]: pd.Categorical(["new"] * len(t))}) if k == "p0" else t for k, t in tables.items()
+    }
+    for rows in (tables, unseen):
+        np.testing.assert_array_equal(federated.predict(rows), pooled.predict(rows))
+    assert federated.communication_["p0 -> p1"]["bytes"] > 0
+
+
+def test_parties_listen_at_ports_that_no_outgoing_connection_is_lent():
+    ports = free_ports(40)
+    assert len(set(ports)) == 40
+    assert all(port in PORTS for port in ports)
+    lent = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if lent.exists():
+        first, last = map(int, lent.read_text().split())
+        assert not set(PORTS) & set(range(first, last + 1))
+
+
+def test_parties_started_apart_with_their_own_files_train_together(tmp_path):
+    job = write_job(tmp_path, alone=True)
+    processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
+    for name, (code, said) in finish(processes, 60).items():
+        assert (code, said) == (0, ""), (name, said)
+    parts = {name: load_part(tmp_path / "model" / f"{name}.part") for name in processes}
+    assert len({part.model_id for part in parts.values()}) == 1
+    assert len(parts["clinic"].forest.trees) == 3
+
+
+def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tmp_path):
+    job = write_job(tmp_path, trees=2000, alone=True, rows=500)
+    processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
+    kept = tmp_path / "model" / "clinic.checkpoint"
+    wait_for_rounds(processes, kept, 3)
+    os.kill(processes["lab"].pid, signal.SIGKILL)
+    killed = time.monotonic()
+    ended = finish(processes, EACH_WITHIN)
+    assert time.monotonic() - killed < EACH_WITHIN
+    for name in ("clinic", "imaging"):
+        code, said = ended[name]
+        assert code == 1
+        assert "lab" in one_line(said)
+    trees = find_part(load_job(job), "clinic").forest.trees
+    assert 3 <= len(trees) < 2000
+    done = subprocess.run([*TREATY, "predict", str(job)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # rounds whose splits the killed party had not saved are left out
+    predicted = pd.read_csv(tmp_path / "model" / "predictions.csv")
+    _, y = real_table("binary", rows=500)
+    assert np.mean(predicted["prediction"] == y) > 0.9
+
+
+def test_a_wrong_certificate_is_one_error_at_every_party(tmp_path):
+    job = write_job(tmp_path, alone=True)
+    (tmp_path / "stranger").mkdir()
+    write_identity(tmp_path / "stranger", "lab")
+    text = (
+        job.read_text()
+        .replace('"lab.cert.pem"', '"stranger/lab.cert.pem"')
+        .replace('"lab.key.pem"', '"stranger/lab.key.pem"')
+    )
+    (tmp_path / "lab.toml").write_text(text)  # lab presents another certificate than the others pinned
+    started = time.monotonic()
+    processes = {name: start(job, name) for name in ("clinic", "imaging")}
+    processes["lab"] = start(tmp_path / "lab.toml", "lab")
+    ended = finish(processes, EACH_WITHIN + 5)  # starting the processes takes some of it
+    assert time.monotonic() - started < EACH_WITHIN + 5
+    for name, (code, said) in ended.items():
+        assert code == 1, (name, said)
+        line = one_line(said)
+        assert ("clinic" if name == "lab" else "lab") in line
+    assert any("certificate" in said or "fingerprint" in said for _, said in ended.values())
+
+
+def test_one_class_of_labels_is_one_error_at_every_party(tmp_path):
+    job = write_job(tmp_path, alone=True)
+    clinic = pd.read_csv(tmp_path / "clinic.csv").assign(y=1)
+    clinic.to_csv(tmp_path / "clinic.csv", index=False)
+    ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, EACH_WITHIN + 5)
+    for name, (code, said) in ended.items():
+        assert code == (2 if name == "clinic" else 1)
+        assert ("class" if name == "clinic" else "clinic") in one_line(said)  # nobody else learns what is wrong
+        assert name == "clinic" or "clinic" in said
+
+
+def test_differing_job_files_are_one_error_at_every_party(tmp_path):
+    job = write_job(tmp_path, alone=True)
+    (tmp_path / "other.toml").write_text(job.read_text().replace("n_estimators = 3", "n_estimators = 4"))
+    processes = {name: start(job, name) for name in ("clinic", "imaging")}
+    processes["lab"] = start(tmp_path / "other.toml", "lab")
+    for code, said in finish(processes, EACH_WITHIN + 5).values():
+        assert code == 2
+        assert all(word in one_line(said) for word in ("n_estimators", "3", "4", "clinic", "lab"))
+
+
+def test_a_failing_party_fails_the_whole_command_with_its_words(tmp_path):
+    job = write_job(tmp_path)
+    (tmp_path / "lab.csv").unlink()
+    done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("treaty: lab: expected a file at ")  # the party once, and before those who heard of it
+    assert "lab.csv" in first
+    assert "Traceback" not in done.stderr
+
+
+def test_a_party_that_says_much_does_not_stand_still(tmp_path, monkeypatch, caplog):
+    """A pipe takes 64 KiB, then whoever writes to it waits for a reader."""
+    job, start_process = load_job(write_job(tmp_path)), subprocess.Popen
+    talk = [sys.executable, "-c", "import sys; sys.stderr.write('treaty: many words\\n' * 20_000)"]
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda _, **named: start_process(talk, **named))
+    running = threading.Thread(target=processes.run_all, args=(job, "train"), daemon=True)
+    running.start()
+    running.join(EACH_WITHIN)
+    assert not running.is_alive()
+    assert "lab: many words" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see the processes started")
+def test_ending_the_command_ends_the_parties_it_started(tmp_path):
+    job = write_job(tmp_path, trees=4000)
+    process = subprocess.Popen([*TREATY, "train", str(job)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_rounds({"all": process}, tmp_path / "model" / "clinic.checkpoint", 1)
+    begun = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(begun) == 3
+    process.terminate()
+    assert process.wait(EACH_WITHIN) == 128 + signal.SIGTERM
+    process.communicate()
+    assert not any(Path(f"/proc/{pid}/exe").exists() for pid in begun)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("active = ", "activ = "), ["activ"]),
+        (('active = "clinic"', 'active = "nobody"'), ["nobody", "clinic"]),
+        (("n_estimators = 3", 'n_estimators = "many"'), ["n_estimators", "many"]),
+        (("n_estimators = 3", "n_trees = 3"), ["n_trees"]),
+        (('name = "test"', "name = "), ["job.toml"]),
+    ],
+    ids=["unknown field", "unknown party", "wrong type", "unknown option", "no TOML"],
+)
+def test_a_wrong_job_file_says_what_is_wrong(tmp_path, change, words):
+    job = write_job(tmp_path)
+    job.write_text(job.read_text().replace(*change))
+    done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert all(word in one_line(done.stderr) for word in words), done.stderr
+    with pytest.raises(treaty.ConfigError):
+        load_job(job)
+
+
+def test_keys_are_made_once_and_shown_by_fingerprint(tmp_path):
+    command = [*TREATY, "keys", "bank", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.search(r"SHA256:", done.stdout)
+    assert (tmp_path / "bank.key.pem").stat().st_mode & 0o077 == 0
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "bank.key.pem" in one_line(again.stderr)
+
+
+def test_help_names_every_command():
+    done = subprocess.run([*TREATY, "--help"], capture_output=True, text=True, check=True)
+    assert all(command in done.stdout for command in ("demo", "train", "predict", "keys"))
+
+
+def test_the_demo_prints_scores_bytes_and_what_was_learned():
+    done = subprocess.run(
+        [*TREATY, "demo", "--trees", "2", "--transport", "memory"], capture_output=True, text=True, check=True
+    )
+    assert all(
+        word in done.stdout
+        for word in ("AUC", "XGBoost", "bit for bit the same", "clinic -> laboratory", "learned", "imaging")
+    )
+
+
+def test_the_demo_cuts_a_file_as_told(tmp_path):
+    X, y = real_table("binary")
+    with_categories(X).iloc[:, :4].assign(y=y).to_csv(tmp_path / "t.csv", index=False)
+    names = list(X.columns[:4])
+    command = [
+        *TREATY,
+        "demo",
+        "--data",
+        str(tmp_path / "t.csv"),
+        "--label",
+        "y",
+        "--trees",
+        "1",
+        "--protocol",
+        "pooled",
+    ]
+    done = subprocess.run(
+        [*command, "--split", f"{names[1]}/{names[0]},{names[2]}"], capture_output=True, text=True, check=True
+    )
+    assert "clinic" in done.stdout
+    wrong = subprocess.run([*command, "--split", "a/b"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "unknown a" in one_line(wrong.stderr)
+
+
+def test_job_files_hold_plain_data_only(tmp_path):
+    job = load_job(write_job(tmp_path))
+    assert msgspec.json.decode(msgspec.json.encode(job), type=type(job)) == job
+
+
+def test_a_failing_rerun_leaves_the_finished_model(tmp_path):
+    job = write_job(tmp_path)
+    subprocess.run([*TREATY, "train", str(job)], check=True, capture_output=True)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").glob("*.part")}
+    assert len(before) == 3
+    (tmp_path / "lab.csv").write_text("id,a,b\n1,1,2\n")  # another number of rows
+    done = subprocess.run([*TREATY, "train", str(job)], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "training rows" in done.stderr
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").glob("*.part*")} == before
+
+
+def test_other_parties_are_not_told_a_bad_tables_columns_or_files(tmp_path):
+    job = write_job(tmp_path, alone=True)
+    lab = pd.read_csv(tmp_path / "lab.csv").assign(SECRET_COLUMN=pd.Timestamp("2026-01-01"))
+    lab.to_parquet(tmp_path / "lab.parquet")
+    job.write_text(job.read_text().replace('"lab.csv"', '"lab.parquet"'))
+    ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, 30)
+    assert "SECRET_COLUMN" in one_line(ended["lab"][1])
+    for name in ("clinic", "imaging"):
+        assert "lab" in one_line(ended[name][1])
+        assert "SECRET_COLUMN" not in ended[name][1]
+        assert "parquet" not in ended[name][1]
+
+
+def test_finished_trees_survive_a_killed_process_of_fit(monkeypatch):
+    X, y = real_table("binary")
+    tables = cut(X, 2)
+    started_to_die(monkeypatch, "p1", ("", 6, "Kept"))
+    model = treaty.GBDTClassifier(transport="grpc", n_estimators=5000, **FAST_KEY)
+    with pytest.raises(treaty.TreatyError, match=r"p1: killed by signal 9|p1 is lost"):
+        model.fit(tables, y)
+    assert 1 <= len(model.parts_["p0"].forest.trees) < 5000
+    assert np.mean(model.predict(tables) == y) > 0.85
+
+
+def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
+    script = tmp_path / "fit.py"
+    script.write_text(
+        "import numpy as np, treaty\n"
+        "rng = np.random.default_rng(0); X = rng.normal(size=(2000, 4)); y = (X[:, 0] > 0).astype(int)\n"
+        "print('begun', flush=True)\n"
+        "treaty.GBDTClassifier('secureboost', n_estimators=100000, insecure_test_key_bits=512).fit("
+        "{'a': X[:, :2], 'b': X[:, 2:]}, y)\n"
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=EACH_WITHIN)
+    assert "KeyboardInterrupt" in said
+
+
+def test_a_killed_training_resumes_to_the_identical_model(tmp_path):
+    victim = "lab"
+    options = {"trees": 16, "rows": 500, "subsample": 0.8, "random_state": 3, "insecure_test_key_bits": 1536}
+    job = write_job(tmp_path, alone=True, **options)
+    dies = {victim: ("", 8, "Kept")}
+    processes = {name: start(job, name, dies=dies.get(name)) for name in ("imaging", "lab", "clinic")}
+    kept = tmp_path / "model" / "clinic.checkpoint"
+    assert processes[victim].wait(60) == -signal.SIGKILL
+    codes = {name: code for name, (code, _) in finish(processes, EACH_WITHIN).items()}
+    assert codes[victim] == -signal.SIGKILL
+    assert 1 <= load_checkpoint(kept).rounds < 16
+    begun = load_checkpoint(kept).part.model_id
+    processes = {name: start(job, name) for name in ("imaging", "lab")}
+    processes["clinic"] = start(job, "clinic", resume=True)
+    for name, (code, said) in finish(processes, 60).items():
+        assert (code, said) == (0, ""), (name, said)
+    parts = {name: load_part(tmp_path / "model" / f"{name}.part") for name in processes}
+    assert {part.model_id for part in parts.values()} == {begun}
+    assert not kept.exists()
+    (tmp_path / "whole").mkdir()
+    whole = write_job(tmp_path / "whole", **options)
+    subprocess.run([*TREATY, "train", str(whole)], check=True, capture_output=True)
+    for name, part in parts.items():
+        expected = load_part(tmp_path / "whole" / "model" / f"{name}.part")
+        assert repr(part.splits) == repr(expected.splits)
+        assert part.forest is None or part.forest.trees == expected.forest.trees
+
+
+def write_unaligned(folder: Path, *, trees: int = 3, alone: bool = False, **options: object) -> tuple[Path, dict]:
+    """Write tables that hold different rows in different orders, told apart by ids; return the job and the tables."""
+    job = write_job(folder, trees=trees, alone=alone, rows=400, **options)
+    rng = np.random.default_rng(8)
+    tables = {}
+    for name, column in (("clinic", "patient"), ("lab", "patient"), ("imaging", "case")):
+        rows = rng.permutation(400)[:370]
+        table = pd.read_csv(folder / f"{name}.csv").drop(columns="id").iloc[rows]
+        tables[name] = table.assign(**{column: [f"patient-{row:04d}" for row in rows]})
+        tables[name].to_csv(folder / f"{name}.csv", index=False)
+    text = job.read_text().replace('drop = ["id"]\n', "").replace("[parties.imaging]", '[parties.imaging]\nid = "case"')
+    job.write_text(f'{text}\n[align]\non = "patient"\nlog = "runs"\n')
+    return job, {name: table.set_index(table.columns[-1]) for name, table in tables.items()}
+
+
+def test_a_job_with_ids_aligns_trains_and_predicts_like_the_joined_table(tmp_path):
+    job, tables = write_unaligned(tmp_path)
+    subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
+    subprocess.run([*TREATY, "predict", str(job)], check=True, capture_output=True)
+    subprocess.run([*TREATY, "explain", str(job)], check=True, capture_output=True)
+    predicted = pd.read_csv(tmp_path / "model" / "predictions.csv")
+    assert list(predicted.columns) == ["patient", "prediction", "probability_0", "probability_1"]
+    joined = pd.concat(list(tables.values()), axis=1, join="inner")
+    assert set(predicted["patient"]) == set(joined.index)
+    joined = joined.loc[predicted["patient"]]
+    pooled = treaty.GBDTClassifier(n_estimators=3, min_child_samples=5).fit(joined.drop(columns="y"), joined["y"])
+    np.testing.assert_array_equal(predicted["probability_1"], pooled.predict_proba(joined.drop(columns="y"))[:, 1])
+    lab = pd.read_csv(tmp_path / "model" / "lab.contributions.csv")
+    assert list(lab.columns) == ["patient", *tables["lab"].columns]
+    report = json.loads((tmp_path / "model" / "lab.report.json").read_text())
+    assert "alignment" in report["seconds"]
+    assert any("all parties hold" in fact for fact in report["learned"]["lab"])
+    assert (tmp_path / "runs" / "lab.jsonl").exists()
+    assert not list((tmp_path / "model").glob("*.rows"))  # the next training aligns anew
+
+
+def test_a_resumed_job_keeps_its_alignment(tmp_path):
+    options = {"trees": 16, "insecure_test_key_bits": 1536}
+    job, _ = write_unaligned(tmp_path, alone=True, **options)
+    dies = {"imaging": ("", 6, "Kept")}
+    processes = {name: start(job, name, dies=dies.get(name)) for name in ("imaging", "lab", "clinic")}
+    kept = tmp_path / "model" / "clinic.checkpoint"
+    assert processes["imaging"].wait(60) == -signal.SIGKILL
+    finish(processes, EACH_WITHIN)
+    begun = load_checkpoint(kept)
+    processes = {name: start(job, name) for name in ("imaging", "lab")}
+    processes["clinic"] = start(job, "clinic", resume=True)
+    for name, (code, said) in finish(processes, 60).items():
+        assert (code, said) == (0, ""), (name, said)
+    forest = load_part(tmp_path / "model" / "clinic.part").forest
+    assert forest.trees[: begun.rounds] == begun.part.forest.trees[: begun.rounds]
+    assert len(forest.trees) == 16
+
+
+def test_a_table_without_the_id_column_is_named_at_its_party_alone(tmp_path):
+    job, _ = write_unaligned(tmp_path, alone=True)
+    job.write_text(job.read_text().replace('id = "case"', 'id = "case_number"'))
+    ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, 30)
+    assert "expected a column 'case_number' of ids" in one_line(ended["imaging"][1])
+    for name in ("clinic", "lab"):
+        assert "imaging" in one_line(ended[name][1])
+        assert "case_number" not in ended[name][1]
+
+
+def test_an_interrupted_alignment_is_not_put_on_other_ids(tmp_path):
+    job, _ = write_unaligned(tmp_path, alone=True, trees=2000)
+    processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
+    kept = tmp_path / "model" / "clinic.checkpoint"
+    wait_for_rounds(processes, kept, 0)
+    os.kill(processes["clinic"].pid, signal.SIGKILL)
+    finish(processes, EACH_WITHIN)
+    lab = pd.read_csv(tmp_path / "lab.csv")
+    lab.sort_values("patient").to_csv(tmp_path / "lab.csv", index=False)
+    processes = {name: start(job, name) for name in ("imaging", "lab")}
+    processes["clinic"] = start(job, "clinic", resume=True)
+    ended = finish(processes, 60)
+    assert "bring the table back or begin anew" in one_line(ended["lab"][1])
+    for name in ("clinic", "imaging"):
+        assert "its ids have changed" in one_line(ended[name][1])

@@ -1,0 +1,738 @@
+"""Whole fits between participants that hold rows: the pooled grower's model, at all of them, and what it leaves out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import xgboost
+from sklearn.base import clone
+from sklearn.metrics import roc_auc_score
+
+import treaty
+from runs.test_resume import Interrupted
+from tables import real_table, with_categories, with_gaps
+from treaty.data.table import to_table
+from treaty.errors import ConfigError, DataError
+from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
+from treaty.models.trees import load_part, record_split
+from treaty.runs import fit as runs
+from treaty.systems.disclosures import horizontal_disclosures
+from treaty.systems.federboost_horizontal import roles as federboost_horizontal
+from treaty.systems.federboost_horizontal import search as horizontal_search
+from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember
+from treaty.systems.horizontal.rows import common_rows
+from treaty.systems.pooled.training import Labelled, objective_for
+from treaty.systems.tree_options import tree_options
+from treaty.trees.boosting import Forest, boost
+from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.ensemble import SplitTable
+
+PROTOCOL = "federboost-horizontal"
+TREES = 4
+OPTIONS = {"protocol": PROTOCOL, "n_estimators": TREES, "min_child_samples": 5, "max_bin": 12, "n_jobs": 1}
+TASKS = ["binary", "multiclass", "regression"]
+NAMES = ["north", "south", "east", "west", "centre"]
+REPOSITORY = Path(__file__).parents[3]
+
+
+def estimator(task, **options):
+    kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
+    return kind(**{**OPTIONS, "base_score": 150.0 if task == "regression" else 0.5, **options})
+
+
+def share_out(X, y, participants=3, seed=0):
+    """Deal rows to participants, unevenly."""
+    weights = np.arange(participants, 0, -1.0)
+    who = np.random.default_rng(seed).choice(participants, len(y), p=weights / weights.sum())
+    return {name: (X[who == k], y[who == k]) for k, name in enumerate(NAMES[:participants])}
+
+
+def pooled_rows(rows):
+    """Return all participants' rows one below the other: X, y and weights."""
+    tables = [given[0] for given in rows.values()]
+    if isinstance(tables[0], np.ndarray):
+        X = np.concatenate(tables)
+    else:  # which makes text of categories that differ
+        X = pd.concat(tables, ignore_index=True)
+        X = X.astype({name: "category" for name in X if X[name].dtype == "str"})
+    weights = [np.ones(len(given[1])) if len(given) == 2 else given[2] for given in rows.values()]
+    weight = None if all(len(given) == 2 for given in rows.values()) else np.concatenate(weights)
+    return X, np.concatenate([np.asarray(given[1]) for given in rows.values()]), weight
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Return what later fits leave behind: the bins that were found, and every participant's part."""
+    kept = {}
+    choose_bins, train = horizontal_search.choose_bins, runs.train_horizontal_in_threads
+
+    def choosing(*arguments, **options):
+        found = choose_bins(*arguments, **options)
+        kept["bins"] = found[0]
+        return found
+
+    def training(*arguments):
+        found = train(*arguments)
+        kept["parts"] = found[0]
+        return found
+
+    monkeypatch.setattr(horizontal_search, "choose_bins", choosing)
+    monkeypatch.setattr(runs, "train_horizontal_in_threads", training)
+    return kept
+
+
+def grown_on_one_table(model, rows, bins):
+    """Grow the trees of the pooled grower on the same cuts."""
+    X, y, weight = pooled_rows(rows)
+    table = to_table(X, schema=model.schemas_["pooled"])
+    classes = model.classes_.tolist() if hasattr(model, "classes_") else None
+    target = y.astype(float) if classes is None else np.searchsorted(model.classes_, y).astype(float)
+    names = tree_options({}).__struct_fields__
+    options = tree_options({name: value for name, value in model.get_params().items() if name in names})
+    objective = objective_for(Labelled(table, target, weight), classes, options)
+    splits, forest = SplitTable(), Forest(objective, ("pooled",), classes)
+    categorical = np.array([kind is not None for kind in table.schema.categories], np.bool_)
+    source = ColumnSource(
+        bins.transform(table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left), 1
+    )
+    rules = options.rules(objective)
+    finder = SumsFinder([source], table.n_rows, rules)
+    boost(finder, target, weight, forest, rules, n_columns=len(categorical), **options.sampling())
+    return forest, splits
+
+
+def same_trees(ours, theirs):
+    """Compare trees bit for bit with the pooled grower's, whose gains are told to three digits, in all but covers."""
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        for name in ("source", "left", "record", "value"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name, strict=True)
+        np.testing.assert_allclose(one.gain, [float(f"{gain:.2e}") for gain in other.gain], rtol=1e-12)
+
+
+def check_fit(seen, rows, task="binary", *, must_split=True, **options):
+    """Fit; the model is the pooled grower's on the same cuts, bit for bit, and the same at all participants."""
+    model = estimator(task, **options).fit(rows)
+    part = model.parts_["pooled"]
+    forest, splits = grown_on_one_table(model, rows, seen["bins"])
+    assert any(len(tree.left) > 1 for tree in forest.trees) == must_split
+    same_trees(part.forest.trees, forest.trees)
+    assert repr(part.splits) == repr(splits)  # NaN is not equal to itself
+    assert part.forest.objective == forest.objective
+    parties = set(rows) | ({model.active} if model.active else set())
+    assert set(seen["parts"]) == parties
+    for name, own in seen["parts"].items():
+        assert own.party == name
+        assert own.forest.sources == (name,)
+        assert own.forest.classes == forest.classes
+        assert own.schema == part.schema
+        assert own.forest.trees == part.forest.trees
+        assert repr(own.splits) == repr(splits)
+    return model
+
+
+# ---------------------------------------------------------------- the pooled grower's model
+
+
+@pytest.mark.parametrize("active", [None, "east", "aggregator"])
+@pytest.mark.parametrize("participants", [3, 5])
+@pytest.mark.parametrize("task", TASKS)
+def test_trees_equal_the_pooled_growers_at_every_participant(seen, task, participants, active):
+    X, y = real_table(task)
+    model = check_fit(seen, share_out(X, y, participants), task, active=active)
+    assert model.n_iter_ == TREES
+
+
+@pytest.mark.parametrize("change", [with_gaps, with_categories, lambda X: with_gaps(with_categories(X))])
+@pytest.mark.parametrize("active", ["south", "aggregator"])
+def test_trees_on_gaps_and_categories_equal_the_pooled_growers(seen, change, active):
+    X, y = real_table("binary")
+    check_fit(seen, share_out(change(X), y), active=active)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_trees_on_weighted_rows_equal_the_pooled_growers(seen, task):
+    X, y = real_table(task)
+    rows = share_out(X, y)
+    rng = np.random.default_rng(1)
+    weighted = {name: (*given, rng.gamma(2.0, k + 1.0, len(given[1]))) for k, (name, given) in enumerate(rows.items())}
+    weighted["south"] = rows["south"]  # no weights: every row counts once
+    check_fit(seen, weighted, task)
+    assert seen["parts"]["north"].forest.trees != estimator(task).fit(rows).parts_["pooled"].forest.trees
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_columns_are_drawn_as_the_pooled_grower_draws_them(seen, task):
+    X, y = real_table(task)
+    check_fit(seen, share_out(X, y), task, colsample_bytree=0.4, random_state=3, max_depth=5)
+
+
+def test_a_category_that_the_first_participant_lacks_is_an_other_one(seen):
+    X, y = real_table("binary")
+    X = with_categories(X)
+    name = X.columns[0]
+    rows = share_out(X, y)
+    of_south = rows["south"][0]
+    of_south = of_south.assign(**{name: of_south[name].cat.rename_categories({"c": "moon"})})
+    rows["south"] = of_south, rows["south"][1]
+    model = check_fit(seen, rows)
+    known = model.schemas_["pooled"].categories[0]
+    assert "moon" not in known
+    moons = of_south[of_south[name] == "moon"]
+    suns = moons.assign(**{name: moons[name].cat.rename_categories({"moon": "sun"})})
+    np.testing.assert_array_equal(model.predict_proba(moons), model.predict_proba(suns))
+    assert 0 in model.parts_["pooled"].splits.feature
+
+
+def test_a_column_that_a_participant_lacks_is_missing_there(seen):
+    X, y = real_table("binary")
+    rows = share_out(with_categories(X), y)
+    lacked = [X.columns[0], X.columns[1]]  # one of categories, one of numbers
+    rows["south"] = rows["south"][0].drop(columns=lacked), rows["south"][1]
+    rows["east"] = rows["east"][0].iloc[:, ::-1], rows["east"][1]
+    model = check_fit(seen, rows, active="south")  # columns are the first participant's, whoever leads
+    assert model.n_features_in_ == X.shape[1]
+    assert model.feature_names_in_.tolist() == X.columns.tolist()
+
+
+def test_columns_without_values_are_never_split(seen):
+    X, y = real_table("binary")
+    X = X.assign(constant=7.0, nothing=np.nan)
+    model = check_fit(seen, share_out(X, y))
+    assert model.feature_importances_[-2:].tolist() == [0.0, 0.0]
+
+
+def test_a_table_of_nothing_to_split_gives_the_mean(seen):
+    y = np.array([0, 1, 1] * 20)
+    model = check_fit(seen, share_out(np.full((60, 2), [3.0, np.nan]), y), must_split=False, n_estimators=60)
+    np.testing.assert_allclose(model.predict_proba(np.zeros((1, 2)))[0, 1], 2 / 3, atol=0.01)
+
+
+def test_participants_may_have_one_class_or_one_row(seen):
+    X, y = real_table("multiclass")
+    rows = {f"clinic {label}": (X[y == label], y[y == label]) for label in (0, 1)}
+    rows["lab"] = X[y == 2].iloc[:-1], y[y == 2][:-1]
+    rows["home"] = X[y == 2].iloc[-1:], y[y == 2][-1:]
+    model = check_fit(seen, rows, "multiclass", active="home")
+    assert model.classes_.tolist() == [0, 1, 2]
+    assert model.score(X, y) > 0.9
+
+
+def test_rare_positives_of_one_participant_are_found(seen):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 3))
+    y = (X[:, 1] > 2.2).astype(int)
+    who = rng.integers(0, 3, len(y))
+    who[y == 1] = 2
+    rows = {name: (X[who == k], y[who == k]) for k, name in enumerate("abc")}
+    assert 20 < y.sum() < 60
+    assert not rows["a"][1].any()
+    model = check_fit(seen, rows, max_bin=100)
+    assert roc_auc_score(y, model.predict_proba(X)[:, 1]) > 0.99
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], [False, True], [7, -1]], ids=str)
+def test_classes_are_those_of_all_participants(labels):
+    X, y = real_table("binary")
+    named = np.array(labels)[y]
+    rows = {"a": (X[y == 0], named[y == 0]), "b": (X[y == 1][:100], named[y == 1][:100])}
+    rows["c"] = X[y == 1][100:], pd.Series(named[y == 1][100:]).astype(object).tolist()
+    model = estimator("binary").fit(rows)
+    assert model.classes_.tolist() == sorted(labels)
+    assert np.mean(model.predict(X) == named) > 0.9
+
+
+@pytest.mark.parametrize("kind", ["polars", "numpy", "mixed"])
+def test_any_table_gives_the_same_model(kind):
+    X, y = real_table("binary")
+    rows = share_out(X, y)
+    convert = {"polars": pl.from_pandas, "numpy": lambda X: X.to_numpy(), "mixed": lambda X: X}[kind]
+    given = {name: (convert(own), y.tolist()) for name, (own, y) in rows.items()}
+    if kind == "mixed":
+        given["south"] = pl.from_pandas(rows["south"][0]), pl.Series(rows["south"][1])
+    expected = estimator("binary").fit(rows)
+    model = estimator("binary").fit(given)
+    np.testing.assert_array_equal(model.predict_proba(convert(X)), expected.predict_proba(X))
+    assert hasattr(model, "feature_names_in_") == (kind != "numpy")
+
+
+@pytest.mark.parametrize(
+    ("file", "label", "bins"),
+    [("credit2.parquet", "default.payment.next.month", 24), ("credit1.parquet", "SeriousDlqin2yrs", 26)],
+    ids=["credit cards", "give me some credit"],
+)
+def test_auc_on_real_credit_data_is_that_of_pooled_training(file, label, bins):
+    folders = [folder for folder in (os.environ.get("TREATY_DATA"), REPOSITORY.parent / "shared" / "data") if folder]
+    path = next((Path(folder) / file for folder in folders if (Path(folder) / file).is_file()), None)
+    if path is None:
+        pytest.skip(f"real data set {file} is not here; set TREATY_DATA to the folder that has it")
+    X = pd.read_parquet(path)
+    y = X.pop(label).to_numpy()
+    X = X.drop(columns="ID", errors="ignore")
+    held_out = np.random.default_rng(0).random(len(y)) < 1 / 3
+    options = {"n_estimators": 20, "max_depth": 3, "max_bin": bins}
+    together = treaty.GBDTClassifier(**options).fit(X[~held_out], y[~held_out])
+    apart = treaty.GBDTClassifier(PROTOCOL, **options).fit(share_out(X[~held_out], y[~held_out]))
+    aucs = [roc_auc_score(y[held_out], model.predict_proba(X[held_out])[:, 1]) for model in (together, apart)]
+    assert aucs[0] > 0.75
+    assert abs(aucs[1] - aucs[0]) < 0.003
+
+
+# ---------------------------------------------------------------- what a fitted model is good for
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_fitted_model_serves_as_a_pooled_one_does(task, tmp_path):
+    X, y = real_table(task)
+    X = with_gaps(with_categories(X))
+    model = estimator(task).fit(share_out(X, y), eval_set=(X, y))
+    assert list(model.parts_) == list(model.schemas_) == ["pooled"]
+    assert model.parts_["pooled"].forest.sources == ("pooled",)
+    assert model.feature_names_in_.tolist() == X.columns.tolist()
+    predict = model.predict if task == "regression" else model.predict_proba
+    staged = model.staged_predict if task == "regression" else model.staged_predict_proba
+    stages = list(staged(X))
+    assert len(stages) == TREES == model.n_iter_
+    np.testing.assert_allclose(stages[-1], predict(X), rtol=1e-12)
+    per_round = 3 if task == "multiclass" else 1
+    assert model.predict_leaf(X).shape == (len(y), TREES * per_round)
+    (losses,) = model.evals_result_["eval_0"].values()
+    assert len(losses) == TREES
+    assert losses[-1] < losses[0]
+    assert model.feature_importances_.sum() == pytest.approx(1.0)
+    model.save(tmp_path / "model")
+    again = treaty.load(tmp_path / "model")
+    assert again.get_params() == model.get_params()
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    np.testing.assert_array_equal(again.feature_importances_, model.feature_importances_)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_to_xgboost_predicts_the_same_and_tells_nothing_of_covers(task, tmp_path):
+    X, y = real_table(task)
+    X = with_gaps(with_categories(X))
+    model = estimator(task).fit(share_out(X, y))
+    booster = model.to_xgboost()
+    margins = booster.predict(xgboost.DMatrix(X, enable_categorical=True), output_margin=True)
+    np.testing.assert_allclose(
+        margins, model.predict(X) if task == "regression" else model.decision_function(X), rtol=1e-5, atol=1e-5
+    )
+    trees = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"]["trees"]
+    assert sum(len(tree["sum_hessian"]) for tree in trees) > len(trees)
+    assert not any(any(tree["sum_hessian"]) for tree in trees)
+    model.save(tmp_path)
+    for tree in load_part(tmp_path / "pooled.part").forest.trees:
+        assert not tree.cover.any()
+        assert not tree.count.any()
+
+
+def test_what_needs_covers_says_that_they_are_left_out():
+    X, y = real_table("binary")
+    model = estimator("binary").fit(share_out(X, y))
+    for ask in (lambda: model.predict_contributions(X), lambda: model.importances("cover")):
+        with pytest.raises(ConfigError, match=r"covers .* leaves these out: from them a participant could reconstruct"):
+            ask()
+    assert sum(model.importances("count")["pooled"].values()) > TREES
+
+
+def test_early_stopping_watches_the_leaders_rows():
+    X, y = real_table("binary", rows=400)
+    rows = share_out(X.iloc[:250], y[:250])
+    for active in ("north", "aggregator"):
+        model = estimator("binary", n_estimators=80, learning_rate=1.0, active=active)
+        model.fit(rows, eval_set=[(X, y), (X.iloc[250:], y[250:])], early_stopping_rounds=2)
+        assert model.n_iter_ == model.best_iteration_ + 1 < 80
+        assert len(model.evals_result_["eval_1"]["logloss"]) > model.n_iter_
+        np.testing.assert_array_equal(
+            model.predict_proba(X),
+            estimator("binary", **{**model.get_params(), "n_estimators": model.n_iter_}).fit(rows).predict_proba(X),
+        )
+
+
+def test_fitted_attributes_tell_what_happened():
+    X, y = real_table("binary")
+    rows = share_out(X, y)
+    for active, others in (("south", {"north", "east"}), ("aggregator", {"north", "south", "east"})):
+        model = estimator("binary", active=active).fit(rows)
+        assert set(model.communication_) == {f"{active} -> {o}" for o in others} | {f"{o} -> {active}" for o in others}
+        for pair in model.communication_.values():
+            assert pair["bytes"] == sum(pair["by_type"].values()) > 0
+        assert all(model.communication_[f"{o} -> {active}"]["by_type"]["Masked"] > 0 for o in others)
+        assert model.timings_["total"] >= model.timings_["boosting"] > 0
+        assert set(model.disclosures_) == {*others, active}
+
+
+def test_parameters_are_cloned_and_a_refit_forgets():
+    X, y = real_table("binary")
+    model = estimator("binary", dropout=None, random_state=1, subsample=0.5, active="aggregator").fit(share_out(X, y))
+    again = clone(model)
+    assert again.get_params() == model.get_params()
+    np.testing.assert_array_equal(again.fit(share_out(X, y)).predict(X), model.predict(X))
+    model.set_params(active=None).fit(share_out(X.iloc[:, :5].to_numpy(), y))
+    assert model.n_features_in_ == 5
+    assert not hasattr(model, "feature_names_in_")
+    plain = model.set_params(**treaty.GBDTClassifier().get_params()).fit(X, y)
+    assert plain.communication_ == {}
+
+
+def test_threads_are_shared_among_those_that_work_at_once(monkeypatch):
+    X, y = real_table("binary")
+    given = {}
+    for role in ("lead", "participate"):
+        play = getattr(federboost_horizontal, role)
+        monkeypatch.setattr(
+            federboost_horizontal,
+            role,
+            lambda party, *a, play=play, **k: (given.update({party.name: k["threads"]}), play(party, *a, **k))[1],
+        )
+    estimator("binary", n_jobs=7).fit(share_out(X, y))
+    assert given == {"north": 2, "south": 2, "east": 2}
+    estimator("binary", n_jobs=7, active="aggregator").fit(share_out(X, y))
+    assert given == {"north": 2, "south": 2, "east": 2, "aggregator": 7}
+    estimator("binary", n_jobs=2, active="aggregator").fit(share_out(X, y, 5))
+    assert given["west"] == 1
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.fixture
+def rows():
+    return share_out(*real_table("binary"))
+
+
+def test_labels_come_with_each_participants_rows_alone(rows):
+    _, y = real_table("binary")
+    for given in ({"y": y}, {"sample_weight": np.ones(len(y))}):
+        with pytest.raises(ConfigError, match="takes labels and weights with each participant's rows: expected y=None"):
+            estimator("binary").fit(rows, **given)
+
+
+def test_labels_may_not_be_left_out_elsewhere():
+    with pytest.raises(DataError, match="requires y to be passed"):
+        treaty.GBDTClassifier().fit(real_table("binary")[0])
+
+
+@pytest.mark.parametrize("protocol", ["pooled", "secureboost", "federboost-vertical"])
+def test_labelled_rows_are_for_horizontal_protocols(rows, protocol):
+    with pytest.raises(
+        DataError, match=r"labels apart, fit\(X, y\), got \(X, y\) by party, .* 'federboost-horizontal'"
+    ):
+        treaty.GBDTClassifier(protocol).fit(rows)
+
+
+def replaced(name, change):
+    """Return what replaces a participant's table, labels and weights by what `change` makes of table and labels."""
+    return lambda rows: {**rows, name: change(*rows[name])}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda rows: rows["north"][0], "got DataFrame"),
+        (lambda rows: {name: own[0] for name, own in rows.items()}, "got DataFrame - at north"),
+        (lambda rows: {}, "got no party"),
+        (lambda rows: {1: rows["north"]}, "not named by text"),
+        (replaced("south", lambda X, y: (X, y, None, None)), "got a tuple of 4 - at south"),
+        (replaced("south", lambda X, y: (X,)), "got a tuple of 1 - at south"),
+        (replaced("east", lambda X, y: (X, y[:-2])), r"east: expected \d+ labels, .* got \d+"),
+        (replaced("east", lambda X, y: (X, None)), "east: requires y to be passed"),
+        (replaced("east", lambda X, y: (X, y, [1.0])), r"east: expected \d+ sample weights, .* got 1"),
+        (replaced("east", lambda X, y: (X, y, -np.ones(len(y)))), "east: expected sample weights"),
+        (replaced("south", lambda X, y: (X.iloc[:0], y[:0])), "south: Found array with 0 sample"),
+        (replaced("south", lambda X, y: (X, y.astype(str))), "int at north, str at south"),
+        (replaced("south", lambda X, y: (X, y * 1.0)), "int at north, float at south"),
+        (lambda rows: {n: (X, np.ones(len(y))) for n, (X, y) in rows.items()}, "one class in all 240 rows"),
+        (replaced("south", lambda X, y: (X.assign(shoe=1.0), y)), "south: .*'shoe'"),
+        (
+            lambda rows: {n: (X.to_numpy()[:, : 12 - (n == "east")], y) for n, (X, y) in rows.items()},
+            "as columns go by position, got north 12, south 12, east 11",
+        ),
+        (replaced("north", lambda X, y: (X.to_numpy(), y)), "got arrays at north and dataframes at south, east"),
+        (replaced("south", lambda X, y: (X.to_numpy().tolist(), y)), "arrays at south and dataframes at north, east"),
+    ],
+)
+def test_wrong_data_is_named(rows, given, message):
+    with pytest.raises(DataError, match=message):
+        estimator("binary").fit(given(rows))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"goss": True}, "goss"),
+        ({"encryption": "ou"}, "has no option 'encryption'"),
+        ({"dropout": "accept"}, "expected 4 or more, got 3"),
+        ({"dropout": "ignore"}, "dropout='ignore'"),
+        ({"delta": 1e-5}, "delta goes with epsilon_total"),
+        ({"early_stopping_rounds": 2}, "eval_set"),
+        ({"active": ""}, "active"),
+        ({"active": 3}, "active"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_named(rows, options, message):
+    with pytest.raises(ConfigError, match=message):
+        estimator("binary", **options).fit(rows)
+
+
+def test_two_participants_need_consent():
+    rows = share_out(*real_table("binary"), 2)
+    for active in (None, "aggregator"):
+        with pytest.raises(ConfigError, match="expected 3 participants with data or more, got 2"):
+            estimator("binary", active=active).fit(rows)
+    model = estimator("binary", mode="paper").fit(rows)
+    assert any("of a sum" in fact or "a sum of two" in fact for fact in model.disclosures_["north"])
+
+
+def test_going_on_without_lost_participants_changes_nothing_while_none_is_lost(seen):
+    check_fit(seen, share_out(*real_table("binary"), 4), dropout="accept")
+
+
+def test_prediction_and_eval_sets_take_plain_tables(rows):
+    X, y = real_table("binary")
+    model = estimator("binary").fit(rows)
+    with pytest.raises(DataError, match="takes one table, as it is whole"):
+        model.predict({"north": X})
+    with pytest.raises(DataError, match="takes one table, as it is whole"):
+        estimator("binary").fit(rows, eval_set=({"north": X}, y))
+    with pytest.raises(DataError, match="in an eval set"):
+        estimator("binary").fit(rows, eval_set=(X, y + 1))
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def stop_leader(monkeypatch, round_):
+    """Stop the leader when it starts a round."""
+    grow, count = TreeLeader.grow, itertools.count()
+
+    def stopping(self):
+        if next(count) == round_:
+            raise Interrupted
+        return grow(self)
+
+    monkeypatch.setattr(TreeLeader, "grow", stopping)
+
+
+def stop_member(monkeypatch, round_):
+    """Stop a participant in the midst of a round."""
+    take = TreeMember.take
+
+    def stopping(self, step):
+        rounds = self._forest.rounds
+        asked = take(self, step)
+        if rounds == round_ and step.nodes.shape[0]:
+            raise Interrupted
+        return asked
+
+    monkeypatch.setattr(TreeMember, "take", stopping)
+
+
+@pytest.mark.parametrize("round_", range(TREES))
+@pytest.mark.parametrize("stop", [stop_leader, stop_member], ids=["leader", "participant"])
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("active", ["south", "aggregator"])
+def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, active, task, stop, round_):
+    X, y = real_table(task, rows=150)
+    rows = share_out(with_gaps(with_categories(X)), y)
+    options = {"active": active, "subsample": 0.7, "colsample_bytree": 0.6, "random_state": 4}
+
+    def fit(folder=None, **more):
+        return estimator(task, **{**options, **more}).fit(rows, eval_set=rows["north"], checkpoint=folder)
+
+    whole = fit()
+    monkeypatch.setattr(Keeper, "due", True)  # however little time has passed
+    with monkeypatch.context() as patch:
+        stop(patch, round_)
+        with pytest.raises(Interrupted):
+            fit(tmp_path)
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == ({f"{name}.checkpoint" for name in {*rows, active}} if round_ else set())
+    for name in {*rows, active} if round_ else ():
+        assert load_checkpoint(checkpoint_file(tmp_path, name)).rounds == round_
+    resumed = fit(tmp_path)
+    ours, theirs = resumed.parts_["pooled"], whole.parts_["pooled"]
+    assert ours.forest.trees == theirs.forest.trees
+    assert repr(ours.splits) == repr(theirs.splits)
+    assert resumed.evals_result_ == whole.evals_result_
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_fit_grows_no_finished_round_again_and_searches_no_bins(monkeypatch, tmp_path, rows):
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop_leader(patch, 3)
+        with pytest.raises(Interrupted):
+            estimator("binary").fit(rows, checkpoint=tmp_path)
+    grown, grow = [], TreeLeader.grow
+    monkeypatch.setattr(TreeLeader, "grow", lambda self: (grown.append(1), grow(self))[1])
+    monkeypatch.delattr(horizontal_search, "choose_bins")
+    model = estimator("binary", n_estimators=6).fit(rows, checkpoint=tmp_path)
+    assert len(grown) == 3
+    assert model.n_iter_ == 6
+
+
+@pytest.mark.parametrize("who", ["north", "south"])
+def test_other_rows_are_refused_when_resuming(monkeypatch, tmp_path, rows, who):
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop_leader(patch, 2)
+        with pytest.raises(Interrupted):
+            estimator("binary").fit(rows, checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match=f"{who}: cannot resume: the training rows"):
+        estimator("binary").fit({**rows, who: (rows[who][0] + 1.0, rows[who][1])}, checkpoint=tmp_path)
+    checkpoint_file(tmp_path, who).unlink()
+    if who == "south":
+        with pytest.raises(ConfigError, match=r"expected a checkpoint of model .{8} with 2 rounds, got none"):
+            estimator("binary").fit(rows, checkpoint=tmp_path)
+
+
+def test_processes_go_on_from_what_threads_left(monkeypatch, tmp_path, rows):
+    rows = {name: (X, np.where(y == 1, "ill", "well")) for name, (X, y) in rows.items()}
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop_leader(patch, 2)
+        with pytest.raises(Interrupted):
+            estimator("binary").fit(rows, checkpoint=tmp_path)
+    begun = load_checkpoint(checkpoint_file(tmp_path, "north")).part.model_id
+    resumed = estimator("binary", transport="grpc").fit(rows, checkpoint=tmp_path).parts_["pooled"]
+    assert resumed.model_id == begun
+    assert resumed.forest.classes == ["ill", "well"]
+    assert resumed.forest.trees == estimator("binary").fit(rows).parts_["pooled"].forest.trees
+
+
+@pytest.mark.parametrize("first", [None, "aggregator"])
+def test_resuming_under_another_leader_is_refused(monkeypatch, tmp_path, rows, first):
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop_leader(patch, 2)
+        with pytest.raises(Interrupted):
+            estimator("binary", active=first).fit(rows, checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match=r"^south: cannot resume as the leader: .* set active back to that party"):
+        estimator("binary", active="south").fit(rows, checkpoint=tmp_path)
+    assert estimator("binary", active=first).fit(rows, checkpoint=tmp_path).n_iter_ == TREES
+
+
+def test_finished_rounds_survive_a_participant_that_fails_later(monkeypatch, rows):
+    X, _ = real_table("binary")
+    model = estimator("binary")
+    with monkeypatch.context() as patch:
+        stop_leader(patch, 2)
+        with pytest.raises(Interrupted):
+            model.fit(rows)
+    shorter = estimator("binary", n_estimators=2).fit(rows)
+    np.testing.assert_array_equal(model.predict_proba(X), shorter.predict_proba(X))
+
+
+# ---------------------------------------------------------------- what is disclosed
+
+
+def said(lead="north", members=("north", "south", "east"), spent="", **options):
+    options = tree_options({"protocol": PROTOCOL, **options})
+    return {name: " | ".join(facts) for name, facts in horizontal_disclosures(lead, members, options, spent).items()}
+
+
+def test_the_leader_learns_sums_and_participants_the_model():
+    learned = said()
+    assert list(learned) == ["north", "south", "east"]
+    assert "sum of gradients" in learned["north"]
+    assert learned["south"] == learned["east"]
+    assert "sum of gradients" not in learned["south"]
+    assert all("the model, whole" in facts for facts in learned.values())
+
+
+def test_a_leader_without_data_cannot_take_its_own_rows_off():
+    assert "less its own" in said()["north"]
+    learned = said("aggregator")
+    assert list(learned) == ["aggregator", "north", "south", "east"]
+    assert "less its own" not in learned["aggregator"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "who"),
+    [
+        ({"min_child_samples": 3}, "leaves of as few as 3 training rows", NAMES[:4]),
+        ({"mode": "paper"}, "leaves of as few as 1 training rows", NAMES[:4]),
+        ({"dropout": "accept"}, "should a participant be lost", ["north"]),
+        ({"epsilon_total": 2.0}, "than (2, 1e-06) differential privacy", NAMES[:4]),
+        ({"epsilon_total": 2.0, "delta": 0.01}, "than (2, 0.01) differential privacy", NAMES[:4]),
+        ({"epsilon_total": 2.0}, "under noise", ["north"]),
+        ({"spent": "parted groups of as few as 2 rows"}, "parted groups of as few as 2 rows", ["north"]),
+    ],
+    ids=str,
+)
+def test_options_that_tell_more_or_less_are_disclosed(options, words, who):
+    members = NAMES[:4]
+    assert [name for name, facts in said(members=members, **options).items() if words in facts] == who
+    assert not any(words in facts for facts in said(members=members).values())
+
+
+def test_noise_is_added_and_its_cost_disclosed(rows):
+    quiet, noisy = (estimator("binary", epsilon_total=epsilon).fit(rows) for epsilon in (None, 100.0))
+    assert noisy.parts_["pooled"].forest.trees != quiet.parts_["pooled"].forest.trees
+    assert any(noisy.parts_["pooled"].spent in fact for fact in noisy.disclosures_["north"])
+    assert "epsilon" in noisy.parts_["pooled"].spent
+
+
+def test_how_small_groups_the_search_parted_is_disclosed(rows):
+    model = estimator("binary").fit(rows)
+    assert model.parts_["pooled"].spent
+    (fact,) = [fact for fact in model.disclosures_["north"] if "in search of quantiles" in fact]
+    assert model.parts_["pooled"].spent in fact
+
+
+def test_an_empty_column_takes_the_kind_it_has_elsewhere():
+    X, y = real_table("binary", rows=300)
+    X = X.iloc[:, :3].assign(place=pd.Categorical(np.where(X.iloc[:, 0] > X.iloc[:, 0].median(), "a", "b")))
+    parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}
+    parts["p0"] = (parts["p0"][0].assign(place=np.full(100, np.nan)), parts["p0"][1])
+    model = treaty.GBDTClassifier("federboost-horizontal", n_estimators=2).fit(parts)
+    assert model.schemas_["pooled"].categories[3] == ("a", "b")
+    assert model.predict(X).shape == (300,)
+
+
+def test_what_counts_as_missing_or_other_is_said(caplog):
+    X, y = real_table("binary", rows=300)
+    X = X.iloc[:, :3].assign(place=pd.Categorical(np.where(X.iloc[:, 0] > X.iloc[:, 0].median(), "a", "b")))
+    parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}
+    renamed = parts["p1"][0].assign(place=parts["p1"][0]["place"].cat.rename_categories({"a": "A", "b": "B"}))
+    parts["p1"] = (renamed, parts["p1"][1])
+    parts["p2"] = (parts["p2"][0].iloc[:, 1:], parts["p2"][1])
+    treaty.GBDTClassifier("federboost-horizontal", n_estimators=1).fit(parts)
+    assert "p1: column 'place': 100 of 100 rows have categories" in caplog.text
+    assert f"p2: column {X.columns[0]!r} is missing in all rows" in caplog.text
+
+
+def test_what_is_said_of_an_eval_set_names_it(caplog):
+    known = to_table(pd.DataFrame({"place": pd.Categorical(["a", "b"])})).schema
+    data = Labelled(to_table(pd.DataFrame({"place": pd.Categorical(["a", "c"])})), np.zeros(2), None, "eval_0")
+    common_rows(data, known, None, None, "north")
+    common_rows(replace(data, name="train"), known, None, None, "north")
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split(" rows have")[0] for text in said] == [
+        "north: eval_0: column 'place': 1 of 2",
+        "north: column 'place': 1 of 2",
+    ]
+
+
+def test_targets_beyond_measure_are_refused_where_they_are():
+    X, y = real_table("regression", rows=120)
+    parts = {name: (X.iloc[k::3], np.asarray(y[k::3]) * 1e35) for k, name in enumerate(("p0", "p1", "p2"))}
+    with pytest.raises(treaty.DataError, match="scale them down"):
+        treaty.GBDTRegressor("federboost-horizontal", n_estimators=1).fit(parts)
+
+
+def test_a_model_without_a_split_for_all_the_noise_is_said(caplog):
+    X, y = real_table("binary", rows=300)
+    parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}
+    treaty.GBDTClassifier("federboost-horizontal", n_estimators=1, epsilon_total=0.05).fit(parts)
+    assert "no split stood out from the noise" in caplog.text

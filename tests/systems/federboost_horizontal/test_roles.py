@@ -1,0 +1,578 @@
+"""FederBoost on rows: what is grown, what is seen, and what becomes of it when participants are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from dataclasses import replace
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from systems.federboost_horizontal.playing import bins_told, dealt, options_of, pooled_on, train
+from treaty.crypto.aggregation.aggregation_round import RoundVoid
+from treaty.data.binning import fit_bins
+from treaty.data.quantile_search import QuantileSearch, sorted_keys
+from treaty.errors import ConfigError, PeerAborted, PeerProtocolError, TreatyError
+from treaty.messaging.certificates import make_identity
+from treaty.messaging.messages import Array, decode_body
+from treaty.messaging.party import Party
+from treaty.models.checkpoints import Keeper
+from treaty.models.trees import predict_pooled
+from treaty.systems.federboost_horizontal.noise import plan_noise
+from treaty.systems.federboost_horizontal.roles import participate
+from treaty.systems.federboost_horizontal.trees import Step, TreeMember
+from treaty.systems.horizontal import members as masked_members
+from treaty.systems.horizontal.members import Heard, Keys, Masked, Member, Roster, Vouching
+from treaty.systems.horizontal.quantiles import (
+    Asked,
+    agreed_objective,
+    answer_probes,
+    pack_bins,
+    unpack_bins,
+)
+from treaty.systems.horizontal.sums import Collector
+from treaty.systems.vertical.active import Keep
+from treaty.trees.boosting import Forest
+from treaty.trees.ensemble import SplitTable
+from treaty.trees.objectives import make_objective
+from treaty.trees.shard import RowShard
+
+TASKS = pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+
+
+def margins(part, rows):
+    return predict_pooled([part], [rows.table])
+
+
+@TASKS
+@pytest.mark.parametrize(("members", "leader"), [(3, "p0"), (5, "p3"), (3, "server")])
+def test_trees_are_the_plain_growers_on_the_same_bins(task, members, leader):
+    parts, whole, classes = dealt(task, members)
+    options = options_of()
+    played = train(parts, options, classes, leader=leader, record_content=True)
+    other = next(name for name in parts if name != leader)
+    bins, agreed = bins_told(played, other, whole.table.schema)
+    model = played.results[leader]
+    forest, splits = pooled_on(bins, whole, options, classes)
+    assert (forest.objective.grad_clip, 1.0) == (agreed.grad_clip, agreed.weight_bound)
+    assert repr(model.splits) == repr(splits)
+    for grown, plain in zip(model.forest.trees, forest.trees, strict=True):
+        for name in ("left", "record", "value"):
+            np.testing.assert_array_equal(getattr(grown, name), getattr(plain, name))
+        np.testing.assert_allclose(grown.gain, plain.gain, rtol=0.006)  # of three digits
+        assert not grown.cover.any()
+        assert not grown.count.any()
+    for part in played.results.values():
+        np.testing.assert_array_equal(margins(part, whole), margins(model, whole))
+        assert repr(part.splits) == repr(splits)
+
+
+def test_columns_are_sampled_alike_and_rows_by_each_for_itself():
+    parts, whole, classes = dealt("binary", 3)
+    options = options_of(colsample_bytree=0.4, random_state=5)
+    played = train(parts, options, classes, record_content=True)
+    bins, _ = bins_told(played, "p1", whole.table.schema)
+    forest, _ = pooled_on(bins, whole, options, classes)
+    for grown, plain in zip(played.results["p0"].forest.trees, forest.trees, strict=True):
+        np.testing.assert_array_equal(grown.value, plain.value)
+    sampled = options_of(subsample=0.5, random_state=5)
+    first, second = (train(parts, sampled, classes).results["p2"] for _ in range(2))
+    np.testing.assert_array_equal(margins(first, whole), margins(second, whole))
+    assert not np.array_equal(margins(first, whole), margins(train(parts, options_of(), classes).results["p2"], whole))
+
+
+def test_weights_count_as_pooled():
+    parts, whole, classes = dealt("binary", 3)
+    rng = np.random.default_rng(3)
+    parts = {name: replace(rows, weight=rng.random(len(rows.y)) * 3) for name, rows in parts.items()}
+    whole = replace(whole, weight=np.concatenate([rows.weight for rows in parts.values()]))
+    options = options_of()
+    played = train(parts, options, classes, record_content=True)
+    bins, agreed = bins_told(played, "p1", whole.table.schema)
+    forest, _ = pooled_on(bins, whole, options, classes)
+    assert forest.objective.weight_bound == agreed.weight_bound == 4.0
+    for grown, plain in zip(played.results["p0"].forest.trees, forest.trees, strict=True):
+        np.testing.assert_array_equal(grown.value, plain.value)
+
+
+def test_one_sum_per_level_and_vectors_of_public_length():
+    parts, _, classes = dealt("multiclass", 3)
+    options = options_of(max_depth=2)
+    played = train(parts, options, classes, record_content=True)
+    received = [e for e in played.transcripts["p0"].entries if e.direction == "received" and e.step == "Masked"]
+    searched = sum(
+        e.step == "Asked" and e.direction == "sent" and e.peer == "p1" for e in played.transcripts["p0"].entries
+    )
+    assert sum(e.peer == "p1" for e in received) == 1 + searched + options.n_estimators * options.max_depth
+    sizes = {name: [e.nbytes for e in received if e.peer == name] for name in ("p1", "p2")}
+    assert sizes["p1"] == sizes["p2"]
+
+
+# ---------------------------------------------------------------- what is seen
+
+
+def masked_vectors(played, leader="p0"):
+    return [
+        np.frombuffer(decode_body(e.content, Masked, peer=e.peer).values.data, np.uint64)
+        for e in played.transcripts[leader].entries
+        if e.direction == "received" and e.step == "Masked"
+    ]
+
+
+def looks_uniform(vectors) -> bool:
+    """Chi-squared on the bytes of all vectors, false alarms once in a million."""
+    counts = np.bincount(np.concatenate(vectors).view(np.uint8), minlength=256)
+    expected = counts.sum() / 256
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return bool(abs(statistic - 255) < 4.9 * np.sqrt(2 * 255))
+
+
+def test_what_the_leader_receives_is_uniform_and_a_planted_leak_is_not(monkeypatch):
+    parts, _, classes = dealt("binary", 3)
+    options = options_of()
+    assert looks_uniform(masked_vectors(train(parts, options, classes, record_content=True)))
+    monkeypatch.setattr(masked_members, "pairwise_input", lambda this_round, seeds, values: values.view(np.uint64))
+    leaking = masked_vectors(train({n: parts[n] for n in parts}, options, classes, record_content=True, leader="p0"))
+    assert not looks_uniform(leaking)
+
+
+def test_no_vector_is_masked_as_another_is():
+    """The same rows and sums in two trainings, and in two places of one, never share a mask."""
+    parts, _, classes = dealt("binary", 3)
+    options = options_of()
+    first, second = (masked_vectors(train(parts, options, classes, record_content=True)) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert looks_uniform([one - other]) or len(one) < 100
+        assert not np.any(one == other)
+
+
+def test_participants_see_the_model_and_no_sums():
+    parts, _, classes = dealt("binary", 3)
+    played = train(parts, options_of(), classes)
+    received = {e.step for e in played.transcripts["p1"].entries if e.direction == "received"}
+    assert received == {"Terms", "Verdict", "Begin", "Roster", "Keys", "Count", "Asked", "Agreed", "Step", "End"}
+    assert {e.peer for e in played.transcripts["p1"].entries} == {"p0"}
+
+
+def test_no_interval_of_few_rows_is_probed():
+    parts, whole, classes = dealt("binary", 3)
+    least = 25
+    played = train(parts, options_of(min_child_samples=least), classes, record_content=True)
+    asked = [
+        decode_body(e.content, Asked, peer="p0")
+        for e in played.transcripts["p1"].entries
+        if e.direction == "received" and e.step == "Asked"
+    ]
+    ordered = sorted_keys(whole.table.columns)
+    opened = [{0: 0, 1 << 32: len(keys)} for keys in ordered]  # by feature: keys, rows below
+    for message in asked:
+        keys, offsets = (np.frombuffer(a.data, a.dtype) for a in (message.keys, message.offsets))
+        for f, known in enumerate(opened):
+            points = sorted(known)
+            for key in keys[offsets[f] : offsets[f + 1]].tolist():
+                at = np.searchsorted(points, key)
+                assert known[points[at]] - known[points[at - 1]] >= least
+            known |= {k: int(np.searchsorted(ordered[f], k)) for k in keys[offsets[f] : offsets[f + 1]].tolist()}
+    assert len(asked) > 5
+    fewest = min(b - a for known in opened for a, b in pairwise(sorted(known.values())) if b > a)
+    assert f"as few as {fewest} rows" in played.results["p0"].spent  # it limits, it does not prevent
+
+
+# ---------------------------------------------------------------- a leader that departs from the protocol
+
+
+def members_told(told):
+    """Members of a cohort of three of whom each was told what `told` says, ready to mask."""
+    made = {name: Member(name, "job", Vouching(), Heard(b"begun")) for name in told}
+    roster = Roster({n: m.introduced.key for n, m in made.items()}, dict.fromkeys(made, b""))
+    keys = Keys({n: m.advertise(roster, False, False, "p0", "test") for n, m in made.items()})
+    for name, member in made.items():
+        member.agree(keys)
+        for message in told[name]:
+            member.heard.hear(message)
+    return made
+
+
+def test_masks_cancel_only_between_members_that_were_told_the_same():
+    """Else a leader could have all but one of them sum other nodes, where they have no rows."""
+    values = np.arange(500)
+    for others, cancel in (([Keep(1)], True), ([Keep(2)], False), ([], False), ([Keep(1), Keep(1)], False)):
+        made = members_told({"p0": [Keep(1)], "p1": [Keep(1)], "p2": others})
+        total = sum(member.masked(values) for member in made.values())
+        assert np.array_equal(total, 3 * values.astype(np.uint64)) is cancel
+        assert cancel or looks_uniform([total])
+
+
+def test_every_message_to_all_counts_in_masks(monkeypatch):
+    """A leader that tells one participant another split, or other probes, opens nothing."""
+    parts, _, classes = dealt("binary", 3)
+    for kind, field in ((Step, "left_bins"), (Asked, "keys")):
+
+        def lie(self, message, kind=kind, field=field):
+            honest = dict.fromkeys(self._others(), message)
+            array = getattr(message, field, None)
+            if isinstance(message, kind) and array.data.nbytes:
+                other = np.array(np.frombuffer(array.data, array.dtype).reshape(array.shape))
+                other.reshape(-1)[0] ^= 1
+                honest["p1"] = msgspec.structs.replace(message, **{field: Array.of(other)})
+            self._send(honest)
+
+        opened = []
+        total = Collector.total
+
+        def note(self, length, own=None, total=total, opened=opened):
+            opened.append(total(self, length, own))
+            return opened[-1]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Collector, "_send_all", lie)
+            patched.setattr(Collector, "total", note)
+            with contextlib.suppress(Exception):
+                train(parts, options_of(n_estimators=1), classes)
+        assert any(len(sums) > 5 and looks_uniform([sums]) for sums in opened)
+
+
+def agreed_with(**changes):
+    _, whole, _ = dealt("binary", 3)
+    objective, bins = make_objective("logistic", whole.y, None), fit_bins(whole.table, 8)
+    return msgspec.structs.replace(pack_bins(bins, objective), **changes), objective, whole.table.schema
+
+
+@pytest.mark.parametrize(
+    ("changes", "noise"),
+    [
+        ({"weight_bound": 2.0**-30}, True),
+        ({"weight_bound": 2.0}, True),
+        ({"weight_bound": 0.5}, False),
+        ({"grad_clip": 3.0}, False),
+        ({"grad_clip": float("inf")}, False),
+        ({"grad_clip": float("nan")}, False),
+    ],
+)
+def test_bounds_that_would_outgrow_noise_or_sums_are_refused(changes, noise):
+    agreed, objective, _ = agreed_with(**changes)
+    with pytest.raises(PeerProtocolError, match="bounds"):
+        agreed_objective(agreed, objective, noise=noise, peer="p0")
+    told, objective, _ = agreed_with(weight_bound=1.0 if noise else 4.0)
+    assert agreed_objective(told, objective, noise=noise, peer="p0").weight_bound == told.weight_bound
+
+
+def test_more_or_endless_bins_are_refused():
+    agreed, _, schema = agreed_with()
+    assert unpack_bins(agreed, schema, 8, "p0").n_bins.max() == 8
+    with pytest.raises(PeerProtocolError, match="bins"):
+        unpack_bins(agreed, schema, 7, "p0")
+    cuts = np.frombuffer(agreed.cuts.data, np.float32).copy()
+    cuts[6] = np.inf
+    with pytest.raises(PeerProtocolError, match="cuts"):
+        unpack_bins(msgspec.structs.replace(agreed, cuts=Array.of(cuts)), schema, 8, "p0")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 8), st.integers(2, 12), st.integers(0, 2**32))
+def test_an_honest_search_never_asks_more_than_members_allow_and_noise_counts(max_bin, distinct, seed):
+    rng = np.random.default_rng(seed)
+    columns = [rng.choice(rng.normal(size=distinct), 200).astype(np.float32) for _ in range(2)]
+    ordered, search = sorted_keys(columns), QuantileSearch(2, max_bin, least_rows=1)
+    search.present(np.array([200, 200]))
+    while (probes := search.probes()) is not None:
+        message = Asked(Array.of(probes.keys), Array.of(probes.offsets))
+        search.take(answer_probes(message, ordered, max_bin, "p0", 1))
+
+
+def test_members_refuse_probes_beyond_the_search():
+    ordered = sorted_keys([np.arange(9, dtype=np.float32)])
+    for keys in (np.arange(9), np.array([4, 3]), np.array([4, 4])):
+        message = Asked(Array.of(keys.astype(np.uint32)), Array.of(np.array([0, len(keys)], np.int32)))
+        with pytest.raises(PeerProtocolError, match="at most 8 ascending probes"):
+            answer_probes(message, ordered, 4, "p0", 1)
+
+
+def test_whoever_was_lost_is_not_let_in_again():
+    """Else two attempts at one sum, with and without a member, would differ by its vector."""
+    member = members_told({"p0": [], "p1": [], "p2": []})["p0"]
+    member.without_lost(["p1", "p2"], "p0")
+    member.without_lost(["p1"], "p0")
+    with pytest.raises(PeerProtocolError, match="lost before"):
+        member.without_lost(["p1", "p2"], "p0")
+
+
+def test_rosters_of_others_and_keys_nobody_vouches_for_are_refused():
+    identities = {name: make_identity(name) for name in ("p0", "p1", "p2")}
+    pinned = {name: one.certificate for name, one in identities.items()}
+    made = {name: Member(name, "job", Vouching(one, pinned), Heard(b"")) for name, one in identities.items()}
+    honest = Roster({n: m.introduced.key for n, m in made.items()}, {n: m.introduced.vouched for n, m in made.items()})
+    made["p1"].advertise(honest, False, False, "p0", "test")
+    between = Member("p2", "job", Vouching(identities["p0"], pinned), Heard(b"")).introduced
+    replaced = Roster({**honest.keys, "p2": between.key}, {**honest.vouched, "p2": between.vouched})
+    with pytest.raises(PeerProtocolError, match="p2 signed with the key of its certificate"):
+        made["p1"].advertise(replaced, False, False, "p0", "test")
+    older = Member("p2", "another job", Vouching(identities["p2"], pinned), Heard(b"")).introduced
+    with pytest.raises(PeerProtocolError, match="p2 signed"):
+        made["p1"].advertise(
+            Roster({**honest.keys, "p2": older.key}, {**honest.vouched, "p2": older.vouched}),
+            False,
+            False,
+            "p0",
+            "test",
+        )
+
+
+# ---------------------------------------------------------------- too few, and noise
+
+
+def test_two_participants_are_refused_unless_it_is_asked_for():
+    parts, _, classes = dealt("binary", 2)
+    with pytest.raises(ConfigError, match="expected 3 participants"):
+        train(parts, options_of(), classes)
+    played = train(parts, options_of(mode="paper"), classes)
+    assert len(played.results["p1"].forest.trees) == 3
+    noisy = train(parts, options_of(epsilon_total=4.0), classes)
+    assert "epsilon = 4" in noisy.results["p1"].spent
+
+
+def test_noise_is_larger_for_less_epsilon_and_scaled_to_what_a_row_changes():
+    _, whole, classes = dealt("binary", 3)
+    objective = make_objective("logistic", whole.y, None)
+    plans = [
+        plan_noise(options_of(epsilon_total=epsilon), whole.table.schema, classes, members=4) for epsilon in (1.0, 8.0)
+    ]
+    for one, other in (("opening",) * 2, ("search",) * 2, ("trees",) * 2):
+        assert getattr(plans[0], one) > getattr(plans[1], other)
+    assert plans[0].budget.epsilon <= 1.0 < 1.01 * plans[0].budget.epsilon
+    drawn = plans[0].on_trees(np.zeros(30_000, np.int64), objective).reshape(-1, 3)
+    units = np.array([objective.grad_bound, objective.hess_bound, 1.0])
+    each = plans[0].trees / np.sqrt(3)  # of three honest participants' shares, one
+    np.testing.assert_allclose(drawn.std(axis=0) / units, each, rtol=0.05)  # 10,000 each: 7 standard errors
+
+
+def test_leaves_and_splits_do_not_follow_noise():
+    """Without it, what little hess a child seems to have goes into a leaf weight of hundreds."""
+    parts, whole, classes = dealt("binary", 3)
+    objective, options = make_objective("logistic", whole.y, None), options_of(epsilon_total=1.0)
+    rules = options.rules(objective)
+    noise = plan_noise(options, whole.table.schema, classes, members=3)
+    raised = noise.rules(rules, objective, options.max_bin)
+    deviation = noise.trees * 0.25 * np.sqrt(options.max_bin)
+    assert raised.min_child_weight == pytest.approx(8 * deviation)
+    assert raised.reg_lambda == pytest.approx(4 * deviation)
+    kept = options_of(epsilon_total=1.0, reg_lambda=1e9).rules(objective)
+    assert noise.rules(kept, objective, 32).reg_lambda == 1e9
+    assert plan_noise(options_of(), whole.table.schema, classes, members=3).rules(rules, objective, 32) == rules
+    for part in train(parts, options, classes).results.values():
+        assert max(np.abs(tree.value).max() for tree in part.forest.trees) < 2.0
+
+
+def test_noise_is_in_every_sum(monkeypatch):
+    """With all masks taken away, two members with equal rows never give the same numbers."""
+    parts, _, classes = dealt("binary", 3)
+    parts = dict.fromkeys(parts, parts["p0"])
+    monkeypatch.setattr(masked_members, "pairwise_input", lambda this_round, seeds, values: values.view(np.uint64))
+    for options, alike in ((options_of(), True), (options_of(epsilon_total=1.0), False)):
+        played = train(parts, options, classes, record_content=True, leader="server")
+        vectors = {
+            name: [decode_body(e.content, Masked, peer=name).values.data.tobytes() for e in entries]
+            for name, entries in sent_masked(played, parts).items()
+        }
+        for one, other in zip(vectors["p0"], vectors["p1"], strict=True):
+            assert (one == other) is alike
+
+
+def sent_masked(played, parts):
+    return {
+        name: [e for e in played.transcripts[name].entries if e.direction == "sent" and e.step == "Masked"]
+        for name in parts
+    }
+
+
+@pytest.mark.parametrize(
+    ("task", "weighted", "chosen", "words"),
+    [
+        ("regression", False, {"epsilon_total": 1.0}, "classification without sample weights"),
+        ("binary", True, {"epsilon_total": 1.0}, "classification without sample weights"),
+        ("binary", False, {"epsilon_total": 1.0, "dropout": "accept"}, "more than epsilon_total"),
+        ("binary", False, {"epsilon_total": 1.0, "subsample": 0.5}, "leave subsample at 1"),
+        ("binary", False, {"epsilon_total": 0.1, "fractional_bits": 40}, "more noise than fits"),
+    ],
+)
+def test_noise_that_could_not_be_accounted_for_is_refused(task, weighted, chosen, words):
+    parts, _, classes = dealt(task, 4)
+    if weighted:
+        parts = {name: replace(rows, weight=np.ones(len(rows.y))) for name, rows in parts.items()}
+    with pytest.raises(ConfigError, match=words):
+        train(parts, options_of(**chosen), classes)
+
+
+def test_a_training_with_noise_is_not_gone_on_with(tmp_path):
+    parts, _, classes = dealt("binary", 3)
+    options = options_of(epsilon_total=1.0, n_estimators=2)
+    keeper = Keeper(tmp_path / "p0.checkpoint")
+    train(parts, options, classes, keeper=keeper)
+    with pytest.raises(ConfigError, match="cannot resume with epsilon_total"):
+        train(parts, options, classes, keeper=Keeper(tmp_path / "p0.checkpoint", resume=True))
+
+
+# ---------------------------------------------------------------- faults
+
+
+class Gone(Exception):
+    """A participant's program dies."""
+
+
+def dying(parts, options, classes, name, when):
+    """A participant that dies at the `when`-th message it would send."""
+
+    def role(party: Party) -> object:
+        sent, send = 0, party.send
+
+        def count(to, message):
+            nonlocal sent
+            sent += 1
+            if sent > when:
+                party.channel.close()
+                raise Gone
+            send(to, message)
+
+        party.send = count
+        return participate(party, parts[name], options, members=list(parts), classes=classes, vouching=Vouching())
+
+    return role
+
+
+def survivors_of(parts, options, classes, when, **chosen):
+    """Play with p2 dying; return what the others end with."""
+    ended = {}
+
+    def kept(name):
+        def role(party: Party) -> object:
+            ended[name] = participate(
+                party, parts[name], options, members=list(parts), classes=classes, vouching=Vouching()
+            )
+            return ended[name]
+
+        return role
+
+    roles = {name: kept(name) for name in parts if name not in ("p0", "p2")}
+    roles["p2"] = dying(parts, options, classes, "p2", when)
+    with pytest.raises(Gone):
+        train(parts, options, classes, roles=roles, **chosen)
+    return ended
+
+
+def test_a_lost_participant_ends_the_training_by_default():
+    parts, _, classes = dealt("binary", 4)
+    with pytest.raises((TreatyError, Gone)):
+        train(parts, options_of(), classes, roles={"p2": dying(parts, options_of(), classes, "p2", 12)})
+
+
+# 6 messages begin a training; a sum takes 4 of a participant (shares, vector, signature, shares of others): the first,
+# one of the search for bins, those of the first tree and two later ones
+@pytest.mark.parametrize("when", [6, 7, 8, 9, 47, 48, 49, 50, *range(141, 153), 179, 180])
+def test_with_consent_training_goes_on_without_the_lost(when):
+    parts, whole, classes = dealt("binary", 5)
+    options = options_of(dropout="accept")
+    ended = survivors_of(parts, options, classes, when)
+    assert ended.keys() == {"p1", "p3", "p4"}
+    first = ended["p1"]
+    assert len(first.forest.trees) == 3
+    for part in ended.values():
+        np.testing.assert_array_equal(margins(part, whole), margins(first, whole))
+        assert repr(part.splits) == repr(first.splits)
+
+
+def test_with_consent_training_goes_on_without_one_that_falls_silent():
+    """The others wait for the leader all of the job's timeout, the leader a part of it for any of them."""
+    parts, _, classes = dealt("binary", 5)
+    options, over, ended = options_of(dropout="accept"), threading.Event(), []
+
+    def silent(party: Party) -> object:
+        send, sent = party.send, itertools.count()
+
+        def stop_at(to, message):
+            if next(sent) == 144:  # as a tree is summed
+                over.wait(30)
+                raise Gone
+            send(to, message)
+
+        party.send = stop_at
+        return participate(party, parts["p2"], options, members=list(parts), classes=classes, vouching=Vouching())
+
+    def kept(party: Party) -> object:
+        found = participate(party, parts["p1"], options, members=list(parts), classes=classes, vouching=Vouching())
+        ended.append(found)
+        over.set()
+        return found
+
+    with pytest.raises(Gone):
+        train(parts, options, classes, roles={"p1": kept, "p2": silent}, timeout=8.0)
+    assert len(ended[0].forest.trees) == 3
+
+
+def test_rounds_after_a_loss_are_those_of_the_remaining_rows():
+    parts, whole, classes = dealt("binary", 5)
+    options = options_of(dropout="accept", max_bin=8)
+    left = {name: rows for name, rows in parts.items() if name != "p2"}
+    ended = survivors_of(parts, options, classes, 6)  # before the first sum
+    alone = train(left, options, classes).results["p1"]
+    np.testing.assert_array_equal(margins(ended["p1"], whole), margins(alone, whole))
+
+
+def test_too_few_survivors_end_the_training():
+    parts, _, classes = dealt("binary", 4)
+    options = options_of(dropout="accept")
+    roles = {name: dying(parts, options, classes, name, 20) for name in ("p2", "p3")}
+    with pytest.raises((RoundVoid, Gone, PeerAborted)):
+        train(parts, options, classes, roles=roles)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nodes": np.array([5], np.int32)},
+        {"children": np.array([7], np.int32)},
+        {"features": np.array([99], np.int32)},
+        {"left_bins": np.zeros((1, 31), np.uint8)},
+        {"values": np.zeros(9)},
+        {"values": np.array([0.0, 1e31, 0.0]), "gains": np.zeros(3)},
+        {"values": np.zeros(3), "gains": np.array([np.nan, 0.0, 0.0])},
+        {"asked_nodes": np.array([40], np.int32)},
+        {"asked_outputs": np.array([3], np.int32)},
+        {"asked_nodes": np.array([0], np.int32)},
+        {"columns": np.arange(1, dtype=np.int32), "last_columns": np.array([1], np.int32)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_steps_that_do_not_fit_are_refused(change):
+    _, whole, _ = dealt("binary", 3)
+    objective, bins = make_objective("logistic", whole.y, None), fit_bins(whole.table, 8)
+    shard = RowShard(bins.transform(whole.table), bins.offsets, whole.y, None, objective)
+    member = TreeMember(
+        shard, bins, SplitTable(), Forest(objective, ("p1",)), lambda: [None], "p0",
+        most_rounds=3, max_depth=2, cohort=lambda: frozenset(),
+    )  # fmt: skip
+    n = len(bins.n_bins)
+    empty = {
+        **{k: np.empty(0, np.int32) for k in Step.__struct_fields__},
+        "left_bins": np.empty((0, 32), np.uint8),
+        "values": np.empty(0),
+        "gains": np.empty(0),
+    }
+
+    def step(**parts):
+        return Step(**{name: Array.of(values) for name, values in {**empty, **parts}.items()})
+
+    zero = np.zeros(1, np.int32)
+    begin = {"columns": np.arange(n, dtype=np.int32), "last_columns": np.array([n], np.int32)}
+    assert member.take(step(**begin, asked_outputs=zero, asked_nodes=zero)).shape == (3 * bins.offsets[-1] + 3,)
+    good = {
+        "outputs": zero, "nodes": zero, "children": zero + 1, "features": zero,
+        "left_bins": np.full((1, 32), 240, np.uint8), "asked_outputs": zero, "asked_nodes": zero + 1,
+    }  # fmt: skip
+    with pytest.raises(PeerProtocolError, match="Step"):
+        member.take(step(**{**good, **change}))

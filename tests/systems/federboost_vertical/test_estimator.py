@@ -1,0 +1,278 @@
+"""Whole fits and jobs on noisy buckets: noise is drawn once, also where a fit is interrupted or rows are aligned."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import treaty
+from runs.test_resume import Interrupted, same
+from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
+from treaty.messaging.memory import memory_channels
+from treaty.messaging.party import Party, run_role
+from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, noise_folder
+from treaty.privacy.bucket_rr import BucketLedger
+from treaty.runs import party as jobs
+from treaty.runs.job import Align, Job, Member
+from treaty.runs.threads import star
+from treaty.systems.federboost_vertical.roles import Begin, NoisyColumns
+from treaty.systems.vertical.column_owner import SplitOwner
+
+TREES = 4
+OPTIONS = {"n_estimators": TREES, "min_child_samples": 5, "max_bin": 16, "n_jobs": 1}
+
+
+def fit(tables, y, folder=None, **options):
+    model = treaty.GBDTClassifier("federboost-vertical", **{**OPTIONS, **options})
+    return model.fit(tables, y, eval_set=(tables, y), checkpoint=folder)
+
+
+@pytest.fixture
+def table():
+    X, y = real_table("binary", rows=150)
+    return cut(with_gaps(with_categories(X)), 3), y
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Return a list that collects what every party draws: names of columns, numbers of rows, noisy buckets."""
+    noisy, collected = BucketLedger.noisy, []
+
+    def watching(ledger, codes, columns, row_numbers, job):
+        found = noisy(ledger, codes, columns, row_numbers, job)
+        collected.append(([column.name for column in columns], row_numbers, found[0]))
+        return found
+
+    monkeypatch.setattr(BucketLedger, "noisy", watching)
+    return collected
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder with keys of two parties' noise: the same noise in every run."""
+    for name in ("p1", "p2"):
+        noise_folder(tmp_path, name).mkdir()
+        (noise_folder(tmp_path, name) / "key").write_bytes(name.encode() * 16)
+    return tmp_path
+
+
+def of_column(drawn, name):
+    """Return the noisy buckets of the party that has a column, draw by draw."""
+    return [noisy for names, _, noisy in drawn if name in names]
+
+
+def test_fits_with_a_folder_draw_once_and_others_each_time(table, drawn, tmp_path):
+    tables, y = table
+    kept = [fit(tables, y, tmp_path) for _ in range(2)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p1.noise", "p2.noise"]
+    same(*kept)
+    fresh = [fit(tables, y) for _ in range(2)]
+    draws = of_column(drawn, tables["p1"].columns[0])
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert 0.02 < np.mean(draws[2] != draws[3])
+    forests = [model.parts_["p0"].forest.trees for model in fresh]
+    assert forests[0] != forests[1]
+    columns = tables["p1"].shape[1]
+    for model in (*kept, *fresh):
+        assert model.parts_["p1"].spent.startswith(f"epsilon 4 per value and {4 * columns} per person")
+
+
+def test_training_deeper_in_the_same_folder_costs_nothing_more(table, drawn, tmp_path):
+    tables, y = table
+    flat, deep = fit(tables, y, tmp_path, max_depth=2), fit(tables, y, tmp_path, max_depth=5)
+    assert flat.parts_["p2"].spent == deep.parts_["p2"].spent
+    np.testing.assert_array_equal(*of_column(drawn, tables["p2"].columns[0]))
+    dearer = fit(tables, y, tmp_path, epsilon=1.0)
+    columns = tables["p2"].shape[1]
+    assert f"; {5 * columns} per person with all draws" in dearer.parts_["p2"].spent
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def stop_active(monkeypatch, tree):
+    """Stop the active party at the end of a tree, with its splits untold."""
+    tell, count = NoisyColumns.tell, iter(range(1_000))
+
+    def stopping(self, *arguments, **now):
+        if self._peer == "p1" and next(count) == tree:
+            raise Interrupted
+        tell(self, *arguments, **now)
+
+    monkeypatch.setattr(NoisyColumns, "tell", stopping)
+
+
+def stop_passive(monkeypatch, tree):
+    """Stop a passive party once it has recorded a tree's splits."""
+    record, count = SplitOwner.record, iter(range(1_000))
+
+    def stopping(self, *arguments):
+        record(self, *arguments)
+        if self._splits.feature and len(arguments[0]) and next(count) == 2 * tree:
+            raise Interrupted
+
+    monkeypatch.setattr(SplitOwner, "record", stopping)
+
+
+@pytest.mark.parametrize("stop", [stop_active, stop_passive], ids=["active", "passive"])
+@pytest.mark.parametrize("tree", range(TREES))
+@pytest.mark.parametrize("unbiased", [None, True])
+def test_an_interrupted_fit_goes_on_with_the_same_noise_to_the_same_model(
+    monkeypatch, table, drawn, folder, stop, tree, unbiased
+):
+    tables, y = table
+    options = {"subsample": 0.7, "colsample_bytree": 0.9, "random_state": 4, "epsilon": 3.0, "unbiased": unbiased}
+    whole = fit(tables, y, folder, **options)
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        stop(patch, tree)
+        with pytest.raises(Interrupted):
+            fit(tables, y, folder, **options)
+    kept = checkpoint_file(folder, "p0")
+    assert kept.exists() == (tree > 0)
+    if tree:
+        assert 1 <= load_checkpoint(kept).rounds <= tree
+    resumed = fit(tables, y, folder, **options)
+    same(resumed, whole)
+    for name in ("p1", "p2"):
+        assert resumed.parts_[name].spent == whole.parts_[name].spent
+        first, interrupted, again = of_column(drawn, tables[name].columns[0])
+        np.testing.assert_array_equal(first, interrupted)
+        np.testing.assert_array_equal(first, again)
+    assert not kept.exists()
+
+
+def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
+    tables, y = table
+    model = treaty.GBDTClassifier("federboost-vertical", epsilon=math.inf, mode="paper", **OPTIONS)
+    record, tell, told, recorded = SplitOwner.record, NoisyColumns.tell, [], []
+
+    def recording(self, features, left_bins):
+        record(self, features, left_bins)
+        recorded.extend(features)
+
+    def stopping(self, rounds, *, now):
+        if len(told) == 4:  # both others' of two trees; an abort overtakes what they have not read
+            wait_for(lambda: len(recorded) == sum(told) and hasattr(model, "parts_"))
+            raise Interrupted
+        told.append(len(self._chosen))
+        tell(self, rounds, now=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitOwner, "record", recording)
+        patch.setattr(NoisyColumns, "tell", stopping)
+        with pytest.raises(Interrupted):
+            model.fit(tables, y)
+    assert len(model.parts_["p0"].forest.trees) == 2
+    pooled = treaty.GBDTClassifier(**{**OPTIONS, "n_estimators": 2}).fit(tables, y)
+    np.testing.assert_array_equal(model.predict_proba(tables), pooled.predict_proba(tables))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, table, late):
+    tables, y = table
+    model = treaty.GBDTClassifier("federboost-vertical", epsilon=math.inf, mode="paper", **OPTIONS)
+    record, tell, chosen, recorded = SplitOwner.record, NoisyColumns.tell, [], []
+
+    def recording(self, features, left_bins):
+        record(self, features, left_bins)
+        recorded.extend(features)
+
+    def telling(self, rounds, *, now):
+        chosen.append(len(self._chosen))
+        if len(chosen) == 6:  # both others' of three trees
+            wait_for(lambda: len(recorded) == sum(chosen[:2]) and hasattr(model, "parts_"))
+            raise Interrupted
+        if len(chosen) <= 2:
+            tell(self, rounds, now=True)
+
+    receive = Party.receive
+
+    def receiving(self, frm, *kinds, **how):
+        message = receive(self, frm, *kinds, **how)
+        if late and isinstance(message, Begin):  # it begins when the active party is two rounds ahead
+            wait_for(lambda: len(chosen) >= 5)
+        return message
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitOwner, "record", recording)
+        patch.setattr(NoisyColumns, "tell", telling)
+        patch.setattr(Party, "receive", receiving)
+        with pytest.raises(Interrupted):
+            model.fit(tables, y)
+    assert len(model.parts_["p0"].forest.trees) == 1
+    pooled = treaty.GBDTClassifier(**{**OPTIONS, "n_estimators": 1}).fit(tables, y)
+    np.testing.assert_array_equal(model.predict_proba(tables), pooled.predict_proba(tables))
+
+
+def test_fits_between_processes_without_noise_equal_the_pooled_ones(table, tmp_path):
+    tables, y = {name: table[0][name] for name in ("p0", "p1")}, table[1]
+    model = fit(tables, y, tmp_path, transport="grpc", epsilon=math.inf, mode="paper", n_estimators=2)
+    pooled = treaty.GBDTClassifier(**{**OPTIONS, "n_estimators": 2}).fit(tables, y, eval_set=(tables, y))
+    assert_same_trees(model, pooled)
+    assert model.evals_result_ == pooled.evals_result_
+    assert model.parts_["p1"].spent.startswith("epsilon inf per value and inf per person")
+    assert model.communication_["p1 -> p0"]["by_type"]["Buckets"] > len(y)
+    assert [path.name for path in tmp_path.iterdir()] == ["p1.noise"]
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def run_job(job, monkeypatch):
+    """Run every party of a job in a thread of this process."""
+    channels = memory_channels(job.parties)
+    links = star(job.active, job.parties)
+
+    def connected(job, name, protocol, role, dealer=None):
+        party = Party(name, job.name, protocol, channels[name], links[name], timeout=30.0)
+        return run_role(party, lambda: role(party)), party.transcript
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "connected", connected)
+        threads = [threading.Thread(target=jobs.train_party, args=(job, name)) for name in job.parties]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    return {name: json.loads((jobs.Path(job.output) / f"{name}.report.json").read_text()) for name in job.parties}
+
+
+def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkeypatch, drawn, tmp_path):
+    X, y = real_table("binary", rows=80)
+    X = X.assign(patient=[f"p{number}" for number in range(len(X))])
+    own_order = np.random.default_rng(1).permutation(len(X))
+    shop = X.iloc[own_order, 4:]
+    bank = X.iloc[:70, [0, 1, 2, 3, 12]].assign(y=y[:70])
+    shop.to_csv(tmp_path / "shop.csv", index=False)
+    parties = {name: Member(table=str(tmp_path / f"{name}.csv")) for name in ("bank", "shop")}
+    spent = []
+    for run in range(2):
+        bank.sample(frac=1.0, random_state=run).to_csv(tmp_path / "bank.csv", index=False)
+        job = Job(
+            name="test", active="bank", label="y", parties=parties, align=Align(on="patient"),
+            options={"protocol": "federboost-vertical", "n_estimators": 1, "min_child_samples": 5},
+            output=str(tmp_path / f"model{run}"), store=str(tmp_path / "store"), n_jobs=1,
+        )  # fmt: skip
+        spent.append(run_job(job, monkeypatch)["shop"]["spent"])
+    (_, first_rows, first), (_, rows, noisy) = drawn
+    assert set(shop["patient"].iloc[rows]) == set(bank["patient"])
+    assert first_rows.tolist() != rows.tolist()  # each alignment has an order of its own
+    np.testing.assert_array_equal(noisy[np.argsort(rows)], first[np.argsort(first_rows)])
+    assert (
+        spent
+        == [
+            "epsilon 4 per value and 32 per person over 8 columns; 32 per person with all draws of these columns so far"
+        ]
+        * 2
+    )
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["shop.noise"]

@@ -1,0 +1,861 @@
+"""FedXGBoost-LDP: what is sent, what splits are chosen by, what is paid, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import treaty
+from systems.secureboost.test_lossless import ESTIMATORS, assert_lossless, unusual_tables
+from systems.secureboost.test_privacy import leaks, received, secrets_of_active, secrets_of_party
+from systems.vertical.playing import tables_and_labels
+from tables import cut, real_table, with_categories, with_gaps
+from treaty.data.table import Table, to_table
+from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
+from treaty.messaging.agreement import Terms, Verdict
+from treaty.messaging.messages import Array
+from treaty.models.checkpoints import Keeper, load_checkpoint
+from treaty.privacy.label_rr import randomise_labels
+from treaty.privacy.ledger import Ledger, per_person, read_ledger
+from treaty.privacy.mechanisms import MECHANISMS, ON_GRID, STEPS, keystream
+from treaty.runs import processes
+from treaty.runs.fit import join
+from treaty.runs.threads import Played, play, star
+from treaty.systems.disclosures import disclosures
+from treaty.systems.fedxgboost_ldp import noise as noisy_gradients
+from treaty.systems.fedxgboost_ldp import roles as fedxgboost_ldp
+from treaty.systems.fedxgboost_ldp import scoring
+from treaty.systems.fedxgboost_ldp.noise import SENT_STEPS, NoisyGradients
+from treaty.systems.fedxgboost_ldp.scoring import Divided, NoisyTree, SplitRequest
+from treaty.systems.pooled import training as pooled
+from treaty.systems.pooled.training import Labelled
+from treaty.systems.tree_options import tree_options
+from treaty.systems.vertical import active as leading
+from treaty.systems.vertical import decisions
+from treaty.trees.columns import ColumnSource
+from treaty.trees.growth import Exhausted
+from treaty.trees.objectives import Objective
+from treaty.trees.splits import SplitRules, scan
+
+PROTOCOL = {"protocol": "fedxgboost-ldp"}
+GROWTH = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
+TO_PASSIVE = {
+    "Terms": Terms,
+    "Verdict": Verdict,
+    "Begin": fedxgboost_ldp.Begin,
+    "NoisyTree": NoisyTree,
+    "SplitRequest": SplitRequest,
+    "Divided": Divided,
+    "Keep": leading.Keep,
+    "DecideRequest": decisions.DecideRequest,
+    "Finish": decisions.Finish,
+}
+BASE = 0.31370  # sums of gradients are no round numbers, which messages hold for other reasons
+PAPER = {"mode": "paper", "allow_insecure": True}
+FIRST = {"split_score": "first_order"}
+
+
+def play_training(
+    tables: dict[str, Table],
+    y: np.ndarray,
+    *,
+    weight: np.ndarray | None = None,
+    change: dict[str, Any] | None = None,
+    arguments: dict[str, dict[str, Any]] | None = None,
+    seen: dict[str, BaseException] | None = None,
+    **options: Any,
+) -> Played:
+    """Train with p0 active.
+
+    `change` maps messages by name to what is sent in their place, `arguments` are what a party's role is given besides,
+    `seen` takes every party's error.
+    """
+    chosen = tree_options({**PROTOCOL, **GROWTH, **options})
+
+    def role(name):
+        def run(party):
+            send = party.send
+            party.send = lambda to, m: send(to, (change or {}).get(type(m).__name__, lambda m: m)(m))
+            given = (arguments or {}).get(name, {})
+            try:
+                if name != "p0":
+                    return fedxgboost_ldp.passive(party, tables[name], chosen, **given)
+                data = Labelled(tables[name], y, weight)
+                return fedxgboost_ldp.active(
+                    party, data, chosen, parties=list(tables), classes=[0, 1], **given
+                )  # fmt: skip
+            except BaseException as error:
+                if seen is not None:
+                    seen[name] = error
+                raise
+
+        return run
+
+    return play(
+        {name: role(name) for name in tables}, star("p0", tables),
+        job="test", protocol="fedxgboost-ldp", timeout=30.0, record_content=True,
+    )  # fmt: skip
+
+
+def sent_to(played: Played, name: str, kind: type) -> list[Any]:
+    """Return the messages of a kind that a passive party was sent."""
+    return [message for _, message, _ in received(played.transcripts[name], TO_PASSIVE) if isinstance(message, kind)]
+
+
+def numbers(array: Array) -> np.ndarray:
+    return np.frombuffer(array.data, array.dtype).reshape(array.shape)
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Take the noise away: every mechanism returns what it is given, on its grid, and no coarser one is sent."""
+    monkeypatch.setattr(noisy_gradients, "SENT_STEPS", STEPS)
+    for kind in MECHANISMS:
+        monkeypatch.setitem(ON_GRID, kind, lambda steps, epsilon, draw: steps / STEPS)
+
+
+# ---------------------------------------------------------------- without noise: the pooled grower's trees
+
+
+def fit_both(task: str, tables: dict, y: np.ndarray, weight=None, **options):
+    options = {**GROWTH, **options}
+    own = {name: options.pop(name) for name in ("mechanism", "split_score", "refit") if name in options}
+    pooled = ESTIMATORS[task]("pooled", **options).fit(tables, y, sample_weight=weight)
+    federated = ESTIMATORS[task](**PROTOCOL, n_jobs=1, **own, **options).fit(tables, y, sample_weight=weight)
+    return federated, pooled
+
+
+@pytest.mark.parametrize("parties", [2, 3, 5])
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_without_noise_trees_of_the_second_order_equal_the_pooled_growers(quiet, parties, task):
+    X, y = real_table(task)
+    tables = cut(with_categories(with_gaps(X)), parties)
+    federated, pooled = fit_both(task, tables, y)
+    assert len(federated.parts_) == parties
+    assert_lossless(federated, pooled, tables)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subsample": 0.6, "colsample_bytree": 0.5, "random_state": 1},
+        {"max_depth": 6, "max_bin": 255, "min_child_samples": 7},
+        {"reg_alpha": 0.2, "reg_lambda": 0.1, "min_split_loss": 0.5},
+        {"refit": True},
+    ],
+    ids="-".join,
+)
+def test_without_noise_growth_options_give_the_pooled_trees(quiet, options):
+    X, y = real_table("binary")
+    tables = cut(with_categories(with_gaps(X)), 3)
+    assert_lossless(*fit_both("binary", tables, y, **options), tables)
+
+
+def test_without_noise_a_regression_gives_the_pooled_trees(quiet):
+    X, y = real_table("regression")
+    tables = cut(X, 2)
+    assert_lossless(*fit_both("regression", tables, y, base_score=150.0), tables)
+
+
+def test_without_noise_weights_that_keep_hessians_on_the_grid_give_the_pooled_trees(quiet):
+    X, y = real_table("binary")
+    weight = np.where(np.arange(len(y)) % 3 == 0, 4.0, 1.0)
+    tables = cut(with_gaps(X), 3)
+    assert_lossless(*fit_both("binary", tables, y, weight), tables)
+
+
+@pytest.mark.parametrize("case", unusual_tables())
+def test_without_noise_unusual_tables_give_the_pooled_trees(quiet, case):
+    tables, (_, y) = unusual_tables()[case], real_table("binary")
+    assert_lossless(*fit_both("binary", tables, y), tables)
+
+
+def test_the_active_party_may_stand_anywhere_in_the_order(quiet):
+    X, y = real_table("binary")
+    federated, pooled = fit_both("binary", cut(X, 3), y, active="p1")
+    assert federated.parts_["p1"].forest is not None
+    assert_lossless(federated, pooled, cut(X, 3))
+
+
+def test_noisy_labels_give_the_pooled_trees_on_noisy_labels():
+    tables, y = tables_and_labels()
+    noisy = randomise_labels(y, 2, 1.0).astype(float)
+    played = play_training(tables, noisy, mechanism="label_rr", epsilon=1.0)
+    secure = tree_options({"protocol": "secureboost", "mechanism": "label_rr", "epsilon": 1.0, **GROWTH})
+    expected = pooled.train(Labelled(join(tables), noisy), secure, classes=[0, 1])
+    for tree, other in zip(played.results["p0"].forest.trees, expected.forest.trees, strict=True):
+        np.testing.assert_array_equal(tree.value, other.value)
+        np.testing.assert_array_equal(tree.left, other.left)
+
+
+# ---------------------------------------------------------------- scores
+
+
+def sums_of(codes: np.ndarray, grad: np.ndarray, hess: np.ndarray) -> np.ndarray:
+    """Return sums of one column of two bins, none missing: int64 (1, 3, 3)."""
+    found = np.zeros((1, 3, 3), np.int64)
+    for k in (0, 1):
+        rows = codes == k
+        found[0, k] = grad[rows].sum(), hess[rows].sum(), rows.sum()
+    return found
+
+
+def score(grad: np.ndarray, left: np.ndarray, total: int) -> float:
+    """Return twice the first-order score -G_L G_R / lambda, unrounded, of a split with these rows to the left."""
+    unit, g_left = 1.0 / STEPS, grad[left].sum() / STEPS
+    return -2.0 * g_left * (total * unit - g_left)
+
+
+def test_the_first_order_score_is_right_on_average_and_the_printed_one_is_not():
+    """4.3.2: E[-G*_L G*_R] is -G_L G_R with the right rows' own sum, and more by Var(G*_L) with the exact total."""
+    rng = np.random.default_rng(0)
+    rows, repeats, epsilon = 400, 3_000, 1.0
+    t = np.clip(rng.normal(0.1, 0.4, rows), -1, 1)
+    left = np.arange(rows) < 350
+    exact = np.rint(t * STEPS).astype(np.int64)
+    truth = score(exact, left, exact.sum())
+    draw = keystream(bytes(32))
+    corrected, printed = np.empty(repeats), np.empty(repeats)
+    for k in range(repeats):
+        noisy = np.rint(MECHANISMS["duchi"](t, epsilon, draw) * STEPS).astype(np.int64)
+        corrected[k] = score(noisy, left, noisy.sum())
+        printed[k] = score(noisy, left, exact.sum())
+
+    def errors(found):
+        return abs(found.mean() - truth) / (found.std() / math.sqrt(repeats))
+
+    assert errors(corrected) < 3.0  # false alarm: 0.3 % of keys
+    assert errors(printed) > 20.0
+    variance = sum(1 / math.tanh(0.5) ** 2 - t[left] ** 2)
+    assert printed.mean() - truth == pytest.approx(2.0 * variance, rel=0.1)
+
+
+def test_the_kernels_gain_is_twice_the_first_order_score_when_hess_is_left_out():
+    rng = np.random.default_rng(1)
+    grad = rng.integers(-STEPS, STEPS, 200)
+    codes = (rng.random(200) < 0.3).astype(int)
+    sums = sums_of(codes, grad, np.zeros(200, np.int64))
+    for reg_lambda in (0.5, 1.0, 7.0):
+        rules = SplitRules(
+            grad_unit=1 / STEPS, hess_unit=1.0, reg_lambda=reg_lambda, min_child_weight=0.0, hess_floor=reg_lambda / 2
+        )
+        offsets, features = np.array([0, 3], np.int32), np.zeros(1, np.int32)
+        found = scan(sums, sums.sum(axis=1), features, offsets, np.zeros(1, np.bool_), rules)
+        expected = score(grad, codes == 0, grad.sum()) / reg_lambda
+        assert found.gain[0] == pytest.approx(max(expected, 0.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("hess", [(-40, 10), (-5, -5), (0, 0), (30, -100)])
+def test_sums_of_hess_at_or_below_zero_are_floored(hess):
+    """4.3.6: no denominator below lambda / 2, whatever noise made of a sum."""
+    sums = np.array([[[30, hess[0], 9], [-50, hess[1], 9], [0, 0, 0]]], np.int64)
+    rules = SplitRules(grad_unit=1.0, hess_unit=0.1, reg_lambda=2.0, min_child_weight=-math.inf, hess_floor=1.0)
+    totals = sums.sum(axis=1)
+    found = scan(sums, totals, np.zeros(1, np.int32), np.array([0, 3], np.int32), np.zeros(1, np.bool_), rules)
+    left, right, whole = (max(0.1 * h + 2.0, 1.0) for h in (*hess, sum(hess)))
+    assert found.gain[0] == pytest.approx(30**2 / left + 50**2 / right - 20**2 / whole)
+    np.testing.assert_allclose(rules.gain(totals, found.left_totals), found.gain)
+
+
+@pytest.mark.parametrize("rows", [6, 11])
+@pytest.mark.parametrize("options", [{}, FIRST])
+def test_nodes_with_fewer_rows_than_columns_and_rows_all_on_one_side(rows, options):
+    X, y = real_table("binary", rows=rows)
+    X = X.assign(constant=1.0)
+    y[:2] = 0, 1
+    tables = {name: to_table(part, party=name) for name, part in cut(X, 3).items()}
+    played = play_training(tables, y.astype(float), epsilon=3.0, min_child_weight=0.0, **options)
+    for tree in played.results["p0"].forest.trees:
+        assert tree.count[0] == rows
+        assert np.all(np.isfinite(tree.value))
+    same = {name: to_table(X[["constant"]], party=name) for name in ("p0", "p1")}
+    played = play_training(same, y.astype(float), epsilon=3.0)
+    assert [len(tree.left) for tree in played.results["p0"].forest.trees] == [1, 1, 1]
+
+
+# ---------------------------------------------------------------- what is sent
+
+
+@pytest.fixture(scope="module")
+def varied() -> tuple[dict[str, Table], np.ndarray]:
+    X, y = real_table("binary")
+    X = with_categories(with_gaps(X))
+    return {name: to_table(part, party=name) for name, part in cut(X, 3).items()}, y.astype(float)
+
+
+def exact_sums(played: Played, y: np.ndarray) -> tuple[list[int], list[int]]:
+    """Return exact sums of gradients in the first tree's first levels as multiples of 2^-20.
+
+    Those of the root and of left children, and those of right children, which follow from them.
+    """
+    grad = np.rint((BASE - y) * 2**16) * 2**-16 * STEPS
+    nodes, lefts, rights = [np.arange(len(y))], [int(grad.sum())], []
+    for message in sent_to(played, "p1", Divided)[:2]:
+        bits, below, at = np.unpackbits(numbers(message.left)).astype(bool), [], 0
+        for k, rows in enumerate(nodes):
+            if numbers(message.nodes)[k]:
+                left = bits[at : at + len(rows)]
+                at += len(rows)
+                below += [rows[left], rows[~left]]
+        nodes = [rows for rows in below if len(rows) >= 2 * GROWTH["min_child_samples"]]  # the next level
+        lefts += [int(grad[rows].sum()) for rows in below[::2]]
+        rights += [int(grad[rows].sum()) for rows in below[1::2]]
+    return lefts, rights
+
+
+@pytest.mark.parametrize("order", ["first_order", "second_order"])
+def test_no_message_holds_an_exact_sum_and_the_published_form_does(varied, order):
+    for options, found in (({}, False), (PAPER, True)):
+        played = play_training(*varied, epsilon=1.0, split_score=order, n_estimators=1, base_score=BASE, **options)
+        lefts, rights = exact_sums(played, varied[1])
+        assert len(lefts) > 2
+        contents = [content for _, _, content in received(played.transcripts["p1"], TO_PASSIVE)]
+        shown = [
+            any(np.int64(value).tobytes() in content for content in contents)
+            for value in (lefts if found else lefts + rights)
+            if value
+        ]
+        assert all(shown) if found else sum(shown) <= 1  # one in 3,000 runs has a noisy gradient of such a value
+
+
+@pytest.mark.parametrize("options", [{}, FIRST, {"mechanism": "laplace"}, {"subsample": 0.5, "random_state": 0}])
+def test_transcripts_hold_declared_messages_alone_without_values_names_or_labels(varied, options):
+    tables, y = varied
+    played = play_training(tables, y, epsilon=3.0, **options)
+    for name in ("p1", "p2"):
+        contents = [content for _, _, content in received(played.transcripts[name], TO_PASSIVE)]
+        for trees in (0, 2):
+            secrets = secrets_of_active(tables, y, trees, played.results)
+            del secrets["hessians"]  # those of public margins are sent as they are
+            assert not leaks(contents, secrets)
+        assert not leaks(contents, secrets_of_party(tables, "p0", played.results["p0"]))
+        assert not leaks(contents, secrets_of_party(tables, "p2" if name == "p1" else "p1", played.results[name]))
+
+
+def test_messages_carry_the_number_of_their_tree(quiet, varied):
+    played = play_training(*varied, n_estimators=2)
+    for name in ("p0", "p1"):
+        rounds: dict[str, set[int]] = {}
+        for entry in played.transcripts[name].entries:
+            rounds.setdefault(entry.step, set()).add(entry.round)
+        assert rounds["Begin"] == rounds["Columns"] == {0}
+        assert rounds["NoisyTree"] == {0, 1}  # with which the next begins
+        assert rounds["Scores"] == rounds["SplitAnswer"] == rounds["Divided"] == {1, 2}
+        assert rounds["Finish"] == {2}
+
+
+def test_gradients_are_sent_once_a_tree_and_levels_in_one_message(varied):
+    played = play_training(*varied, max_depth=4, n_estimators=2)
+    for name in ("p1", "p2"):
+        steps = [e.step for e in played.transcripts[name].entries if e.direction == "received"]
+        assert steps.count("NoisyTree") == 2
+        assert steps.count("Divided") <= 2 * 3
+        scores = [e.step for e in played.transcripts["p0"].entries if e.peer == name and e.direction == "received"]
+        assert scores.count("Scores") <= 2 * 4
+        assert all(tree.hess is not None for tree in sent_to(played, name, NoisyTree))
+        assert all(tree.hess is None for tree in sent_to(play_training(*varied, **FIRST), name, NoisyTree))
+
+
+def test_what_is_sent_is_made_of_noisy_gradients_alone(varied):
+    """The public track: leaf values, and so all later gradients, follow from what was sent; hessians are p (1 - p)."""
+    tables, y = varied
+    played = play_training(tables, y, n_estimators=2, epsilon=2.0)
+    forest, (first, second) = played.results["p0"].forest, sent_to(played, "p1", NoisyTree)
+    tree = forest.trees[0]
+    assert numbers(first.grad).sum() / SENT_STEPS != pytest.approx(np.where(y == 1, -0.5, 0.5).sum())
+    leaf = tree.left < 0
+    assert tree.cover[leaf].sum() == pytest.approx(numbers(first.hess).sum() * 2.0**-16)
+    # leaf value = -eta G* / (H + lambda): the noisy sum over all rows comes back from the leaves
+    g_star = -(tree.value[leaf] / 0.3) * (tree.cover[leaf] + 1.0)
+    assert g_star.sum() == pytest.approx(numbers(first.grad).sum() / SENT_STEPS)
+    hess = numbers(second.hess) * 2.0**-16
+    margins = np.unique(tree.value[leaf])
+    p = 1 / (1 + np.exp(-margins))
+    assert np.abs(hess[:, None] - (p * (1 - p))[None, :]).min(axis=1).max() < 1e-4
+
+
+def test_gradients_are_clipped_before_noise_and_hessians_of_weighted_rows_carry_noise(varied, monkeypatch):
+    tables, y = varied
+    given = []
+
+    def watched(steps, epsilon, draw):
+        given.append((steps / STEPS, epsilon))
+        return steps / STEPS
+
+    monkeypatch.setitem(ON_GRID, "duchi", watched)
+    weight = np.where(y == 1, 3.0, 0.5)
+    common = {"mechanism": "duchi", "epsilon": 2.0, "n_estimators": 1}
+    play_training(tables, y, clip=0.25, **common)
+    play_training(tables, y, weight=weight, **common)
+    play_training(tables, y, weight=weight, clip_hess=0.5, split_score="first_order", **common)
+    (clipped, whole), (grad, half), (hess, other), _, (lower, _) = given
+    assert set(clipped.tolist()) == {-1.0, 1.0}
+    assert (whole, half, other) == (2.0, 1.0, 1.0)
+    np.testing.assert_allclose(grad, np.where(y == 1, -0.5 * 3, 0.5 * 0.5) / 4.0)  # the bound of weights: 4
+    np.testing.assert_allclose(hess, 2 * 0.25 * weight / 1.0 - 1)
+    np.testing.assert_allclose(lower, 2 * np.clip(0.25 * weight, 0, 0.5) / 0.5 - 1)
+
+
+# ---------------------------------------------------------------- what is paid
+
+
+@pytest.mark.parametrize("options", [{}, {"mechanism": "laplace", "epsilon": 0.5}])
+def test_the_ledger_is_the_sum_of_epsilon(varied, tmp_path, options):
+    play_training(*varied, arguments={"p0": {"ledger": Ledger(tmp_path)}}, **options)
+    entries = read_ledger(tmp_path)
+    epsilon = options.get("epsilon", 1.0)
+    assert [e.epsilon for e in entries] == [epsilon] * 3
+    assert [e.what for e in entries] == [f"gradients of tree {k}" for k in (1, 2, 3)]
+    assert per_person(entries) == 3 * epsilon
+    again = play_training(*varied, arguments={"p0": {"ledger": Ledger(tmp_path)}}, **options)
+    assert per_person(read_ledger(tmp_path)) == 6 * epsilon  # another model, other noise
+    spent = again.results["p0"].spent
+    assert spent.startswith(f"epsilon {epsilon:g} per value; {3 * epsilon:g} per person over 3 releases. In the ledger")
+    assert f"{6 * epsilon:g} per person over 6 releases" in spent
+
+
+def test_every_class_has_a_tree_and_pays_for_it():
+    X, y = real_table("multiclass", rows=90)
+    model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=2, epsilon_total=7.0, n_jobs=1).fit(cut(X, 2), y)
+    assert "6 per person over 6 releases" in model.parts_["p0"].spent
+    short = treaty.GBDTClassifier(**PROTOCOL, n_estimators=9, epsilon_total=7.0, n_jobs=1).fit(cut(X, 2), y)
+    assert short.n_iter_ == 2
+    assert len(short.predict(cut(X, 2))) == len(y)
+    assert "6 per person over 6 releases. In the ledger" in short.parts_["p0"].spent
+
+
+def test_nothing_is_paid_for_a_round_that_the_budget_cannot_finish(tmp_path):
+    X, y = real_table("multiclass", rows=90)
+
+    def fit(total):
+        model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=9, epsilon_total=total, n_jobs=1)
+        return model.fit(cut(X, 2), y, checkpoint=tmp_path)
+
+    model = fit(5.0)
+    assert model.n_iter_ == 1
+    assert "would pay 6 with gradients of tree 4 to gradients of tree 6" in model.parts_["p0"].spent
+    with pytest.raises(ConfigError, match="epsilon_total does not suffice for one round"):
+        fit(5.9)
+    assert len(read_ledger(tmp_path / "p0.noise")) == 3
+    assert fit(6.0).n_iter_ == 1
+
+
+def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
+    """Of two rounds of three trees four trees are paid; training goes on from the first round's end."""
+    ledger, grad = Ledger(None), np.full(50, 2**14)
+    given = {"weighted": False, "model_id": "m", "job": "j"}
+
+    def tree(noise):
+        return noise.of(grad, np.full(50, 2**14), None).grad
+
+    def noisy(total, first_tree=0):
+        options = tree_options({**PROTOCOL, "epsilon_total": total})
+        return NoisyGradients(ledger, options, Objective("softmax", 3), 50, first_tree=first_tree, **given)
+
+    first = noisy(6.0)
+    sent = [tree(first) for _ in range(4)]
+    with pytest.raises(Exhausted):
+        tree(noisy(5.0, first_tree=3))
+    assert len(ledger.entries()) == 4
+    resumed = noisy(6.0, first_tree=3)
+    np.testing.assert_array_equal(tree(resumed), sent[3])
+    assert [len(ledger.entries()) for _ in range(2) if len(tree(resumed))] == [5, 6]
+    for _ in range(2):  # all paid: whatever the limit is now
+        again = noisy(1.0, first_tree=3)
+        np.testing.assert_array_equal(tree(again), sent[3])
+    assert len(ledger.entries()) == 6
+    with pytest.raises(Exhausted):
+        tree(noisy(6.0, first_tree=6))
+
+
+def test_a_spent_budget_ends_training_with_a_usable_model(varied, tmp_path, caplog):
+    tables, y = varied
+    ledger = {"p0": {"ledger": Ledger(tmp_path)}}
+    with caplog.at_level(logging.WARNING):
+        played = play_training(tables, y, n_estimators=9, epsilon=0.5, epsilon_total=2.0, arguments=ledger)
+    part = played.results["p0"]
+    assert len(part.forest.trees) == 4
+    assert per_person(read_ledger(tmp_path)) == 2.0
+    assert "training ended after 4 rounds: a person may pay epsilon 2, has paid 2" in part.spent
+    assert "training ended after 4 rounds" in caplog.text
+    assert len(sent_to(played, "p1", NoisyTree)) == 4
+    seen = {}
+    with pytest.raises(ConfigError, match="epsilon_total does not suffice for one round"):
+        play_training(tables, y, epsilon=0.5, epsilon_total=2.0, arguments=ledger, seen=seen)
+    assert "options" in str(seen["p1"]) or "job file" in str(seen["p1"])
+
+
+def test_a_spent_budget_keeps_early_stopping_and_prediction():
+    X, y = real_table("binary", rows=300)
+    tables, held = cut(X[:200], 2), cut(X[200:], 2)
+    model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=30, epsilon=3.0, epsilon_total=12.0, n_jobs=1)
+    model.fit(tables, y[:200], eval_set=(held, y[200:]), early_stopping_rounds=20)
+    assert len(model.evals_result_["eval_0"]["logloss"]) == 4
+    assert 1 <= model.n_iter_ <= 4
+    assert model.predict_proba(held).shape == (100, 2)
+
+
+def test_labels_randomised_once_pay_once_whatever_the_trees(tmp_path):
+    X, y = real_table("binary")
+    label = {**PROTOCOL, "mechanism": "label_rr", "epsilon": 1.5, "n_jobs": 1, "random_state": 0}
+    for trees in (2, 4):
+        model = treaty.GBDTClassifier(**label, n_estimators=trees).fit(cut(X, 2), y, checkpoint=tmp_path)
+        assert model.parts_["p0"].spent.startswith("epsilon 1.5 per label and per person, once. In the ledger: epsilon")
+    assert [(e.mechanism, e.epsilon) for e in read_ledger(tmp_path / "p0.noise")] == [("label_rr", 1.5)]
+
+
+@pytest.mark.parametrize("transport", ["memory", "grpc"])
+def test_labels_that_cost_too_much_are_not_drawn(tmp_path, transport):
+    X, y = real_table("binary")
+    options = {**PROTOCOL, "mechanism": "label_rr", "epsilon_total": 1.0, "n_estimators": 1, "n_jobs": 1}
+    with pytest.raises(TreatyError, match="may pay epsilon 1, has paid 0 and would pay 3 with labels"):
+        treaty.GBDTClassifier(**options, epsilon=3.0, transport=transport).fit(cut(X, 2), y, checkpoint=tmp_path)
+    assert not (tmp_path / "noisy_labels").exists()
+    assert read_ledger(tmp_path / "p0.noise") == []
+    treaty.GBDTClassifier(**options, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
+    treaty.GBDTClassifier(**{**options, "epsilon_total": 0.5}, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
+    assert len(read_ledger(tmp_path / "p0.noise")) == 1
+
+
+def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_path):
+    tables, y = varied
+
+    def kept(resume):
+        found = {name: {"keeper": Keeper(tmp_path / name, resume=resume, share=math.inf)} for name in tables}
+        found["p0"]["ledger"] = Ledger(tmp_path / "ledger")
+        return found
+
+    def stop(rounds, part):
+        if rounds == 3:
+            raise KeyboardInterrupt
+
+    whole = kept(False)
+    whole["p0"]["progress"] = stop
+    with pytest.raises(KeyboardInterrupt):
+        play_training(tables, y, n_estimators=5, arguments=whole)
+    assert len(read_ledger(tmp_path / "ledger")) == 3
+    model_id = load_checkpoint(tmp_path / "p0").part.model_id
+    checkpoints = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    first = play_training(tables, y, n_estimators=5, arguments=kept(True))
+    assert first.results["p0"].model_id == model_id
+    assert len(read_ledger(tmp_path / "ledger")) == 5
+    for name, content in checkpoints.items():
+        (tmp_path / name).write_bytes(content)
+    second = play_training(tables, y, n_estimators=5, arguments=kept(True))
+    assert len(read_ledger(tmp_path / "ledger")) == 5
+    for played in (first, second):
+        assert len(sent_to(played, "p1", NoisyTree)) == 2
+        assert played.results["p0"].spent.startswith("epsilon 1 per value; 5 per person over 5 releases. In the ledger")
+    for one, other in zip(*(sent_to(played, "p1", NoisyTree) for played in (first, second)), strict=True):
+        np.testing.assert_array_equal(numbers(one.grad), numbers(other.grad))
+    for one, other in zip(*(played.results["p0"].forest.trees for played in (first, second)), strict=True):
+        np.testing.assert_array_equal(one.value, other.value)
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """Return a function that goes on with a fit whose third tree was not paid any more: two of five are."""
+    X, y = real_table("binary", rows=150)
+
+    def fit(**options):
+        model = treaty.GBDTClassifier(**{**PROTOCOL, "n_estimators": 5, "epsilon_total": 4.0, "n_jobs": 1, **options})
+        return model.fit(cut(X, 2), y, checkpoint=tmp_path)
+
+    with monkeypatch.context() as patch:
+        spend = Ledger.spend
+
+        def stop(ledger, entries, **limit):
+            if entries[0].what == "gradients of tree 3":
+                raise KeyboardInterrupt
+            return spend(ledger, entries, **limit)
+
+        patch.setattr(Ledger, "spend", stop)
+        patch.setattr(Keeper, "due", True)
+        with pytest.raises(KeyboardInterrupt):
+            fit()
+    assert len(read_ledger(tmp_path / "p0.noise")) == 2
+    return fit
+
+
+@pytest.mark.parametrize(
+    ("limit", "trees"), [({"epsilon_total": 5.0}, 5), ({"epsilon_total": 3.0}, 3), ({"epsilon_total": None}, 5)]
+)
+def test_a_training_goes_on_under_another_limit(stopped, tmp_path, limit, trees):
+    assert stopped(**limit).n_iter_ == trees == len(read_ledger(tmp_path / "p0.noise"))
+
+
+def test_who_begins_anew_keeps_the_ledger(stopped, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"epsilon=0\.5 \(was None\); set them back, or begin anew: remove the \.chec"
+    ):
+        stopped(epsilon=0.5)
+    for file in tmp_path.glob("*.checkpoint"):
+        file.unlink()
+    assert stopped(epsilon=0.5).n_iter_ == 4
+    assert per_person(read_ledger(tmp_path / "p0.noise")) == 4.0
+
+
+def test_noisy_labels_of_other_rows_are_moved_away_and_drawn_anew_at_a_cost(tmp_path):
+    X, y = real_table("binary", rows=150)
+    model = treaty.GBDTClassifier(**PROTOCOL, mechanism="label_rr", epsilon=1.0, n_estimators=1, n_jobs=1)
+    model.fit(cut(X[:100], 2), y[:100], checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match=r"noisy_labels; .* move this file away .* keep the ledger and its key"):
+        model.fit(cut(X[50:], 2), y[50:], checkpoint=tmp_path)
+    (tmp_path / "noisy_labels").rename(tmp_path / "first_labels")
+    assert "2 per person over 2 releases" in model.fit(cut(X[50:], 2), y[50:], checkpoint=tmp_path).parts_["p0"].spent
+
+
+def test_other_gradients_get_other_noise_and_pay_again():
+    ledger, options = Ledger(None), tree_options({**PROTOCOL, "mechanism": "duchi", "epsilon": 3.0})
+
+    def noise(grad, **changes):
+        given = {"weighted": False, "model_id": "m", "job": "j"} | changes
+        made = NoisyGradients(ledger, options, Objective("logistic"), len(grad), **given)
+        return made.of(grad, np.full(len(grad), 2**14), None).grad
+
+    grad = np.full(3_000, 2**14)
+    first = noise(grad)
+    np.testing.assert_array_equal(noise(grad), first)
+    assert len(ledger.entries()) == 1
+    changed = grad.copy()
+    changed[7] *= -1
+    others = [noise(changed), noise(grad, model_id="n"), noise(grad, first_tree=1)]
+    assert len(ledger.entries()) == 4
+    for other in others:
+        alike = np.mean(other == first)
+        p = 0.5 + 0.25 * math.tanh(1.5) / 2
+        assert abs(alike - (p * p + (1 - p) ** 2)) < 6.5 * 0.5 / math.sqrt(3_000)  # false alarm: 10^-10
+
+
+def test_noise_of_many_rows_is_the_same_on_any_number_of_threads_and_repeats_nowhere():
+    grad, hess = np.full(70_001, 2**14), np.full(70_001, 2**14)
+    ledger, options = Ledger(None), tree_options({**PROTOCOL, "mechanism": "laplace", "epsilon": 1.0})
+    given = {"weighted": True, "model_id": "m", "job": "j"}
+    one, three = (
+        NoisyGradients(ledger, options, Objective("logistic"), len(grad), threads=threads, **given).of(grad, hess, None)
+        for threads in (1, 3)
+    )
+    assert len(ledger.entries()) == 1
+    for noisy, same in ((one.grad, three.grad), (one.hess, three.hess)):
+        np.testing.assert_array_equal(noisy, same)
+        blocks = noisy[: len(noisy) // 2**14 * 2**14].reshape(-1, 2**14)
+        for k in range(1, len(blocks)):
+            assert np.mean(blocks[0] == blocks[k]) < 0.01  # two draws of 2^13 likely outcomes: 0.0001 of them
+    assert np.mean(one.grad == one.hess - SENT_STEPS) < 0.01
+
+
+# ---------------------------------------------------------------- options, and what is refused
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan, 2.0**-30])
+def test_an_epsilon_that_is_none_is_refused(varied, epsilon):
+    with pytest.raises(ConfigError, match="epsilon"):
+        play_training(*varied, epsilon=epsilon)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"reg_lambda": 0.0}, "expected reg_lambda above 0"),
+        ({"goss": True}, "goss draws rows by their true gradients"),
+        ({"mode": "paper"}, "it needs allow_insecure=True"),
+        ({**PAPER, "epsilon_total": 9.0}, "no epsilon that epsilon_total could limit"),
+        ({"mechanism": "label_rr"}, "mechanism='label_rr' goes with the epsilon"),
+        ({"mechanism": "label_rr", "epsilon": 1.0, "clip": 0.5}, "clip and clip_hess are about noise on gradients"),
+        ({"mechanism": "label_rr", "epsilon": 1.0, "refit": True}, "refit takes true labels"),
+        ({"mechanism": "label_rr", "epsilon": 1.0, **PAPER}, "label_rr' is none of its mechanisms"),
+        ({"mechanism": "gaussian"}, "expected one of label_rr, laplace, duchi, piecewise, hybrid"),
+        ({"split_score": "third_order"}, "expected one of first_order, second_order"),
+        ({"delta": 1e-6}, "delta goes with epsilon_total"),
+        ({"protocol": "secureboost", "mechanism": "duchi", "epsilon": 1.0}, "has mechanism='label_rr' alone"),
+        ({"protocol": "secureboost", "clip": 1.0}, "has no option 'clip'"),
+        ({"encryption": "ou"}, "has no option 'encryption'"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together_are_refused(options, text):
+    with pytest.raises(ConfigError, match=text):
+        tree_options({**PROTOCOL, **options})
+
+
+@pytest.mark.parametrize("party", ["p0", "p1"])
+def test_the_published_form_needs_the_consent_of_every_party(varied, party):
+    tables, y = varied
+    options = dict.fromkeys(tables, tree_options({**PROTOCOL, **PAPER}))
+    options[party] = msgspec.structs.replace(options[party], allow_insecure=False)
+    roles = {
+        name: lambda role, name=name: fedxgboost_ldp.passive(role, tables[name], options[name])
+        for name in tables
+        if name != "p0"
+    }
+    roles["p0"] = lambda role: fedxgboost_ldp.active(
+        role, Labelled(tables["p0"], y), options["p0"], parties=list(tables), classes=[0, 1]
+    )
+    with pytest.raises(ConfigError, match="allow_insecure"):
+        play(roles, star("p0", tables), job="test", protocol="fedxgboost-ldp", timeout=30.0)
+
+
+def test_noisy_labels_are_refused_for_weighted_rows(varied):
+    weight = np.where(varied[1] > 0, 4.0, 1.0)
+    with pytest.raises(ConfigError, match="sends gradients whose labels alone carry noise"):
+        play_training(*varied, weight=weight, mechanism="label_rr", epsilon=0.5)
+
+
+def test_the_published_form_is_entered_as_what_has_no_epsilon(varied, tmp_path):
+    arguments = {"p0": {"ledger": Ledger(tmp_path)}}
+    spent = play_training(*varied, arguments=arguments, **PAPER).results["p0"].spent
+    assert spent.startswith("epsilon inf per value; inf per person")
+    assert [entry.epsilon for entry in read_ledger(tmp_path)] == [math.inf] * 3
+    with pytest.raises(ConfigError, match="epsilon_total does not suffice"):
+        play_training(*varied, arguments=arguments, epsilon_total=100.0)
+
+
+def test_noise_that_fits_no_integers_is_refused():
+    options = tree_options({**PROTOCOL, "mechanism": "laplace", "epsilon": 2.0**-20})
+    with pytest.raises(ConfigError, match="do not fit 62 bits; raise it"):
+        NoisyGradients(Ledger(None), options, Objective("logistic"), 10**9, weighted=False, model_id="", job="")
+
+
+def edited(**fields: Any) -> Any:
+    """Return a function that puts other arrays into a message."""
+
+    def change(message):
+        values = {name: getattr(message, name) for name in message.__struct_fields__}
+        for name, edit in fields.items():
+            value = values[name]
+            found = edit(numbers(value).copy() if isinstance(value, Array) else value)
+            values[name] = Array.of(found) if isinstance(found, np.ndarray) else found
+        return type(message)(**values)
+
+    return change
+
+
+def nothing(array):
+    return array[:0]
+
+
+def put(value: float) -> Any:
+    def edit(array):
+        array[0] = value
+        return array
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"Scores": edited(best=put(math.nan))}, "expected finite scores of 0 or more - at Scores.best from p1"),
+        ({"Scores": edited(best=put(-1.0))}, "expected finite scores of 0 or more - at Scores.best from p1"),
+        ({"Scores": edited(best=lambda a: a[:0])}, r"expected float64 \(1,\), got float64 \(0,\) - at Scores.best"),
+        ({"Scores": edited(best=lambda a: a + 1e9)}, "expected a split as good as its score"),
+        ({"SplitAnswer": edited(records=lambda a: a + 1)}, "expected records from 0 on - at SplitAnswer.records"),
+        ({"SplitAnswer": edited(left=lambda a: a[:-1])}, "at SplitAnswer.left from p1"),
+        ({"SplitAnswer": edited(left=lambda a: a ^ 1)}, "expected a split as good as its score"),
+        ({"SplitAnswer": edited(left=np.zeros_like)}, "expected a split as good as its score"),
+        ({"Columns": edited(count=lambda n: n + 99)}, "ascending numbers below|from p"),
+    ],
+)  # fmt: skip
+def test_garbage_from_a_passive_party_is_its_fault(change, text):
+    tables, y = tables_and_labels(parties=2)
+    strong = {"p0": to_table(real_table("binary")[0].iloc[:, :1] * 0, party="p0"), "p1": tables["p1"]}
+    with pytest.raises(PeerProtocolError, match=text):
+        play_training(strong, y, epsilon=8.0, change=change)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"NoisyTree": edited(grad=lambda a: a[:-1])}, "at NoisyTree.grad from p0"),
+        ({"NoisyTree": edited(grad=lambda a: a * np.int64(2**60))}, r"sums below 2\^62 - at NoisyTree.grad from p0"),
+        ({"NoisyTree": edited(columns=lambda a: a[::-1])}, "expected ascending numbers below .* NoisyTree.columns"),
+        ({"NoisyTree": edited(columns=put(-1))}, "expected ascending numbers below"),
+        ({"NoisyTree": edited(hess=lambda _: None)}, "hessians sent or not as agreed"),
+        ({"NoisyTree": edited(totals=lambda a: a + 1)}, "expected the tree's number of rows - at NoisyTree.totals"),
+        ({"NoisyTree": edited(totals=put(2**62))}, r"expected sums below 2\^62 - at NoisyTree.totals from p0"),
+        ({"SplitRequest": edited(nodes=lambda a: a + 8)}, "expected nodes with a score, once, in their order"),
+        ({"Divided": edited(nodes=lambda a: a[:0])}, "at Divided.nodes from p0"),
+        ({"Divided": edited(nodes=np.zeros_like, left=nothing, totals=nothing)}, "a division with a level below it"),
+        ({"Divided": edited(left=lambda a: a[:-1])}, "at Divided.left from p0"),
+        ({"Divided": edited(totals=lambda a: a + 1)}, "expected as many rows as go left - at Divided.totals from p0"),
+        ({"Divided": edited(totals=lambda a: a * 2**60)}, r"expected sums below 2\^62 - at Divided.totals from p0"),
+        ({"Begin": edited(grad_unit=lambda _: math.inf)}, "expected finite units - at Begin from p0"),
+    ],
+)  # fmt: skip
+def test_garbage_from_the_active_party_is_its_fault(change, text):
+    tables, y = tables_and_labels(parties=2)
+    strong = {"p0": to_table(real_table("binary")[0].iloc[:, :1] * 0, party="p0"), "p1": tables["p1"]}
+    seen: dict[str, BaseException] = {}
+    with pytest.raises(TreatyError):
+        play_training(strong, y, epsilon=8.0, change=change, seen=seen)
+    assert isinstance(seen["p1"], PeerProtocolError)
+    assert re.search(text, str(seen["p1"]))
+
+
+def test_a_split_before_its_tree_and_a_division_without_one_are_refused():
+    owner = scoring.ScoringOwner(
+        "p0", ColumnSource(
+            np.zeros((4, 1), np.uint8), np.array([0, 2], np.int32), np.zeros(1, np.bool_), lambda *_: 0
+        ), 4, SplitRules(grad_unit=1.0, hess_unit=1.0), 1, first_order=True,
+    )  # fmt: skip
+    with pytest.raises(PeerProtocolError, match="expected NoisyTree before SplitRequest - from p0"):
+        owner.split(SplitRequest(Array.of(np.zeros(1, np.int32))))
+    with pytest.raises(PeerProtocolError, match="expected NoisyTree before Divided - from p0"):
+        owner.divide(Divided(Array.of(np.zeros(1, np.bool_)), Array.of(np.zeros(1, np.uint8)), None))
+
+
+def test_a_peer_that_dies_is_an_error_at_the_others(varied):
+    def die(message):
+        raise SystemExit
+
+    seen: dict[str, BaseException] = {}
+    with pytest.raises(SystemExit):
+        play_training(*varied, change={"Scores": die}, seen=seen)
+    assert isinstance(seen["p0"], TreatyError)
+    assert not isinstance(seen["p0"], PeerProtocolError) or isinstance(seen["p0"], PeerLost)
+
+
+def test_other_options_at_a_party_are_refused(varied):
+    tables, y = varied
+    options = tree_options({**PROTOCOL, **GROWTH})
+    other = tree_options({**PROTOCOL, **GROWTH, "epsilon": 2.0})
+    roles = {name: lambda party, name=name: fedxgboost_ldp.passive(party, tables[name], other) for name in tables}
+    roles["p0"] = lambda party: fedxgboost_ldp.active(
+        party, Labelled(tables["p0"], y), options, parties=list(tables), classes=[0, 1]
+    )
+    with pytest.raises(ConfigError, match="epsilon"):
+        play(roles, star("p0", tables), job="test", protocol="fedxgboost-ldp", timeout=30.0)
+
+
+@pytest.mark.parametrize("options", [{}, PAPER, {"mechanism": "label_rr", "epsilon": 2.0}, {"refit": True}])
+def test_what_was_learned_says_what_it_costs_a_value_and_a_person(options):
+    told = disclosures("bank", ["shop"], tree_options({**PROTOCOL, **options}), "")
+    assert set(told) == {"bank", "shop"}
+    shop = " ".join(told["shop"])
+    assert "person" in shop
+    assert ("no epsilon holds" in shop) == (options == PAPER)
+    assert any("refit" in line for line in told["bank"]) == (options == {"refit": True})
+
+
+def test_a_spent_budget_is_what_processes_say_first(monkeypatch):
+    wait = processes._wait
+    monkeypatch.setattr(processes, "_wait", lambda *started: sorted(wait(*started)))  # whoever is seen to end first
+    X, y = real_table("binary", rows=150)
+    model = treaty.GBDTClassifier(**PROTOCOL, epsilon_total=0.5, active="p1", transport="grpc", n_jobs=1)
+    with pytest.raises(TreatyError, match=r"^p1: epsilon_total does not suffice for one round: .*\np0: p1 stopped"):
+        model.fit(cut(X, 2), y)
+
+
+def test_processes_over_grpc_train_predict_and_keep_the_ledger(tmp_path):
+    X, y = real_table("binary", rows=150)
+    model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=2, epsilon=4.0, transport="grpc", n_jobs=1)
+    model.fit(cut(X, 2), y, checkpoint=tmp_path)
+    assert "8 per person over 2 releases" in model.parts_["p0"].spent
+    assert len(read_ledger(tmp_path / "p0.noise")) == 2
+    assert model.predict(cut(X, 2)).shape == (150,)

@@ -1,0 +1,56 @@
+"""Play FedXGBoost-SMM as published on small real tables, with the contents of all messages recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from threadpoolctl import threadpool_limits
+
+from tables import cut, real_table
+from treaty.data.table import Table, to_table
+from treaty.runs.threads import Played, play, star
+from treaty.systems.fedxgboost_smm.paper import roles as fedxgboost_smm
+from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
+from treaty.systems.pooled.training import Labelled
+from treaty.systems.tree_options import TreeOptions
+
+CONSENT = {"protocol": "fedxgboost-smm", "mode": "paper", "allow_insecure": True}
+OPTIONS = {**CONSENT, "n_estimators": 2, "max_bin": 8, "min_child_samples": 1}
+
+
+def tables_and_labels(parties: int = 3, rows: int = 200) -> tuple[dict[str, Table], np.ndarray]:
+    X, y = real_table("binary", rows=rows)
+    return to_tables(cut(X, parties)), y.astype(float)
+
+
+def to_tables(frames: dict[str, pd.DataFrame]) -> dict[str, Table]:
+    return {name: to_table(part, party=name, allow_no_features=True) for name, part in frames.items()}
+
+
+def play_training(
+    tables: dict[str, Table],
+    y: np.ndarray,
+    *,
+    replace: dict[str, Callable[..., Any]] | None = None,
+    passive_options: dict[str, Any] | None = None,
+    sizes: Sizes | None = None,
+    **options: Any,
+) -> Played:
+    """Train with p0 active; `replace` puts another role in a party's place, `sizes` are everybody's."""
+    chosen = TreeOptions(**{**OPTIONS, **options})
+    theirs = TreeOptions(**{**OPTIONS, **options, **(passive_options or {})})
+    roles: dict[str, Any] = {
+        name: lambda party, name=name: fedxgboost_smm.passive(party, tables[name], theirs, sizes=sizes)
+        for name in tables
+    }
+    roles["p0"] = lambda party: fedxgboost_smm.active(
+        party, Labelled(tables["p0"], y), chosen, parties=list(tables), classes=[0, 1], sizes=sizes
+    )
+    roles |= replace or {}
+    with threadpool_limits(1, user_api="blas"):  # parties compute side by side
+        return play(
+            roles, star("p0", tables), job="test", protocol="fedxgboost-smm", timeout=30.0, record_content=True
+        )  # fmt: skip

@@ -1,0 +1,65 @@
+"""A job with a dealer between processes over gRPC: aligned, trained, predicted and explained without its help."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import treaty
+from runs.job_files import TREATY, one_line
+from tables import real_table
+from treaty.runs.job import load_job
+from treaty.runs.party import train_party
+
+
+def write_job(folder: Path) -> tuple[Path, dict[str, pd.DataFrame]]:
+    """Write tables in orders of their own, with ids, and the job of a bank, a shop and a dealer."""
+    X, y = real_table("binary", rows=200)
+    tables = {"bank": X.iloc[:, :4].assign(y=y), "shop": X.iloc[:, 4:8]}
+    lines = ['name = "test"', 'active = "bank"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
+    for seed, (name, table) in enumerate(tables.items()):
+        table.assign(id=[f"person {k}" for k in range(len(table))]).sample(frac=0.9, random_state=seed).to_csv(
+            folder / f"{name}.csv", index=False
+        )
+        lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"']
+    lines += ["[parties.helper]", 'role = "dealer"', "[options]", 'protocol = "fedxgboost-smm"', 'backend = "dealer"']
+    lines += ["n_estimators = 2", "min_child_samples = 5", "[align]", 'on = "id"']
+    (folder / "job.toml").write_text("\n".join(lines))
+    return folder / "job.toml", tables
+
+
+def test_a_dealer_helps_to_train_and_is_not_needed_afterwards(tmp_path):
+    job, tables = write_job(tmp_path)
+    done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=True)
+    assert "helper: took part" in done.stdout
+    assert "encryption: dealer, as the job says" in done.stdout
+    subprocess.run([*TREATY, "predict", str(job)], check=True, capture_output=True)
+    predicted = pd.read_csv(tmp_path / "model" / "predictions.csv")
+    rows = predicted["id"].str.removeprefix("person ").astype(int)
+    own = {name: table.drop(columns="y", errors="ignore").iloc[rows] for name, table in tables.items()}
+    pooled = treaty.GBDTClassifier(n_estimators=2, min_child_samples=5).fit(own, tables["bank"]["y"].iloc[rows])
+    np.testing.assert_array_equal(predicted["probability_1"], pooled.predict_proba(own)[:, 1])
+    reports = {name: json.loads((tmp_path / "model" / f"{name}.report.json").read_text()) for name in (*own, "helper")}
+    assert all(set(report["learned"]) == {"bank", "shop", "helper"} for report in reports.values())
+    assert "it has no data" in reports["shop"]["learned"]["helper"][0]
+    assert set(reports["helper"]["sent"]) == {"bank", "shop"}
+    assert not (tmp_path / "model" / "helper.part").exists()
+    asked = subprocess.run(
+        [*TREATY, "predict", str(job), "--as", "helper"], capture_output=True, text=True, check=False
+    )
+    assert one_line(asked.stderr) == "treaty: helper, the dealer, has no part of the model: expected --as bank or shop"
+
+
+def test_a_job_that_lacks_its_dealer_is_refused_before_anybody_connects(tmp_path):
+    path, _ = write_job(tmp_path)
+    path.write_text(path.read_text().replace('[parties.helper]\nrole = "dealer"\n', ""))
+    with pytest.raises(treaty.ConfigError, match="needs a party without data that deals"):
+        train_party(load_job(path), "bank")
+    asked = subprocess.run([*TREATY, "train", str(path)], capture_output=True, text=True, check=False)
+    assert one_line(asked.stderr).count("needs a party without data that deals") == 1
+    assert asked.returncode == 2

@@ -1,0 +1,182 @@
+"""Parties that send nonsense, or are gone, in a logistic regression: one clear error, and the others told."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from systems.logistic.playing import LEAD, linear_tables, options_of, play_logistic
+from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
+from treaty.errors import CryptoError, PeerError, PeerLost, PeerProtocolError
+from treaty.messaging.messages import Array
+from treaty.systems.logistic import roles as quasi_newton
+from treaty.systems.logistic.coordinated import read_key
+from treaty.systems.pooled.training import Labelled
+from treaty.systems.vertical.encrypted_columns import pack
+
+FORMS = {
+    "lattice": {"encryption": "lattice"},
+    "ou": {"encryption": "ou"},
+    "ou-two": {"encryption": "ou", "coordinator": False},
+    "ou-paper": {"encryption": "ou", "mode": "paper", "allow_insecure": True},
+}
+SHORT = {"max_iter": 1, "period": 1, "timeout": 20.0}
+
+
+def tampering(party, step, change, *, at=None):
+    """Let a party send something else in the place of messages of one type, to one other or to all."""
+    send = party.send
+
+    def other(to, message):
+        send(to, change(message) if type(message).__name__ == step and at in (None, to) else message)
+
+    party.send = other
+    return party
+
+
+def role(name, tables, y, form, wrap):
+    options = options_of(**{**FORMS[form], "max_iter": 1, "period": 1})
+    data = Labelled(tables["p0"], y)
+    given = {"parties": list(tables), "coordinator": LEAD if options.has_coordinator else None}
+    if name == "p0":
+        return lambda party: quasi_newton.guest(wrap(party), data, options, classes=[0, 1], **given)
+    if name == LEAD:
+        return lambda party: quasi_newton.coordinate(wrap(party), options, guest="p0", parties=list(tables))
+    return lambda party: quasi_newton.host(wrap(party), tables[name], options, guest="p0", **given)
+
+
+def garbage(field, *, shape=None):
+    """Replace an array field's bytes by all ones, or its shape."""
+
+    def change(message):
+        array = getattr(message, field)
+        array = array[0] if isinstance(array, list) else array
+        if shape is not None:
+            wrong = Array.of(np.zeros(shape, array.dtype))
+        else:
+            wrong = Array(array.dtype, array.shape, memoryview(b"\xff" * array.data.nbytes))
+        old = getattr(message, field)
+        return msgspec.structs.replace(message, **{field: [wrong, *old[1:]] if isinstance(old, list) else wrong})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("form", "who", "step", "field"),
+    [
+        ("lattice", "p1", "Query", "payload"),
+        ("lattice", "p0", "Products", "values"),
+        ("lattice", LEAD, "Step", "coefficients"),
+        ("ou", "p1", "Vector", "rows"),
+        ("ou", "p0", "Vector", "rows"),
+        ("ou", "p1", "Masked", "products"),
+        ("ou", LEAD, "Opened", "numbers"),
+        ("ou", "p0", "LossCipher", "hidden"),
+        ("ou-two", "p1", "HiddenRows", "rows"),
+        ("ou-two", "p0", "Product", "values"),
+        ("ou-paper", "p1", "Margins", "rows"),
+        ("ou-paper", "p0", "Gradient", "products"),
+        ("ou-paper", LEAD, "StepPart", "step"),
+    ],
+)
+@pytest.mark.parametrize("wrong_shape", [False, True], ids=["garbage", "shape"])
+def test_nonsense_ends_the_job_with_an_error_about_it(form, who, step, field, wrong_shape):
+    tables, y = linear_tables(2, rows=260)
+    change = garbage(field, shape=(3, 2) if wrong_shape else None)
+    replaced = {who: role(who, tables, y, form, lambda party: tampering(party, step, change))}
+    with pytest.raises((PeerProtocolError, CryptoError)):
+        play_logistic(tables, y, **FORMS[form], **SHORT, replace=replaced)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("who", ["p0", "p1", LEAD])
+def test_a_lost_party_ends_the_job_of_all(form, who):
+    if who == LEAD and form == "ou-two":
+        pytest.skip("there is no coordinator")
+    tables, y = linear_tables(2, rows=260)
+
+    def dies(party):
+        receive, count = party.receive, [0]
+
+        def until(*args, **kwargs):
+            count[0] += 1
+            if count[0] > 7:
+                party.channel.close()
+                raise PeerLost("nobody", "the process was killed")
+            return receive(*args, **kwargs)
+
+        party.receive = until
+        return party
+
+    with pytest.raises((PeerLost, PeerError)):
+        play_logistic(tables, y, **FORMS[form], **SHORT, replace={who: role(who, tables, y, form, dies)})
+
+
+def test_a_host_that_changes_its_share_of_the_seed_is_found_out():
+    tables, y = linear_tables(2, rows=260)
+    wrap = lambda party: tampering(party, "ShareTold", lambda m: msgspec.structs.replace(m, share=bytes(32)))  # noqa: E731
+    with pytest.raises(PeerProtocolError, match="committed to"):
+        play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p1": role("p1", tables, y, "lattice", wrap)})
+
+
+def test_sizes_that_are_not_this_partys_are_refused():
+    tables, y = linear_tables(2, rows=260)
+    wrap = lambda party: tampering(  # noqa: E731
+        party, "Begin", lambda m: msgspec.structs.replace(m, n_columns=[m.n_columns[0], m.n_columns[1] - 1])
+    )
+    with pytest.raises(PeerProtocolError, match="sizes of this party's table"):
+        play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p0": role("p0", tables, y, "lattice", wrap)})
+
+
+def test_more_rows_that_stand_alone_than_there_are_are_refused():
+    tables, y = linear_tables(2, rows=260)
+    wrap = lambda party: tampering(party, "StandAlone", lambda m: msgspec.structs.replace(m, rows=241))  # noqa: E731
+    with pytest.raises(PeerProtocolError, match=r"at most 240 rows - at StandAlone.rows"):
+        play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p1": role("p1", tables, y, "lattice", wrap)})
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou-paper"])
+@pytest.mark.parametrize("told", ["p1", LEAD])
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [("finished", False, "end after max_iter=1 epochs"), ("learning_rate", 0.2, "at most 0.15, got 0.2")],
+)
+def test_a_guest_that_goes_on_longer_or_faster_than_agreed_is_stopped(form, told, field, value, words):
+    tables, y = linear_tables(2, rows=260)
+    change = lambda m: msgspec.structs.replace(m, **{field: value})  # noqa: E731
+    wrap = lambda party: tampering(party, "EpochEnd", change, at=told)  # noqa: E731
+    with pytest.raises(PeerProtocolError, match=words):
+        play_logistic(tables, y, **FORMS[form], **SHORT, replace={"p0": role("p0", tables, y, form, wrap)})
+
+
+@pytest.mark.parametrize("cipher", ["ou", "paillier"])
+def test_a_key_shorter_than_agreed_is_refused(cipher):
+    """2048 bits are a size that others may agree on."""
+    key = generate_key(2048) if cipher == "ou" else generate_paillier_key(2048)
+    payload, agreed = pack(key.public.to_payload()), {"insecure_test_key_bits": None, "encryption": cipher}
+    read_key(payload, cipher, options_of(**agreed, key_bits=2048), "p1", "a test")
+    with pytest.raises(PeerProtocolError, match="expected a key of 3072 bits, got 2048 - at a test from p1"):
+        read_key(payload, cipher, options_of(**agreed), "p1", "a test")
+
+
+def test_a_seed_that_is_not_the_one_it_told_a_digest_of_is_refused(tmp_path):
+    tables, y = linear_tables(2, rows=260)
+    given = {"encryption": "lattice", **SHORT, "random_state": None}
+    play_logistic(tables, y, **given, kept=tmp_path)
+    options, parties = options_of(encryption="lattice", max_iter=1, period=1, random_state=None), list(tables)
+
+    def lying(party):
+        changed = tampering(party, "KeptBatches", lambda m: msgspec.structs.replace(m, seed=bytes(32)))
+        return quasi_newton.guest(
+            changed,
+            Labelled(tables["p0"], y),
+            options,
+            parties=parties,
+            coordinator=LEAD,
+            classes=[0, 1],
+            kept=tmp_path,
+        )
+
+    with pytest.raises(PeerProtocolError, match="told a digest of - at KeptBatches from p0"):
+        play_logistic(tables, y, **given, replace={"p0": lying})

@@ -1,0 +1,243 @@
+"""`LogisticRegression` between parties, in threads and in processes, and job files of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import treaty
+from tables import cut_for_guest, real_table
+from treaty.cli import linear_commands
+from treaty.cli.linear_commands import predict_linear
+from treaty.cli.main import app
+from treaty.data.table import Schema, Table
+from treaty.errors import ConfigError
+from treaty.messaging.certificates import write_identity
+from treaty.models.linear import LinearPart, preparation_of
+from treaty.models.trees import read_file
+from treaty.runs.job import load_job
+from treaty.runs.linear_jobs import check_identities, find_linear_part, predict_linear_party
+from treaty.runs.processes import PartyFailed, run_all
+from treaty.systems.logistic.batches import FORMAT, _Kept
+
+GIVEN = {"batch_size": 120, "max_iter": 2, "period": 1, "tol": 0.0, "random_state": 3}
+
+
+@pytest.fixture(scope="module")
+def split():
+    X, y = real_table("binary", rows=260)
+    return cut_for_guest(X, 3), np.where(y == 1, "benign", "malignant")
+
+
+@pytest.fixture(scope="module")
+def pooled(split):
+    return treaty.LogisticRegression("pooled", **GIVEN).fit(*split)
+
+
+@pytest.mark.parametrize("protocol", ["quasi-newton", "sgd"])
+def test_fit_between_threads_gives_the_pooled_model(split, protocol, tmp_path):
+    X, y = split
+    alone = treaty.LogisticRegression("pooled", solver=protocol, **GIVEN).fit(X, y)
+    model = treaty.LogisticRegression(protocol, **GIVEN).fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(X), alone.predict_proba(X), atol=1e-6)
+    np.testing.assert_allclose(model.loss_history_, alone.loss_history_, atol=1e-6)
+    assert (model.predict(X) == alone.predict(X)).all()
+    assert set(model.parts_) == {"p0", "p1", "p2"}
+    assert model.parts_["p1"].intercept is None
+    assert {part.encryption for part in model.parts_.values()} == {"lattice"}
+    assert set(model.disclosures_) == {"p0", "p1", "p2", "coordinator"}
+    assert all("alone in " in " ".join(model.disclosures_[name]) for name in ("p0", "p1", "p2"))
+    assert "p1 -> coordinator" in model.communication_
+    assert model.timings_["training"] > 0
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(treaty.load(tmp_path / "model").predict_proba(X), model.predict_proba(X))
+
+
+def test_weights_of_rows_and_paper_mode_without_consent_are_refused(split):
+    X, y = split
+    with pytest.raises(ConfigError, match="sample_weight"):
+        treaty.LogisticRegression("sgd", **GIVEN).fit(X, y, sample_weight=np.ones(260))
+    with pytest.raises(ConfigError, match="allow_insecure"):
+        treaty.LogisticRegression("sgd", mode="paper", **GIVEN).fit(X, y)
+
+
+def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(split):
+    X, y = split
+    fast = {**GIVEN, "insecure_test_key_bits": 768, "max_iter": 1}
+    paper = treaty.LogisticRegression("quasi-newton", mode="paper", allow_insecure=True, **fast).fit(X, y)
+    assert "every gradient" in " ".join(paper.disclosures_["coordinator"])
+    assert paper.parts_["p0"].encryption == "paillier"
+    two = treaty.LogisticRegression("quasi-newton", coordinator=False, **fast).fit(X, y)
+    assert two.parts_["p0"].encryption == "ou"
+    assert set(two.disclosures_) == {"p0", "p1", "p2"}
+    assert "inner products" in " ".join(two.disclosures_["p0"])
+    for model in (paper, two):
+        assert all("768 bits" in " ".join(model.disclosures_[name]) for name in ("p0", "p1", "p2"))
+
+
+def test_fit_between_processes_gives_the_pooled_model(split, pooled):
+    X, y = split
+    model = treaty.LogisticRegression(
+        "quasi-newton", coordinator=False, encryption="lattice", transport="grpc", **GIVEN
+    ).fit(X, y)
+    model.transport = "memory"
+    np.testing.assert_allclose(model.predict_proba(X), pooled.predict_proba(X), atol=1e-6)
+    assert list(model.classes_) == ["benign", "malignant"]
+    assert model.n_iter_ == 2
+
+
+def test_the_coordinator_that_fit_plays_has_a_name_that_a_certificate_may_bear(split):
+    X, y = split
+    taken = dict(zip(("coordinator", "coordinator-2", "p2"), X.values(), strict=True))
+    model = treaty.LogisticRegression("sgd", **{**GIVEN, "max_iter": 1}).fit(taken, y)
+    assert set(model.disclosures_) - set(taken) == {"coordinator-3"}
+
+
+def job_file(folder: Path, split, **options) -> Path:
+    """A job of three parties with data, ids in different orders, and a coordinator."""
+    X, y = split
+    rng = np.random.default_rng(0)
+    lines = ['name = "logistic"', 'active = "p0"', 'label = "kind"', "[align]", 'on = "id"', "[options]"]
+    given = {"protocol": "quasi-newton", **GIVEN, **options}
+    lines += [
+        f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in given.items()
+    ]
+    for name, part in X.items():
+        table = part.assign(id=[f"person {k}" for k in range(len(part))])
+        if name == "p0":
+            table["kind"] = y
+        table.iloc[rng.permutation(len(table))].to_csv(folder / f"{name}.csv", index=False)
+        lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"']
+    lines += ["[parties.lead]", 'role = "coordinator"']
+    path = folder / "job.toml"
+    path.write_text("\n".join(lines).replace("'", '"') + "\n")
+    return path
+
+
+def test_a_job_file_is_trained_and_predicted_in_processes(split, pooled, tmp_path):
+    path = job_file(tmp_path, split)
+    job = load_job(path)
+    assert (job.linear, job.coordinator, job.owners) == (True, "lead", ["p0", "p1", "p2"])
+    run_all(job, "train")
+    weights = np.concatenate([find_linear_part(job, name).coef for name in job.owners])
+    assert len(weights) == 12
+    assert (tmp_path / "p0.batches").exists(), "the partition is kept beside the table"
+    assert (tmp_path / "model" / "lead.report.json").exists()
+    assert not (tmp_path / "model" / "lead.part").exists()
+    run_all(job, "predict", arguments=["--output", str(tmp_path / "out.csv")])
+    found = pd.read_csv(tmp_path / "out.csv")
+    assert set(found.columns) == {"id", "prediction", "probability_benign", "probability_malignant"}
+    assert found.set_index("id").loc["person 0", "prediction"] in ("benign", "malignant")
+    agreement = found.set_index("id")["prediction"].reindex([f"person {k}" for k in range(260)]).to_numpy()
+    assert (agreement == pooled.predict(split[0])).mean() > 0.95  # rows came in another order: other batches
+
+
+def test_an_aligned_job_run_again_has_the_same_rows_in_the_same_batches(split, tmp_path):
+    tables = {"p0": split[0]["p0"], "p1": split[0]["p1"].join(split[0]["p2"])}
+    path = job_file(tmp_path, (tables, split[1]), coordinator=False, encryption="lattice", max_iter=1)
+    text = path.read_text().replace("random_state = 3\n", "")
+    path.write_text(text.removesuffix('[parties.lead]\nrole = "coordinator"\n'))
+    kept, weights = [], []
+    for seed in range(2):
+        run_all(load_job(path), "train")
+        kept.append([read_file(tmp_path / f"p{k}.batches", _Kept, FORMAT).entries for k in range(2)])
+        weights.append(np.concatenate([find_linear_part(load_job(path), f"p{k}").coef for k in range(2)]))
+        table = pd.read_csv(tmp_path / "p0.csv").assign(more=1.0)  # a column more, rows in another order
+        table.sample(frac=1.0, random_state=seed).to_csv(tmp_path / "p0.csv", index=False)
+    assert [len(entries) for entries in kept[1]] == [1, 1]
+    assert kept[0] == kept[1]
+    np.testing.assert_allclose(np.delete(weights[1], len(split[0]["p0"].columns)), weights[0], atol=1e-9)
+
+
+def test_jobs_whose_roles_do_not_fit_are_refused(split, tmp_path):
+    path = job_file(tmp_path, split)
+    text = path.read_text()
+    for wrong, words in [
+        (text.replace('role = "coordinator"', 'role = "coordinator"\ntable = "p1.csv"'), "to have no table"),
+        (text + '[parties.two]\nrole = "coordinator"\n', "at one party"),
+        (text.replace("[options]", "[options]\ncoordinator = false"), "at one party"),
+        (text.replace('"quasi-newton"', '"secureboost"').replace("batch_size = 120", ""), "at one party|option"),
+    ]:
+        path.write_text(wrong)
+        with pytest.raises(ConfigError, match=words):
+            load_job(path)
+    path.write_text(text)
+    job = load_job(path)
+    with pytest.raises(ConfigError, match="no part in predictions"):
+        predict_linear_party(job, "lead")
+
+
+def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
+    job = load_job(job_file(tmp_path, split))
+    for name in job.parties:
+        write_identity(tmp_path, name)
+    named = {
+        name: msgspec.structs.replace(member, certificate=str(tmp_path / f"{name}.cert.pem"))
+        for name, member in job.parties.items()
+    }
+    check_identities(msgspec.structs.replace(job, parties=named))
+    named["lead"] = msgspec.structs.replace(named["lead"], certificate=named["p2"].certificate)
+    with pytest.raises(ConfigError, match="same key as p2"):
+        check_identities(msgspec.structs.replace(job, parties=named))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("[align]", 'task = "regression"\n[align]'), 'task = "regression"'),
+        (("[align]", 'weight = "mean radius"\n[align]'), "got weight"),
+        (('table = "p1.csv"', 'table = "p1.csv"\neval_tables = ["p1.csv"]'), r"parties\.p1\.eval_tables"),
+        (('table = "p0.csv"', 'table = "p0.csv"\nnoisy_labels = "p0.noisy"'), r"parties\.p0\.noisy_labels"),
+        (('role = "coordinator"', 'role = "coordinator"\n[parties.two]\nrole = "dealer"'), 'role = "dealer"'),
+    ],
+    ids=["task", "weight", "eval_tables", "noisy_labels", "dealer"],
+)
+def test_what_only_jobs_of_trees_have_is_refused_when_the_job_is_read(split, tmp_path, change, words):
+    path = job_file(tmp_path, split)
+    path.write_text(path.read_text().replace(*change, 1))
+    with pytest.raises(ConfigError, match=words):
+        load_job(path)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["train", "--as", "nobody"], "expected --as to be one of p0, p1, p2, lead, got 'nobody'"),
+        (["predict", "--as", "nobody"], "expected --as to be one of p0, p1, p2, lead, got 'nobody'"),
+        (["explain"], "contributions .* are those of trees"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_commands_that_do_not_fit_a_job_of_logistic_regression_say_so(split, tmp_path, command, words):
+    path = job_file(tmp_path, split)
+    with pytest.raises(ConfigError, match=words):
+        CliRunner().invoke(app, [command[0], str(path), *command[1:]], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("labels", ["three classes", "numbers"])
+def test_labels_that_are_not_of_two_classes_name_party_column_and_count(split, tmp_path, labels):
+    X, _ = split
+    rows = np.arange(260)
+    y, found = (np.array(["a", "b", "c"])[rows % 3], 3) if labels == "three classes" else (rows / 7.0, 260)
+    with pytest.raises(PartyFailed, match=rf"^p0: expected labels of two classes in column 'kind', got {found} "):
+        run_all(load_job(job_file(tmp_path, (X, y))), "train")
+
+
+def test_predict_warns_of_margins_beyond_the_range_of_the_taylor_loss(split, tmp_path, capsys, monkeypatch):
+    job = load_job(job_file(tmp_path, split))
+    part = LinearPart(
+        model_id="", party="p0", schema=Schema((), ()), preparation=preparation_of(Table(Schema((), ()), [], 1)),
+        coef=np.zeros(0), intercept=0.0, classes=["benign", "malignant"],
+    )  # fmt: skip
+    monkeypatch.setattr(linear_commands, "find_linear_part", lambda job, name: part)
+    for scale in (3.9, 4.1):
+        found = scale * np.array([-1.0, 0.5, 1.0])
+        monkeypatch.setattr(linear_commands, "predict_linear_party", lambda job, name, found=found: (range(3), found))
+        predict_linear(Console(), job, "p0", tmp_path / "out.csv", None)
+        assert ("66.7% of rows have a margin beyond 4" in capsys.readouterr().err) == (scale > 4)

@@ -1,0 +1,411 @@
+"""Logistic regression between parties: the pooled optimiser's weights, whatever cipher, solver and roles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from systems.logistic.playing import (
+    LEAD,
+    PAPER,
+    linear_tables,
+    options_of,
+    play_logistic,
+    pooled_weights,
+    weights_of,
+)
+from tables import real_table, with_categories, with_gaps
+from treaty.crypto.additive.montgomery import Modulus, from_words
+from treaty.crypto.lattice.store import HintStore
+from treaty.data.table import to_table
+from treaty.errors import ConfigError, DataError
+from treaty.messaging.messages import decode_body, view
+from treaty.models.checkpoints import hints_folder
+from treaty.models.trees import read_file
+from treaty.systems.logistic import lattice as lattice_products
+from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept
+from treaty.systems.logistic.coordinated import Opened, SharedKey, Vector
+from treaty.systems.logistic.disclosures import linear_disclosures
+from treaty.systems.logistic.epochs import EpochEnd
+from treaty.systems.logistic.lattice import INTERCEPT, LABEL
+from treaty.systems.logistic.roles import Products
+
+FORMS = {
+    "lattice": {"encryption": "lattice"},
+    "lattice-two": {"encryption": "lattice", "coordinator": False},
+    "ou": {"encryption": "ou"},
+    "ou-two": {"encryption": "ou", "coordinator": False},
+    "paillier": {"encryption": "paillier"},
+    "paillier-two": {"encryption": "paillier", "coordinator": False},
+    "ou-paper": {"encryption": "ou", **PAPER},
+    "paillier-paper": {"encryption": "paillier", **PAPER},
+}
+SMALL = {"max_iter": 2, "period": 1}
+
+
+def same_weights(tables, y, **changes):
+    played = play_logistic(tables, y, **changes)
+    _, fitted = pooled_weights(tables, y, **changes)
+    found = weights_of(played, tables)
+    assert np.abs(fitted.weights).max() > 0.01
+    np.testing.assert_allclose(found, fitted.weights, rtol=0, atol=1e-9)  # the specification asks for 1e-6
+    np.testing.assert_allclose(played.results["p0"].losses, fitted.losses, rtol=0, atol=1e-9)
+    return played, fitted
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("parties", [2, 3])
+def test_weights_are_those_of_the_pooled_optimiser(form, parties):
+    same_weights(*linear_tables(parties, rows=260), **SMALL, **FORMS[form])
+
+
+@pytest.mark.parametrize("form", ["lattice", "lattice-two", "ou", "ou-two", "ou-paper"])
+def test_five_parties_train_by_gradient_descent(form):
+    same_weights(*linear_tables(5, rows=340), protocol="sgd", max_iter=2, batch_size=160, **FORMS[form])
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou-two", "paillier", "paillier-paper"])
+def test_two_parties_train_by_gradient_descent(form):
+    same_weights(*linear_tables(2, rows=260), protocol="sgd", max_iter=2, **FORMS[form])
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou", "ou-two", "ou-paper"])
+def test_epochs_that_let_the_loss_rise_are_undone_alike(form):
+    _, fitted = same_weights(*linear_tables(2, rows=260), **FORMS[form], protocol="sgd", learning_rate=2.5, max_iter=4)
+    assert fitted.losses[1] > 1.1 * fitted.losses[0], "the loss did not rise: the test proves nothing"
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou-two", "ou-paper"])
+def test_training_ends_with_a_steady_loss_and_with_a_penalty(form):
+    _, fitted = same_weights(
+        *linear_tables(2, rows=260), **FORMS[form], protocol="sgd", learning_rate=0.02, max_iter=30, tol=0.05, l2=0.1
+    )
+    assert 1 < len(fitted.losses) < 30
+
+
+@pytest.mark.parametrize("coordinator", [True, False])
+def test_lattice_map_takes_rows_in_blocks_of_batches(coordinator, monkeypatch):
+    monkeypatch.setattr(lattice_products, "DEGREE", 256)  # two batches of 120 rows in a block: the last has one
+    same_weights(*linear_tables(3, rows=380), encryption="lattice", coordinator=coordinator, **SMALL)
+
+
+def test_gaps_categories_constants_and_a_guest_without_columns():
+    X, y = real_table("binary", rows=320)
+    X = with_categories(with_gaps(X.iloc[:, :5]))
+    X["same"] = 3.0
+    tables = {"p0": to_table(X[[]], party="p0", allow_no_features=True), "p1": to_table(X, party="p1")}
+    played, _ = same_weights(tables, y.astype(float), **SMALL, encryption="lattice", batch_size=300)
+    assert played.results["p1"].coef[-1] == 0.0
+    assert len(played.results["p0"].coef) == 0
+
+
+# ---------------------------------------------------------------- what parties are sent
+
+
+def received(played, name, frm=None):
+    return {e.step for e in played.transcripts[name].entries if e.direction == "received" and frm in (None, e.peer)}
+
+
+SETUP = {"Terms", "Verdict"}
+PAIRED = {"PairKey", "KnownBatches", "ShareCommitted", "ShareTold", "StandAlone"}
+
+
+@pytest.mark.parametrize(
+    ("form", "of_coordinator", "of_guest", "of_host"),
+    [
+        ("lattice", {"Products"}, {"Step"}, {"Step"}),
+        ("ou", {"Products", "Masked", "LossPart", "LossCipher"},
+         {"SharedKey", "Vector", "Opened", "LossTotal", "Step"}, {"SharedKey", "Vector", "Opened", "Step"}),
+        ("ou-two", set(), {"HiddenRows", "Product", "Products"}, {"HiddenRows", "Product", "Step"}),
+    ],
+)  # fmt: skip
+def test_parties_are_sent_what_the_documentation_says(form, of_coordinator, of_guest, of_host):
+    tables, y = linear_tables(3, rows=260)
+    played = play_logistic(tables, y, **SMALL, **FORMS[form], random_state=None)
+    lattice = {"ColumnsHint", "Query", "Flooded", "Share"} if "lattice" in form else set()
+    goodbye = {"Goodbye"}
+    assert received(played, "p0") - goodbye == SETUP | PAIRED | {"Described"} | lattice | of_guest
+    assert received(played, "p1") - goodbye == SETUP | PAIRED | {"Begin", "EpochEnd"} | lattice | of_host
+    if of_coordinator:
+        assert received(played, LEAD) - goodbye == SETUP | {"Begin", "EpochEnd"} | of_coordinator
+    ends = [e for e in played.transcripts["p1"].entries if e.step == "EpochEnd" and e.direction == "received"]
+    assert set(EpochEnd.__struct_fields__) == {"learning_rate", "back", "finished"}, "a loss would reach hosts"
+    assert len(ends) == 2
+
+
+def test_paper_form_is_that_of_the_paper():
+    tables, y = linear_tables(2, rows=260)
+    played = play_logistic(tables, y, **SMALL, **FORMS["ou-paper"])
+    assert received(played, "p0", "p1") >= {"Margins"}
+    assert received(played, "p1", "p0") >= {"Vector"}
+    assert received(played, LEAD) - {"Goodbye"} == SETUP | {"Begin", "Gradient", "EpochEnd"}
+    assert received(played, "p1", LEAD) - {"Goodbye"} == SETUP | {"SharedKey", "StepPart"}
+
+
+def bits_of_products(played, name, frm):
+    wanted = ("received", frm, "Products")
+    entries = [e for e in played.transcripts[name].entries if (e.direction, e.peer, e.step) == wanted]
+    numbers = [
+        view(decode_body(e.content, Products, peer=frm).values, np.uint64, (None, 2), peer=frm, what="values")
+        for e in entries
+    ]
+    return np.concatenate(numbers)
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+def test_coordinator_sees_uniform_numbers_of_each_party(parties):
+    tables, y = linear_tables(parties, rows=260)
+    played = play_logistic(tables, y, encryption="lattice", max_iter=20, period=1, memory=5, tol=0.0)
+    for name in tables:
+        numbers = bits_of_products(played, LEAD, name)
+        assert len(numbers) > 1500
+        for word in (0, 1):
+            counts = np.bincount((numbers[:, word] >> np.uint64(60)).astype(np.int64), minlength=16)
+            expected = len(numbers) / 16
+            assert ((counts - expected) ** 2 / expected).sum() < 44.3  # chi-squared, 15 degrees: false alarm 1e-4
+
+
+def test_guest_without_coordinator_learns_one_hosts_products_and_the_sum_of_several():
+    tables, y = linear_tables(2, rows=260)
+    played = play_logistic(tables, y, encryption="lattice", coordinator=False, **SMALL)
+    plain = bits_of_products(played, "p0", "p1")
+    assert (plain[:, 1] < 1 << 32).mean() > 0.4, "of one host the guest learns its part, as the documentation says"
+    tables, y = linear_tables(3, rows=260)
+    played = play_logistic(tables, y, encryption="lattice", coordinator=False, max_iter=10, period=1)
+    masked = bits_of_products(played, "p0", "p1")
+    counts = np.bincount((masked[:, 1] >> np.uint64(60)).astype(np.int64), minlength=16)
+    expected = len(masked) / 16
+    assert ((counts - expected) ** 2 / expected).sum() < 44.3
+
+
+def vectors_between(played, sender, receiver):
+    entries = [
+        e
+        for e in played.transcripts[receiver].entries
+        if (e.direction, e.peer, e.step) == ("received", sender, "Vector")
+    ]
+    rows = decode_body(entries[0].content, Vector, peer=sender).rows
+    return from_words(view(rows, np.uint64, (None, None), peer=sender, what="rows"))
+
+
+def test_what_the_guest_adds_does_not_show_in_the_quotient_of_ciphertexts():
+    tables, y = linear_tables(2, rows=260)
+    played = play_logistic(tables, y, encryption="paillier", protocol="sgd", max_iter=1)
+    (entry,) = [e for e in played.transcripts["p1"].entries if e.step == SharedKey.__name__]
+    payload = decode_body(entry.content, SharedKey, peer=LEAD).payload
+    numbers = from_words(view(payload[0], np.uint64, (2, None), peer=LEAD, what="key"))
+    modulus = Modulus(numbers[0] ** 2)
+    sent, came = (vectors_between(played, *ends) for ends in (("p1", "p0"), ("p0", "p1")))
+    # at the first step margins are 0: the guest adds 2 or -2 in fixed point, with the offset of signed numbers
+    candidates = {(1 << 43) + sign * (2 << 32) for sign in (1, -1)}
+    for own, total in zip(sent[:20], came[:20], strict=True):
+        quotient = total * pow(own, -1, modulus.value) % modulus.value
+        assert all(quotient != (1 + numbers[0] * m) % modulus.value for m in candidates)
+
+
+# ---------------------------------------------------------------- batches and guards
+
+
+def order_of(played):
+    """Which partition was used, as the weights after the first epochs tell."""
+    return weights_of(played, ["p0", "p1"])
+
+
+KEEPING = {"encryption": "lattice", "protocol": "sgd", "max_iter": 1, "random_state": None}
+
+
+def test_batches_are_kept_for_later_jobs_on_the_same_rows(tmp_path):
+    tables, y = linear_tables(2, rows=260)
+    given = {**KEEPING, "kept": tmp_path}
+    first, second = (play_logistic(tables, y, **given) for _ in range(2))
+    np.testing.assert_array_equal(order_of(first), order_of(second))
+    other = play_logistic(tables, y, **{**given, "kept": tmp_path / "elsewhere"})
+    assert np.abs(order_of(first) - order_of(other)).max() > 1e-6
+    with pytest.raises(ConfigError, match="batch_size=120"):
+        play_logistic(tables, y, **{**given, "batch_size": 130})
+    with pytest.raises(ConfigError, match="as in the earlier job"):
+        play_logistic(tables, y, **{**given, "random_state": 5})
+
+
+def kept_seeds(folder, name):
+    return [entry.seed for entry in read_file(folder / f"{name}.batches", _Kept, FORMAT).entries]
+
+
+def test_changed_columns_do_not_give_new_batches(tmp_path):
+    """Not at the guest nor at the host, either of whom a seed would insist; the other has lost its folder."""
+    tables, y = linear_tables(2, rows=260)
+    play_logistic(tables, y, **KEEPING, kept=tmp_path)
+    (seed,) = kept_seeds(tmp_path, "p0")
+    for name, lost in (("p0", "p1"), ("p1", "p0")):
+        (tmp_path / f"{lost}.batches").unlink()
+        fewer = to_table(pd.DataFrame({k: c for k, c in zip("abcdefghi", tables[name].columns[1:], strict=False)}))
+        played = play_logistic({**tables, name: fewer}, y, **KEEPING, kept=tmp_path)
+        assert any(e.step == KeptBatches.__name__ for e in played.transcripts[lost].entries)
+        assert kept_seeds(tmp_path, name) == kept_seeds(tmp_path, lost) == [seed]
+
+
+def test_other_rows_get_other_batches_and_a_warning(tmp_path, caplog):
+    for rows in (260, 261):
+        play_logistic(*linear_tables(2, rows=rows), **KEEPING, kept=tmp_path)
+    assert len(set(kept_seeds(tmp_path, "p0"))) == 2
+    assert "batches of 1 other sets of rows" in caplog.text
+
+
+def test_tables_that_only_are_as_long_are_told_where_batches_are_kept(tmp_path):
+    """A host without ids knows rows by their number."""
+    tables, y = linear_tables(2, rows=260)
+    given = {**KEEPING, "encryption": "lattice", "random_state": None}
+    play_logistic(tables, y, **given, kept=tmp_path)
+    with pytest.raises(ConfigError, match=r"kept in .*p1\.batches; if these are other rows.*another store.*\[align\]"):
+        play_logistic(tables, 1.0 - y, **{**given, "batch_size": 130}, kept=tmp_path)
+
+
+def test_parties_that_kept_different_batches_stop(tmp_path):
+    tables, y = linear_tables(2, rows=260)
+    for folder in ("one", "two"):
+        play_logistic(tables, y, **KEEPING, kept=tmp_path / folder)
+    (tmp_path / "one" / "p1.batches").write_bytes((tmp_path / "two" / "p1.batches").read_bytes())
+    with pytest.raises(ConfigError, match=r"insist on different batches.*p[01]\.batches; if these are other rows"):
+        play_logistic(tables, y, **KEEPING, kept=tmp_path / "one")
+
+
+@pytest.mark.parametrize("theirs", [None, 8])
+def test_no_party_alone_chooses_the_batches(theirs, caplog):
+    """A host that names a seed could try many until one sets rows of its own apart."""
+    tables, y = linear_tables(2, rows=260)
+    of_eight = order_of(play_logistic(tables, y, **{**KEEPING, "random_state": 8}))
+    assert "random_state" not in caplog.text
+    for changes in ({"theirs": {"random_state": 8}}, {"theirs": {"random_state": theirs}, "random_state": 7}):
+        found = order_of(play_logistic(tables, y, **{**KEEPING, **changes}))
+        assert np.abs(found - of_eight).max() > 1e-6
+        assert "all parties with data must name the same" in caplog.text
+        caplog.clear()
+
+
+def test_rows_that_stand_alone_are_counted_and_warned_of(caplog):
+    tables, y = linear_tables(2, rows=240)
+    rare = np.zeros(240, np.float32)
+    rare[[3, 77]] = 1.0  # the only row that has it, or one of two, in its batch
+    columns = {"a": tables["p1"].columns[0] * 0, "b": rare}
+    played = play_logistic({**tables, "p1": to_table(pd.DataFrame(columns))}, y, **{**KEEPING, "random_state": 7})
+    counts = {name: played.results[name].alone for name in tables}
+    assert counts["p0"]["p1"] == 2
+    assert counts["p0"] == counts["p1"]
+    assert "p0: 2 of 240 rows stand alone in their batch among p1's columns, which can tell their labels" in caplog.text
+    learned = linear_disclosures("p0", ["p1"], None, options_of(), "ou", counts["p1"])
+    assert any("the labels of 2 rows, which stand alone" in said for said in learned["p1"])
+    assert any("of the margins of" in said for said in learned["p0"])
+    none = linear_disclosures("p0", ["p1"], None, options_of(), "ou", {"p0": 0, "p1": 0})
+    assert any("of no row the labels by itself" in said for said in none["p1"])
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_host_reads_the_label_of_a_row_that_stands_alone(label):
+    """The only row of a category in its batch has nearly all of its weight's first step."""
+    tables, y = linear_tables(2, rows=240)
+    row = int(np.flatnonzero(y == label)[5])
+    rare = np.arange(240) == row
+    host = to_table(pd.DataFrame({"rare": rare.astype(np.float32)}))
+    played = play_logistic({**tables, "p1": host}, y, **{**KEEPING, "batch_size": 240})
+    assert played.results["p1"].alone["p1"] == 1
+    read = 1 if played.results["p1"].coef[0] > 0 else 0
+    assert read == label
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou", "ou-two"])
+def test_small_batches_are_refused(form):
+    with pytest.raises(ConfigError, match="at least 100 rows for the 9 columns of p0"):
+        play_logistic(*linear_tables(2, rows=260), **FORMS[form], batch_size=99)
+    with pytest.raises(ConfigError, match="at least 120 rows for the 3 columns of p1 and p2"):
+        play_logistic(*linear_tables(3, rows=260), **FORMS[form], batch_size=119)
+
+
+@pytest.mark.parametrize(
+    ("changes", "theirs", "words"),
+    [
+        ({"mode": "paper", "encryption": "ou"}, None, "allow_insecure"),
+        ({**PAPER, "encryption": "ou"}, {"allow_insecure": False}, "allow_insecure"),
+        ({**PAPER, "encryption": "lattice"}, None, "encryption 'paillier' or 'ou'"),
+        ({**PAPER, "encryption": "ou", "coordinator": False}, None, "is a coordinator's"),
+        ({"encryption": "lattice", "fractional_bits": 41}, None, "at most 40"),
+        ({"encryption": "lattice"}, {"period": 3}, "same period everywhere"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(changes, theirs, words):
+    with pytest.raises(ConfigError, match=words):
+        play_logistic(*linear_tables(2, rows=260), theirs=theirs, **changes)
+
+
+def test_a_party_with_data_must_not_coordinate():
+    from treaty.systems.logistic.setup import check_roles
+
+    options = options_of(encryption="lattice")
+    with pytest.raises(ConfigError, match="brings no data"):
+        check_roles(options, "p0", ["p0", "p1"], "p1")
+    with pytest.raises(ConfigError, match="expected a coordinator"):
+        check_roles(options, "p0", ["p0", "p1"], None)
+    with pytest.raises(ConfigError, match="two data parties"):
+        check_roles(options, "p0", ["p0"], LEAD)
+
+
+@pytest.mark.parametrize("form", ["lattice", "ou", "ou-paper"])
+def test_tables_of_other_rows_and_labels_of_one_class_are_refused(form):
+    tables, y = linear_tables(2, rows=260)
+    with pytest.raises(DataError, match="one class"):
+        play_logistic(tables, np.ones(260), **FORMS[form])
+    longer = linear_tables(2, rows=270)[0]
+    with pytest.raises(DataError, match="260 rows at p0 and 270 at p1"):
+        play_logistic({"p0": tables["p0"], "p1": longer["p1"]}, y, **FORMS[form])
+
+
+def test_a_training_that_diverges_says_so():
+    with pytest.raises((DataError, ConfigError), match="lower learning_rate"):
+        play_logistic(*linear_tables(2, rows=260), encryption="lattice", protocol="sgd", learning_rate=1e6)
+
+
+def test_weights_of_rows_are_refused():
+    from systems.logistic.playing import LEAD
+    from treaty.systems.logistic import roles as quasi_newton
+    from treaty.systems.pooled.training import Labelled
+
+    tables, y = linear_tables(2, rows=260)
+    with pytest.raises(ConfigError, match="sample_weight"):
+        play_logistic(
+            tables, y, encryption="lattice",
+            replace={"p0": lambda party: quasi_newton.guest(
+                party, Labelled(tables["p0"], y, np.ones(260)), options_of(encryption="lattice"),
+                parties=list(tables), coordinator=LEAD, classes=[0, 1],
+            )},
+        )  # fmt: skip
+
+
+def test_numbers_that_the_coordinator_decrypts_are_uniform():
+    tables, y = linear_tables(2, rows=260)
+    played = play_logistic(tables, y, encryption="ou", protocol="sgd", max_iter=12, insecure_test_key_bits=768)
+    top = []
+    for entry in played.transcripts[LEAD].entries:
+        if (entry.direction, entry.step) == ("sent", Opened.__name__):
+            numbers = decode_body(entry.content, Opened, peer=LEAD).numbers
+            top += [
+                x.bit_length() for x in from_words(view(numbers, np.uint64, (None, None), peer=LEAD, what="numbers"))
+            ]
+    lengths = max(top) - np.array(top)  # of uniform numbers below a power of two, half have full length, and so on
+    assert len(lengths) > 250
+    expected = len(lengths) * np.array([0.5, 0.25, 0.125, 0.125])
+    counts = np.bincount(np.minimum(lengths, 3), minlength=4)
+    assert ((counts - expected) ** 2 / expected).sum() < 21.1  # chi-squared, 3 degrees: false alarm 1e-4
+
+
+def test_labels_have_an_entry_of_their_own_in_the_ledger(tmp_path):
+    """A feature may be called what the labels and the intercept are."""
+    tables, y = linear_tables(2, rows=260)
+    spent = []
+    for name in ("other", "label"):
+        guest = to_table(pd.DataFrame(dict(zip(["intercept", name], tables["p0"].columns[:2], strict=True))))
+        given = {**KEEPING, "random_state": 7, "kept": tmp_path / name}
+        play_logistic({**tables, "p0": guest}, y, **given)
+        with HintStore(hints_folder(tmp_path / name, "p0")) as store:
+            spent.append([store.spent([entry]) for entry in ("intercept", name, LABEL, INTERCEPT)])
+    assert spent[0] == spent[1]
+    assert min(spent[0]) > 0.0

@@ -1,0 +1,100 @@
+"""Hidden models for tests: small ones, and predictions of theirs with every role in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import numpy as np
+import pandas as pd
+
+from systems.federboost_horizontal.playing import pooled_on
+from tables import real_table, with_categories, with_gaps
+from treaty.crypto.sharing.hidden_splits import Layout
+from treaty.data.binning import fit_bins
+from treaty.data.table import Table, to_table
+from treaty.messaging.messages import encode_body
+from treaty.messaging.party import Party
+from treaty.models.trees import ModelPart, predict_pooled
+from treaty.runs.threads import Played, play
+from treaty.systems.fedxgb.secpred import roles as secpred
+from treaty.systems.fedxgb.secpred.routing import layout_of
+from treaty.systems.fedxgb.secpred.shares import Comparison
+from treaty.systems.horizontal.quantiles import pack_bins
+from treaty.systems.pooled.training import Labelled
+from treaty.systems.tree_options import tree_options
+from treaty.trees.slots import VALUE_BITS
+
+USERS = ["ann", "ben", "cat"]
+
+
+@cache
+def trained(task: str, n_estimators: int = 3, max_depth: int = 3) -> tuple[ModelPart, pd.DataFrame]:
+    """Return a model with rounded leaf values, as a crowd's server has it, and rows that it has not seen."""
+    X, y = real_table(task, rows=170)
+    X = with_categories(X)
+    X.iloc[:, [1, 4]] = with_gaps(X.iloc[:, [1, 4]])
+    rows, new = X.iloc[:110], X.iloc[110:].copy()
+    new = with_gaps(new, 0.1, seed=5)
+    new.iloc[::7, 0] = "z"  # a category that no row of the training has
+    table = to_table(rows)
+    classes = None if task == "regression" else sorted(set(y.tolist()))
+    labels = y[:110].astype(np.float64) if classes is None else np.searchsorted(classes, y[:110]).astype(np.float64)
+    options = tree_options({"n_estimators": n_estimators, "max_depth": max_depth, "min_child_samples": 2, "max_bin": 8})
+    bins = fit_bins(table, 8, 1)
+    forest, splits = pooled_on(bins, Labelled(table, labels), options, classes)
+    for tree in forest.trees:
+        tree.value[:] = np.rint(tree.value * 2.0**VALUE_BITS) / 2.0**VALUE_BITS
+    told = encode_body(pack_bins(bins, forest.objective))
+    part = ModelPart(model_id="m", party="pooled", schema=table.schema, splits=splits, forest=forest, bins=told)
+    return part, new
+
+
+def shards(part: ModelPart, new: pd.DataFrame) -> dict[str, Table]:
+    """Deal new rows out unevenly."""
+    ends = [0, 9, 10, len(new)]
+    return {
+        name: to_table(new.iloc[a:b], schema=part.schema) for name, a, b in zip(USERS, ends[:-1], ends[1:], strict=True)
+    }
+
+
+def play_prediction(
+    part: ModelPart,
+    tables: Mapping[str, Table],
+    *,
+    edges: int = 3,
+    roles: Mapping[str, Callable[[Party], object]] | None = None,
+    record_content: bool = False,
+    patience: float = 10.0,
+    most_rows: int | None = None,
+    comparison: Comparison = "shamir",
+) -> Played:
+    names = [f"edge{k}" for k in range(edges)]
+    programs: dict[str, Callable[[Party], object]] = {
+        "server": lambda party: secpred.server(party, part, edges=names, most_rows=most_rows, comparison=comparison)
+    }
+    programs |= {
+        name: lambda party: secpred.edge(
+            party, server="server", edges=names, users=list(tables), patience=patience, comparison=comparison
+        )
+        for name in names
+    }
+    programs |= {
+        name: lambda party: secpred.user(party, tables[party.name], edges=names, comparison=comparison)
+        for name in tables
+    }
+    links = {"server": names, **dict.fromkeys(tables, names)}
+    links |= {name: ["server", *(e for e in names if e != name), *tables] for name in names}
+    return play(
+        programs | dict(roles or {}), links, job="job", protocol="fedxgb", timeout=20.0, record_content=record_content
+    )
+
+
+def assert_plain(part: ModelPart, tables: Mapping[str, Table], found: Mapping[str, np.ndarray]) -> None:
+    for name, table in tables.items():
+        assert np.array_equal(found[name], predict_pooled([part], [table])), name
+
+
+def layout(part: ModelPart) -> Layout:
+    bins = secpred.unpack_bins(secpred.decode_body(part.bins, secpred.Agreed, peer="x"), part.schema, 255, "x")
+    return layout_of(bins, np.ones(len(bins.n_bins), np.bool_))

@@ -1,0 +1,253 @@
+"""Faults under the lattice map end the job quickly, with one clear error at every party."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from systems.secureboost.test_faults import SEEN, roles_of, watched
+from systems.vertical.playing import OPTIONS, play_training, tables_and_labels
+from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
+from treaty.messaging.messages import Array
+from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.tree_options import TreeOptions
+from treaty.systems.vertical.encrypted_columns import Hint, Sums, pack
+
+LATTICE = {**OPTIONS, "encryption": "lattice", "max_bin": 6}
+
+
+def numbers(array: Array) -> np.ndarray:
+    """Copy out what an array holds."""
+    return np.frombuffer(array.data, array.dtype).reshape(array.shape).copy()
+
+
+def with_number(array: Array, place: tuple[int, ...], value: int) -> Array:
+    changed = numbers(array)
+    changed[place] = value
+    return Array.of(changed)
+
+
+def play_faulty(faulty: str, name: str, change, reveal="column", first=1):
+    """Train with two passive parties while `faulty` changes its messages called `name`, from the `first` one on.
+
+    Returns
+    -------
+    what the training raised, and what each party did
+    """
+    tables, y = tables_and_labels()
+    SEEN.clear()
+    roles = roles_of(tables, y, {**LATTICE, "reveal": reveal})
+    honest, sent = roles[faulty], []
+
+    def role(party):
+        send = party.send
+
+        def sending(to, message):
+            if type(message).__name__ == name:
+                sent.append(to)
+                message = change(message) if len(sent) >= first else message
+            return send(to, message)
+
+        party.send = sending
+        return honest(party)
+
+    roles[faulty] = role
+    started = time.monotonic()
+    with pytest.raises((TreatyError, KeyboardInterrupt)) as caught:
+        play_training(tables, y, replace=roles)
+    assert time.monotonic() - started < 10
+    assert set(SEEN) == {"p0", "p1", "p2"}
+    return caught.value, dict(SEEN)
+
+
+def flipped(message: Sums) -> Sums:
+    binding, digits = message.payload
+    return Sums([binding, with_number(digits, (0, 3, -1), numbers(digits)[0, 3, -1] ^ 0x200)])
+
+
+def of_digits(change):
+    """Change the digits of a hint, and leave alone the binding that comes before them."""
+    return lambda m: Hint(pack(change(numbers(m.payload[0])))) if m.payload[0].dtype == "int16" else m
+
+
+ANSWERS = {
+    "corrupted answer": ("Sums", flipped, "do not add up to their node"),
+    "answer of noise": (
+        "Sums",
+        lambda m: Sums(pack([numbers(m.payload[0]), numbers(m.payload[1]) ^ 0x5A5A])),
+        "do not add up",
+    ),
+    "binding of another table": (
+        "Sums",
+        lambda m: Sums([with_number(m.payload[0], (7,), 1 + numbers(m.payload[0])[7] % 255), m.payload[1]]),
+        "belongs to another table or hint",
+    ),
+    "answer of fewer slots": (
+        "Sums",
+        lambda m: Sums(pack([numbers(m.payload[0]), numbers(m.payload[1])[:, 1:]])),
+        "expected uint16",
+    ),
+    "answer without binding": ("Sums", lambda m: Sums(m.payload[1:]), "expected 2 arrays"),
+    "no binding": ("Hint", lambda m: Hint(pack([np.zeros(31, np.uint8)])), "expected uint8"),
+    "hint twice": ("Hint", of_digits(lambda digits: [digits, digits]), "expected 1 arrays"),
+    "hint of noughts": ("Hint", of_digits(lambda digits: [0 * digits]), "do not add up to their node"),
+    "hint of more rows": (
+        "Hint",
+        of_digits(lambda digits: [np.repeat(digits, 2, axis=0)]),
+        "rows more, and one at least, got 70",
+    ),
+    "unknown column": (
+        "SplitColumns",
+        lambda m: replace(m, columns=with_number(m.columns, (0,), 99)),
+        "expected numbers of columns sent",
+    ),
+    "column below 0": (
+        "SplitColumns",
+        lambda m: replace(m, columns=with_number(m.columns, (0,), -1)),
+        "expected numbers of columns sent",
+    ),
+    "columns too many": (
+        "SplitColumns",
+        lambda m: replace(m, new=Array.of(np.zeros((m.columns.shape[0] + 1, 30), np.uint8))),
+        "at most a new column per split",
+    ),
+    "columns of fewer rows": (
+        "SplitColumns",
+        lambda m: replace(m, new=Array.of(np.zeros((1, 29), np.uint8))),
+        "at SplitColumns.new",
+    ),
+    "record below 0": (
+        "SplitColumns",
+        lambda m: replace(m, records=with_number(m.records, (0,), -1)),
+        "record numbers from 0",
+    ),
+    "records too many": (
+        "SplitColumns",
+        lambda m: replace(m, records=Array.of(np.zeros(9, np.int32))),
+        "SplitColumns.records",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_wrong_answers_end_the_job_at_every_party(case):
+    name, change, expected = ANSWERS[case]
+    error, seen = play_faulty("p1", name, change)
+    assert isinstance(error, (PeerProtocolError, CryptoError))
+    assert expected in str(error)
+    assert "p1" in str(error)
+    assert isinstance(seen["p1"], PeerError)
+    assert isinstance(seen["p2"], PeerError)
+
+
+@pytest.mark.parametrize("case", ["corrupted answer", "answer of noise"])
+def test_nobody_is_told_which_bin_was_wrong(case):
+    name, change, _ = ANSWERS[case]
+    error, seen = play_faulty("p1", name, change)
+    for told in (error, seen["p1"], seen["p2"]):
+        text = re.sub("p[012]", "", str(told))
+        assert "do not add up to their node" in text
+        assert not re.search(r"\d", text), text
+
+
+REQUESTS = {
+    "rows named where columns are revealed": (
+        "column",
+        "SplitRequest",
+        lambda m: replace(m, node_of_row=Array.of(np.zeros(240, np.int32))),
+        "rows of nodes named or not as agreed",
+    ),
+    "rows not named where nodes are revealed": (
+        "node",
+        "SplitRequest",
+        lambda m: replace(m, node_of_row=None),
+        "rows of nodes named or not as agreed",
+    ),
+    "a sample of rows": (
+        "column",
+        "TreeStart",
+        lambda m: replace(m, rows=Array.of(np.arange(100, dtype=np.int32))),
+        "expected all 240 rows, got 100",
+    ),
+    "gradients at a tree's start": (
+        "column",
+        "TreeStart",
+        lambda m: replace(m, payload=pack([np.zeros((240, 2), np.uint64)])),
+        "expected 0 arrays, got 1",
+    ),
+    "a word that is no residue": (
+        "column",
+        "SumsRequest",
+        lambda m: replace(m, payload=[with_number(m.payload[0], (0, 4, 17), 2**31 - 1), m.payload[1]]),
+        "not below its prime",
+    ),
+    "a vector of another length": (
+        "column",
+        "SumsRequest",
+        lambda m: replace(m, payload=pack([numbers(m.payload[0])[..., 1:], numbers(m.payload[1])])),
+        "expected uint32",
+    ),
+    "no vector": ("column", "SumsRequest", lambda m: replace(m, payload=[]), "expected 2 arrays, got 0"),
+    "a level without its last piece": (
+        "column",
+        "SumsRequest",
+        lambda m: replace(m, last=False),
+        "expected SumsRequest before SplitRequest",
+    ),
+    "another cipher": (
+        "column",
+        "Setup",
+        lambda m: replace(m, encryption="ou"),
+        "expected encryption 'lattice', got 'ou'",
+    ),
+    "bounds of another table": (
+        "column",
+        "Setup",
+        lambda m: replace(m, payload=pack([numbers(m.payload[0]) + 1])),
+        "expected 241 rows, got 240",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REQUESTS)
+def test_wrong_requests_end_the_job_at_every_party(case):
+    reveal, name, change, expected = REQUESTS[case]
+    _, seen = play_faulty("p0", name, change, reveal)
+    assert any(isinstance(seen[party], (PeerProtocolError, CryptoError)) for party in ("p1", "p2")), seen
+    assert any(expected in str(seen[party]) for party in ("p1", "p2")), seen
+    assert isinstance(seen["p0"], PeerError)
+
+
+@pytest.mark.parametrize("answers", [1, 2, 5], ids=lambda n: f"answer {n}")
+def test_a_passive_party_killed_within_a_tree_ends_the_job_and_finished_trees_stay(answers):
+    kept, (tables, y) = {}, tables_and_labels()
+
+    def dying(party):
+        send, sent = party.send, []
+
+        def sending(to, message):
+            if isinstance(message, Sums):
+                sent.append(1)
+                if len(sent) == answers:
+                    kept["died"] = time.monotonic()
+                    raise KeyboardInterrupt
+            return send(to, message)
+
+        party.send = sending
+        return secureboost.passive(party, tables["p1"], TreeOptions(**LATTICE))
+
+    SEEN.clear()
+    roles = roles_of(tables, y, LATTICE) | {"p1": watched("p1", dying)}
+    del roles["p0"]  # the one of `play_training`, which watches rounds
+    with pytest.raises(KeyboardInterrupt):
+        play_training(
+            tables, y, replace=roles, progress=lambda done, part: kept.__setitem__("trees", len(part.forest.trees)),
+            **{name: LATTICE[name] for name in ("encryption", "max_bin")},
+        )  # fmt: skip
+    assert time.monotonic() - kept["died"] < 10
+    assert kept["trees"] == (0 if answers <= 3 else 1)
+    assert isinstance(SEEN["p2"], PeerError)

@@ -1,0 +1,132 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.sums.encrypted_sums import SumsBounds
+from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
+from treaty.errors import ConfigError
+from treaty.messaging.party import Party
+from treaty.runs.threads import play, star
+from treaty.systems.tree_options import tree_options
+from treaty.systems.vertical import cipher_choice
+from treaty.systems.vertical.cipher_choice import LinkProbe, LinkProbed, choose_cipher
+
+SMALL = SumsBounds(1000, 1 << 16, 1 << 14)
+
+
+def offsets(columns, bins=33):
+    return (np.arange(columns + 1) * bins).astype(np.int32)
+
+
+def choose(bounds=SMALL, layouts=None, trees=20, store=None, delay=0.0, left=2.0**-40, **options):
+    """Let an active party choose beside passive ones that answer its probes, each after `delay` per megabyte."""
+    layouts = layouts or {"b": offsets(10)}
+    done = threading.Event()
+
+    def active(party: Party):
+        try:
+            return choose_cipher(
+                party, tree_options({"protocol": "secureboost", **options}), bounds, layouts, trees, store, 2
+            )
+        finally:
+            for peer in layouts:
+                party.send(peer, LinkProbed(left))  # here: that is all
+            done.set()
+
+    def passive(party: Party):
+        while isinstance(message := party.receive("a", LinkProbe, LinkProbed), LinkProbe):
+            time.sleep(delay * len(message.filler) / 1e6)
+            party.send("a", LinkProbed(left))
+
+    roles = {"a": active, **dict.fromkeys(layouts, passive)}
+    return play(roles, star("a", roles), job="test", protocol="secureboost", timeout=20).results["a"]
+
+
+@pytest.mark.parametrize("cipher", ["lattice", "ou", "paillier"])
+def test_a_cipher_that_the_job_names_is_taken_without_a_probe(cipher, monkeypatch):
+    monkeypatch.setattr(cipher_choice, "_measure", None)
+    assert choose(encryption=cipher).cipher == cipher
+
+
+@pytest.mark.parametrize("key", [{"key_bits": 2048}, {"insecure_test_key_bits": 512}])
+def test_naming_a_key_means_okamoto_uchiyama(key):
+    assert choose(**key).cipher == "ou"
+
+
+def test_naming_what_is_revealed_means_the_lattice_map(monkeypatch):
+    monkeypatch.setattr(cipher_choice, "_measure", None)
+    assert {choose(reveal=what).cipher for what in ("column", "node")} == {"lattice"}
+
+
+@pytest.mark.parametrize("own", [{"key_bits": 3072}, {"encryption": "ou"}, {"encryption": "paillier"}])
+def test_columns_are_not_promised_where_rows_of_nodes_are_shown(own):
+    with pytest.raises(ConfigError, match="shows rows of nodes"):
+        tree_options({"protocol": "secureboost", "reveal": "column", **own})
+
+
+def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_trees_are_deep():
+    fast, slow = (
+        choose(SumsBounds(100_000, 1 << 16, 1 << 14)),
+        choose(SumsBounds(100_000, 1 << 16, 1 << 14), delay=0.2, max_depth=8),
+    )
+    assert (fast.cipher, slow.cipher) == ("lattice", "ou")
+    assert "for 20 trees; ou would take about" in fast.why
+    assert "lattice would take about" in slow.why
+
+
+def test_the_slowest_link_is_told(monkeypatch):
+    speeds = {"b": 5e6, "c": 1e9}
+    monkeypatch.setattr(cipher_choice, "_measure", lambda party, peer: (speeds[peer], 1.0))
+    assert "link of 5 MB/s" in choose(layouts={"b": offsets(10), "c": offsets(10)}).why
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"bounds": SumsBounds(1 << 40, 1 << 16, 1 << 14)}, "too large for the lattice map"),
+        ({"bounds": SumsBounds(1000, 1 << 31, 1 << 29)}, "lower weights"),
+        ({"bounds": SumsBounds(1000, 1 << 20, 1 << 32)}, "or weights"),
+        ({"fractional_bits": 24}, "fractional_bits"),
+        ({"layouts": {"b": offsets(2000, 256)}}, "GiB"),
+        ({"layouts": {"b": offsets(2000, 10)}, "bounds": SumsBounds(30_000, 1 << 16, 1 << 14), "trees": 10**6}, "leak"),
+    ],
+)
+def test_what_the_lattice_map_does_not_hold_goes_to_okamoto_uchiyama(change, said, monkeypatch):
+    monkeypatch.setattr(cipher_choice, "_measure", None)
+    choice = choose(**change)
+    assert choice.cipher == "ou"
+    assert said in choice.why
+
+
+def test_a_table_about_which_nearly_all_was_told_goes_to_okamoto_uchiyama():
+    assert choose(left=2.0**-200).cipher == "ou"
+    assert "b's answers have told nearly all" in choose(left=2.0**-200).why
+
+
+def test_a_hint_that_is_kept_counts_for_the_lattice_map(tmp_path):
+    codes, layout = np.zeros((1000, 1), np.uint8), np.array([0, 2], np.int32)
+    with HintStore(tmp_path / "a") as ours, HintStore(None) as theirs:
+        client, server = LatticeSumsClient(SMALL, ours), LatticeSumsServer(SMALL, codes, layout, ["x"], theirs)
+        client.settle(bytes(32))
+        server.settle(bytes(32))
+        for piece in server.hint():
+            client.accept_hint("b", piece, layout)
+        assert "hints kept earlier" in choose(layouts={"b": layout}, store=ours).why
+        assert "hints kept earlier" not in choose(layouts={"b": offsets(2)}, store=ours).why
+
+
+def test_estimates_grow_with_every_size():
+    parameters = cipher_choice.sums_parameters(SMALL)
+    base = [1000, 10, 330, 3, 20]
+    for place in range(len(base)):
+        more = [value * (2 if k == place else 1) for k, value in enumerate(base)]
+        few, many = (cipher_choice._lattice(parameters, *sizes, 1, False) for sizes in (base, more))
+        assert many.seconds > few.seconds or place == 1
+        assert many.nbytes >= few.nbytes
+        bounds = [SumsBounds(n, 1 << 16, 1 << 14) for n in (base[0], more[0])]
+        few, many = cipher_choice._ou(bounds[0], *base[1:], 1), cipher_choice._ou(bounds[1], *more[1:], 1)
+        assert many.seconds > few.seconds
+        assert many.nbytes >= few.nbytes

@@ -1,0 +1,73 @@
+"""Models of several parties, grown without encryption, and prediction with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tables import cut, real_table, with_categories, with_gaps
+from treaty.data.table import Table, to_table
+from treaty.messaging.party import Party
+from treaty.models.trees import ModelPart
+from treaty.runs.threads import Played, play, star
+from treaty.systems.pooled.training import Labelled, objective_for, own_columns
+from treaty.systems.tree_options import TreeOptions
+from treaty.trees.boosting import Forest, boost
+from treaty.trees.columns import SumsFinder
+from treaty.trees.ensemble import SplitTable
+
+CLASSES = {"binary": [0, 1], "multiclass": [0, 1, 2], "regression": None}
+
+
+def split_table(task: str, parties: int, rows: int = 240, dirty: bool = False) -> tuple[dict[str, pd.DataFrame], Any]:
+    """Return a real table cut by column; `dirty` with missing values and categories."""
+    X, y = real_table(task, rows=rows)
+    return cut(with_gaps(with_categories(X)) if dirty else X, parties), y.astype(float)
+
+
+def grow(
+    frames: Mapping[str, pd.DataFrame], y: np.ndarray, task: str, **options: Any
+) -> tuple[dict[str, ModelPart], dict[str, Table]]:
+    """Grow the trees every lossless protocol grows; p0 is active. Return all parts, and the tables."""
+    chosen = TreeOptions(**{"protocol": "secureboost", "n_estimators": 5, "min_child_samples": 2, **options})
+    tables = {name: to_table(frame, party=name, allow_no_features=True) for name, frame in frames.items()}
+    objective = objective_for(Labelled(tables["p0"], y), CLASSES[task], chosen)
+    forest = Forest(objective, tuple(tables), CLASSES[task])
+    splits = {name: SplitTable() for name in tables}
+    sources = [own_columns(table, chosen, splits[name], 1) for name, table in tables.items()]
+    rules = chosen.rules(objective)
+    n_columns = sum(len(source.categorical) for source in sources)
+    boost(SumsFinder(sources, len(y), rules), y, None, forest, rules, n_columns=n_columns, **chosen.sampling())
+    parts = {
+        name: ModelPart(
+            model_id="model", party=name, schema=tables[name].schema, splits=splits[name],
+            forest=forest if name == "p0" else None,
+        )
+        for name in tables
+    }  # fmt: skip
+    return parts, tables
+
+
+def take(tables: Mapping[str, Table], rows: slice) -> dict[str, Table]:
+    """Return some rows of every table."""
+    return {
+        name: Table(table.schema, [column[rows] for column in table.columns], len(range(table.n_rows)[rows]))
+        for name, table in tables.items()
+    }
+
+
+def predict(
+    active: Callable[[Party], Any],
+    passive: Callable[[Party], Any],
+    names: list[str],
+    replace: Mapping[str, Callable[[Party], Any]] | None = None,
+    timeout: float = 20.0,
+) -> Played:
+    """Play the roles, p0 being active, with the contents of all messages recorded."""
+    roles = dict.fromkeys(names, passive) | {"p0": active} | dict(replace or {})
+    return play(
+        roles, star("p0", names), job="test", protocol="secureboost", timeout=timeout, record_content=True
+    )  # fmt: skip
