@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart, check_part, read_file, write_file
-from treaty.systems.tree_options import TreeOptions
 from treaty.trees.boosting import Progressed
 
 FORMAT = "treaty-checkpoint 1"
@@ -30,15 +29,6 @@ ANEW = (
     "begin anew: remove the .checkpoint files from the folder given to fit as checkpoint, or run the job without "
     "--resume. Keep what else lies there: a .noise folder has the ledger of what was paid, and the key of its noise"
 )
-MAY_CHANGE = (
-    "n_estimators",
-    "encryption",
-    "backend",
-    "reveal",
-    "key_bits",
-    "insecure_test_key_bits",
-)  # options a fit may go on with that it began without
-LIMITS = ("epsilon_total", "delta")  # of a training under "fedxgboost-ldp"; elsewhere they make the noise
 
 
 class Checkpoint(msgspec.Struct, kw_only=True):
@@ -76,11 +66,17 @@ class Checkpoint(msgspec.Struct, kw_only=True):
         assert self.random_state is not None
         return Progressed(self.rounds, self.margins.reshape(n_outputs, -1), self.random_state)
 
-    def check(self, options: TreeOptions, parties: Sequence[str], table: bytes) -> None:
+    def check(
+        self, given: Mapping[str, Any], may_change: Collection[str], parties: Sequence[str], table: bytes
+    ) -> None:
         """Refuse to go on with other options, parties or rows.
 
         Parameters
         ----------
+        given : mapping
+            All options at hand, by name.
+        may_change : collection of str
+            Those that may differ from the checkpoint's.
         parties : sequence of str
             All parties in the job's order; looked at by the active one, whose trees name them by number.
         table : bytes
@@ -90,11 +86,9 @@ class Checkpoint(msgspec.Struct, kw_only=True):
         ------
         ConfigError
         """
-        given = msgspec.to_builtins(options)
-        free = {*MAY_CHANGE, *(LIMITS if options.protocol == "fedxgboost-ldp" else ())}
         changed = [
             f"{name}={given.get(name)!r} (was {self.options.get(name)!r})"
-            for name in sorted({*given, *self.options} - free)
+            for name in sorted({*given, *self.options} - set(may_change))
             if given.get(name) != self.options.get(name)
         ]
         if changed:
@@ -129,9 +123,9 @@ def fingerprint(
     return digest.digest()
 
 
-def checkpoint_of(part: ModelPart, options: TreeOptions, table: bytes, kept: Progressed | None = None) -> Checkpoint:
+def checkpoint_of(part: ModelPart, given: dict[str, Any], table: bytes, kept: Progressed | None = None) -> Checkpoint:
     """Return a party's checkpoint; `kept` is the active party's, after the last round that everybody has kept."""
-    checkpoint = Checkpoint(part=part, options=msgspec.to_builtins(options), table=table)
+    checkpoint = Checkpoint(part=part, options=given, table=table)
     if kept is not None:
         checkpoint.rounds, checkpoint.random_state = kept.rounds, kept.random_state
         checkpoint.margins = kept.margins.ravel()

@@ -1,1 +1,91 @@
-"""One folder per published system: its options, its roles as programs, and what each role learns."""
+"""One folder per published system: its options, its roles as programs, and what each role learns.
+
+The table below is the only place that lists the systems; they are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+from treaty.errors import ConfigError
+
+if TYPE_CHECKING:
+    from treaty.systems.options import SystemOptions
+    from treaty.systems.system import System
+
+Model = Literal["trees", "logistic"]
+
+SYSTEMS: dict[Model, dict[str, str]] = {
+    "trees": {
+        "pooled": "treaty.systems.pooled.system:TREES",
+        "secureboost": "treaty.systems.secureboost.system:SYSTEM",
+        "fedxgboost-smm": "treaty.systems.fedxgboost_smm.system:SYSTEM",
+        "fedxgboost-ldp": "treaty.systems.fedxgboost_ldp.system:SYSTEM",
+        "federboost-vertical": "treaty.systems.federboost_vertical.system:SYSTEM",
+        "federboost-horizontal": "treaty.systems.federboost_horizontal.system:SYSTEM",
+        "fedxgb": "treaty.systems.fedxgb.system:SYSTEM",
+    },
+    "logistic": {
+        "pooled": "treaty.systems.logistic.system:POOLED",
+        "quasi-newton": "treaty.systems.logistic.system:QUASI_NEWTON",
+        "sgd": "treaty.systems.logistic.system:SGD",
+    },
+}
+
+OPTIONS = {  # public classes, and where they are defined
+    "Pooled": "treaty.systems.pooled.options",
+    "SecureBoost": "treaty.systems.secureboost.options",
+    "FedXGBoostSMM": "treaty.systems.fedxgboost_smm.options",
+    "FedXGBoostLDP": "treaty.systems.fedxgboost_ldp.options",
+    "FederBoostVertical": "treaty.systems.federboost_vertical.options",
+    "FederBoostHorizontal": "treaty.systems.federboost_horizontal.options",
+    "FedXGB": "treaty.systems.fedxgb.options",
+    "QuasiNewton": "treaty.systems.logistic.options",
+    "SGD": "treaty.systems.logistic.options",
+}
+
+
+def find_system(name: str, model: Model | None = None) -> System:
+    """Return the record of a system: by its name in the table, or as ``package.module:NAME`` of one defined elsewhere.
+
+    Parameters
+    ----------
+    name : str
+    model : {"trees", "logistic"} or None
+        What it trains; None: whichever model has a system of that name.
+
+    Raises
+    ------
+    ConfigError
+        When there is none of that name.
+    """
+    known = {name: where for of, named in SYSTEMS.items() if model in (None, of) for name, where in named.items()}
+    where = known.get(name, name)
+    module, _, attribute = where.partition(":")
+    if not attribute:
+        raise ConfigError(f"expected protocol to be one of {', '.join(known)}, got {name!r}")
+    try:
+        found: System = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot import the system {name!r}: {error}") from None
+    return found
+
+
+def option_class(name: str) -> type[SystemOptions]:
+    """Return a public class of options by its name."""
+    kind: type[SystemOptions] = getattr(import_module(OPTIONS[name]), name)
+    return kind
+
+
+def option_owners(name: str, but: Any) -> list[str]:
+    """Return who has an option of this name, other than `but`: the estimators (and a job file's table), or systems."""
+    from treaty.systems.logistic.options import RegressionOptions
+    from treaty.systems.options import names_of
+    from treaty.systems.pooled.options import BoostingOptions
+
+    of_estimators = {"GBDTClassifier and GBDTRegressor ([boosting] in a job file)": BoostingOptions,
+                     "LogisticRegression ([regression] in a job file)": RegressionOptions}  # fmt: skip
+    owners = [who for who, kind in of_estimators.items() if kind is not but and name in names_of(kind)]
+    owners += [of for of in OPTIONS if (kind := option_class(of)) is not but and name in names_of(kind)]
+    return owners

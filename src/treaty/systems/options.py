@@ -1,64 +1,187 @@
-"""How option values become a checked struct, with errors that name the option and what it may be."""
+"""What the options of every system have in common: how they are checked, compared, copied and shown.
+
+Options come in two groups. Those of a system (`SecureBoost(encryption="ou")`) are subclasses of `SystemOptions`, one in
+each system's folder. Those of every boosting or regression (`n_estimators`, `max_iter`) belong to the estimator and to
+the job file's ``[boosting]`` or ``[regression]`` table: `BoostingOptions` and `RegressionOptions`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 
 from treaty.errors import ConfigError
 
-Options = TypeVar("Options", bound=msgspec.Struct)
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+KeyBits = Literal[2048, 3072]
+TestKeyBits = Annotated[int, msgspec.Meta(ge=128)]
+
+Options = TypeVar("Options")
+Term = str | int | float | bool | None
 
 
-def convert_options(values: Mapping[str, Any], kind: type[Options]) -> Options:
-    """Build the struct, with types and ranges checked.
+@dataclasses.dataclass(kw_only=True, repr=False)
+class SystemOptions:
+    """Options that a system has beyond those of every boosting or regression; None means the system's own default.
+
+    Parameters
+    ----------
+    mode : {"safe", "paper"}, default "safe"
+        "paper" is the system as published, for comparison; leaves may then hold single rows (`min_child_samples`).
+    allow_insecure : bool, default False
+        Consent to what is known to be broken, in paper mode. Every party has to give its own.
+    """
+
+    system: ClassVar[str]
+    """The system's name, as job files have it, or ``package.module:NAME`` of a `System` defined elsewhere."""
+
+    may_change: ClassVar[frozenset[str]] = frozenset()
+    """Options with which a training may be resumed that was begun with others."""
+
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset()
+    """Options that may be infinite."""
+
+    mode: Literal["safe", "paper"] = "safe"
+    allow_insecure: bool = False
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Refuse options of the estimator, or of another system, with the place where they belong."""
+        unknown = [name for name in given if name not in names_of(cls)]
+        if args or unknown:
+            said = f"{args[0]!r} without a name" if args else f"option {unknown[0]!r}"
+            where = "" if args else place_of(unknown[0], cls)
+            raise ConfigError(f"{cls.__name__} has no {said}; {where or 'it has ' + ', '.join(names_of(cls))}")
+        return super().__new__(cls)
+
+    def check(self, common: Any) -> None:
+        """Refuse options that do not go together; `common` are the `BoostingOptions` or `RegressionOptions`.
+
+        Raises
+        ------
+        ConfigError
+        """
+
+    @property
+    def label_epsilon(self) -> float | None:
+        """Privacy parameter of the labels, where training uses labels that were randomised once."""
+        return None
+
+    @property
+    def hides_decisions(self) -> bool:
+        """Whether prediction keeps from the active party which way rows go at other parties' splits."""
+        return False
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return all options by name; with it and `set_params`, scikit-learn sees them as ``protocol__NAME``."""
+        return {name: getattr(self, name) for name in names_of(type(self))}
+
+    def set_params(self, **given: Any) -> Self:
+        """Set options by name.
+
+        Raises
+        ------
+        ConfigError
+            For a name this system does not have.
+        """
+        type(self)(**given)  # refuses unknown names
+        for name, value in given.items():
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        changed = ", ".join(
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if repr(getattr(self, field.name)) != repr(field.default)
+        )
+        return f"{type(self).__name__}({changed})"
+
+
+def names_of(kind: type) -> list[str]:
+    """Return the names of a class's options, in order."""
+    if issubclass(kind, msgspec.Struct):
+        return list(kind.__struct_fields__)
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def converted(values: Mapping[str, Any], kind: type[Options], owner: str) -> Options:
+    """Build options from plain values, with types and ranges checked.
+
+    Parameters
+    ----------
+    values : mapping
+        By name. Numpy's numbers count as Python's, "inf" as infinity, which JSON lacks.
+    kind : type
+        A `SystemOptions` or a struct of common options.
+    owner : str
+        Where the values were given, for errors: ``SecureBoost`` or ``[boosting]``.
 
     Raises
     ------
     ConfigError
-        For an unknown option, a wrong type or a value out of range.
+        For an unknown option, a wrong type, or a value out of range.
     """
+    plain = {name: _plain(value) for name, value in values.items()}
+    unknown = [name for name in plain if name not in names_of(kind)]
+    if unknown:
+        near = get_close_matches(unknown[0], names_of(kind), 1, 0.85)
+        hint = f"did you mean {near[0]!r}?" if near else place_of(unknown[0], kind)
+        raise ConfigError(f"{owner} has no option {unknown[0]!r}" + (f"; {hint}" if hint else ""))
     try:
-        return msgspec.convert(values, kind)
+        options = msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), values, kind)) from None
+        raise ConfigError(_explained(str(error), plain, kind)) from None
+    infinite: Iterable[str] = getattr(kind, "may_be_infinite", ())
+    for name in names_of(kind):
+        value = getattr(options, name)
+        if isinstance(value, float) and not math.isfinite(value) and not (name in infinite and value == math.inf):
+            raise ConfigError(f"option {name}={value}: expected a finite number")
+    return options
 
 
-def check_finite(name: str, value: Any) -> None:
-    """Refuse a number that is infinite or none."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"option {name}={value}: expected a finite number")
+def given(options: SystemOptions, common: msgspec.Struct) -> dict[str, Any]:
+    """Return all options by name in plain values, with the system's name as ``protocol``, for files and comparison."""
+    own = options.get_params()
+    return {"protocol": options.system, **msgspec.to_builtins(own), **msgspec.to_builtins(common)}
 
 
-def check_own(options: msgspec.Struct, protocol: str, protocols: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse options, other than None, that other protocols have but this one does not.
-
-    Parameters
-    ----------
-    protocols : mapping of str to tuple of str
-        Names of the options each protocol has beyond the common ones.
-    """
-    for name in {name for names in protocols.values() for name in names}:
-        if name not in protocols[protocol] and getattr(options, name) is not None:
-            raise ConfigError(f"protocol {protocol!r} has no option {name!r}; leave it out (None)")
+def public_terms(options: SystemOptions, common: msgspec.Struct) -> dict[str, Term]:
+    """Return every option but the sampling seed, which is the active party's own: what parties agree on first."""
+    return {name: value for name, value in given(options, common).items() if name != "random_state"}
 
 
-def _explain(message: str, values: Mapping[str, Any], kind: type[msgspec.Struct]) -> str:
+def place_of(name: str, kind: type) -> str:
+    """Say where an option belongs that `kind` does not have; empty for an option that nobody has."""
+    from treaty.systems import option_owners  # the table of systems, which names this module's classes
+
+    owners = option_owners(name, kind)
+    return f"{name} is an option of {' and '.join(owners)}" if owners else ""
+
+
+def _plain(value: Any) -> Any:
+    return math.inf if value == "inf" else value.item() if isinstance(value, np.generic) else value
+
+
+def _explained(message: str, values: Mapping[str, Any], kind: type) -> str:
     """Put the option's name and value into msgspec's words."""
     text, _, path = message.partition(" - at `$.")
     name = path.rstrip("`")
-    if name in values:
-        hint = get_type_hints(kind).get(name)
-        kinds = get_args(hint) or (hint,)
-        allowed = [value for of in kinds if get_origin(of) is Literal for value in get_args(of)] or [
-            value for value in kinds if isinstance(value, str)
-        ]
-        known = f": expected one of {', '.join(map(str, allowed))}" if allowed and "enum" in text else ""
-        return f"option {name}={values[name]!r}{known or f': {text[0].lower()}{text[1:]}'}"
-    unknown = text.replace("Object contains unknown field", "unknown option")
-    near = get_close_matches(unknown.split("`")[1], kind.__struct_fields__, 1, 0.85) if "`" in unknown else []
-    return unknown + (f"; did you mean `{near[0]}`?" if near else "")
+    if name not in values:
+        return message
+    hint = get_type_hints(kind, include_extras=False).get(name)
+    kinds = get_args(hint) or (hint,)
+    allowed = [value for of in kinds if get_origin(of) is Literal for value in get_args(of)] or [
+        value for value in kinds if isinstance(value, str)
+    ]
+    known = f": expected one of {', '.join(map(str, allowed))}" if allowed and "enum" in text else ""
+    return f"option {name}={values[name]!r}{known or f': {text[0].lower()}{text[1:]}'}"

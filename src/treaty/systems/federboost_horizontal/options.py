@@ -1,0 +1,47 @@
+"""Options of FederBoost by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from treaty.errors import ConfigError
+from treaty.systems.horizontal.option_checks import refuse_goss
+from treaty.systems.options import Positive, SystemOptions
+
+
+@dataclass(kw_only=True, repr=False)
+class FederBoostHorizontal(SystemOptions):
+    """Boosting between holders of rows, on securely summed histograms (FederBoost, Tian et al. 2020, arXiv 2011.02796).
+
+    Parameters
+    ----------
+    mode, allow_insecure
+        ``mode="paper"`` permits two participants, each of whom sees the other's part of a sum.
+    dropout : {"accept"} or None, default None
+        What a lost participant means. None: training stops, and goes on from checkpoints when everybody is back.
+        "accept": it goes on without, and the leader may tell the lost one's histograms apart.
+    epsilon_total : float or None, default None
+        Noise on all that is opened, so that the whole training is (epsilon_total, delta) differentially private for
+        every row. None: no noise.
+    delta : float or None, default None
+        See `epsilon_total`; None is 1e-6.
+    """
+
+    system: ClassVar[str] = "federboost-horizontal"
+    dropout: Literal["accept"] | None = None
+    epsilon_total: Positive | None = None
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+
+    def check(self, common: Any) -> None:
+        """Refuse options that do not go together."""
+        refuse_goss(common)
+        if self.epsilon_total is not None and common.subsample < 1.0:
+            raise ConfigError(
+                "epsilon_total counts on a row changing nothing but its own part of sums, and a sample of fixed size "
+                "changes with every row: leave subsample at 1"
+            )
+        if self.delta is not None and self.epsilon_total is None:
+            raise ConfigError("delta goes with epsilon_total; give both or leave delta out")

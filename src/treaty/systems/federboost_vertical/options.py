@@ -1,0 +1,45 @@
+"""Options of FederBoost by column."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from treaty.errors import ConfigError
+from treaty.systems.options import Positive, SystemOptions
+
+
+@dataclass(kw_only=True, repr=False)
+class FederBoostVertical(SystemOptions):
+    """Vertical boosting without cryptography, on buckets randomised once (FederBoost, Tian et al. 2020, arXiv
+    2011.02796).
+
+    Parameters
+    ----------
+    mode, allow_insecure
+        ``mode="paper"`` permits buckets in the clear (``epsilon=inf``).
+    epsilon : float or None, default None
+        Privacy parameter per value of each passive column; None is 4, infinite is no noise, in paper mode alone. A
+        person's values in all columns add up.
+    epsilon_person : float or None, default None
+        Privacy parameter per person, shared evenly by a party's columns; in place of `epsilon`.
+    unbiased : bool or None, default None
+        Whether splits on columns that no tree has used yet are chosen on sums corrected for the noise. None is False:
+        no gain was measured.
+    """
+
+    system: ClassVar[str] = "federboost-vertical"
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset({"epsilon"})
+    epsilon: Positive | None = None
+    epsilon_person: Positive | None = None
+    unbiased: bool | None = None
+
+    def check(self, common: Any) -> None:
+        """Refuse options that do not go together."""
+        if self.epsilon is not None and self.epsilon_person is not None:
+            raise ConfigError("expected epsilon (per value) or epsilon_person (per person, over columns), got both")
+        if self.epsilon == math.inf and self.mode != "paper":
+            raise ConfigError(
+                'epsilon=inf sends buckets in the clear, and so the order of all values; it needs mode="paper"'
+            )

@@ -1,0 +1,95 @@
+"""Options of FedXGBoost-LDP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from treaty.errors import ConfigError
+from treaty.systems.options import Positive, SystemOptions
+
+
+@dataclass(kw_only=True, repr=False)
+class FedXGBoostLDP(SystemOptions):
+    """Vertical boosting on gradients that carry noise once a tree (FedXGBoost-LDP, Le et al. 2021, arXiv 2106.10662).
+
+    Parameters
+    ----------
+    mode, allow_insecure
+        ``mode="paper"`` sends exact sums beside the noise, so that no epsilon holds; it needs `allow_insecure`.
+    mechanism : {"piecewise", "laplace", "duchi", "hybrid", "label_rr"} or None, default None
+        Noise on every row's gradient, which each tree costs `epsilon`; None is "piecewise". "label_rr" trains on labels
+        that were randomised once instead, which costs `epsilon` for all trees together.
+    epsilon : float or None, default None
+        Per gradient of one tree, None is 1; under "label_rr" per label, to be named.
+    epsilon_total : float or None, default None
+        The most that all releases in the active party's ledger may cost a person; training ends where the next tree
+        would pass it.
+    delta : float or None, default None
+        With `epsilon_total`: have an accountant add up releases at this delta, where that is less than their sum.
+    split_score : {"first_order", "second_order"} or None, default None
+        What splits are chosen by: sums of gradients alone, or with hessians (None).
+    clip, clip_hess : float or None, default None
+        Gradients are clipped to [-clip, clip] before noise, and hessians, where they carry any, to [0, clip_hess].
+        None: the largest there can be, which for two classes is 1 and 1/4.
+    refit : bool or None, default None
+        Whether the finished model has leaf values of true labels, which nobody is sent. None is False: leaf values are
+        made of what was sent.
+    """
+
+    system: ClassVar[str] = "fedxgboost-ldp"
+    may_change: ClassVar[frozenset[str]] = frozenset({"epsilon_total", "delta"})  # limits: they do not change the noise
+    mechanism: Literal["label_rr", "laplace", "duchi", "piecewise", "hybrid"] | None = None
+    epsilon: Positive | None = None
+    epsilon_total: Positive | None = None
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    split_score: Literal["first_order", "second_order"] | None = None
+    clip: Positive | None = None
+    clip_hess: Positive | None = None
+    refit: bool | None = None
+
+    @property
+    def label_epsilon(self) -> float | None:
+        """`epsilon`, where labels are randomised."""
+        return self.epsilon if self.mechanism == "label_rr" else None
+
+    def check(self, common: Any) -> None:
+        """Refuse options that do not go together."""
+        labels = self.mechanism == "label_rr"
+        if self.delta is not None and self.epsilon_total is None:
+            raise ConfigError("delta goes with epsilon_total; give both or leave delta out")
+        if labels and self.epsilon is None:
+            raise ConfigError(
+                "mechanism='label_rr' goes with the epsilon that labels may cost: epsilon=1.0 for example"
+            )
+        if labels and (self.clip is not None or self.clip_hess is not None):
+            raise ConfigError("clip and clip_hess are about noise on gradients, which mechanism='label_rr' has not")
+        if labels and self.refit:
+            raise ConfigError(
+                "refit takes true labels, and mechanism='label_rr' has them randomised once; leave one out"
+            )
+        if labels and self.mode == "paper":
+            raise ConfigError(
+                "mode='paper' is the protocol as published, noise on gradients beside exact sums; mechanism='label_rr' is "
+                "none of its mechanisms and sends no exact sum: take mode='safe'"
+            )
+        if common.goss:
+            raise ConfigError("goss draws rows by their true gradients, and so shows which are large; use subsample")
+        if common.reg_lambda == 0.0:
+            raise ConfigError("expected reg_lambda above 0: sums of noise are divided by it")
+        if self.mode == "paper":
+            check_consent(self)
+            if self.epsilon_total is not None:
+                raise ConfigError("mode='paper' has no epsilon that epsilon_total could limit: leave it out")
+
+
+def check_consent(options: FedXGBoostLDP) -> None:
+    """Refuse the published protocol where these options, those of this very party, do not consent to it."""
+    if options.mode == "paper" and not options.allow_insecure:
+        raise ConfigError(
+            "mode='paper' sends the exact sum of gradients of every node beside the noisy ones, and no epsilon holds; "
+            "it needs allow_insecure=True of every party",
+            public="it does not consent to what fedxgboost-ldp shows as published (allow_insecure)",
+        )

@@ -1,0 +1,87 @@
+"""Options of FedXGBoost-SMM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from treaty.errors import ConfigError
+from treaty.systems.options import KeyBits, SystemOptions, TestKeyBits
+from treaty.systems.vertical.cipher_options import check_lattice_fraction
+
+PAPER_LEAKS = (
+    "fedxgboost-smm as published shows each party the other's data, as measured on its own messages: in version 2 "
+    "labels are rebuilt to AUC 1.000 from the first level of the first tree, and gradients exactly from two levels; in "
+    "version 1 bins of the other party's columns come out exactly after one tree, or 2 to 11 trees where many null "
+    "vectors are used, and these show labels by themselves (docs/fedxgboost.md)"
+)
+
+
+@dataclass(kw_only=True, repr=False)
+class FedXGBoostSMM(SystemOptions):
+    """Vertical boosting by secure matrix products (FedXGBoost-SMM, Le et al. 2021, arXiv 2106.10662).
+
+    Parameters
+    ----------
+    mode, allow_insecure
+        ``mode="paper"`` is the published, broken protocol; it needs `allow_insecure` of every party.
+    backend : {"lattice", "dealer", "ou"} or None, default None
+        In safe mode, what the exact matrix product comes from. "lattice", which None is too, needs nobody else; with
+        "dealer" a third party without data hands out random matrices, by far the fastest once every bin of every row
+        was sent under a mask, 8 bytes each; "ou" encrypts every row afresh for every node.
+    reveal : {"column", "node"} or None, default None
+        As for `SecureBoost`.
+    key_bits : {2048, 3072} or None, default None
+        With ``backend="ou"``: size of the modulus; None is 3072.
+    insecure_test_key_bits : int or None, default None
+        With ``backend="ou"``: a smaller key, for tests alone; every party must name the same.
+    version : {1, 2} or None, default None
+        In paper mode: whether the active party gets the sums of passive parties' candidates (1, which None is too), or
+        each passive party those of its own, and tells its best gain alone (2).
+    """
+
+    system: ClassVar[str] = "fedxgboost-smm"
+    may_change: ClassVar[frozenset[str]] = frozenset({"backend", "reveal", "key_bits", "insecure_test_key_bits"})
+    backend: Literal["lattice", "dealer", "ou"] | None = None
+    reveal: Literal["column", "node"] | None = None
+    key_bits: KeyBits | None = None
+    insecure_test_key_bits: TestKeyBits | None = None
+    version: Literal[1, 2] | None = None
+
+    @property
+    def cipher(self) -> str:
+        """`backend`, resolved."""
+        return self.backend or "lattice"
+
+    @property
+    def has_dealer(self) -> bool:
+        """Whether a third party without data deals random matrices."""
+        return self.mode == "safe" and self.backend == "dealer"
+
+    def check(self, common: Any) -> None:
+        """Refuse options that do not go together, in either mode."""
+        if self.mode == "paper":
+            check_consent(self)
+            for name in ("backend", "reveal", "key_bits", "insecure_test_key_bits"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"option {name} is of 'fedxgboost-smm' in safe mode; leave it out in paper mode")
+            return
+        if self.version is not None:
+            raise ConfigError(
+                "version is of 'fedxgboost-smm' as published; in safe mode the active party gets the sums: leave it out"
+            )
+        if (self.key_bits or self.insecure_test_key_bits) and self.backend != "ou":
+            raise ConfigError(
+                'key_bits and insecure_test_key_bits are of backend="ou" alone; the others have no such key'
+            )
+        if self.cipher == "lattice":
+            check_lattice_fraction(common.fractional_bits, 'take backend="dealer" or "ou"')
+
+
+def check_consent(options: FedXGBoostSMM) -> None:
+    """Refuse the published protocol where these options, those of this very party, do not consent to it."""
+    if options.mode != "paper" or not options.allow_insecure:
+        raise ConfigError(
+            f"{PAPER_LEAKS}; mode='paper' needs allow_insecure=True of every party",
+            public="it does not consent to what fedxgboost-smm shows as published (allow_insecure)",
+        )

@@ -1,0 +1,125 @@
+"""Options that logistic regression has in every system, and those of the two federated ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from treaty.errors import ConfigError
+from treaty.systems.options import AtLeastOne, KeyBits, NotNegative, Positive, Seed, SystemOptions, TestKeyBits
+
+
+class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options that logistic regression has in every system.
+
+    Attributes
+    ----------
+    max_iter : int
+        Most epochs.
+    batch_size : int
+        Rows in a mini-batch; all of the table where it has fewer.
+    learning_rate : float or None
+        Factor on every step: None is 0.05 by quasi-Newton, 0.15 by gradient descent. Halved by itself when an epoch's
+        loss rises by more than a tenth.
+    tol : float
+        Training ends when the losses of two epochs differ by less; 0 for all of `max_iter`.
+    l2 : float
+        Penalty of l2 / 2 times the sum of squared weights beside the mean loss; not on the intercept.
+    memory, period : int
+        Quasi-Newton: how many correction pairs are kept, and iterations from one to the next.
+    fractional_bits : int
+        Numbers are encrypted as multiples of 2^-fractional_bits.
+    random_state : int or None
+        Seed of the batches; between parties it counts if all who have data name the same.
+    """
+
+    max_iter: AtLeastOne = 30
+    batch_size: AtLeastOne = 1000
+    learning_rate: Positive | None = None
+    tol: NotNegative = 1e-5
+    l2: NotNegative = 0.0
+    memory: AtLeastOne = 5
+    period: AtLeastOne = 4
+    fractional_bits: Annotated[int, msgspec.Meta(ge=16, le=48)] = 32
+    random_state: Seed | None = None
+
+    table: ClassVar[str] = "regression"
+    """Where a job file has them."""
+
+    may_change: ClassVar[frozenset[str]] = frozenset()
+
+    def checked(self, own: SystemOptions) -> RegressionOptions:
+        """Return these options; a system's own `check` looks at what depends on it."""
+        return self
+
+
+@dataclass(kw_only=True, repr=False)
+class _Encrypted(SystemOptions):
+    """What both federated systems of logistic regression have."""
+
+    coordinator: bool | None = None
+    encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
+    key_bits: KeyBits | None = None
+    insecure_test_key_bits: TestKeyBits | None = None
+
+    first_rate: ClassVar[float]
+    """`learning_rate` where the estimator leaves it open."""
+
+    keeps_pairs: ClassVar[bool]
+    """Whether steps use correction pairs."""
+
+    @property
+    def has_coordinator(self) -> bool:
+        """`coordinator`, resolved."""
+        return self.coordinator is not False
+
+    def check(self, common: Any) -> None:
+        """Refuse sizes of keys that would not be used."""
+        named = [name for name in ("key_bits", "insecure_test_key_bits") if getattr(self, name) is not None]
+        if named and self.encryption == "lattice":
+            raise ConfigError(
+                f"encryption='lattice' has no key: leave {' and '.join(named)} out, or take encryption='ou' or 'paillier'"
+            )
+        if len(named) > 1:
+            raise ConfigError("expected key_bits or insecure_test_key_bits, got both")
+
+
+@dataclass(kw_only=True, repr=False)
+class QuasiNewton(_Encrypted):
+    """Vertical logistic regression by stochastic quasi-Newton steps (Yang et al. 2019, arXiv 1912.00513).
+
+    Parameters
+    ----------
+    mode, allow_insecure
+        ``mode="paper"`` shows the coordinator every gradient, step and loss; it needs `allow_insecure` of every party.
+    coordinator : bool or None, default None
+        Whether a third party without data holds the key (None is True), or the parties do without.
+    encryption : {"auto", "lattice", "ou", "paillier"} or None, default None
+        Cipher of residuals and gradients; None, as "auto", chooses by mode, coordinator and keys named, see
+        docs/logistic.md.
+    key_bits : {2048, 3072} or None, default None
+        Size of the modulus; None is 3072.
+    insecure_test_key_bits : int or None, default None
+        A smaller key, for tests alone; every party must name the same.
+    """
+
+    system: ClassVar[str] = "quasi-newton"
+    first_rate: ClassVar[float] = 0.05
+    keeps_pairs: ClassVar[bool] = True
+
+
+@dataclass(kw_only=True, repr=False)
+class SGD(_Encrypted):
+    """Vertical logistic regression by stochastic gradient descent, otherwise as `QuasiNewton`.
+
+    Parameters
+    ----------
+    mode, allow_insecure, coordinator, encryption, key_bits, insecure_test_key_bits
+        As for `QuasiNewton`.
+    """
+
+    system: ClassVar[str] = "sgd"
+    first_rate: ClassVar[float] = 0.15
+    keeps_pairs: ClassVar[bool] = False

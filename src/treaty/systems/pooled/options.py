@@ -1,0 +1,154 @@
+"""Options that boosting has in every system, and those of training on one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from treaty.errors import ConfigError
+from treaty.systems.options import AtLeastOne, NotNegative, Positive, Seed, Share, SystemOptions
+from treaty.trees.boosting import OneSide
+from treaty.trees.objectives import Objective
+from treaty.trees.splits import SplitRules
+
+
+class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options that boosting has in every system, with the same defaults.
+
+    Attributes
+    ----------
+    n_estimators : int
+        Boosting rounds; one tree each, one per class for more than two classes.
+    max_depth : int
+        Levels of splits, 1 to 24.
+    learning_rate : float
+        Factor on every leaf weight.
+    reg_lambda, reg_alpha, min_split_loss, min_child_weight : float
+        As in XGBoost.
+    min_child_samples : int or None
+        Fewest training rows in a leaf, a privacy rule: None is 20 in safe mode, 1 in paper mode.
+    subsample, colsample_bytree : float
+        Share of rows and of columns drawn for each tree.
+    goss : bool
+        Gradient-based one-side sampling (Ke et al., LightGBM, 2017) in place of `subsample`: of each tree, the
+        `top_rate` share of rows with the largest gradients and `other_rate` of all rows drawn from the rest, whose
+        gradients count (1 - top_rate) / other_rate times.
+    top_rate, other_rate : float
+        See `goss`.
+    base_score : float
+        Probability (classifiers of two classes) or margin that training starts from.
+    fractional_bits : int
+        Gradients are rounded once to multiples of 2^-fractional_bits; at most 20 under the lattice map.
+    max_bin : int
+        Most bins per feature, 2 to 255.
+    early_stopping_rounds : int or None
+        Stop when the last eval set's loss has not fallen for so many rounds.
+    random_state : int or None
+        Seed of row and column sampling.
+    """
+
+    n_estimators: AtLeastOne = 20
+    max_depth: Annotated[int, msgspec.Meta(ge=1, le=24)] = 3
+    learning_rate: Positive = 0.3
+    reg_lambda: NotNegative = 1.0
+    reg_alpha: NotNegative = 0.0
+    min_split_loss: NotNegative = 0.0
+    min_child_weight: NotNegative = 1.0
+    min_child_samples: AtLeastOne | None = None
+    subsample: Share = 1.0
+    colsample_bytree: Share = 1.0
+    goss: bool = False
+    top_rate: Share = 0.2
+    other_rate: Share = 0.1
+    base_score: float = 0.5
+    fractional_bits: Annotated[int, msgspec.Meta(ge=4, le=40)] = 16
+    max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] = 32
+    early_stopping_rounds: AtLeastOne | None = None
+    random_state: Seed | None = None
+
+    table: ClassVar[str] = "boosting"
+    """Where a job file has them."""
+
+    may_change: ClassVar[frozenset[str]] = frozenset({"n_estimators"})
+    """Options with which a training may be resumed that was begun with others."""
+
+    def checked(self, own: SystemOptions) -> BoostingOptions:
+        """Return these options with `min_child_samples` resolved by the system's mode.
+
+        Raises
+        ------
+        ConfigError
+            When options do not go together.
+        """
+        if self.goss and self.subsample < 1.0:
+            raise ConfigError("goss draws the rows of each tree itself; leave subsample at 1")
+        if self.goss and self.top_rate + self.other_rate > 1.0:
+            raise ConfigError(f"expected top_rate + other_rate of at most 1, got {self.top_rate} + {self.other_rate}")
+        fewest = self.min_child_samples or (20 if own.mode == "safe" else 1)
+        return msgspec.structs.replace(self, min_child_samples=fewest)
+
+    @property
+    def fewest_rows(self) -> int:
+        """`min_child_samples`, resolved."""
+        assert self.min_child_samples is not None
+        return self.min_child_samples
+
+    @property
+    def one_side(self) -> OneSide | None:
+        """`goss` with its rates."""
+        return OneSide(self.top_rate, self.other_rate) if self.goss else None
+
+    def sampling(self) -> dict[str, Any]:
+        """Return what the boosting loop takes: rounds, shares, seed, early stopping."""
+        names = ("n_estimators", "subsample", "colsample_bytree", "one_side", "early_stopping_rounds", "random_state")
+        return {name: getattr(self, name) for name in names}
+
+    def rules(self, objective: Objective) -> SplitRules:
+        """Return the split rules for this objective's fixed point."""
+        return self.rules_of(objective.grad_unit, objective.hess_unit)
+
+    def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:
+        """Return the split rules for a fixed point, given what one step of a gradient and of a hessian is worth."""
+        return SplitRules(
+            grad_unit=grad_unit,
+            hess_unit=hess_unit,
+            reg_lambda=self.reg_lambda,
+            reg_alpha=self.reg_alpha,
+            min_split_loss=self.min_split_loss,
+            min_child_weight=self.min_child_weight,
+            min_child_samples=self.fewest_rows,
+            max_depth=self.max_depth,
+            learning_rate=self.learning_rate,
+        )
+
+
+@dataclass(kw_only=True, repr=False)
+class Pooled(SystemOptions):
+    """Train on one plain table, or on all parties' tables side by side: what every system is compared with.
+
+    Parameters
+    ----------
+    mode, allow_insecure
+        Of boosted trees, ``mode="paper"`` lets leaves hold single rows, as it does in the other systems.
+    solver : {"quasi-newton", "sgd"} or None, default None
+        Of `LogisticRegression`: how weights are found; None is "quasi-newton".
+    loss : {"taylor", "logistic"} or None, default None
+        Of `LogisticRegression`: None is "taylor", the second-order form that all encrypted systems have.
+    """
+
+    system: ClassVar[str] = "pooled"
+    solver: Literal["quasi-newton", "sgd"] | None = None
+    loss: Literal["taylor", "logistic"] | None = None
+
+    def check(self, common: Any) -> None:
+        """Refuse what only a regression has, or only boosting."""
+        if isinstance(common, BoostingOptions):
+            named = [name for name in ("solver", "loss") if getattr(self, name) is not None]
+            if named:
+                raise ConfigError(
+                    f"Pooled({named[0]}=...) is about LogisticRegression; boosted trees have no {named[0]}"
+                )
+        elif self.mode == "paper":
+            raise ConfigError("mode='paper' is about what parties send each other; system 'pooled' has no such mode")

@@ -1,0 +1,56 @@
+"""Training on one plain table as a system: boosted trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from treaty.data.table import Schema, Table
+from treaty.errors import DataError
+from treaty.models.trees import ModelPart
+from treaty.systems.pooled.options import BoostingOptions, Pooled
+from treaty.systems.pooled.training import train
+from treaty.systems.system import Cast, Place, Seat, System
+
+ALONE = "pooled"
+"""What the party of a plain table is called."""
+
+DISCLOSED = {ALONE: ["everything: all columns and labels are in one place"]}
+
+
+def train_alone(tables: Mapping[str, Table], seat: Seat) -> dict[str, ModelPart]:
+    """Train on all tables side by side with the seat's labels; its eval sets are side by side already."""
+    seat.data = replace(seat.rows, table=side_by_side(tables))
+    return {ALONE: train(seat)}
+
+
+def side_by_side(tables: Mapping[str, Table]) -> Table:
+    """Put tables side by side, the party's name in front of each column's where there are several."""
+    if len(tables) == 1:
+        return next(iter(tables.values()))
+    names = tuple(f"{party}.{name}" for party, table in tables.items() for name in table.schema.names)
+    if len(set(names)) < len(names):
+        raise DataError("two columns are called the same once the party is put in front; rename a party")
+    return Table(
+        schema=Schema(names, tuple(kind for table in tables.values() for kind in table.schema.categories)),
+        columns=[column for table in tables.values() for column in table.columns],
+        n_rows=next(iter(tables.values())).n_rows,
+    )
+
+
+def in_one_place(places: Mapping[str, Place], active: str, options: Pooled) -> Cast:
+    """Put everything in one place."""
+    return Cast(active, dict.fromkeys(places, "alone"), list(places))
+
+
+TREES = System(
+    name="pooled",
+    options=Pooled,
+    common=BoostingOptions,
+    split="none",
+    train={},
+    cast=in_one_place,
+    disclosures=lambda cast, options, common, part: DISCLOSED,
+    has_model=frozenset({"alone"}),
+    alone=train_alone,
+)

@@ -1,0 +1,109 @@
+"""Options of SecureBoost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from treaty.errors import ConfigError
+from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits
+from treaty.systems.vertical.cipher_options import check_lattice_fraction
+
+
+@dataclass(kw_only=True, repr=False)
+class SecureBoost(SystemOptions):
+    """Lossless vertical boosting on encrypted gradients (Cheng et al. 2019, arXiv 1901.08755).
+
+    Parameters
+    ----------
+    mode, allow_insecure
+        ``mode="paper"`` lets leaves hold single rows, and with `allow_insecure` answers go without re-randomisation.
+    encryption : {"auto", "lattice", "ou", "paillier"} or None, default None
+        Cipher of encrypted sums. "lattice" is the hinted lattice map, by far the fastest; passive parties do not see
+        which rows are in a node. "ou" is Okamoto-Uchiyama, which sends less where tables are long and trees deep.
+        "paillier" is the paper's cipher, many times slower. "auto", which None is too, chooses one of the first two by
+        the job's size and the speed of links: name "lattice" where passive parties must not see rows of nodes in any
+        case.
+    reveal : {"column", "node"} or None, default None
+        How a passive party's split is applied under the lattice map: with "column" (None) it says which of all rows go
+        left, so that it learns nothing of the node; with "node" it is told the node's rows and decides these alone.
+    key_bits : {2048, 3072} or None, default None
+        Size of the modulus; None is 3072. Without `encryption`, "ou" is meant; under "lattice" it is that of
+        `he_inference` alone.
+    insecure_test_key_bits : int or None, default None
+        A smaller key, for tests alone; every party must name the same.
+    rerandomise : bool or None, default None
+        Whether passive parties re-randomise their answers (None: they do). False needs ``mode="paper"`` and
+        `allow_insecure`.
+    rl_trees : int or None, default None
+        Reduced leakage (section 6 of the paper): the active party grows the trees of so many first rounds alone, on its
+        own columns. None is 0.
+    purity_guard : float or None, default None
+        Passive parties are not shown the children of a node when the share of a class in one of them differs from that
+        in the whole table by more; the active party grows on alone there. 0.2 is a start; None is off.
+    mechanism : {"label_rr"} or None, default None
+        "label_rr" trains on labels that were randomised once, which costs `epsilon` for all trees together.
+    epsilon : float or None, default None
+        Privacy parameter of `mechanism`, per label; the two go together.
+    he_inference : bool or None, default None
+        Predict on encrypted leaf weights (Fed-EINI), so that the active party does not see the others' decisions.
+    """
+
+    system: ClassVar[str] = "secureboost"
+    may_change: ClassVar[frozenset[str]] = frozenset({"encryption", "reveal", "key_bits", "insecure_test_key_bits"})
+    encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
+    reveal: Literal["column", "node"] | None = None
+    key_bits: KeyBits | None = None
+    insecure_test_key_bits: TestKeyBits | None = None
+    rerandomise: bool | None = None
+    rl_trees: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    purity_guard: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    mechanism: Literal["label_rr"] | None = None
+    epsilon: Positive | None = None
+    he_inference: bool | None = None
+
+    @property
+    def cipher(self) -> str:
+        """`encryption` as far as options tell: "ou" where a key is named, "auto" where the active party is to choose."""
+        if self.encryption not in (None, "auto"):
+            return str(self.encryption)
+        keyed = self.key_bits or self.insecure_test_key_bits or self.rerandomise is not None
+        return "ou" if keyed else "auto" if self.reveal is None else "lattice"
+
+    @property
+    def label_epsilon(self) -> float | None:
+        """`epsilon`, where labels are randomised."""
+        return self.epsilon if self.mechanism == "label_rr" else None
+
+    @property
+    def hides_decisions(self) -> bool:
+        """`he_inference`."""
+        return bool(self.he_inference)
+
+    def check(self, common: Any) -> None:
+        """Refuse options that do not go together."""
+        if common.goss and self.purity_guard is not None:
+            raise ConfigError(
+                "goss and purity_guard contradict each other: goss's samples show passive parties the rows with large "
+                "gradients; use subsample"
+            )
+        if (self.mechanism is None) != (self.epsilon is None):
+            raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
+        if self.reveal == "column" and self.cipher in ("ou", "paillier"):
+            raise ConfigError(
+                f'reveal="column" needs encryption="lattice"; {self.cipher!r}, which naming a key means too, shows rows of '
+                "nodes"
+            )
+        if self.encryption == "lattice":
+            check_lattice_fraction(common.fractional_bits, 'take encryption="ou"')
+        if self.encryption == "lattice" and self.rerandomise is not None:
+            raise ConfigError(
+                "rerandomise is about ciphers with keys; the lattice map floods every answer: leave it out"
+            )
+        if self.rerandomise is False and not (self.mode == "paper" and self.allow_insecure):
+            raise ConfigError(
+                "rerandomise=False lets the active party tell which rows are in a bin; it needs mode='paper' and "
+                "allow_insecure=True"
+            )

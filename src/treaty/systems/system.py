@@ -1,0 +1,319 @@
+"""The record that each system fills in, and what its role programs are given.
+
+A system is one folder: `options.py` with its public class, role programs, what each role learns, and `system.py`, whose
+`SYSTEM` record names them. Runners (`treaty.runs`) play any system from its record: in threads, in processes, or as one
+party of a job. `treaty.systems.SYSTEMS` lists those that ship with Treaty; a record elsewhere is named in a job file by
+``protocol = "package.module:NAME"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.columns import Category
+from treaty.data.table import Table
+from treaty.messaging.certificates import Identity, vouch, vouches
+from treaty.models.checkpoints import Keeper
+from treaty.systems.options import SystemOptions, Term, given, public_terms
+
+if TYPE_CHECKING:
+    from treaty.messaging.party import Party
+
+TRAIN = "train"  # the name of rows that are no eval set
+
+Progress = Callable[[int, Any], None]
+"""Called with the number of finished rounds (epochs) and what there is so far (the model part, or the epochs' losses):
+when training begins, then after every round."""
+
+Phase = Callable[[str, int, int], None]
+"""Called before the first round with what is being done, steps done, and steps in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A party's rows, with labels where it has some.
+
+    Attributes
+    ----------
+    table : Table
+        The party's own columns; perhaps none.
+    y : float64 (n_rows,)
+        0/1, class numbers, or the regression target. Empty at a party without labels.
+    weight : float64 (n_rows,) or None
+    name : str
+        Of an eval set.
+    """
+
+    table: Table
+    y: NDArray[np.float64]
+    weight: NDArray[np.float64] | None = None
+    name: str = TRAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a job says of a party before roles are given out: its wished role and edge server, whether it has rows."""
+
+    role: str | None = None
+    edge: str | None = None
+    has_rows: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays which role in a run.
+
+    Attributes
+    ----------
+    active : str
+        The party with the labels, the leader, or the server.
+    roles : dict of str to str
+        Every party's role, in the job's order.
+    owners : list of str
+        The parties with rows, in the job's order, which is that of the joined table.
+    edges : dict of str to str
+        Of each user of a crowd its edge server.
+    """
+
+    active: str
+    roles: dict[str, str]
+    owners: list[str]
+    edges: dict[str, str] = field(default_factory=dict)
+
+    def having(self, *roles: str) -> list[str]:
+        """Return the parties with one of these roles, in the job's order."""
+        return [name for name, role in self.roles.items() if role in roles]
+
+    def holder(self, role: str) -> str | None:
+        """Return the party with a role that one party has at most."""
+        return next(iter(self.having(role)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Vouching:
+    """Whose certificates are pinned.
+
+    Attributes
+    ----------
+    identity : Identity or None
+        The party's own; None between threads of one process.
+    pinned : mapping of str to bytes
+        Every member's certificate, PEM.
+    """
+
+    identity: Identity | None = None
+    pinned: Mapping[str, bytes] | None = None
+
+    def vouch(self, content: bytes) -> bytes:
+        """Sign with the key of the own certificate; empty without one."""
+        return b"" if self.identity is None else vouch(self.identity, content)
+
+    def check(self, name: str, vouched: bytes, content: bytes) -> bool:
+        """Tell whether a member vouched for `content`."""
+        return self.pinned is None or (name in self.pinned and vouches(self.pinned[name], vouched, content))
+
+
+@dataclass(slots=True, kw_only=True)
+class Seat:
+    """What a role program is given: the connected party, what all parties agree on, and what is this party's own.
+
+    Attributes
+    ----------
+    party : Party
+        Connected with the peers that the system's `links` name.
+    options : SystemOptions
+        The system's own.
+    common : BoostingOptions or RegressionOptions
+    cast : Cast
+    data : Labelled or None
+        Own training rows, or those to predict; None without any.
+    classes : list or None
+        Labels by class number, where this party has labels; None for regression.
+    eval_sets : sequence of Labelled
+        Rows watched in training; of systems split by column every party has its columns of each, in the same order.
+    threads : int
+    progress : callable or None
+    phase : callable or None
+    keeper : Keeper or None
+        Where checkpoints go, and come from.
+    store : Path or None
+        Folder of what serves later jobs about the same table: hints, noise keys, ledgers. None: nothing is kept.
+    vouching : Vouching
+    patience : float or None
+        Seconds after which a silent user counts as lost; None is the system's own default.
+    row_numbers : int64 (n_rows,) or None
+        Of each row in the party's own file, where rows were aligned.
+    rows_digest : bytes or None
+        What tells these rows, in this order, from others, where rows were aligned; the same in every job on them.
+    alone : bool
+        Whether this party has the process to itself; False where all parties are threads of one.
+    absence : object or None
+        Of a simulated user, when it drops out; see `System.absences`.
+    part : ModelPart or LinearPart or None
+        Prediction: what training left at this party.
+    """
+
+    party: Party
+    options: Any
+    common: Any
+    cast: Cast
+    data: Labelled | None = None
+    classes: list[Category] | None = None
+    eval_sets: Sequence[Labelled] = ()
+    threads: int = 1
+    progress: Progress | None = None
+    phase: Phase | None = None
+    keeper: Keeper | None = None
+    store: Path | None = None
+    vouching: Vouching = Vouching()
+    patience: float | None = None
+    row_numbers: NDArray[np.int64] | None = None
+    rows_digest: bytes | None = None
+    alone: bool = True
+    absence: Any = None
+    part: Any = None
+
+    @property
+    def rows(self) -> Labelled:
+        """`data`, at a party that must have some."""
+        assert self.data is not None
+        return self.data
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """All options by name, in plain values."""
+        return given(self.options, self.common)
+
+    @property
+    def public_terms(self) -> dict[str, Term]:
+        """What all parties have to agree on first: every option but the sampling seed."""
+        return public_terms(self.options, self.common)
+
+    @property
+    def may_change(self) -> frozenset[str]:
+        """Options with which a training may be resumed that was begun with others."""
+        return frozenset(self.options.may_change | self.common.may_change)
+
+    def steps(self, title: str) -> Callable[[int, int], None] | None:
+        """Return what to call with steps done and steps in all, for work before the first round."""
+        return None if self.phase is None else partial(self.phase, title)
+
+    @property
+    def others(self) -> list[str]:
+        """All owners but the active party, in the job's order."""
+        return [name for name in self.cast.owners if name != self.cast.active]
+
+
+Program = Callable[[Seat], Any]
+
+
+def star(cast: Cast, options: SystemOptions) -> dict[str, list[str]]:
+    """Link the active party, and parties without rows, with all others; passive parties do not talk to each other."""
+    helpers = [name for name in cast.roles if name not in (cast.active, *cast.owners)]
+    others = [name for name in cast.owners if name != cast.active]
+    links = {cast.active: [*others, *helpers]}
+    links |= {name: [cast.active, *helpers] for name in others}
+    return links | {name: [cast.active, *others] for name in helpers}
+
+
+def mesh(cast: Cast, options: SystemOptions) -> dict[str, list[str]]:
+    """Link every party with every other."""
+    return {name: [other for other in cast.roles if other != name] for name in cast.roles}
+
+
+def nobody(cast: Cast, options: SystemOptions) -> list[str]:
+    """Return no party."""
+    return []
+
+
+def no_helpers(owners: Iterable[str], options: SystemOptions) -> dict[str, Place]:
+    """Return no party besides the owners of rows."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """One published system, as runners play it.
+
+    Attributes
+    ----------
+    name : str
+        As in job files and on every message.
+    options : type
+        Its public class of options.
+    common : type
+        `BoostingOptions` or `RegressionOptions`.
+    split : {"none", "columns", "rows"}
+        How the table is split among the owners; "none" is training in one place.
+    train : mapping of str to Program
+        The training program of each role; what it returns is the party's part of the model, for roles in `has_model`.
+    cast : callable
+        ``cast(places, active, options) -> Cast``: give every party of a job its role. Raises ConfigError where roles
+        are wrong, missing, or so few that nothing would be hidden.
+    helpers : callable
+        ``helpers(owners, options) -> {name: Place}``: the parties without training rows that `fit` plays besides the
+        owners. One with the role "server" becomes the active party.
+    links : callable
+        ``links(cast, options) -> {name: peers}``: who talks to whom.
+    disclosures : callable
+        ``disclosures(cast, options, common, part) -> {name: [sentence, ...]}``: what each party, or role, learns beyond
+        its own data; `part` is the part of the model at hand, None before training and at parties without one.
+    predict, explain : mapping of str to Program
+        Prediction and contributions by role, where owners have to work together for them.
+    has_model : frozenset of str
+        Roles with a part of the model, or with the whole model where rows are split.
+    may_lose : callable
+        ``may_lose(cast, options) -> [name, ...]``: whom a training between processes goes on without.
+    may_be_absent : callable
+        Likewise, who need not even connect.
+    vouched : callable
+        ``vouched(cast, name) -> [name, ...]``: whose certificates a party needs to know of besides its peers'.
+    apart : frozenset of str
+        Roles that must not be played by an organisation with data; their keys are compared with the others'.
+    orders_by_id : bool
+        Whether aligned rows are put in the order of their ids, so that every job on them has the same.
+    cannot_resume : str
+        Why a broken-off training has to begin anew; empty where it can be resumed.
+    cannot_explain : str
+        Why a model has no contributions; empty where it has.
+    absences : callable or None
+        ``absences(cast, options, common) -> {name: absence}``: who drops out when, in a run between threads.
+    warm_up : callable
+        ``warm_up(options) -> [options, ...]``: options of small trainings whose kernels are the ones a training under
+        these options needs (None: under any).
+    warm_up_owners : int
+        How many parties with rows such a training has.
+    alone : callable or None
+        With ``split="none"``: ``alone(tables, seat) -> {name: part}``, trains in one place.
+    """
+
+    name: str
+    options: type[SystemOptions]
+    common: Any
+    split: Literal["none", "columns", "rows"]
+    train: Mapping[str, Program]
+    cast: Callable[[Mapping[str, Place], str, Any], Cast]
+    disclosures: Callable[[Cast, Any, Any, Any], dict[str, list[str]]]
+    has_model: frozenset[str]
+    helpers: Callable[[Iterable[str], Any], dict[str, Place]] = no_helpers
+    links: Callable[[Cast, Any], dict[str, list[str]]] = star
+    predict: Mapping[str, Program] = field(default_factory=dict)
+    explain: Mapping[str, Program] = field(default_factory=dict)
+    may_lose: Callable[[Cast, Any], list[str]] = nobody
+    may_be_absent: Callable[[Cast, Any], list[str]] = nobody
+    vouched: Callable[[Cast, str], list[str]] = lambda cast, name: []
+    apart: frozenset[str] = frozenset()
+    orders_by_id: bool = False
+    cannot_resume: str = ""
+    cannot_explain: str = ""
+    absences: Callable[[Cast, Any, Any], Mapping[str, Any]] | None = None
+    warm_up: Callable[[Any], list[Any]] = lambda options: []
+    warm_up_owners: int = 2
+    alone: Callable[[Mapping[str, Table], Seat], dict[str, Any]] | None = None
