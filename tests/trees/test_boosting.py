@@ -12,7 +12,7 @@ from treaty.errors import ConfigError
 from treaty.trees.boosting import EvalSet, Forest, OneSide, boost, draw
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import join_splits, margins_from_values
-from treaty.trees.objectives import Objective, make_objective
+from treaty.trees.objectives import SquaredError, make_objective
 from treaty.trees.splits import SplitRules
 from trees.plain import random_codes, random_labels, train
 
@@ -160,7 +160,7 @@ def test_boost_keeps_finished_trees_when_stopped_by_an_error():
 def test_boost_reports_the_most_clipped_rows_of_a_round():
     table, _ = _problem()
     y = np.where(np.arange(300) < 5, 100.0, 0.0)
-    objective = Objective("squared_error", base_score=0.0, grad_clip=1.0)
+    objective = SquaredError(base_score=0.0, grad_clip=1.0)
     rules = SplitRules(grad_unit=objective.grad_unit, hess_unit=objective.hess_unit)
     forest = Forest(objective, ("one",))
     boost(SumsFinder([table.source()], 300, rules), y, None, forest, rules, n_columns=4, n_estimators=3)
