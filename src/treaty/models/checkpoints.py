@@ -23,7 +23,7 @@ from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart, check_part, read_file, write_file
 from treaty.systems.tree_options import TreeOptions
-from treaty.trees.boosting import Progressed
+from treaty.trees.boosting import RoundState
 
 FORMAT = "treaty-checkpoint 1"
 ANEW = (
@@ -70,11 +70,11 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     random_state: str | None = None
     bins: bytes = b""
 
-    def progressed(self, n_outputs: int) -> Progressed:
+    def progressed(self, n_outputs: int) -> RoundState:
         """Return what boosting goes on from."""
         assert self.margins is not None
         assert self.random_state is not None
-        return Progressed(self.rounds, self.margins.reshape(n_outputs, -1), self.random_state)
+        return RoundState(self.rounds, self.margins.reshape(n_outputs, -1), self.random_state)
 
     def check(self, options: TreeOptions, parties: Sequence[str], table: bytes) -> None:
         """Refuse to go on with other options, parties or rows.
@@ -129,7 +129,7 @@ def fingerprint(
     return digest.digest()
 
 
-def checkpoint_of(part: ModelPart, options: TreeOptions, table: bytes, kept: Progressed | None = None) -> Checkpoint:
+def checkpoint_of(part: ModelPart, options: TreeOptions, table: bytes, kept: RoundState | None = None) -> Checkpoint:
     """Return a party's checkpoint; `kept` is the active party's, after the last round that everybody has kept."""
     checkpoint = Checkpoint(part=part, options=msgspec.to_builtins(options), table=table)
     if kept is not None:

@@ -25,7 +25,7 @@ from treaty.privacy.label_rr import stored_noisy_labels
 from treaty.privacy.ledger import Entry, Ledger
 from treaty.systems.tree_options import TreeOptions
 from treaty.systems.vertical.decisions import Decided
-from treaty.trees.boosting import EvalSet, Forest, Progressed, boost
+from treaty.trees.boosting import EvalSet, Forest, RoundState, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 from treaty.trees.objectives import Objective, make_objective
@@ -131,14 +131,14 @@ class Begun:
         With the trees of the rounds all parties have kept, and own records.
     records : dict of str to int
         Of each source, how many records those trees use.
-    resume : Progressed or None
+    resume : RoundState or None
     rows : bytes
         `fingerprint` of the training rows, where checkpoints are kept.
     """
 
     part: ModelPart
     records: dict[str, int]
-    resume: Progressed | None
+    resume: RoundState | None
     rows: bytes
 
     @property
@@ -147,7 +147,7 @@ class Begun:
         assert self.part.forest is not None
         return self.part.forest
 
-    def keep(self, keeper: Keeper, options: TreeOptions, progressed: Progressed, began: float | None = None) -> None:
+    def keep(self, keeper: Keeper, options: TreeOptions, progressed: RoundState, began: float | None = None) -> None:
         """Write a checkpoint; see `Keeper.keep`."""
         kept = replace(progressed, margins=progressed.margins.copy())  # the rounds that follow change the margins
         keeper.keep(lambda: checkpoint_of(self.part, options, self.rows, kept), began)
@@ -215,7 +215,7 @@ def train(
     part, forest, splits = begun.part, begun.forest, begun.part.splits
     source = own_columns(data.table, options, splits, threads)
 
-    def on_round(progressed: Progressed) -> None:
+    def on_round(progressed: RoundState) -> None:
         if keeper is not None and keeper.due:
             begun.keep(keeper, options, progressed)
         if progress is not None:
@@ -230,12 +230,11 @@ def train(
         data.weight,
         forest,
         rules,
-        n_columns=len(source.categorical),
+        options.plan(len(source.categorical)),
         eval_sets=[watched(rows, splits, threads) for rows in eval_sets],
         on_round=on_round,
         resume=begun.resume,
         threads=threads,
-        **options.sampling(),
     )
     return part
 
