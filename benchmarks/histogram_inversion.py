@@ -108,7 +108,7 @@ def train(data: Data, options: TreeOptions, rows: NDArray[np.intp], rest: NDArra
     )
     source.watch(noise, objective)
     forest = Forest(objective, ("all",))
-    boost(SumsFinder([source], len(y), rules), y, None, forest, rules, n_columns=n_columns, **options.sampling())
+    boost(SumsFinder([source], len(y), rules), y, None, forest, rules, options.plan(n_columns))
     margins = np.zeros((len(rest), 1))
     margins_from_values(forest.trees, join_splits([splits], [n_columns]), data.x[rest].astype(np.float32), margins)
     trees = [OpenedTree(asked, tree.left) for asked, tree in zip(source.opened, forest.trees, strict=True)]

@@ -33,7 +33,7 @@ from treaty import LogisticRegression
 from treaty.data.table import to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.losses import TAYLOR, probabilities
-from treaty.linear.training import train
+from treaty.linear.training import Optimiser, train
 from treaty.models.linear import preparation_of
 
 Floats = np.ndarray
@@ -78,8 +78,9 @@ def one_split(X: Floats, y: Floats, X_test: Floats, y_test: Floats, batch: int, 
     """Return epochs in two ways, and training loss, its distance from the optimum, test loss, AUC, logistic loss."""
     of_table: list[float] = []
     settings = {"period": 4, "batch_size": batch, "max_iter": MOST_EPOCHS, "seed": batch_seed(seed), **METHODS[method]}
-    train(X, y, tol=0.0, on_epoch=lambda so_far: of_table.append(taylor(so_far.weights, X, y)), **settings)
-    fitted = train(X, y, tol=TOL, **settings)
+    whole, stopping = Optimiser(tol=0.0, **settings), Optimiser(tol=TOL, **settings)
+    train(X, y, whole, on_epoch=lambda so_far: of_table.append(taylor(so_far.weights, X, y)))
+    fitted = train(X, y, stopping)
     best = np.linalg.lstsq(X / 2, y, rcond=None)[0]
     margins = X_test @ fitted.weights
     loss = taylor(fitted.weights, X, y)

@@ -23,7 +23,7 @@ from sklearn.model_selection import train_test_split
 from data import arguments, default_of_credit_card_clients, report, verdict
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
-from treaty.linear.training import train
+from treaty.linear.training import Optimiser, train
 from treaty.models.linear import preparation_of
 from treaty.runs.linear_threads import compile_linear_kernels, mesh
 from treaty.runs.threads import play
@@ -102,10 +102,11 @@ def trained(
 def pooled(parts: dict[str, Table], y: NDArray[np.float64], options: LinearOptions) -> NDArray[np.float64]:
     """Return the pooled optimiser's weights on the same batches."""
     X = np.hstack([preparation_of(table).matrix(table.columns, table.n_rows) for table in parts.values()])
-    return train(
-        np.hstack([X, np.ones((len(y), 1))]), 2.0 * y - 1.0, memory=options.pairs, period=PERIOD, batch_size=BATCH,
-        learning_rate=options.first_rate, max_iter=options.max_iter, tol=0.0, seed=batch_seed(0),
-    ).weights  # fmt: skip
+    optimiser = Optimiser(
+        memory=options.pairs, period=PERIOD, batch_size=BATCH, learning_rate=options.first_rate,
+        max_iter=options.max_iter, tol=0.0, seed=batch_seed(0),
+    )  # fmt: skip
+    return train(np.hstack([X, np.ones((len(y), 1))]), 2.0 * y - 1.0, optimiser).weights
 
 
 def by_phe(rows: int, n_rows: int, columns: tuple[int, int]) -> dict[str, object]:

@@ -42,7 +42,7 @@ def grow(data: Data, parties: int, rounds: int, depth: int) -> tuple[dict[str, M
     sources = [own_columns(tables[name], options, splits[name], THREADS) for name in names]
     rules = options.rules(objective)
     finder = SumsFinder(sources, len(y), rules, THREADS)
-    boost(finder, y, None, forest, rules, n_columns=data.x.shape[1], threads=THREADS, **options.sampling())
+    boost(finder, y, None, forest, rules, options.plan(data.x.shape[1]), threads=THREADS)
     return {
         name: ModelPart(
             model_id="benchmark", party=name, schema=tables[name].schema, splits=splits[name],

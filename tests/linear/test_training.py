@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ from treaty.linear import lbfgs, training
 from treaty.linear.batches import batch_seed, partition
 from treaty.linear.losses import LOGISTIC, TAYLOR, mean_over_rows
 from treaty.linear.preparation import prepare
-from treaty.linear.training import Schedule, train
+from treaty.linear.training import Optimiser, Schedule, train
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+OPTIMISER = {field.name for field in fields(Optimiser)}
 QUASI_NEWTON = {"memory": 5, "period": 4, "learning_rate": 0.05}
 DESCENT = {"memory": 0, "period": 4, "learning_rate": 0.15}
 
@@ -38,7 +40,7 @@ def table(rows: int = 240, n: int = 6) -> tuple[np.ndarray, np.ndarray]:
 
 def fit(X, y, **options):
     given = {"batch_size": 60, "max_iter": 30, "tol": 1e-5, "seed": batch_seed(0), **QUASI_NEWTON, **options}
-    return train(X, y, **given)
+    return train(X, y, Optimiser(**{name: given.pop(name) for name in OPTIMISER & set(given)}), **given)
 
 
 @pytest.mark.parametrize("method", [{}, {"memory": 0}], ids=["quasi-newton", "descent"])

@@ -23,11 +23,10 @@ def audit(grad, hess, *, sent=None, expected=None, commitment=None, nonce=None, 
     """Audit an opening of (grad, hess); what was sent and expected are the same unless given."""
     made, opening = commit(grad, hess, TREE)
     sent, expected = sent or (grad, hess), expected or (grad, hess)
+    bounds = OBJECTIVE.grad_bound, OBJECTIVE.hess_bound
     return audit_tree(
-        commitment or made, nonce or opening, tree, grad, hess,
-        decrypted_grad=sent[0], decrypted_hess=sent[1], expected_grad=expected[0], expected_hess=expected[1],
-        grad_bound=OBJECTIVE.grad_bound, hess_bound=OBJECTIVE.hess_bound,
-    )  # fmt: skip
+        commitment or made, nonce or opening, tree, (grad, hess), decrypted=sent, expected=expected, bounds=bounds
+    )
 
 
 def crafted(n_rows=40, base=4):

@@ -64,7 +64,7 @@ def attack(x, y, **changes):
     source.watch(noise, loss)
     rules = noise.rules(options.rules(loss), loss, options.max_bin)
     forest = Forest(loss, ("all",))
-    boost(SumsFinder([source], len(y), rules), y, None, forest, rules, n_columns=x.shape[1], **options.sampling())
+    boost(SumsFinder([source], len(y), rules), y, None, forest, rules, options.plan(x.shape[1]))
     opened = [OpenedTree(asked, tree.left) for asked, tree in zip(source.opened, forest.trees, strict=True)]
     found = invert(opened, bins.offsets)
     slots = source.codes + bins.offsets[:-1]

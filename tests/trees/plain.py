@@ -9,13 +9,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.trees.boosting import Forest, boost
+from treaty.trees.boosting import BoostingPlan, Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits, margins_from_values
 from treaty.trees.objectives import Objective, make_objective
 from treaty.trees.splits import SplitRules
 
 RULES = {f.name for f in fields(SplitRules)} - {"grad_unit", "hess_unit"}
+PLAN = {f.name for f in fields(BoostingPlan)} - {"n_columns"}
 
 
 class Codes:
@@ -119,7 +120,7 @@ def train(
     threads: int = 1,
     **options,
 ) -> Trained:
-    """Boost over the parts as sources of one finder; `options` are those of `SplitRules` and of `boost`."""
+    """Boost over the parts as sources of one finder; `options`: `SplitRules`, `BoostingPlan`, `boost`."""
     parts = [parts] if isinstance(parts, Codes) else list(parts)
     loss = make_objective(
         objective, y, weight, n_classes=n_classes, base_score=base_score, fractional_bits=fractional_bits
@@ -129,8 +130,9 @@ def train(
     finder = WatchedFinder([part.source(threads) for part in parts], len(y), rules, threads)
     finder.watch(loss.n_outputs)
     forest = Forest(loss, tuple(f"party{i}" for i in range(len(parts))))
-    n_columns = sum(len(part.n_bins) for part in parts)
-    boost(finder, y, weight, forest, rules, n_columns=n_columns, threads=threads, **options)
+    of_plan = {name: options.pop(name) for name in list(options) if name in PLAN}
+    plan = BoostingPlan(n_columns=sum(len(part.n_bins) for part in parts), **of_plan)
+    boost(finder, y, weight, forest, rules, plan, threads=threads, **options)
     return Trained(parts, forest, rules, finder.margins())
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
-from treaty.trees.boosting import EvalSet, Forest, OneSide, boost, draw
+from treaty.trees.boosting import BoostingPlan, EvalSet, Forest, OneSide, boost, draw
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import join_splits, margins_from_values
-from treaty.trees.objectives import Objective, make_objective
+from treaty.trees.objectives import SquaredError, make_objective
 from treaty.trees.splits import SplitRules
 from trees.plain import random_codes, random_labels, train
 
@@ -116,7 +116,8 @@ def _draws(n_rounds=6, fail_at=None, **options):
             raise KeyboardInterrupt
 
     try:
-        boost(finder, y, None, forest, rules, n_columns=4, n_estimators=n_rounds, on_round=on_round, **options)
+        plan = BoostingPlan(n_columns=4, n_estimators=n_rounds, **options)
+        boost(finder, y, None, forest, rules, plan, on_round=on_round)
     except KeyboardInterrupt:
         assert fail_at is not None
     return finder.draws, forest
@@ -160,10 +161,10 @@ def test_boost_keeps_finished_trees_when_stopped_by_an_error():
 def test_boost_reports_the_most_clipped_rows_of_a_round():
     table, _ = _problem()
     y = np.where(np.arange(300) < 5, 100.0, 0.0)
-    objective = Objective("squared_error", base_score=0.0, grad_clip=1.0)
+    objective = SquaredError(base_score=0.0, grad_clip=1.0)
     rules = SplitRules(grad_unit=objective.grad_unit, hess_unit=objective.hess_unit)
     forest = Forest(objective, ("one",))
-    boost(SumsFinder([table.source()], 300, rules), y, None, forest, rules, n_columns=4, n_estimators=3)
+    boost(SumsFinder([table.source()], 300, rules), y, None, forest, rules, BoostingPlan(n_columns=4, n_estimators=3))
     assert forest.clipped_rows == 5
 
 
@@ -211,8 +212,9 @@ def test_boosting_resumed_after_any_round_gives_the_same_forest(objective, optio
             states.append(copy.deepcopy((progressed, forest.trees, forest.history, own.splits)))
 
         boost(
-            SumsFinder([own.source()], len(y), rules), y, None, forest, rules, n_columns=4, n_estimators=5,
-            eval_sets=[watched], random_state=3, resume=resume, on_round=on_round, **options,
+            SumsFinder([own.source()], len(y), rules), y, None, forest, rules,
+            BoostingPlan(n_columns=4, n_estimators=5, random_state=3, **options),
+            eval_sets=[watched], resume=resume, on_round=on_round,
         )  # fmt: skip
         return forest, states
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
-from treaty.trees.objectives import BLOCK, Objective, make_objective
+from treaty.trees.objectives import BLOCK, LOSSES, Logistic, SquaredError, make_objective
 
 KINDS = ["logistic", "softmax", "squared_error"]
 
@@ -32,7 +32,7 @@ def _decode(objective, grad, hess):
 
 def _sum_of_losses(objective, margins, y):
     """The loss whose derivatives train: half the squared error, or the log-loss."""
-    if objective.name == "squared_error":
+    if isinstance(objective, SquaredError):
         return 0.5 * np.sum((margins[:, 0] - y) ** 2)
     return objective.loss(margins, y, None) * len(y)
 
@@ -77,7 +77,7 @@ def test_gradients_are_the_derivatives_rounded_once(name, weighted):
 
 
 def test_gradients_round_half_to_even():
-    objective = Objective("squared_error", fractional_bits=1)
+    objective = SquaredError(fractional_bits=1)
     grad, _, _ = objective.gradients(np.array([[0.25], [0.75], [-0.25], [-0.75]]), np.zeros(4), None)
     assert grad.tolist() == [[0, 2, 0, -2]]
 
@@ -122,7 +122,7 @@ def test_clipped_rows_are_counted_and_clipped():
 
 def test_clipped_rows_are_counted_by_any_number_of_threads():
     n_rows = 40 * BLOCK
-    objective = Objective("squared_error", grad_clip=1.0)
+    objective = SquaredError(grad_clip=1.0)
     margins, y = np.full((n_rows, 1), 2.0), np.zeros(n_rows)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -169,7 +169,7 @@ def test_grad_clip_is_the_power_of_two_above_twice_the_spread(y, base_score, cli
 
 @pytest.mark.parametrize("name", KINDS)
 def test_sums_that_could_overflow_are_refused(name):
-    objective = Objective(name, fractional_bits=40, weight_bound=4.0)
+    objective = LOSSES[name](fractional_bits=40, weight_bound=4.0)
     fits = 2**62 // max(objective.grad_bound, objective.hess_bound)
     objective.check_sums(fits - 1)
     with pytest.raises(ConfigError, match="do not fit 62 bits"):
@@ -301,9 +301,9 @@ def test_loss_is_that_of_the_labels_given_whatever_epsilon():
 
 
 def test_sums_of_debiased_labels_that_could_overflow_are_refused():
-    Objective("logistic", fractional_bits=40).check_sums(1000)
+    Logistic(fractional_bits=40).check_sums(1000)
     with pytest.raises(ConfigError, match=r"debiased at epsilon=0\.0001"):
-        Objective("logistic", fractional_bits=40, epsilon=1e-4).check_sums(1000)
+        Logistic(fractional_bits=40, epsilon=1e-4).check_sums(1000)
 
 
 def test_label_noise_of_a_regression_is_refused():

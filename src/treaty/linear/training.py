@@ -83,54 +83,46 @@ class Fitted:
     losses: list[float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimiser:
+    """Settings of `train`.
+
+    `memory` pairs are made every `period` iterations (see `treaty.linear.lbfgs`; no memory is gradient descent);
+    `batch_size` and `seed` are of `treaty.linear.batches`, the next three of `Schedule`. The penalty is l2/2 ||w||^2
+    over all columns but the last where that is the `intercept`.
+    """
+
+    memory: int
+    period: int
+    batch_size: int
+    seed: bytes
+    learning_rate: float
+    tol: float
+    max_iter: int
+    l2: float = 0.0
+    intercept: bool = True
+
+
 def train(
     X: Floats,
     y: Floats,
+    optimiser: Optimiser,
     *,
-    memory: int,
-    period: int,
-    batch_size: int,
-    learning_rate: float,
-    max_iter: int,
-    tol: float,
-    seed: bytes,
-    l2: float = 0.0,
-    intercept: bool = True,
     loss: Loss = TAYLOR,
     weight: Floats | None = None,
     on_epoch: Callable[[Fitted], None] | None = None,
 ) -> Fitted:
-    """Train by mini-batches.
+    """Train by mini-batches on prepared columns X (n_rows, n_columns), labels y of -1 or +1 and weights of rows.
 
-    Parameters
-    ----------
-    X : float64 (n_rows, n_columns)
-        Prepared columns.
-    y : float64 (n_rows,)
-        -1 or +1.
-    memory, period
-        See `treaty.linear.lbfgs`; `memory=0` is gradient descent.
-    batch_size, seed
-        See `treaty.linear.batches`.
-    learning_rate, max_iter, tol
-        See `Schedule`.
-    l2, intercept
-        See `treaty.linear.lbfgs.Slice`; the loss told is without the penalty.
-    weight : float64 (n_rows,) or None
-        Of rows; scaled to mean 1.
-    on_epoch : callable or None
-        Given what there is after every epoch.
-
-    Raises
-    ------
-    DataError
-        When training diverges all the same.
+    Weights (n_rows,) are scaled to mean 1. `on_epoch` gets the state after every epoch; its losses are without the
+    penalty. Raises DataError when training diverges although the learning rate was lowered.
     """
-    batches = partition(len(y), batch_size, seed)
+    memory, period = optimiser.memory, optimiser.period
+    batches = partition(len(y), optimiser.batch_size, optimiser.seed)
     scaled = None if weight is None else weight / weight.mean()
-    slice_ = Slice(X.shape[1], memory=memory, period=period, l2=l2, intercept=intercept)
-    coordinator = Coordinator(memory=memory, learning_rate=learning_rate)
-    schedule = Schedule(learning_rate, tol, max_iter)
+    slice_ = Slice(X.shape[1], memory=memory, period=period, l2=optimiser.l2, intercept=optimiser.intercept)
+    coordinator = Coordinator(memory=memory, learning_rate=optimiser.learning_rate)
+    schedule = Schedule(optimiser.learning_rate, optimiser.tol, optimiser.max_iter)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite ends the training
         while not schedule.finished:
             of_batches = []

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart, check_part, read_file, write_file
-from treaty.trees.boosting import Progressed
+from treaty.trees.boosting import RoundState
 
 FORMAT = "treaty-checkpoint 1"
 ANEW = (
@@ -60,11 +60,11 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     random_state: str | None = None
     bins: bytes = b""
 
-    def progressed(self, n_outputs: int) -> Progressed:
+    def progressed(self, n_outputs: int) -> RoundState:
         """Return what boosting goes on from."""
         assert self.margins is not None
         assert self.random_state is not None
-        return Progressed(self.rounds, self.margins.reshape(n_outputs, -1), self.random_state)
+        return RoundState(self.rounds, self.margins.reshape(n_outputs, -1), self.random_state)
 
     def check(
         self, given: Mapping[str, Any], may_change: Collection[str], parties: Sequence[str], table: bytes
@@ -123,7 +123,7 @@ def fingerprint(
     return digest.digest()
 
 
-def checkpoint_of(part: ModelPart, given: dict[str, Any], table: bytes, kept: Progressed | None = None) -> Checkpoint:
+def checkpoint_of(part: ModelPart, given: dict[str, Any], table: bytes, kept: RoundState | None = None) -> Checkpoint:
     """Return a party's checkpoint; `kept` is the active party's, after the last round that everybody has kept."""
     checkpoint = Checkpoint(part=part, options=given, table=table)
     if kept is not None:

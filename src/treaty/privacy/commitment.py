@@ -51,60 +51,44 @@ def check_opening(commitment: bytes, nonce: bytes, grad: NDArray[np.int64], hess
     return len(nonce) == NONCE_BYTES and grad.shape == hess.shape and _hash(nonce, grad, hess, tree) == commitment
 
 
+Derivatives = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""grad and hess of a tree's sampled rows, in fixed point and in the order they are encrypted."""
+
+
 def audit_tree(
     commitment: bytes,
     nonce: bytes,
     tree: int,
-    grad: NDArray[np.int64],
-    hess: NDArray[np.int64],
+    opened: Derivatives,
     *,
-    decrypted_grad: NDArray[np.int64],
-    decrypted_hess: NDArray[np.int64],
-    expected_grad: NDArray[np.int64],
-    expected_hess: NDArray[np.int64],
-    grad_bound: int,
-    hess_bound: int,
+    decrypted: Derivatives,
+    expected: Derivatives,
+    bounds: tuple[int, int],
 ) -> list[str]:
-    """Compare what was committed, what was sent and what should have been.
+    """Compare what was committed, what was sent and what should have been; return a sentence per finding.
 
-    Parameters
-    ----------
-    commitment : bytes (32,)
-        As the passive party received it with the tree.
-    nonce, tree, grad, hess
-        The active party's opening; see `commit`.
-    decrypted_grad, decrypted_hess : int64 (n_sampled,)
-        What the ciphertexts the passive party received decrypt to, by `SumsClient.decrypt_rows` alone: it also refuses
-        ciphertexts whose randomness, not their numbers, would tell their maker which rows are in a bin.
-    expected_grad, expected_hess : int64 (n_sampled,)
-        What the objective gives from the labels (the noisy ones of `label_rr`) and the margins of the trees so far.
-    grad_bound, hess_bound : int
-        Public bounds of the job: those of `treaty.trees.objectives.Objective`, times the factor of one-side sampling.
-
-    Returns
-    -------
-    list of str
-        A sentence per finding, with the number of rows and the place of the first; empty when all is well.
+    The active party opens `nonce`, `tree` and `opened` (see `commit`). `decrypted` is what the ciphertexts a passive
+    party received decrypt to, by `SumsClient.decrypt_rows` alone: it also refuses ciphertexts whose randomness, not
+    their numbers, would tell their maker which rows are in a bin. `expected` follows from the labels (the noisy ones of
+    `label_rr`) and the margins of the trees so far. `bounds` are the job's public ones, grad_bound and hess_bound of
+    the objective, times the factor of one-side sampling.
     """
     findings = []
-    if not check_opening(commitment, nonce, grad, hess, tree):
+    if not check_opening(commitment, nonce, *opened, tree):
         findings.append(f"tree {tree}: the opening does not fit the commitment the passive party received")
-    for name, opened, decrypted, expected, least, most in (
-        ("gradients", grad, decrypted_grad, expected_grad, -grad_bound, grad_bound),
-        ("hessians", hess, decrypted_hess, expected_hess, 0, hess_bound),
-    ):
-        beyond = np.flatnonzero((opened < least) | (opened > most))
+    for k, (name, least, most) in enumerate((("gradients", -bounds[0], bounds[0]), ("hessians", 0, bounds[1]))):
+        own = opened[k]
+        beyond = np.flatnonzero((own < least) | (own > most))
         if len(beyond):
             findings.append(
-                f"tree {tree}: {len(beyond)} of {len(opened)} {name} are beyond the public bound, "
-                f"first at row {beyond[0]}"
+                f"tree {tree}: {len(beyond)} of {len(own)} {name} are beyond the public bound, first at row {beyond[0]}"
             )
-        for whose, other in (("the ciphertexts sent", decrypted), ("the labels and the trees before", expected)):
-            if other.shape != opened.shape:
-                findings.append(f"tree {tree}: {len(opened)} {name} were opened, {len(other)} follow from {whose}")
-            elif len(rows := np.flatnonzero(opened != other)):
+        for whose, other in (("the ciphertexts sent", decrypted[k]), ("the labels and the trees before", expected[k])):
+            if other.shape != own.shape:
+                findings.append(f"tree {tree}: {len(own)} {name} were opened, {len(other)} follow from {whose}")
+            elif len(rows := np.flatnonzero(own != other)):
                 findings.append(
-                    f"tree {tree}: {len(rows)} of {len(opened)} {name} differ from those of {whose}, "
+                    f"tree {tree}: {len(rows)} of {len(own)} {name} differ from those of {whose}, "
                     f"first at row {rows[0]}"
                 )
     return findings

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.linear.batches import batch_seed
 from treaty.linear.losses import LOSSES, warn_beyond_taylor
-from treaty.linear.training import train
+from treaty.linear.training import Optimiser, train
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.fit import ALONE
 from treaty.runs.linear_processes import predict_linear_in_processes, train_linear_in_processes
@@ -151,14 +151,16 @@ def train_pooled(
     fitted = train(
         X,
         2.0 * data.y - 1.0,
-        memory=options.pairs,
-        period=options.period,
-        batch_size=options.batch_size,
-        learning_rate=options.first_rate,
-        max_iter=options.max_iter,
-        tol=options.tol,
-        seed=batch_seed(options.random_state),
-        l2=options.l2,
+        Optimiser(
+            memory=options.pairs,
+            period=options.period,
+            batch_size=options.batch_size,
+            seed=batch_seed(options.random_state),
+            learning_rate=options.first_rate,
+            tol=options.tol,
+            max_iter=options.max_iter,
+            l2=options.l2,
+        ),
         loss=LOSSES[options.loss or "taylor"],
         weight=data.weight,
         on_epoch=lambda so_far: progress(so_far.losses),

@@ -75,7 +75,7 @@ class Forest:
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class RoundState:
     """What boosting needs besides the trees to go on after a round as if it had never stopped.
 
     Attributes
@@ -128,54 +128,54 @@ class OneSide:
         return np.sort(np.concatenate([order[:n_top], others])).astype(np.int32), grad, hess
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoostingPlan:
+    """How many rounds there are, and which rows and columns each tree is grown on.
+
+    `n_columns` are those of all parties together; column sampling draws among them, the same in every transport. Rows
+    are drawn by `subsample` or by `one_side`. With `early_stopping_rounds`, training stops when the last eval set's
+    loss has not fallen for so many rounds, and trees after the best round are dropped.
+    """
+
+    n_columns: int
+    n_estimators: int = 20
+    subsample: float = 1.0
+    colsample_bytree: float = 1.0
+    one_side: OneSide | None = None
+    random_state: int | None = None
+    early_stopping_rounds: int | None = None
+
+    def draw_columns(self, rng: np.random.Generator) -> NDArray[np.int32]:
+        """Draw a tree's columns, ascending."""
+        if self.colsample_bytree >= 1.0:
+            return np.arange(self.n_columns, dtype=np.int32)
+        return draw(rng, self.n_columns, self.colsample_bytree)
+
+
 def boost(
     finder: SplitFinder,
     y: NDArray[np.float64],
     weight: NDArray[np.float64] | None,
     forest: Forest,
     rules: SplitRules,
+    plan: BoostingPlan,
     *,
-    n_columns: int,
-    n_estimators: int = 20,
-    subsample: float = 1.0,
-    colsample_bytree: float = 1.0,
-    one_side: OneSide | None = None,
-    random_state: int | None = None,
     eval_sets: Sequence[EvalSet] = (),
-    early_stopping_rounds: int | None = None,
-    on_round: Callable[[Progressed], None] | None = None,
-    resume: Progressed | None = None,
+    on_round: Callable[[RoundState], None] | None = None,
+    resume: RoundState | None = None,
     threads: int = 1,
 ) -> None:
-    """Train up to `n_estimators` rounds into `forest`; what is finished survives an error.
+    """Train into `forest`; finished rounds survive an error.
 
-    Parameters
-    ----------
-    finder : SplitFinder
-    y, weight : float64 (n_rows,)
-        `weight` may be None.
-    forest : Forest
-        Without trees, or with those of the rounds that `resume` speaks of.
-    rules : SplitRules
-    n_columns : int
-        Columns of all parties together; column sampling draws among them, the same in every transport.
-    subsample, one_side
-        How rows are drawn for each tree, if they are; one or the other.
-    eval_sets, early_stopping_rounds
-        Training stops when the last set's loss has not fallen for so many rounds; trees after the best are dropped.
-    on_round : callable or None
-        Called after each round.
-    resume : Progressed or None
-        Where to go on.
+    `y` and `weight` are float64 (n_rows,). The forest is without trees, or has those of the rounds before `resume`.
     """
     objective, n_rows, n_outputs = forest.objective, len(y), forest.objective.n_outputs
     objective.check_sums(n_rows)
-    rng = np.random.default_rng(random_state)
+    rng = np.random.default_rng(plan.random_state)
     margins = np.full((n_outputs, n_rows), objective.base_margin)
     if resume is not None:
         margins[:] = resume.margins
         rng.bit_generator.state = json.loads(resume.random_state)
-    all_columns = np.arange(n_columns, dtype=np.int32)
 
     def grow() -> list[Tree]:
         grad, hess, clipped = objective.gradients(margins.T, y, weight, threads)
@@ -183,19 +183,19 @@ def boost(
         new: list[Tree] = []
         for output in range(n_outputs):
             g, h, rows = grad[output], hess[output], None
-            if one_side is not None:
-                rows, g, h = one_side.draw(rng, g, h)
-            elif subsample < 1.0:
-                rows = draw(rng, n_rows, subsample)
-            columns = all_columns if colsample_bytree >= 1.0 else draw(rng, n_columns, colsample_bytree)
+            if plan.one_side is not None:
+                rows, g, h = plan.one_side.draw(rng, g, h)
+            elif plan.subsample < 1.0:
+                rows = draw(rng, n_rows, plan.subsample)
+            columns = plan.draw_columns(rng)
             new.append(grow_tree(finder, g, h, margins[output], rules, rows=rows, columns=columns))
         return new
 
     def after_round(done: int) -> None:
         if on_round is not None:
-            on_round(Progressed(done, margins, json.dumps(rng.bit_generator.state)))
+            on_round(RoundState(done, margins, json.dumps(rng.bit_generator.state)))
 
-    run_rounds(grow, forest, after_round, n_estimators, eval_sets, early_stopping_rounds)
+    run_rounds(grow, forest, after_round, plan.n_estimators, eval_sets, plan.early_stopping_rounds)
 
 
 def run_rounds(

@@ -81,8 +81,8 @@ class Histograms:
 
         def work(first: int, last: int) -> None:
             if self._packed:
-                sizes = self._hess_bits, self._count_bits
-                add_packed(self._codes, self._words, rows, starts, features, offsets, *sizes, first, last, sums)
+                bits = self._hess_bits, self._count_bits
+                add_packed(self._codes, self._words, rows, starts, features, offsets, bits, first, last, sums)
             else:
                 add_histograms(self._columns, pairs, rows, starts, features, offsets, first, last, sums)
 
@@ -181,7 +181,7 @@ def _add_adjoining(
 
 @kernel
 def add_packed(
-    codes: Any, words: Any, rows: Any, starts: Any, features: Any, offsets: Any, hess_bits: int, count_bits: int,
+    codes: Any, words: Any, rows: Any, starts: Any, features: Any, offsets: Any, bits: tuple[int, int],
     first: int, last: int, sums: Any,
 ) -> None:  # fmt: skip
     """Add rows to histograms for ``features[first:last]``, as `kernels.add_histograms` does.
@@ -195,6 +195,7 @@ def add_packed(
         Width of a word's lower two fields, with room for the sums of ``2**count_bits - 1`` rows, as grad's has.
     """
     flat, width = codes.reshape(-1), np.uint64(codes.shape[1])
+    hess_bits, count_bits = bits
     tables = np.zeros((TABLES, 256), np.int64)
     most = (1 << count_bits) - 1
     for node in range(starts.shape[0] - 1):

@@ -157,7 +157,7 @@ def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float, floor: 
     return grad * grad / max(hess + reg_lambda, floor)
 
 
-@kernel
+@kernel  # more than ten parameters: taking a tuple of arrays apart at every call costs time
 def scan_splits(
     sums: Any,
     totals: Any,

@@ -132,9 +132,7 @@ def _plan(trees: Sequence[Tree], base: NDArray[np.int64], features: NDArray[np.i
     start = first - np.arange(len(first))  # a tree has one edge fewer than nodes
     n_edges = int(start[-1])
     lines = [np.where(tree.source < 0, 0, base[np.maximum(tree.source, 0)] + tree.record) for tree in trees]
-    depth, seen, line, feature = np.zeros((4, n_edges), np.int64)
-    is_left, leaf = np.zeros((2, n_edges), np.bool_)
-    value, fraction, fraction_seen = np.zeros((3, n_edges))
+    places, flags, reals = np.zeros((4, n_edges), np.int64), np.zeros((2, n_edges), np.bool_), np.zeros((3, n_edges))
     expected = np.zeros(len(trees))
     most = list_edges(
         first,
@@ -142,8 +140,15 @@ def _plan(trees: Sequence[Tree], base: NDArray[np.int64], features: NDArray[np.i
         np.concatenate(lines or [np.zeros(0, np.int64)]),
         np.concatenate([tree.value for tree in trees] or [np.zeros(0)]),
         np.concatenate([node_weights(tree) for tree in trees] or [np.zeros(0)]),
-        features, depth, seen, line, feature, is_left, leaf, value, fraction, fraction_seen, expected,
-    )  # fmt: skip
+        features,
+        places,
+        flags,
+        reals,
+        expected,
+    )
+    depth, seen, line, feature = places
+    is_left, leaf = flags
+    value, fraction, fraction_seen = reals
     factor, weight = _at_points(fraction, fraction_seen, seen > 0, max(1, -(-most // 2)))
     return _Plan(start, expected, depth, seen, line, feature, is_left, leaf, value, factor, weight)
 
@@ -170,14 +175,17 @@ def _at_points(
 @kernel
 def list_edges(
     first: Any, left: Any, lines: Any, values: Any, weights: Any, features: Any,
-    depth: Any, seen: Any, line: Any, feature: Any, is_left: Any, leaf: Any, value: Any,
-    fraction: Any, fraction_seen: Any, expected: Any,
+    places: Any, flags: Any, reals: Any, expected: Any,
 ) -> int:  # fmt: skip
-    """Fill the arrays of `_Plan` from trees one after another; return the most features on one path.
+    """Fill the arrays of `_Plan` from the trees' nodes; return the most features on one path.
 
-    ``fraction`` and ``fraction_seen`` (n_edges,) are z of the edge's feature down to it, and down to the edge `seen`
-    above. ``left`` counts within the tree, ``first`` is int64 (n_trees + 1,).
+    ``first`` is int64 (n_trees + 1,), ``left`` counts within the tree. Written are the lines of ``places`` (depth,
+    seen, line, feature), ``flags`` (is_left, leaf) and ``reals``: value, and z of the edge's feature down to it and
+    down to the edge `seen` above.
     """
+    depth, seen, line, feature = places[0], places[1], places[2], places[3]
+    is_left, leaf = flags[0], flags[1]
+    value, fraction, fraction_seen = reals[0], reals[1], reals[2]
     deepest = 0
     for tree in range(expected.shape[0]):
         deepest = max(deepest, first[tree + 1] - first[tree])
@@ -228,7 +236,7 @@ def list_edges(
     return most
 
 
-@kernel
+@kernel  # more than ten parameters: taking a tuple of arrays apart at every call costs time
 def attribute_rows(
     packed: Any, start: Any, depth: Any, line: Any, is_left: Any, feature: Any, seen: Any, leaf: Any, value: Any,
     factor: Any, weight: Any, first: int, last: int, phi: Any,

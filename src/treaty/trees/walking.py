@@ -55,7 +55,7 @@ def _arrive(
             margins[np.uint64(batch) + row, output] += value[np.uint64(at[row])]
 
 
-@kernel
+@kernel  # more than ten parameters: taking a tuple of arrays apart at every call costs time
 def walk_values(
     matrix: Any, start: Any, depth: Any, left: Any, leaf: Any, value: Any, feature: Any, threshold: Any,
     missing_left: Any, category_start: Any, category_stop: Any, category_left: Any, first: int, last: int,
@@ -110,7 +110,7 @@ def walk_values(
             _arrive(at, size, batch, tree, start, value, margins, leaves)
 
 
-@kernel
+@kernel  # more than ten parameters: taking a tuple of arrays apart at every call costs time
 def walk_bits(
     packed: Any, start: Any, depth: Any, left: Any, leaf: Any, value: Any, split: Any, first: int, last: int,
     margins: Any, leaves: Any,

@@ -13,7 +13,6 @@ from treaty.errors import ConfigError
 from treaty.trees.ensemble import JoinedSplits, Tree
 from treaty.trees.objectives import Objective
 
-_OBJECTIVES = {"logistic": "binary:logistic", "softmax": "multi:softprob", "squared_error": "reg:squarederror"}
 _HIGHEST = float(np.finfo(np.float32).max)  # stands for "every present value goes left": JSON has no infinity
 
 
@@ -62,7 +61,6 @@ def to_booster(
         raise ConfigError(f"XGBoost allows no '[', ']' or '<' in column names; rename {', '.join(unusable)}")
     n_features = len(feature_names)
     of_column = {name: list(of) for name, of in zip(feature_names, categories, strict=True) if of is not None}
-    softmax = objective.name == "softmax"
     model = {
         "version": [3, 0, 0],
         "learner": {
@@ -80,16 +78,16 @@ def to_booster(
             },
             "learner_model_param": {
                 "base_score": f"[{objective.base_score!r}]",
-                "num_class": str(objective.n_outputs if softmax else 0),
+                "num_class": str(objective.n_classes),
                 "num_feature": str(n_features),
                 "num_target": "1",
                 "boost_from_average": "0",
             },
             "objective": {
-                "name": _OBJECTIVES[objective.name],
+                "name": objective.xgboost_name,
                 **(
-                    {"softmax_multiclass_param": {"num_class": str(objective.n_outputs)}}
-                    if softmax
+                    {"softmax_multiclass_param": {"num_class": str(objective.n_classes)}}
+                    if objective.n_classes
                     else {"reg_loss_param": {"scale_pos_weight": "1"}}
                 ),
             },

@@ -91,6 +91,6 @@ def pooled_on(bins: Bins, rows: Labelled, options: TreeOptions, classes: list | 
     rules = options.rules(objective)
     boost(
         SumsFinder([source], rows.table.n_rows, rules), rows.y, rows.weight, forest, rules,
-        n_columns=len(categorical), **options.sampling(),
+        options.plan(len(categorical)),
     )  # fmt: skip
     return forest, splits

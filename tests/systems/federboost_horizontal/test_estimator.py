@@ -105,7 +105,7 @@ def grown_on_one_table(model, rows, bins):
     )
     rules = options.rules(objective)
     finder = SumsFinder([source], table.n_rows, rules)
-    boost(finder, target, weight, forest, rules, n_columns=len(categorical), **options.sampling())
+    boost(finder, target, weight, forest, rules, options.plan(len(categorical)))
     return forest, splits
 
 

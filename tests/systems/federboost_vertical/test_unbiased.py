@@ -26,10 +26,10 @@ from treaty.privacy.bucket_rr import chances, randomise_buckets, unbiased
 from treaty.systems.federboost_vertical.roles import Buckets, NoisyColumns, Used
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.growth import grow_tree
-from treaty.trees.objectives import Objective
+from treaty.trees.objectives import SquaredError
 from treaty.trees.splits import SplitRules, Splits, settle
 
-OBJECTIVE = Objective("squared_error", fractional_bits=16)
+OBJECTIVE = SquaredError(fractional_bits=16)
 RULES = SplitRules(grad_unit=OBJECTIVE.grad_unit, hess_unit=OBJECTIVE.hess_unit, max_depth=1)
 
 

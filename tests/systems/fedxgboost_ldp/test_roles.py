@@ -40,7 +40,7 @@ from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
 from treaty.trees.columns import ColumnSource
 from treaty.trees.growth import Exhausted
-from treaty.trees.objectives import Objective
+from treaty.trees.objectives import Logistic, Softmax
 from treaty.trees.splits import SplitRules, scan
 
 PROTOCOL = {"protocol": "fedxgboost-ldp"}
@@ -456,7 +456,7 @@ def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
 
     def noisy(total, first_tree=0):
         options = tree_options({**PROTOCOL, "epsilon_total": total})
-        return NoisyGradients(ledger, options, Objective("softmax", 3), 50, first_tree=first_tree, **given)
+        return NoisyGradients(ledger, options, Softmax(3), 50, first_tree=first_tree, **given)
 
     first = noisy(6.0)
     sent = [tree(first) for _ in range(4)]
@@ -616,7 +616,7 @@ def test_other_gradients_get_other_noise_and_pay_again():
 
     def noise(grad, **changes):
         given = {"weighted": False, "model_id": "m", "job": "j"} | changes
-        made = NoisyGradients(ledger, options, Objective("logistic"), len(grad), **given)
+        made = NoisyGradients(ledger, options, Logistic(), len(grad), **given)
         return made.of(grad, np.full(len(grad), 2**14), None).grad
 
     grad = np.full(3_000, 2**14)
@@ -638,7 +638,7 @@ def test_noise_of_many_rows_is_the_same_on_any_number_of_threads_and_repeats_now
     ledger, options = Ledger(None), tree_options({**PROTOCOL, "mechanism": "laplace", "epsilon": 1.0})
     given = {"weighted": True, "model_id": "m", "job": "j"}
     one, three = (
-        NoisyGradients(ledger, options, Objective("logistic"), len(grad), threads=threads, **given).of(grad, hess, None)
+        NoisyGradients(ledger, options, Logistic(), len(grad), threads=threads, **given).of(grad, hess, None)
         for threads in (1, 3)
     )
     assert len(ledger.entries()) == 1
@@ -719,7 +719,7 @@ def test_the_published_form_is_entered_as_what_has_no_epsilon(varied, tmp_path):
 def test_noise_that_fits_no_integers_is_refused():
     options = tree_options({**PROTOCOL, "mechanism": "laplace", "epsilon": 2.0**-20})
     with pytest.raises(ConfigError, match="do not fit 62 bits; raise it"):
-        NoisyGradients(Ledger(None), options, Objective("logistic"), 10**9, weighted=False, model_id="", job="")
+        NoisyGradients(Ledger(None), options, Logistic(), 10**9, weighted=False, model_id="", job="")
 
 
 def edited(**fields: Any) -> Any:

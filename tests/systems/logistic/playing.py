@@ -10,7 +10,7 @@ import numpy as np
 from tables import cut, cut_for_guest, real_table
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
-from treaty.linear.training import Fitted, train
+from treaty.linear.training import Fitted, Optimiser, train
 from treaty.models.linear import preparation_of
 from treaty.runs.threads import Played, play
 from treaty.systems.linear_options import LinearOptions
@@ -77,11 +77,12 @@ def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> t
     options = options_of(**changes)
     columns = [preparation_of(table).matrix(table.columns, table.n_rows) for table in tables.values()]
     X = np.hstack([*(fixed_columns(part) * 2.0**-24 for part in columns), np.ones((len(y), 1))])
-    return X, train(
-        X, 2.0 * y - 1.0, memory=options.pairs, period=options.period, batch_size=options.batch_size,
+    optimiser = Optimiser(
+        memory=options.pairs, period=options.period, batch_size=options.batch_size,
         learning_rate=options.first_rate, max_iter=options.max_iter, tol=options.tol,
         seed=batch_seed(options.random_state), l2=options.l2,
     )  # fmt: skip
+    return X, train(X, 2.0 * y - 1.0, optimiser)
 
 
 def weights_of(played: Played, tables: dict[str, Table]) -> np.ndarray:

@@ -235,13 +235,10 @@ class ActiveParty:
             margins_from_values(forest_of(parts).trees[:tree], splits, matrix, margins)
             expected_grad, expected_hess, _ = loss.gradients(margins, self.y, None)
             start = entry.message(TreeStart)
-            decrypted_grad, decrypted_hess = self.decrypted(start)
             nonce, grad, hess = opening
             findings += audit_tree(
-                start.commitment, nonce, tree, grad, hess,
-                decrypted_grad=decrypted_grad, decrypted_hess=decrypted_hess,
-                expected_grad=expected_grad[0], expected_hess=expected_hess[0],
-                grad_bound=loss.grad_bound, hess_bound=loss.hess_bound,
+                start.commitment, nonce, tree, (grad, hess), decrypted=self.decrypted(start),
+                expected=(expected_grad[0], expected_hess[0]), bounds=(loss.grad_bound, loss.hess_bound),
             )  # fmt: skip
         return findings
 

@@ -40,7 +40,7 @@ def grow(
     sources = [own_columns(table, chosen, splits[name], 1) for name, table in tables.items()]
     rules = chosen.rules(objective)
     n_columns = sum(len(source.categorical) for source in sources)
-    boost(SumsFinder(sources, len(y), rules), y, None, forest, rules, n_columns=n_columns, **chosen.sampling())
+    boost(SumsFinder(sources, len(y), rules), y, None, forest, rules, chosen.plan(n_columns))
     parts = {
         name: ModelPart(
             model_id="model", party=name, schema=tables[name].schema, splits=splits[name],

@@ -83,7 +83,7 @@ from treaty.systems.horizontal.sums import Collector
 from treaty.systems.pooled.training import Labelled, Progress, objective_for, watched
 from treaty.systems.tree_options import TreeOptions
 from treaty.systems.vertical.active import Keep, Kept
-from treaty.trees.boosting import Forest, Progressed, run_rounds
+from treaty.trees.boosting import Forest, RoundState, run_rounds
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
 from treaty.trees.shard import RowShard
@@ -219,7 +219,7 @@ def lead(
         leader.flush()
         collector.tell_all(Keep(done))
         collector.hear_all(Kept)
-        progressed = Progressed(done, shard.margins.copy(), json.dumps([rng.bit_generator.state, seed]))
+        progressed = RoundState(done, shard.margins.copy(), json.dumps([rng.bit_generator.state, seed]))
         keeper.keep(lambda: checkpoint_with(part, options, printed, progressed, agreed), began)
 
     _grow_rounds(leader, shard, part, options, watching, keep, progress, threads)
@@ -374,7 +374,7 @@ def participate(
 
     def keep(done: int) -> None:
         if keeper is not None:
-            progressed = Progressed(done, shard.margins.copy(), json.dumps([None, seed]))
+            progressed = RoundState(done, shard.margins.copy(), json.dumps([None, seed]))
             keeper.keep(lambda: checkpoint_with(part, options, printed, progressed, agreed))
 
     _follow_rounds(party, leader, sums, member, part, noise, keep, progress)

@@ -12,8 +12,7 @@ from treaty.systems.options import Positive, SystemOptions
 
 @dataclass(kw_only=True, repr=False)
 class FederBoostVertical(SystemOptions):
-    """Vertical boosting without cryptography, on buckets randomised once (FederBoost, Tian et al. 2020, arXiv
-    2011.02796).
+    """Vertical boosting on buckets that were randomised once (FederBoost, Tian et al. 2020, arXiv 2011.02796).
 
     Parameters
     ----------

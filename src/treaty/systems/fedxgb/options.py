@@ -73,11 +73,11 @@ class FedXGB(SystemOptions):
         if self.expose == "paper" and not self.allow_insecure:
             raise ConfigError(
                 'expose="paper" shows users the columns and leaf values of all trees, so that thresholds are found by '
-                "bisection with rows made up for that, and edge servers every comparison, so the way of everybody's rows; "
-                "it needs allow_insecure=True"
+                "bisection with rows made up for that, and edge servers every comparison, so the way of everybody's "
+                "rows; it needs allow_insecure=True"
             )
         if self.comparison is not None and self.expose not in (None, "nothing"):
             raise ConfigError(
-                f'comparison is about rows that follow a hidden model, and expose="{self.expose}" tells users of it; leave '
-                "one of them out"
+                f'comparison is about rows that follow a hidden model, and expose="{self.expose}" tells users of it; '
+                "leave one of them out"
             )

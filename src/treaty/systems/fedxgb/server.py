@@ -71,7 +71,7 @@ from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, Opening, cho
 from treaty.systems.horizontal.rows import Categories, checkpoint_with, common_rows, printed_rows
 from treaty.systems.pooled.training import Labelled, Progress, objective_for, watched
 from treaty.systems.tree_options import TreeOptions
-from treaty.trees.boosting import Forest, Progressed, draw, run_rounds
+from treaty.trees.boosting import Forest, RoundState, draw, run_rounds
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.objectives import Objective
 from treaty.trees.slots import Cells, SlotSplits, SlotTree
@@ -227,7 +227,7 @@ def server(
 
     def after_round(done: int) -> None:
         if keeper is not None and keeper.due:
-            kept = Progressed(done, np.zeros((forest.objective.n_outputs, 0)), json.dumps(None))
+            kept = RoundState(done, np.zeros((forest.objective.n_outputs, 0)), json.dumps(None))
             keeper.keep(lambda: checkpoint_with(part, options, printed, kept, agreed), time.perf_counter())
         if progress is not None:
             progress(done, part)

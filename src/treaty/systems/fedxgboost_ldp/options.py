@@ -72,8 +72,8 @@ class FedXGBoostLDP(SystemOptions):
             )
         if labels and self.mode == "paper":
             raise ConfigError(
-                "mode='paper' is the protocol as published, noise on gradients beside exact sums; mechanism='label_rr' is "
-                "none of its mechanisms and sends no exact sum: take mode='safe'"
+                "mode='paper' is the protocol as published, noise on gradients beside exact sums; mechanism='label_rr' "
+                "is none of its mechanisms and sends no exact sum: take mode='safe'"
             )
         if common.goss:
             raise ConfigError("goss draws rows by their true gradients, and so shows which are large; use subsample")

@@ -24,7 +24,7 @@ from treaty.models.trees import ModelPart, keep_records, records_used
 from treaty.systems.horizontal.quantiles import Agreed, unpack_bins
 from treaty.systems.pooled.training import TRAIN, Labelled
 from treaty.systems.tree_options import TreeOptions
-from treaty.trees.boosting import Forest, Progressed, draw
+from treaty.trees.boosting import Forest, RoundState, draw
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.shard import RowShard
 
@@ -217,7 +217,7 @@ def shard_of(rows: Labelled, bins: Bins, part: ModelPart, threads: int) -> RowSh
 
 
 def checkpoint_with(
-    part: ModelPart, options: TreeOptions, printed: bytes, kept: Progressed, agreed: Agreed
+    part: ModelPart, options: TreeOptions, printed: bytes, kept: RoundState, agreed: Agreed
 ) -> Checkpoint:
     """Return a checkpoint that holds the bins."""
     checkpoint = checkpoint_of(part, options, printed, kept)

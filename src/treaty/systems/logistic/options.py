@@ -80,7 +80,8 @@ class _Encrypted(SystemOptions):
         named = [name for name in ("key_bits", "insecure_test_key_bits") if getattr(self, name) is not None]
         if named and self.encryption == "lattice":
             raise ConfigError(
-                f"encryption='lattice' has no key: leave {' and '.join(named)} out, or take encryption='ou' or 'paillier'"
+                f"encryption='lattice' has no key: leave {' and '.join(named)} out, or take encryption='ou' or "
+                "'paillier'"
             )
         if len(named) > 1:
             raise ConfigError("expected key_bits or insecure_test_key_bits, got both")

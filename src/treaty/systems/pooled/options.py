@@ -9,7 +9,7 @@ import msgspec
 
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, NotNegative, Positive, Seed, Share, SystemOptions
-from treaty.trees.boosting import OneSide
+from treaty.trees.boosting import BoostingPlan, OneSide
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
@@ -100,10 +100,17 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """`goss` with its rates."""
         return OneSide(self.top_rate, self.other_rate) if self.goss else None
 
-    def sampling(self) -> dict[str, Any]:
-        """Return what the boosting loop takes: rounds, shares, seed, early stopping."""
-        names = ("n_estimators", "subsample", "colsample_bytree", "one_side", "early_stopping_rounds", "random_state")
-        return {name: getattr(self, name) for name in names}
+    def plan(self, n_columns: int) -> BoostingPlan:
+        """Return the boosting loop's rounds, shares, seed and early stopping, for columns of all parties together."""
+        return BoostingPlan(
+            n_columns=n_columns,
+            n_estimators=self.n_estimators,
+            subsample=self.subsample,
+            colsample_bytree=self.colsample_bytree,
+            one_side=self.one_side,
+            random_state=self.random_state,
+            early_stopping_rounds=self.early_stopping_rounds,
+        )
 
     def rules(self, objective: Objective) -> SplitRules:
         """Return the split rules for this objective's fixed point."""

@@ -26,7 +26,7 @@ from treaty.privacy.ledger import Entry, Ledger
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Labelled, Seat
-from treaty.trees.boosting import EvalSet, Forest, Progressed, boost
+from treaty.trees.boosting import EvalSet, Forest, RoundState, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 from treaty.trees.objectives import Objective, make_objective
@@ -109,14 +109,14 @@ class Training:
         With the trees of the rounds that all parties have kept, and own records.
     records : dict of str to int
         Of each source, how many records those trees use.
-    resume : Progressed or None
+    resume : RoundState or None
     rows : bytes
         `fingerprint` of the training rows, where checkpoints are kept.
     """
 
     part: ModelPart
     records: dict[str, int]
-    resume: Progressed | None
+    resume: RoundState | None
     rows: bytes
 
     @property
@@ -125,7 +125,7 @@ class Training:
         assert self.part.forest is not None
         return self.part.forest
 
-    def keep(self, seat: Seat, progressed: Progressed, began: float | None = None) -> None:
+    def keep(self, seat: Seat, progressed: RoundState, began: float | None = None) -> None:
         """Write a checkpoint where the seat keeps them; see `Keeper.keep`."""
         assert seat.keeper is not None
         kept = replace(progressed, margins=progressed.margins.copy())  # the rounds that follow change the margins
@@ -167,7 +167,7 @@ def train(seat: Seat) -> ModelPart:
     data, common, threads = seat.rows, seat.common, seat.threads
     source = own_columns(data.table, common.max_bin, splits, threads)
 
-    def on_round(progressed: Progressed) -> None:
+    def on_round(progressed: RoundState) -> None:
         if seat.keeper is not None and seat.keeper.due:
             training.keep(seat, progressed)
         if seat.progress is not None:
@@ -182,12 +182,11 @@ def train(seat: Seat) -> ModelPart:
         data.weight,
         forest,
         rules,
-        n_columns=len(source.categorical),
+        common.plan(len(source.categorical)),
         eval_sets=[watched(rows, splits, threads) for rows in seat.eval_sets],
         on_round=on_round,
         resume=training.resume,
         threads=threads,
-        **common.sampling(),
     )
     return part
 

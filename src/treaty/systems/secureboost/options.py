@@ -66,7 +66,7 @@ class SecureBoost(SystemOptions):
 
     @property
     def cipher(self) -> str:
-        """`encryption` as far as options tell: "ou" where a key is named, "auto" where the active party is to choose."""
+        """`encryption`; None is "ou" where a key is named, and "auto" where the active party is to choose."""
         if self.encryption not in (None, "auto"):
             return str(self.encryption)
         keyed = self.key_bits or self.insecure_test_key_bits or self.rerandomise is not None
@@ -93,8 +93,8 @@ class SecureBoost(SystemOptions):
             raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
         if self.reveal == "column" and self.cipher in ("ou", "paillier"):
             raise ConfigError(
-                f'reveal="column" needs encryption="lattice"; {self.cipher!r}, which naming a key means too, shows rows of '
-                "nodes"
+                f'reveal="column" needs encryption="lattice"; {self.cipher!r}, which naming a key means too, shows '
+                "rows of nodes"
             )
         if self.encryption == "lattice":
             check_lattice_fraction(common.fractional_bits, 'take encryption="ou"')

@@ -14,7 +14,7 @@ from treaty.models.checkpoints import Keeper
 from treaty.systems.pooled.training import Begun, Labelled, Progress
 from treaty.systems.tree_options import TreeOptions
 from treaty.systems.vertical.decisions import Finish, decided_by_all
-from treaty.trees.boosting import EvalSet, Progressed, boost
+from treaty.trees.boosting import EvalSet, RoundState, boost
 from treaty.trees.columns import SumsFinder, SumsSource
 from treaty.trees.splits import SplitRules
 
@@ -80,7 +80,7 @@ def grow(
     """
     part, forest = begun.part, begun.forest
 
-    def on_round(progressed: Progressed) -> None:
+    def on_round(progressed: RoundState) -> None:
         if keeper is not None and keeper.due:
             began = time.perf_counter()
             for peer in party.peers:
@@ -99,7 +99,7 @@ def grow(
         data.weight,
         forest,
         rules or options.rules(forest.objective),
-        n_columns=sum(len(source.categorical) for source in sources),
+        options.plan(sum(len(source.categorical) for source in sources)),
         eval_sets=[
             EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, threads))
             for number, rows in enumerate(eval_sets)
@@ -107,7 +107,6 @@ def grow(
         on_round=on_round,
         resume=begun.resume,
         threads=threads,
-        **options.sampling(),
     )
 
 

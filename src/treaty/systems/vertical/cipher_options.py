@@ -9,6 +9,6 @@ def check_lattice_fraction(fractional_bits: int, remedy: str) -> None:
     """Refuse fixed points that are too fine for sums under the lattice map; `remedy` says what to take instead."""
     if fractional_bits > MOST_LATTICE_FRACTION:
         raise ConfigError(
-            f"expected fractional_bits of at most {MOST_LATTICE_FRACTION} under the lattice map, got {fractional_bits}; "
-            f"{remedy}"
+            f"expected fractional_bits of at most {MOST_LATTICE_FRACTION} under the lattice map, "
+            f"got {fractional_bits}; {remedy}"
         )
