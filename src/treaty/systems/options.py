@@ -107,7 +107,7 @@ class SystemOptions:
         return f"{type(self).__name__}({changed})"
 
 
-def names_of(kind: type) -> list[str]:
+def names_of(kind: Any) -> list[str]:
     """Return the names of a class's options, in order."""
     if issubclass(kind, msgspec.Struct):
         return list(kind.__struct_fields__)
