@@ -41,7 +41,7 @@ from data import (
     susy,
     verdict,
 )  # fmt: skip
-from treaty import GBDTClassifier
+from treaty import FederBoostVertical, GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.federboost_vertical import roles as federboost_vertical
 from treaty.systems.federboost_vertical.roles import NoisyColumns
@@ -80,10 +80,8 @@ def accuracy(data: Data, trees: int, depth: int, seeds: int, quick: bool) -> lis
         found = []
         for train, test in cuts:
             model = GBDTClassifier(
-                "federboost-vertical",
-                epsilon=epsilon,
+                FederBoostVertical(epsilon=epsilon, mode="paper" if epsilon == math.inf else "safe"),
                 max_bin=q,
-                mode="paper" if epsilon == math.inf else "safe",
                 **common,
             )
             model.fit(tables(x[train]), data.y[train])
@@ -175,7 +173,7 @@ def corrections(data: Data, seeds: int) -> list[dict[str, object]]:
             with tempfile.TemporaryDirectory() as noise:
                 for name, (unbiased, columns) in VARIANTS.items():
                     model = GBDTClassifier(
-                        "federboost-vertical", epsilon=epsilon, max_bin=16, unbiased=unbiased, n_jobs=THREADS
+                        FederBoostVertical(epsilon=epsilon, unbiased=unbiased), max_bin=16, n_jobs=THREADS
                     )
                     with patch.multiple(
                         federboost_vertical, NoisyColumns=columns, SumsFinder=Paths, JoinedFinder=Paths

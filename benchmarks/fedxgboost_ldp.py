@@ -29,6 +29,7 @@ from data import (
     arguments,
     cpu_of_others,
     default_of_credit_card_clients,
+    flat,
     give_me_some_credit,
     report,
     seconds,
@@ -37,7 +38,7 @@ from data import (
     write,
 )  # fmt: skip
 from figures import COLOURS, SHADES, band, panels, save
-from treaty import GBDTClassifier
+from treaty import GBDTClassifier, SecureBoost
 from treaty.runs.warm_up import compile_kernels
 
 THREADS = 2
@@ -110,7 +111,7 @@ def trajectories(
     for name, options in lines.items():
         losses, scores = [], []
         for train, test in cuts:
-            model = GBDTClassifier(**options, **COMMON)
+            model = flat(GBDTClassifier, **options, **COMMON)
             held = halves(x[test]), data.y[test]
             model.fit(halves(x[train]), data.y[train], eval_set=held)
             losses.append(model.evals_result_["eval_0"]["logloss"])
@@ -170,7 +171,7 @@ def speed(data: Data, passes: int, paillier_rows: int) -> list[dict[str, object]
     noise = {name: options for name, options in settings(quick=True).items() if name.startswith(("laplace", "duchi"))}
     noise["piecewise 1 second_order"] = noisy("piecewise", 1.0)
     every = {**noise, "nothing hidden": labels(60.0), "one table": {}}
-    models = {name: GBDTClassifier(**options, **COMMON).fit(cut, y) for name, options in every.items()}
+    models = {name: flat(GBDTClassifier, **options, **COMMON).fit(cut, y) for name, options in every.items()}
     matrix = xgboost.QuantileDMatrix(x, y, max_bin=32)
     settled = {"objective": "binary:logistic", "tree_method": "hist", "max_bin": 32, "base_score": 0.5}
     settled |= {"max_depth": COMMON["max_depth"], "eta": COMMON["learning_rate"], "nthread": THREADS}
@@ -204,7 +205,7 @@ def speed(data: Data, passes: int, paillier_rows: int) -> list[dict[str, object]
         })  # fmt: skip
     few = {name: part[:paillier_rows] for name, part in cut.items()}
     one = {**COMMON, "n_estimators": 1}
-    secure = GBDTClassifier("secureboost", encryption="paillier", key_bits=2048, **one)
+    secure = GBDTClassifier(SecureBoost(encryption="paillier", key_bits=2048), **one)
     alone = GBDTClassifier(**one).fit(few, y[:paillier_rows])
     secure.fit(few, y[:paillier_rows])
     ours, theirs = secure.timings_["boosting"], alone.timings_["boosting"]

@@ -21,7 +21,7 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
 import treaty
-from data import arguments, default_of_credit_card_clients, report
+from data import arguments, default_of_credit_card_clients, flat, report
 from treaty.data.table import to_table
 from treaty.privacy.clustering import attack_auc, cluster_scores, known_label_scores
 from treaty.privacy.label_rr import randomise_labels
@@ -86,7 +86,7 @@ def attacked_by_columns(tables: Tables, y: np.ndarray, **options: object) -> flo
 
 
 def model(tables: Tables, y: np.ndarray, **options: object) -> float:
-    fitted = treaty.GBDTClassifier(**{**FITTING, **options}).fit(tables, y)
+    fitted = flat(treaty.GBDTClassifier, **{**FITTING, **options}).fit(tables, y)
     return float(roc_auc_score(y, fitted.predict_proba(tables)[:, 1]))
 
 

@@ -31,7 +31,7 @@ import numpy as np
 import xgboost
 
 import figures
-from data import Data, arguments, cpu_of_others, flights, report, seconds
+from data import Data, arguments, cpu_of_others, flat, flights, report, seconds
 from treaty import GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.fedxgboost_smm.paper import roles as fedxgboost_smm
@@ -124,7 +124,7 @@ def with_treaty(
     """Train one of ours; return what it took, and its predictions of the training rows."""
     half = x.shape[1] // 2
     tables = {"active": x[:, :half], "passive": x[:, half:]}
-    model = GBDTClassifier(**METHODS[method], **COMMON, n_estimators=trees, max_bin=max_bin)
+    model = flat(GBDTClassifier, **METHODS[method], **COMMON, n_estimators=trees, max_bin=max_bin)
     with patch.object(fedxgboost_smm, "Sizes", partial(Sizes, null_vectors=vectors)):
         added = peak(lambda: model.fit(tables, y))
     sent = [of_type for pair in model.communication_.values() for of_type in pair["by_type"].items()]

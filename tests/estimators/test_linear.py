@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import treaty
+from flat import flat
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.systems.linear_options import LINEAR_PROTOCOLS, LinearOptions, linear_options
@@ -32,7 +33,7 @@ EXPECTED = {
 
 
 @parametrize_with_checks(
-    [treaty.LogisticRegression(), treaty.LogisticRegression(loss="logistic", solver="sgd")],
+    [treaty.LogisticRegression(), treaty.LogisticRegression(treaty.Pooled(loss="logistic", solver="sgd"))],
     expected_failed_checks=lambda estimator: EXPECTED,
 )
 def test_scikit_learn_contract_holds(estimator, check):
@@ -49,7 +50,9 @@ def test_estimator_defaults_are_the_options_defaults():
 
 def test_it_finds_what_scikit_learn_finds():
     X, y = real_table("binary")
-    ours = treaty.LogisticRegression(loss="logistic", l2=0.01, max_iter=600, tol=0.0, learning_rate=0.5).fit(X, y)
+    ours = treaty.LogisticRegression(
+        treaty.Pooled(loss="logistic"), l2=0.01, max_iter=600, tol=0.0, learning_rate=0.5
+    ).fit(X, y)
     scaled = np.clip(StandardScaler().fit_transform(X.astype(np.float32).astype(float)), -10, 10)
     theirs = TheirRegression(C=1 / (0.01 * len(y)), tol=1e-10, max_iter=1000).fit(scaled, y)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-4)
@@ -61,8 +64,8 @@ def test_it_finds_what_scikit_learn_finds():
 def test_pooled_tables_of_parties_give_the_model_of_the_joined_table(solver):
     X, y = real_table("binary")
     tables = cut(X, 3)
-    joined = treaty.LogisticRegression(solver=solver, random_state=1).fit(X, y)
-    apart = treaty.LogisticRegression(solver=solver, random_state=1, active="p1").fit(tables, y)
+    joined = treaty.LogisticRegression(treaty.Pooled(solver=solver), random_state=1).fit(X, y)
+    apart = treaty.LogisticRegression(treaty.Pooled(solver=solver), random_state=1, active="p1").fit(tables, y)
     np.testing.assert_allclose(apart.decision_function(tables), joined.decision_function(X), atol=1e-9)
     assert list(apart.coef_) == ["p0", "p1", "p2"]
     np.testing.assert_allclose(np.concatenate(list(apart.coef_.values()))[None], joined.coef_, atol=1e-9)
@@ -187,7 +190,7 @@ def test_fitted_attributes_tell_what_happened():
     assert model.communication_ == {}
     assert model.timings_["total"] >= model.timings_["training"] > 0
     assert model.disclosures_ == {"pooled": ["everything: all columns and labels are in one place"]}
-    logistic = treaty.LogisticRegression(loss="logistic", random_state=0, batch_size=60).fit(X, y)
+    logistic = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), random_state=0, batch_size=60).fit(X, y)
     assert list(logistic.evals_result_["train"]) == ["logistic"]
 
 
@@ -234,7 +237,8 @@ def test_the_solver_decides_how_weights_are_found():
     X, y = real_table("binary")
     options = {"batch_size": 60, "random_state": 0, "max_iter": 8, "learning_rate": 0.1}
     newton, none, descent = (
-        treaty.LogisticRegression(solver=solver, **options).fit(X, y).coef_ for solver in ("quasi-newton", None, "sgd")
+        flat(treaty.LogisticRegression, solver=solver, **options).fit(X, y).coef_
+        for solver in ("quasi-newton", None, "sgd")
     )
     np.testing.assert_array_equal(newton, none)
     assert np.abs(newton - descent).max() > 0.01
@@ -271,7 +275,7 @@ def test_the_solver_decides_how_weights_are_found():
 def test_wrong_options_are_named(options, message):
     X, y = real_table("binary")
     with pytest.raises(treaty.ConfigError) as caught:
-        treaty.LogisticRegression(**options).fit(cut(X, 2), y)
+        flat(treaty.LogisticRegression, **options).fit(cut(X, 2), y)
     assert message in str(caught.value)
 
 
@@ -324,5 +328,5 @@ def test_margins_beyond_the_range_of_the_taylor_loss_are_warned_of():
         treaty.LogisticRegression(random_state=0, batch_size=60).fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        treaty.LogisticRegression(random_state=0, batch_size=60, loss="logistic").fit(X, y)
+        treaty.LogisticRegression(treaty.Pooled(loss="logistic"), random_state=0, batch_size=60).fit(X, y)
         treaty.LogisticRegression(random_state=0, batch_size=60, l2=0.1).fit(X, y)

@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
+from flat import flat
 from messaging.test_grpc_link import Proxy
 from tables import cut, real_table
 from treaty import GBDTClassifier
@@ -221,10 +222,10 @@ def test_a_query_that_could_not_be_delivered_is_not_put_again_by_this_job_or_its
     monkeypatch.setattr(MemoryChannel, "send", sending)
     monkeypatch.setattr(Keeper, "due", True)
     with pytest.raises(error, match="its connection broke"):
-        GBDTClassifier("secureboost", **SETTINGS).fit(tables, y, checkpoint=tmp_path)
+        flat(GBDTClassifier, "secureboost", **SETTINGS).fit(tables, y, checkpoint=tmp_path)
     before, calls = {query_of(frame) for frame in frames}, len(encrypted)
     assert len(before) == calls
-    GBDTClassifier("secureboost", **SETTINGS).fit(tables, y, checkpoint=tmp_path)
+    flat(GBDTClassifier, "secureboost", **SETTINGS).fit(tables, y, checkpoint=tmp_path)
     queries = [query_of(frame) for frame in frames]
     assert len(set(queries)) == len(encrypted) > calls
     assert before.isdisjoint(queries[2 * calls :])

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 
 import treaty
+from flat import flat
 from runs.job_files import (
     EACH_WITHIN,
     TREATY,
@@ -101,7 +102,9 @@ def test_estimators_over_grpc_equal_the_pooled_ones(task):
     options = {"n_estimators": 2, "min_child_samples": 3}
     watched = [(tables, y)]
     pooled = kind(**options).fit(tables, y, sample_weight=weight, eval_set=watched)
-    federated = kind(transport="grpc", **options, **FAST_KEY).fit(tables, y, sample_weight=weight, eval_set=watched)
+    federated = flat(kind, transport="grpc", **options, **FAST_KEY).fit(
+        tables, y, sample_weight=weight, eval_set=watched
+    )
     assert_same_trees(federated, pooled)
     assert federated.evals_result_ == pooled.evals_result_
     unseen = {
@@ -338,7 +341,7 @@ def test_finished_trees_survive_a_killed_process_of_fit(monkeypatch):
     X, y = real_table("binary")
     tables = cut(X, 2)
     started_to_die(monkeypatch, "p1", ("", 6, "Kept"))
-    model = treaty.GBDTClassifier(transport="grpc", n_estimators=5000, **FAST_KEY)
+    model = flat(treaty.GBDTClassifier, transport="grpc", n_estimators=5000, **FAST_KEY)
     with pytest.raises(treaty.TreatyError, match=r"p1: killed by signal 9|p1 is lost"):
         model.fit(tables, y)
     assert 1 <= len(model.parts_["p0"].forest.trees) < 5000

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import treaty
+from flat import flat
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
@@ -24,7 +25,7 @@ class Interrupted(Exception):
 
 def fit(tables, y, folder=None, estimator=treaty.GBDTClassifier, **options):
     chosen = {**FAST_KEY, "n_estimators": TREES, "min_child_samples": 5, **options}
-    model = estimator(**chosen)
+    model = flat(estimator, **chosen)
     return model.fit(tables, y, eval_set=(tables, y), checkpoint=folder)
 
 
@@ -210,7 +211,7 @@ def test_other_classes_or_eval_sets_are_refused(stopped):
     tables, y, folder = stopped
     with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes"):
         fit(tables, np.where(y == 1, "yes", "no"), folder)
-    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=TREES, min_child_samples=5)
+    model = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=TREES, min_child_samples=5)
     for evals in (None, [(tables, y), (tables, y)], (tables, 1 - y)):
         with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes"):
             model.fit(tables, y, eval_set=evals, checkpoint=folder)
@@ -274,10 +275,10 @@ def test_a_checkpoint_is_readable_by_its_owner_alone_and_holds_no_key(stopped):
 def test_interrupted_fit_leaves_what_is_finished_and_it_predicts(monkeypatch):
     X, y = real_table("binary")
     tables = cut(X, 2)
-    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=TREES)
+    model = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=TREES)
     with monkeypatch.context() as patch:
         stop_passive(patch, 3)
         with pytest.raises(Interrupted):
             model.fit(tables, y)
-    shorter = treaty.GBDTClassifier(**FAST_KEY, n_estimators=3).fit(tables, y)
+    shorter = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=3).fit(tables, y)
     np.testing.assert_array_equal(model.predict_proba(tables), shorter.predict_proba(tables))

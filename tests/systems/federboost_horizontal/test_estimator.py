@@ -17,6 +17,7 @@ from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
 
 import treaty
+from flat import flat
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.data.table import to_table
@@ -45,7 +46,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 def estimator(task, **options):
     kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
-    return kind(**{**OPTIONS, "base_score": 150.0 if task == "regression" else 0.5, **options})
+    return flat(kind, **{**OPTIONS, "base_score": 150.0 if task == "regression" else 0.5, **options})
 
 
 def share_out(X, y, participants=3, seed=0):
@@ -120,7 +121,7 @@ def same_trees(ours, theirs):
 
 def check_fit(seen, rows, task="binary", *, must_split=True, **options):
     """Fit; the model is the pooled grower's on the same cuts, bit for bit, and the same at all participants."""
-    model = estimator(task, **options).fit(rows)
+    model = flat(estimator, task, **options).fit(rows)
     part = model.parts_["pooled"]
     forest, splits = grown_on_one_table(model, rows, seen["bins"])
     assert any(len(tree.left) > 1 for tree in forest.trees) == must_split
@@ -547,7 +548,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, act
     options = {"active": active, "subsample": 0.7, "colsample_bytree": 0.6, "random_state": 4}
 
     def fit(folder=None, **more):
-        return estimator(task, **{**options, **more}).fit(rows, eval_set=rows["north"], checkpoint=folder)
+        return flat(estimator, task, **{**options, **more}).fit(rows, eval_set=rows["north"], checkpoint=folder)
 
     whole = fit()
     monkeypatch.setattr(Keeper, "due", True)  # however little time has passed
@@ -734,5 +735,5 @@ def test_targets_beyond_measure_are_refused_where_they_are():
 def test_a_model_without_a_split_for_all_the_noise_is_said(caplog):
     X, y = real_table("binary", rows=300)
     parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}
-    treaty.GBDTClassifier("federboost-horizontal", n_estimators=1, epsilon_total=0.05).fit(parts)
+    treaty.GBDTClassifier(treaty.FederBoostHorizontal(epsilon_total=0.05), n_estimators=1).fit(parts)
     assert "no split stood out from the noise" in caplog.text

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import treaty
+from flat import flat
 from runs.job_files import (
     EACH_WITHIN,
     TREATY,
@@ -62,7 +63,7 @@ def rows_of_each() -> dict[str, pd.DataFrame]:
 
 def fitted(lead: str = "north", **options: object) -> treaty.GBDTClassifier:
     rows = {name: (table.drop(columns="y"), table["y"]) for name, table in rows_of_each().items()}
-    model = treaty.GBDTClassifier("federboost-horizontal", active=lead, n_jobs=1, **OPTIONS, **options)
+    model = flat(treaty.GBDTClassifier, "federboost-horizontal", active=lead, n_jobs=1, **OPTIONS, **options)
     return model.fit(rows)
 
 
@@ -217,7 +218,7 @@ def test_a_training_in_processes_goes_on_without_one_that_is_killed(monkeypatch,
     rows = {f"p{k}": (X.iloc[index], y[index]) for k, index in enumerate(parts)}
     started_to_die(monkeypatch, "p2", ("Masked", 30, ""))
     model = treaty.GBDTClassifier(
-        "federboost-horizontal", transport="grpc", n_estimators=3, n_jobs=1, dropout="accept", **OPTIONS
+        treaty.FederBoostHorizontal(dropout="accept"), transport="grpc", n_estimators=3, n_jobs=1, **OPTIONS
     ).fit(rows)
     assert model.n_iter_ == 3
     assert np.mean(model.predict(X) == y) > 0.9

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import treaty
+from flat import flat
 from runs.test_resume import Interrupted, same
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.messaging.memory import memory_channels
@@ -28,7 +29,7 @@ OPTIONS = {"n_estimators": TREES, "min_child_samples": 5, "max_bin": 16, "n_jobs
 
 
 def fit(tables, y, folder=None, **options):
-    model = treaty.GBDTClassifier("federboost-vertical", **{**OPTIONS, **options})
+    model = flat(treaty.GBDTClassifier, "federboost-vertical", **{**OPTIONS, **options})
     return model.fit(tables, y, eval_set=(tables, y), checkpoint=folder)
 
 
@@ -153,7 +154,7 @@ def test_an_interrupted_fit_goes_on_with_the_same_noise_to_the_same_model(
 
 def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
     tables, y = table
-    model = treaty.GBDTClassifier("federboost-vertical", epsilon=math.inf, mode="paper", **OPTIONS)
+    model = treaty.GBDTClassifier(treaty.FederBoostVertical(epsilon=math.inf, mode="paper"), **OPTIONS)
     record, tell, told, recorded = SplitOwner.record, NoisyColumns.tell, [], []
 
     def recording(self, features, left_bins):
@@ -180,7 +181,7 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
 @pytest.mark.parametrize("late", [False, True])
 def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, table, late):
     tables, y = table
-    model = treaty.GBDTClassifier("federboost-vertical", epsilon=math.inf, mode="paper", **OPTIONS)
+    model = treaty.GBDTClassifier(treaty.FederBoostVertical(epsilon=math.inf, mode="paper"), **OPTIONS)
     record, tell, chosen, recorded = SplitOwner.record, NoisyColumns.tell, [], []
 
     def recording(self, features, left_bins):

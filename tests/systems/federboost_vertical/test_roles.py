@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import treaty
+from flat import flat
 from systems.secureboost.test_lossless import ESTIMATORS, assert_lossless, unusual_tables
 from systems.secureboost.test_privacy import leaks, received, secrets_of_active, secrets_of_party
 from systems.vertical.playing import tables_and_labels
@@ -140,8 +141,8 @@ def decoded(message: Buckets, n_rows: int) -> np.ndarray:
 
 def fit_both(task: str, tables: dict, y: np.ndarray, weight=None, eval_set=None, **options):
     options = {**GROWTH, **options}
-    pooled = ESTIMATORS[task]("pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
-    federated = ESTIMATORS[task](**NO_NOISE, **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
+    pooled = flat(ESTIMATORS[task], "pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
+    federated = flat(ESTIMATORS[task], **NO_NOISE, **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
     return federated, pooled
 
 
@@ -170,8 +171,8 @@ def test_without_noise_every_growth_option_gives_the_pooled_trees(options):
     weight = np.random.default_rng(5).exponential(size=len(y)) * 3
     weight[:10] = 0.0
     tables = cut(with_categories(with_gaps(X)), 3)
-    pooled = treaty.GBDTClassifier(**{**GROWTH, **options}).fit(tables, y, sample_weight=weight)
-    federated = treaty.GBDTClassifier(**NO_NOISE, **{**GROWTH, **options}).fit(tables, y, sample_weight=weight)
+    pooled = flat(treaty.GBDTClassifier, **{**GROWTH, **options}).fit(tables, y, sample_weight=weight)
+    federated = flat(treaty.GBDTClassifier, **NO_NOISE, **{**GROWTH, **options}).fit(tables, y, sample_weight=weight)
     assert_lossless(federated, pooled, tables)
 
 

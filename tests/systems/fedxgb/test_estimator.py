@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 import treaty
+from flat import flat
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.cli.main import app
@@ -34,7 +35,7 @@ def estimator(task, protocol="fedxgb", **options):
     kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
     if protocol == "fedxgb":
         options = {"expose": "model", **options}
-    return kind(protocol, **{**OPTIONS, "base_score": 150.0 if task == "regression" else 0.5, **options})
+    return flat(kind, protocol, **{**OPTIONS, "base_score": 150.0 if task == "regression" else 0.5, **options})
 
 
 def deal_out(X, y, users=9, seed=0):
@@ -91,7 +92,7 @@ def test_trees_are_those_of_participants_that_sum_under_masks(task, weighted):
 def test_a_hidden_model_is_the_one_that_users_are_told(task):
     X, y = real_table(task)
     rows = deal_out(with_gaps(with_categories(X)), y)
-    hidden, shown = (estimator(task, expose=expose, n_estimators=3).fit(rows) for expose in (None, "model"))
+    hidden, shown = (flat(estimator, task, expose=expose, n_estimators=3).fit(rows) for expose in (None, "model"))
     parts = hidden.parts_["pooled"], shown.parts_["pooled"]
     assert parts[0].forest.trees == parts[1].forest.trees
     assert repr(parts[0].splits) == repr(parts[1].splits)

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import treaty
+from flat import flat
 from runs.job_files import start
 from tables import real_table, with_categories, with_gaps
 from treaty.cli import main as cli
@@ -87,7 +88,7 @@ def write_job(
 def fitted(**options: object) -> treaty.GBDTClassifier:
     """Return the estimator's model of the same rows."""
     given = {name: (table.drop(columns="y"), table["y"]) for name, table in rows_of_each().items()}
-    return treaty.GBDTClassifier("fedxgb", n_jobs=1, **OPTIONS, **options).fit(given)
+    return flat(treaty.GBDTClassifier, "fedxgb", n_jobs=1, **OPTIONS, **options).fit(given)
 
 
 def play(path: Path, *, without: str | None = None) -> tuple[list[threading.Thread], dict[str, str]]:
@@ -130,7 +131,7 @@ def test_an_estimator_over_grpc_equals_the_one_in_threads():
     given = {f"user{k}": (X.iloc[k::6], y[k::6] + 7, weight[k::6]) for k in range(6)}
     options = {"n_estimators": 2, "n_jobs": 1, "edges": 2, **OPTIONS}
     threads, apart = (
-        treaty.GBDTClassifier("fedxgb", transport=transport, **options).fit(given, eval_set=(X, y + 7))
+        flat(treaty.GBDTClassifier, "fedxgb", transport=transport, **options).fit(given, eval_set=(X, y + 7))
         for transport in ("memory", "grpc")
     )
     ours, theirs = threads.parts_["pooled"], apart.parts_["pooled"]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treaty
+from flat import flat
 from systems.secureboost.test_lossless import ESTIMATORS, assert_lossless, unusual_tables
 from systems.secureboost.test_privacy import leaks, received, secrets_of_active, secrets_of_party
 from systems.vertical.playing import tables_and_labels
@@ -126,8 +127,8 @@ def quiet(monkeypatch):
 def fit_both(task: str, tables: dict, y: np.ndarray, weight=None, **options):
     options = {**GROWTH, **options}
     own = {name: options.pop(name) for name in ("mechanism", "split_score", "refit") if name in options}
-    pooled = ESTIMATORS[task]("pooled", **options).fit(tables, y, sample_weight=weight)
-    federated = ESTIMATORS[task](**PROTOCOL, n_jobs=1, **own, **options).fit(tables, y, sample_weight=weight)
+    pooled = flat(ESTIMATORS[task], "pooled", **options).fit(tables, y, sample_weight=weight)
+    federated = flat(ESTIMATORS[task], **PROTOCOL, n_jobs=1, **own, **options).fit(tables, y, sample_weight=weight)
     return federated, pooled
 
 
@@ -422,9 +423,9 @@ def test_the_ledger_is_the_sum_of_epsilon(varied, tmp_path, options):
 
 def test_every_class_has_a_tree_and_pays_for_it():
     X, y = real_table("multiclass", rows=90)
-    model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=2, epsilon_total=7.0, n_jobs=1).fit(cut(X, 2), y)
+    model = flat(treaty.GBDTClassifier, **PROTOCOL, n_estimators=2, epsilon_total=7.0, n_jobs=1).fit(cut(X, 2), y)
     assert "6 per person over 6 releases" in model.parts_["p0"].spent
-    short = treaty.GBDTClassifier(**PROTOCOL, n_estimators=9, epsilon_total=7.0, n_jobs=1).fit(cut(X, 2), y)
+    short = flat(treaty.GBDTClassifier, **PROTOCOL, n_estimators=9, epsilon_total=7.0, n_jobs=1).fit(cut(X, 2), y)
     assert short.n_iter_ == 2
     assert len(short.predict(cut(X, 2))) == len(y)
     assert "6 per person over 6 releases. In the ledger" in short.parts_["p0"].spent
@@ -434,7 +435,7 @@ def test_nothing_is_paid_for_a_round_that_the_budget_cannot_finish(tmp_path):
     X, y = real_table("multiclass", rows=90)
 
     def fit(total):
-        model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=9, epsilon_total=total, n_jobs=1)
+        model = flat(treaty.GBDTClassifier, **PROTOCOL, n_estimators=9, epsilon_total=total, n_jobs=1)
         return model.fit(cut(X, 2), y, checkpoint=tmp_path)
 
     model = fit(5.0)
@@ -494,7 +495,7 @@ def test_a_spent_budget_ends_training_with_a_usable_model(varied, tmp_path, capl
 def test_a_spent_budget_keeps_early_stopping_and_prediction():
     X, y = real_table("binary", rows=300)
     tables, held = cut(X[:200], 2), cut(X[200:], 2)
-    model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=30, epsilon=3.0, epsilon_total=12.0, n_jobs=1)
+    model = flat(treaty.GBDTClassifier, **PROTOCOL, n_estimators=30, epsilon=3.0, epsilon_total=12.0, n_jobs=1)
     model.fit(tables, y[:200], eval_set=(held, y[200:]), early_stopping_rounds=20)
     assert len(model.evals_result_["eval_0"]["logloss"]) == 4
     assert 1 <= model.n_iter_ <= 4
@@ -505,7 +506,7 @@ def test_labels_randomised_once_pay_once_whatever_the_trees(tmp_path):
     X, y = real_table("binary")
     label = {**PROTOCOL, "mechanism": "label_rr", "epsilon": 1.5, "n_jobs": 1, "random_state": 0}
     for trees in (2, 4):
-        model = treaty.GBDTClassifier(**label, n_estimators=trees).fit(cut(X, 2), y, checkpoint=tmp_path)
+        model = flat(treaty.GBDTClassifier, **label, n_estimators=trees).fit(cut(X, 2), y, checkpoint=tmp_path)
         assert model.parts_["p0"].spent.startswith("epsilon 1.5 per label and per person, once. In the ledger: epsilon")
     assert [(e.mechanism, e.epsilon) for e in read_ledger(tmp_path / "p0.noise")] == [("label_rr", 1.5)]
 
@@ -515,11 +516,11 @@ def test_labels_that_cost_too_much_are_not_drawn(tmp_path, transport):
     X, y = real_table("binary")
     options = {**PROTOCOL, "mechanism": "label_rr", "epsilon_total": 1.0, "n_estimators": 1, "n_jobs": 1}
     with pytest.raises(TreatyError, match="may pay epsilon 1, has paid 0 and would pay 3 with labels"):
-        treaty.GBDTClassifier(**options, epsilon=3.0, transport=transport).fit(cut(X, 2), y, checkpoint=tmp_path)
+        flat(treaty.GBDTClassifier, **options, epsilon=3.0, transport=transport).fit(cut(X, 2), y, checkpoint=tmp_path)
     assert not (tmp_path / "noisy_labels").exists()
     assert read_ledger(tmp_path / "p0.noise") == []
-    treaty.GBDTClassifier(**options, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
-    treaty.GBDTClassifier(**{**options, "epsilon_total": 0.5}, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
+    flat(treaty.GBDTClassifier, **options, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
+    flat(treaty.GBDTClassifier, **{**options, "epsilon_total": 0.5}, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
     assert len(read_ledger(tmp_path / "p0.noise")) == 1
 
 
@@ -564,7 +565,9 @@ def stopped(tmp_path, monkeypatch):
     X, y = real_table("binary", rows=150)
 
     def fit(**options):
-        model = treaty.GBDTClassifier(**{**PROTOCOL, "n_estimators": 5, "epsilon_total": 4.0, "n_jobs": 1, **options})
+        model = flat(
+            treaty.GBDTClassifier, **{**PROTOCOL, "n_estimators": 5, "epsilon_total": 4.0, "n_jobs": 1, **options}
+        )
         return model.fit(cut(X, 2), y, checkpoint=tmp_path)
 
     with monkeypatch.context() as patch:
@@ -603,7 +606,7 @@ def test_who_begins_anew_keeps_the_ledger(stopped, tmp_path):
 
 def test_noisy_labels_of_other_rows_are_moved_away_and_drawn_anew_at_a_cost(tmp_path):
     X, y = real_table("binary", rows=150)
-    model = treaty.GBDTClassifier(**PROTOCOL, mechanism="label_rr", epsilon=1.0, n_estimators=1, n_jobs=1)
+    model = flat(treaty.GBDTClassifier, **PROTOCOL, mechanism="label_rr", epsilon=1.0, n_estimators=1, n_jobs=1)
     model.fit(cut(X[:100], 2), y[:100], checkpoint=tmp_path)
     with pytest.raises(ConfigError, match=r"noisy_labels; .* move this file away .* keep the ledger and its key"):
         model.fit(cut(X[50:], 2), y[50:], checkpoint=tmp_path)
@@ -847,14 +850,14 @@ def test_a_spent_budget_is_what_processes_say_first(monkeypatch):
     wait = processes._wait
     monkeypatch.setattr(processes, "_wait", lambda *started: sorted(wait(*started)))  # whoever is seen to end first
     X, y = real_table("binary", rows=150)
-    model = treaty.GBDTClassifier(**PROTOCOL, epsilon_total=0.5, active="p1", transport="grpc", n_jobs=1)
+    model = flat(treaty.GBDTClassifier, **PROTOCOL, epsilon_total=0.5, active="p1", transport="grpc", n_jobs=1)
     with pytest.raises(TreatyError, match=r"^p1: epsilon_total does not suffice for one round: .*\np0: p1 stopped"):
         model.fit(cut(X, 2), y)
 
 
 def test_processes_over_grpc_train_predict_and_keep_the_ledger(tmp_path):
     X, y = real_table("binary", rows=150)
-    model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=2, epsilon=4.0, transport="grpc", n_jobs=1)
+    model = flat(treaty.GBDTClassifier, **PROTOCOL, n_estimators=2, epsilon=4.0, transport="grpc", n_jobs=1)
     model.fit(cut(X, 2), y, checkpoint=tmp_path)
     assert "8 per person over 2 releases" in model.parts_["p0"].spent
     assert len(read_ledger(tmp_path / "p0.noise")) == 2

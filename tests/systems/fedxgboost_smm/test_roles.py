@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treaty
+from flat import flat
 from systems.fedxgboost_smm.playing import KEYS, options_of, play_secure
 from systems.vertical.playing import tables_and_labels
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
@@ -33,8 +34,8 @@ SMALL = {"n_estimators": 2, "max_depth": 3, "min_child_samples": 1, "max_bin": 6
 def fit_both(task, tables, y, weight=None, eval_set=None, backend="dealer", reveal=None, **options):
     kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
     options = {**SMALL, **options}
-    pooled = kind("pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
-    secure = kind("fedxgboost-smm", backend=backend, reveal=reveal, n_jobs=1, **KEYS[backend], **options)
+    pooled = flat(kind, "pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
+    secure = flat(kind, "fedxgboost-smm", backend=backend, reveal=reveal, n_jobs=1, **KEYS[backend], **options)
     return secure.fit(tables, y, sample_weight=weight, eval_set=eval_set), pooled
 
 
@@ -80,7 +81,7 @@ def test_hints_of_the_lattice_map_serve_a_later_fit(tmp_path):
     tables, options = cut(X, 2), {**SMALL, "n_estimators": 1}
     sent = []
     for _ in range(2):
-        model = treaty.GBDTClassifier("fedxgboost-smm", backend="lattice", n_jobs=1, **options)
+        model = treaty.GBDTClassifier(treaty.FedXGBoostSMM(backend="lattice"), n_jobs=1, **options)
         sent.append(model.fit(tables, y, checkpoint=tmp_path).communication_["p1 -> p0"]["by_type"]["Hint"])
     assert sent[1] < 1000 < sent[0]
 
@@ -386,7 +387,7 @@ def test_a_fit_broken_off_goes_on_with_fresh_masks_to_the_same_model(monkeypatch
     options = {**SMALL, "n_estimators": 4, "subsample": 0.7, "random_state": 3}
 
     def fit(folder=None):
-        secure = treaty.GBDTClassifier("fedxgboost-smm", backend=backend, n_jobs=1, **KEYS[backend], **options)
+        secure = flat(treaty.GBDTClassifier, "fedxgboost-smm", backend=backend, n_jobs=1, **KEYS[backend], **options)
         return secure.fit(tables, y, checkpoint=folder)
 
     start_tree, count = encrypted_columns.EncryptedGradients.start_tree, itertools.count()
@@ -425,12 +426,12 @@ def test_a_fit_broken_off_goes_on_with_fresh_masks_to_the_same_model(monkeypatch
 def test_options_that_do_not_fit_are_refused(options, match):
     X, y = real_table("binary", rows=60)
     with pytest.raises(ConfigError, match=match):
-        treaty.GBDTClassifier(**{"protocol": "fedxgboost-smm", "backend": "dealer", **options}).fit(cut(X, 2), y)
+        flat(treaty.GBDTClassifier, **{"protocol": "fedxgboost-smm", "backend": "dealer", **options}).fit(cut(X, 2), y)
 
 
 def test_sums_too_long_for_the_ring_are_refused():
     X, y = real_table("binary", rows=100)
-    kind = treaty.GBDTClassifier("fedxgboost-smm", backend="dealer", fractional_bits=40)
+    kind = treaty.GBDTClassifier(treaty.FedXGBoostSMM(backend="dealer"), fractional_bits=40)
     with pytest.raises(CryptoError, match="sums would exceed 63 bits"):
         kind.fit(cut(X, 2), y, sample_weight=np.full(len(y), 4096.0))
 
@@ -439,12 +440,12 @@ def test_a_party_called_like_the_dealer_is_refused():
     X, y = real_table("binary", rows=60)
     tables = {"bank": X.iloc[:, :3], "dealer": X.iloc[:, 3:]}
     with pytest.raises(ConfigError, match="fit plays a dealer and calls it 'dealer'"):
-        treaty.GBDTClassifier("fedxgboost-smm", backend="dealer").fit(tables, y)
+        treaty.GBDTClassifier(treaty.FedXGBoostSMM(backend="dealer")).fit(tables, y)
 
 
 def test_disclosures_say_who_must_not_collude():
     X, y = real_table("binary", rows=60)
-    told = treaty.GBDTClassifier("fedxgboost-smm", backend="dealer", **SMALL).fit(cut(X, 2), y).disclosures_
+    told = treaty.GBDTClassifier(treaty.FedXGBoostSMM(backend="dealer"), **SMALL).fit(cut(X, 2), y).disclosures_
     assert set(told) == {"p0", "p1", "dealer"}
     assert "with the help of dealer, who must not give it: every bin of every row of the others" in told["p0"]
     assert any("with the help of dealer" in fact and "labels" in fact for fact in told["p1"])

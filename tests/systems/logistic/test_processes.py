@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import treaty
+from flat import flat
 from tables import cut_for_guest, real_table
 from treaty.cli import linear_commands
 from treaty.cli.linear_commands import predict_linear
@@ -43,7 +44,7 @@ def pooled(split):
 @pytest.mark.parametrize("protocol", ["quasi-newton", "sgd"])
 def test_fit_between_threads_gives_the_pooled_model(split, protocol, tmp_path):
     X, y = split
-    alone = treaty.LogisticRegression("pooled", solver=protocol, **GIVEN).fit(X, y)
+    alone = treaty.LogisticRegression(treaty.Pooled(solver=protocol), **GIVEN).fit(X, y)
     model = treaty.LogisticRegression(protocol, **GIVEN).fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X), alone.predict_proba(X), atol=1e-6)
     np.testing.assert_allclose(model.loss_history_, alone.loss_history_, atol=1e-6)
@@ -64,16 +65,16 @@ def test_weights_of_rows_and_paper_mode_without_consent_are_refused(split):
     with pytest.raises(ConfigError, match="sample_weight"):
         treaty.LogisticRegression("sgd", **GIVEN).fit(X, y, sample_weight=np.ones(260))
     with pytest.raises(ConfigError, match="allow_insecure"):
-        treaty.LogisticRegression("sgd", mode="paper", **GIVEN).fit(X, y)
+        treaty.LogisticRegression(treaty.SGD(mode="paper"), **GIVEN).fit(X, y)
 
 
 def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(split):
     X, y = split
     fast = {**GIVEN, "insecure_test_key_bits": 768, "max_iter": 1}
-    paper = treaty.LogisticRegression("quasi-newton", mode="paper", allow_insecure=True, **fast).fit(X, y)
+    paper = flat(treaty.LogisticRegression, "quasi-newton", mode="paper", allow_insecure=True, **fast).fit(X, y)
     assert "every gradient" in " ".join(paper.disclosures_["coordinator"])
     assert paper.parts_["p0"].encryption == "paillier"
-    two = treaty.LogisticRegression("quasi-newton", coordinator=False, **fast).fit(X, y)
+    two = flat(treaty.LogisticRegression, "quasi-newton", coordinator=False, **fast).fit(X, y)
     assert two.parts_["p0"].encryption == "ou"
     assert set(two.disclosures_) == {"p0", "p1", "p2"}
     assert "inner products" in " ".join(two.disclosures_["p0"])
@@ -84,7 +85,7 @@ def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(
 def test_fit_between_processes_gives_the_pooled_model(split, pooled):
     X, y = split
     model = treaty.LogisticRegression(
-        "quasi-newton", coordinator=False, encryption="lattice", transport="grpc", **GIVEN
+        treaty.QuasiNewton(coordinator=False, encryption="lattice"), transport="grpc", **GIVEN
     ).fit(X, y)
     model.transport = "memory"
     np.testing.assert_allclose(model.predict_proba(X), pooled.predict_proba(X), atol=1e-6)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import treaty
+from flat import flat
 from systems.vertical.playing import play_training
 from tables import FAST_KEY, assert_same_trees
 from treaty.data.table import to_table
@@ -31,8 +32,8 @@ def wide_table(rows: int, features: int, seed: int = 0) -> tuple[np.ndarray, np.
 
 
 def assert_lossless(tables: dict[str, np.ndarray], y: np.ndarray, **options) -> treaty.GBDTClassifier:
-    federated = treaty.GBDTClassifier(**FAST_KEY, **options).fit(tables, y)
-    pooled = treaty.GBDTClassifier("pooled", **options).fit(tables, y)
+    federated = flat(treaty.GBDTClassifier, **FAST_KEY, **options).fit(tables, y)
+    pooled = flat(treaty.GBDTClassifier, "pooled", **options).fit(tables, y)
     assert_same_trees(federated, pooled)
     np.testing.assert_array_equal(federated.predict_proba(tables), pooled.predict_proba(tables))
     return federated

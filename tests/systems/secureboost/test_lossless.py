@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treaty
+from flat import flat
 from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.crypto.sums import lattice_sums
 
@@ -18,8 +19,8 @@ OPTIONS = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin":
 
 def fit_both(task: str, tables: dict, y: np.ndarray, weight=None, eval_set=None, cipher=FAST_KEY, **options):
     options = {**OPTIONS, **options}
-    pooled = ESTIMATORS[task]("pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
-    federated = ESTIMATORS[task](**cipher, **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
+    pooled = flat(ESTIMATORS[task], "pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
+    federated = flat(ESTIMATORS[task], **cipher, **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
     return federated, pooled
 
 
@@ -170,7 +171,7 @@ def test_reduced_leakage_gives_the_active_partys_own_trees_first(task):
     X, y = real_table(task)
     tables = cut(X, 2)
     options = {**OPTIONS, "n_estimators": 4}
-    reduced = treaty.GBDTClassifier(**FAST_KEY, **options, rl_trees=2).fit(tables, y)
+    reduced = flat(treaty.GBDTClassifier, **FAST_KEY, **options, rl_trees=2).fit(tables, y)
     alone = treaty.GBDTClassifier("pooled", **options).fit(tables["p0"], y)
     forest = reduced.parts_["p0"].forest
     first = 2 * forest.objective.n_outputs
@@ -183,13 +184,13 @@ def test_reduced_leakage_gives_the_active_partys_own_trees_first(task):
 def test_reduced_leakage_without_own_columns_is_refused():
     X, y = real_table("binary")
     with pytest.raises(treaty.ConfigError, match="rl_trees needs columns at the active party"):
-        treaty.GBDTClassifier(**FAST_KEY, rl_trees=1).fit({"bank": None, "shop": X}, y)
+        flat(treaty.GBDTClassifier, **FAST_KEY, rl_trees=1).fit({"bank": None, "shop": X}, y)
 
 
 def test_a_purity_guard_on_a_regression_is_refused():
     X, y = real_table("regression")
     with pytest.raises(treaty.ConfigError, match="purity_guard is about classes"):
-        treaty.GBDTRegressor(**FAST_KEY, purity_guard=0.4).fit(cut(X, 2), y)
+        flat(treaty.GBDTRegressor, **FAST_KEY, purity_guard=0.4).fit(cut(X, 2), y)
 
 
 # ---------------------------------------------------------------- the lattice map
@@ -255,11 +256,11 @@ def test_the_lattice_map_gives_the_pooled_trees_under_every_growth_option(option
 def test_the_lattice_map_gives_the_trees_of_the_conventional_cipher_under_guards(options, reveal):
     X, y = real_table("binary")
     tables, options = cut(with_gaps(X), 3), {**OPTIONS, **SMALL, **options}
-    conventional = treaty.GBDTClassifier(**FAST_KEY, **options).fit(tables, y)
-    lattice = treaty.GBDTClassifier(**LATTICE, reveal=reveal, **options).fit(tables, y)
+    conventional = flat(treaty.GBDTClassifier, **FAST_KEY, **options).fit(tables, y)
+    lattice = flat(treaty.GBDTClassifier, **LATTICE, reveal=reveal, **options).fit(tables, y)
     assert_lossless(lattice, conventional, tables)
     plain = {name: value for name, value in options.items() if name not in ("purity_guard", "rl_trees")}
-    unguarded = treaty.GBDTClassifier("pooled", **plain).fit(tables, y)
+    unguarded = flat(treaty.GBDTClassifier, "pooled", **plain).fit(tables, y)
     assert not np.array_equal(lattice.predict_proba(tables), unguarded.predict_proba(tables))
 
 

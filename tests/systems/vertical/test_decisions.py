@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import treaty
+from flat import flat
 from systems.vertical.trained_models import grow, predict, split_table, take
 from tables import FAST_KEY, cut, real_table
 from treaty.errors import DataError, PeerAborted, PeerLost, PeerProtocolError
@@ -23,7 +24,7 @@ def fitted(rounds: int = 6, task: str = "multiclass"):
     X, y = real_table(task)
     tables = cut(X, 3)
     options = {"n_estimators": rounds, "min_child_samples": 2}
-    return treaty.GBDTClassifier(**options, **FAST_KEY).fit(tables, y), tables, y, options
+    return flat(treaty.GBDTClassifier, **options, **FAST_KEY).fit(tables, y), tables, y, options
 
 
 def shorten(part, records: int) -> None:
@@ -37,8 +38,8 @@ def test_rounds_whose_splits_a_party_lost_are_left_out(caplog):
     trees = forest_of(list(model.parts_.values())).trees
     used = [max([0, *(tree.record[tree.source == 1] + 1)]) for tree in trees[:9]]  # of the first three rounds
     shorten(model.parts_["p1"], max(used))
-    shorter = treaty.GBDTClassifier(**{**options, "n_estimators": 3}).fit(tables, y)
-    longer = treaty.GBDTClassifier(**{**options, "n_estimators": 4}).fit(tables, y)
+    shorter = flat(treaty.GBDTClassifier, **{**options, "n_estimators": 3}).fit(tables, y)
+    longer = flat(treaty.GBDTClassifier, **{**options, "n_estimators": 4}).fit(tables, y)
     predicted = model.predict_proba(tables)
     same = [np.array_equal(predicted, other.predict_proba(tables)) for other in (shorter, longer)]
     assert any(same)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import treaty
+from flat import flat
 from systems.fedxgboost_smm.paper.playing import (
     CONSENT,
     OPTIONS,
@@ -38,8 +39,8 @@ ROOMY = {**PLAIN, "max_bin": 4, "min_child_samples": 25}
 
 def fit_both(task, tables, y, version, *, weight=None, eval_set=None, **options):
     options = {**(PLAIN if version == 1 else ROOMY), "n_jobs": 1, **options}
-    pooled = ESTIMATORS[task]("pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
-    federated = ESTIMATORS[task](**CONSENT, version=version, **options)
+    pooled = flat(ESTIMATORS[task], "pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
+    federated = flat(ESTIMATORS[task], **CONSENT, version=version, **options)
     return federated.fit(tables, y, sample_weight=weight, eval_set=eval_set), pooled
 
 
@@ -198,7 +199,7 @@ def test_all_rows_on_one_side_is_no_split():
 def test_a_fit_saves_loads_and_says_what_was_learned(version, tmp_path):
     X, y = real_table("binary", rows=150)
     tables = cut(with_categories(X), 3)
-    model = treaty.GBDTClassifier(**CONSENT, version=version, n_estimators=2, max_bin=6).fit(tables, y)
+    model = flat(treaty.GBDTClassifier, **CONSENT, version=version, n_estimators=2, max_bin=6).fit(tables, y)
     model.save(tmp_path / "model")
     loaded = treaty.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.predict_proba(tables), model.predict_proba(tables))
@@ -219,7 +220,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, ver
     tables, options = cut(with_gaps(X), 3), {"subsample": 0.8, "random_state": 4, "n_estimators": 4, "max_bin": 4}
 
     def fit(folder=None):
-        model = treaty.GBDTClassifier(**CONSENT, version=version, min_child_samples=20, n_jobs=1, **options)
+        model = flat(treaty.GBDTClassifier, **CONSENT, version=version, min_child_samples=20, n_jobs=1, **options)
         return model.fit(tables, y, checkpoint=folder)
 
     class Interrupted(Exception):
@@ -247,7 +248,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, ver
 def test_parties_in_processes_give_the_same_trees():
     X, y = real_table("binary", rows=120)
     tables, options = cut(X, 2), {"n_estimators": 1, "max_depth": 2, "n_jobs": 1, "min_child_samples": 5}
-    federated = treaty.GBDTClassifier(**CONSENT, transport="grpc", **options).fit(tables, y)
+    federated = flat(treaty.GBDTClassifier, **CONSENT, transport="grpc", **options).fit(tables, y)
     assert_lossless(federated, treaty.GBDTClassifier(**options).fit(tables, y), tables)
 
 
@@ -256,7 +257,7 @@ def test_parties_in_processes_give_the_same_trees():
 
 def test_the_estimator_refuses_without_consent_and_says_what_leaks():
     X, y = real_table("binary", rows=60)
-    model = treaty.GBDTClassifier("fedxgboost-smm", mode="paper")
+    model = treaty.GBDTClassifier(treaty.FedXGBoostSMM(mode="paper"))
     with pytest.raises(ConfigError, match=r"AUC 1.000 .* bins .* exactly .*allow_insecure=True of every party"):
         model.fit(cut(X, 2), y)
 
@@ -312,7 +313,7 @@ def test_a_third_version_is_refused():
 
 def test_sums_that_float64_does_not_hold_are_refused_before_anything_is_sent():
     X, y = real_table("binary", rows=100)
-    model = treaty.GBDTClassifier(**CONSENT, fractional_bits=40)
+    model = flat(treaty.GBDTClassifier, **CONSENT, fractional_bits=40)
     with pytest.raises(ConfigError, match="exact up to 46; lower fractional_bits"):
         model.fit(cut(X, 2), y)
 
