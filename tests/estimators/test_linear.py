@@ -23,7 +23,8 @@ import treaty
 from flat import flat
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.models.linear import LinearPart, load_linear_part
-from treaty.systems.linear_options import LINEAR_PROTOCOLS, LinearOptions, linear_options
+from treaty.systems.logistic.options import RegressionOptions
+from treaty.systems.options import names_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows have a margin beyond 4:UserWarning")
 
@@ -42,10 +43,9 @@ def test_scikit_learn_contract_holds(estimator, check):
 
 def test_estimator_defaults_are_the_options_defaults():
     defaults = {name: p.default for name, p in inspect.signature(treaty.LogisticRegression.__init__).parameters.items()}
-    options = LinearOptions()
-    assert set(options.__struct_fields__) <= set(defaults)
-    assert all(defaults[name] == getattr(options, name) for name in options.__struct_fields__)
-    assert set(LINEAR_PROTOCOLS) == set(msgspec.inspect.type_info(LinearOptions).fields[0].type.values)
+    assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", *names_of(RegressionOptions)}
+    options = RegressionOptions()
+    assert all(defaults[name] == getattr(options, name) for name in names_of(RegressionOptions))
 
 
 def test_it_finds_what_scikit_learn_finds():
@@ -205,7 +205,9 @@ def test_clone_copies_parameters_and_refitting_forgets():
 
 def test_grid_search_works():
     X, y = real_table("binary")
-    search = GridSearchCV(treaty.LogisticRegression(), {"l2": np.array([0.0, 0.1]), "solver": ["sgd", None]}, cv=2)
+    search = GridSearchCV(
+        treaty.LogisticRegression(), {"l2": np.array([0.0, 0.1]), "protocol__solver": ["sgd", None]}, cv=2
+    )
     assert search.fit(X, y).best_score_ > 0.85
 
 
@@ -252,12 +254,12 @@ def test_the_solver_decides_how_weights_are_found():
         ({"learning_rate": -1.0}, "learning_rate=-1.0"),
         ({"tol": float("nan")}, "tol=nan"),
         ({"l2": float("inf")}, "l2=inf: expected a finite number"),
-        ({"protocol": "newton"}, "protocol='newton': expected one of pooled, quasi-newton, sgd"),
+        ({"protocol": "newton"}, "expected protocol to be one of pooled, quasi-newton, sgd, got 'newton'"),
         ({"solver": "lbfgs"}, "solver='lbfgs': expected one of quasi-newton, sgd"),
         ({"loss": "hinge"}, "loss='hinge': expected one of taylor, logistic"),
-        ({"encryption": "ou"}, "protocol 'pooled' has no option 'encryption'"),
-        ({"coordinator": True}, "protocol 'pooled' has no option 'coordinator'"),
-        ({"protocol": "sgd", "solver": "sgd"}, "protocol 'sgd' has no option 'solver'"),
+        ({"encryption": "ou"}, "Pooled has no option 'encryption'"),
+        ({"coordinator": True}, "Pooled has no option 'coordinator'"),
+        ({"protocol": "sgd", "solver": "sgd"}, "SGD has no option 'solver'; solver is an option of Pooled"),
         ({"protocol": "quasi-newton", "key_bits": 1024}, "key_bits=1024"),
         ({"transport": "pigeon"}, "transport"),
         ({"transport": "grpc"}, "transport"),
@@ -265,7 +267,7 @@ def test_the_solver_decides_how_weights_are_found():
         ({"random_state": -1}, "random_state"),
         ({"random_state": 2**130}, f"random_state={2**130}: expected"),
         ({"protocol": "sgd", "batch_size": 10**30}, f"batch_size={10**30}: expected"),
-        ({"mode": "paper"}, "protocol 'pooled' has no such mode"),
+        ({"mode": "paper"}, "system 'pooled' has no such mode"),
         ({"protocol": "sgd", "encryption": "lattice", "key_bits": 2048}, "has no key: leave key_bits out"),
         ({"protocol": "sgd", "key_bits": 2048, "insecure_test_key_bits": 768}, "got both"),
         ({"active": "bank"}, "active"),

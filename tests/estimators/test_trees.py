@@ -21,7 +21,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import treaty
 from flat import flat
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
-from treaty.systems.tree_options import HORIZONTAL, TreeOptions
+from treaty.systems.options import names_of
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical.column_owner import SplitOwner
 
 # These two compare a fit on weighted rows with one on repeated or removed rows; quantile cuts are of rows, not weights.
@@ -41,14 +42,16 @@ def test_scikit_learn_contract_holds(estimator, check):
 def test_estimator_defaults_are_the_options_defaults():
     for estimator in (treaty.GBDTClassifier, treaty.GBDTRegressor):
         defaults = {name: p.default for name, p in inspect.signature(estimator.__init__).parameters.items()}
-        options = TreeOptions()
-        assert set(options.__struct_fields__) <= set(defaults)
-        assert all(defaults[name] == getattr(options, name) for name in options.__struct_fields__)
+        assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", *names_of(BoostingOptions)}
+        options = BoostingOptions()
+        assert all(defaults[name] == getattr(options, name) for name in names_of(BoostingOptions))
 
 
 def test_grid_search_over_the_pooled_protocol_works():
     X, y = real_table("binary")
-    search = GridSearchCV(treaty.GBDTClassifier(), {"max_depth": np.array([1, 3]), "protocol": ["pooled"]}, cv=2)
+    search = GridSearchCV(
+        treaty.GBDTClassifier(), {"max_depth": np.array([1, 3]), "protocol": ["pooled", treaty.Pooled()]}, cv=2
+    )
     search.fit(X, y)
     assert search.best_score_ > 0.85
 
@@ -167,8 +170,8 @@ def test_fewer_rows_per_leaf_in_safe_mode_are_disclosed():
         ({"max_bin": 256}, "max_bin=256"),
         ({"subsample": 0.0}, "subsample"),
         ({"learning_rate": "fast"}, "learning_rate='fast'"),
-        ({"protocol": "secure-boost"}, "protocol='secure-boost'"),
-        ({"encryption": "ou"}, "protocol 'pooled' has no option 'encryption'"),
+        ({"protocol": "secure-boost"}, "got 'secure-boost'"),
+        ({"encryption": "ou"}, "Pooled has no option 'encryption'; encryption is an option of SecureBoost"),
         ({"protocol": "secureboost", "encryption": "rot13"}, "encryption='rot13'"),
         ({"protocol": "secureboost", "key_bits": 1024}, "key_bits=1024"),
         ({"transport": "pigeon"}, "transport"),
@@ -184,12 +187,11 @@ def test_fewer_rows_per_leaf_in_safe_mode_are_disclosed():
 def test_wrong_options_are_named(options, message):
     X, y = real_table("binary")
     data = cut(X, 2) if options.get("protocol") == "secureboost" else X
-    model = flat(treaty.GBDTClassifier, **options)
     if message is None:
-        model.fit(data, y)
+        flat(treaty.GBDTClassifier, **options).fit(data, y)
         return
     with pytest.raises(treaty.ConfigError) as caught:
-        model.fit(data, y)
+        flat(treaty.GBDTClassifier, **options).fit(data, y)
     assert message in str(caught.value)
 
 
@@ -269,7 +271,7 @@ def test_names_that_processes_cannot_have_are_refused_before_anything_is_written
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     X, y = real_table("binary")
     tables, labels = {name: X.iloc[:, :6], "b": X.iloc[:, 6:]}, (y,)
-    if protocol in HORIZONTAL:
+    if protocol in ("federboost-horizontal", "fedxgb"):
         parts = np.array_split(np.arange(len(y)), 9)
         tables, labels = {name if k == 0 else f"u{k}": (X.iloc[rows], y[rows]) for k, rows in enumerate(parts)}, ()
     kind, options = treaty.GBDTClassifier, {"expose": "model"} if protocol == "fedxgb" else {}

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 import treaty
-from flat import flat
+from flat import flat, option_lines
 from runs.job_files import (
     EACH_WITHIN,
     TREATY,
@@ -48,7 +48,9 @@ def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = Fa
     """Write tables and a job of a clinic and two others; with `alone`, keys and addresses as well."""
     X, y = real_table("binary", rows=rows)
     tables = {"clinic": X.iloc[:, :4].assign(y=y), "lab": X.iloc[:, 4:8], "imaging": X.iloc[:, 8:]}
-    lines = ['name = "test"', 'active = "clinic"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
+    chosen = {"n_estimators": trees, "insecure_test_key_bits": 512, "min_child_samples": 5, **options}
+    protocol, tables_of_options = option_lines(**chosen)
+    lines = ['name = "test"', protocol, 'active = "clinic"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
     ports = free_ports(len(tables))
     for (name, table), port in zip(tables.items(), ports, strict=True):
         table.assign(id=np.arange(len(table))).to_csv(folder / f"{name}.csv", index=False)
@@ -60,9 +62,7 @@ def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = Fa
                 f'certificate = "{name}.cert.pem"',
                 f'key = "{name}.key.pem"',
             ]
-    chosen = {"n_estimators": trees, "insecure_test_key_bits": 512, "min_child_samples": 5, **options}
-    lines += ["[options]", *(f"{name} = {json.dumps(value)}" for name, value in chosen.items())]
-    (folder / "job.toml").write_text("\n".join(lines))
+    (folder / "job.toml").write_text("\n".join([*lines, *tables_of_options]))
     return folder / "job.toml"
 
 
@@ -354,7 +354,7 @@ def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
         "import numpy as np, treaty\n"
         "rng = np.random.default_rng(0); X = rng.normal(size=(2000, 4)); y = (X[:, 0] > 0).astype(int)\n"
         "print('begun', flush=True)\n"
-        "treaty.GBDTClassifier('secureboost', n_estimators=100000, insecure_test_key_bits=512).fit("
+        "treaty.GBDTClassifier(treaty.SecureBoost(insecure_test_key_bits=512), n_estimators=100000).fit("
         "{'a': X[:, :2], 'b': X[:, 2:]}, y)\n"
     )
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

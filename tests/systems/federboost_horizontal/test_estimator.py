@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -25,13 +26,15 @@ from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.models.trees import load_part, record_split
 from treaty.runs import fit as runs
-from treaty.systems.disclosures import horizontal_disclosures
 from treaty.systems.federboost_horizontal import roles as federboost_horizontal
 from treaty.systems.federboost_horizontal import search as horizontal_search
+from treaty.systems.federboost_horizontal.system import SYSTEM
 from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember
 from treaty.systems.horizontal.rows import common_rows
-from treaty.systems.pooled.training import Labelled, objective_for
-from treaty.systems.tree_options import tree_options
+from treaty.systems.options import SystemOptions, names_of
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.training import objective_for
+from treaty.systems.system import Labelled, Place
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -96,17 +99,20 @@ def grown_on_one_table(model, rows, bins):
     table = to_table(X, schema=model.schemas_["pooled"])
     classes = model.classes_.tolist() if hasattr(model, "classes_") else None
     target = y.astype(float) if classes is None else np.searchsorted(model.classes_, y).astype(float)
-    names = tree_options({}).__struct_fields__
-    options = tree_options({name: value for name, value in model.get_params().items() if name in names})
-    objective = objective_for(Labelled(table, target, weight), classes, options)
+    own = model.protocol if isinstance(model.protocol, SystemOptions) else treaty.FederBoostHorizontal()
+    names = names_of(BoostingOptions)
+    common = BoostingOptions(**{name: value for name, value in model.get_params().items() if name in names}).checked(
+        own
+    )
+    objective = objective_for(Labelled(table, target, weight), classes, own, common)
     splits, forest = SplitTable(), Forest(objective, ("pooled",), classes)
     categorical = np.array([kind is not None for kind in table.schema.categories], np.bool_)
     source = ColumnSource(
         bins.transform(table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left), 1
     )
-    rules = options.rules(objective)
+    rules = common.rules(objective)
     finder = SumsFinder([source], table.n_rows, rules)
-    boost(finder, target, weight, forest, rules, options.plan(len(categorical)))
+    boost(finder, target, weight, forest, rules, common.plan(len(categorical)))
     return forest, splits
 
 
@@ -121,7 +127,7 @@ def same_trees(ours, theirs):
 
 def check_fit(seen, rows, task="binary", *, must_split=True, **options):
     """Fit; the model is the pooled grower's on the same cuts, bit for bit, and the same at all participants."""
-    model = flat(estimator, task, **options).fit(rows)
+    model = estimator(task, **options).fit(rows)
     part = model.parts_["pooled"]
     forest, splits = grown_on_one_table(model, rows, seen["bins"])
     assert any(len(tree.left) > 1 for tree in forest.trees) == must_split
@@ -354,7 +360,7 @@ def test_early_stopping_watches_the_leaders_rows():
         assert len(model.evals_result_["eval_1"]["logloss"]) > model.n_iter_
         np.testing.assert_array_equal(
             model.predict_proba(X),
-            estimator("binary", **{**model.get_params(), "n_estimators": model.n_iter_}).fit(rows).predict_proba(X),
+            clone(model).set_params(n_estimators=model.n_iter_).fit(rows).predict_proba(X),
         )
 
 
@@ -470,7 +476,7 @@ def test_wrong_data_is_named(rows, given, message):
     ("options", "message"),
     [
         ({"goss": True}, "goss"),
-        ({"encryption": "ou"}, "has no option 'encryption'"),
+        ({"encryption": "ou"}, "FederBoostHorizontal has no option 'encryption'"),
         ({"dropout": "accept"}, "expected 4 or more, got 3"),
         ({"dropout": "ignore"}, "dropout='ignore'"),
         ({"delta": 1e-5}, "delta goes with epsilon_total"),
@@ -548,7 +554,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, act
     options = {"active": active, "subsample": 0.7, "colsample_bytree": 0.6, "random_state": 4}
 
     def fit(folder=None, **more):
-        return flat(estimator, task, **{**options, **more}).fit(rows, eval_set=rows["north"], checkpoint=folder)
+        return estimator(task, **{**options, **more}).fit(rows, eval_set=rows["north"], checkpoint=folder)
 
     whole = fit()
     monkeypatch.setattr(Keeper, "due", True)  # however little time has passed
@@ -638,8 +644,10 @@ def test_finished_rounds_survive_a_participant_that_fails_later(monkeypatch, row
 
 
 def said(lead="north", members=("north", "south", "east"), spent="", **options):
-    options = tree_options({"protocol": PROTOCOL, **options})
-    return {name: " | ".join(facts) for name, facts in horizontal_disclosures(lead, members, options, spent).items()}
+    own, common = own_and_common(PROTOCOL, **options)
+    cast = SYSTEM.cast({name: Place(has_rows=name in members) for name in dict.fromkeys([lead, *members])}, lead, own)
+    learned = SYSTEM.disclosures(cast, own, common, SimpleNamespace(spent=spent))
+    return {name: " | ".join(facts) for name, facts in learned.items()}
 
 
 def test_the_leader_learns_sums_and_participants_the_model():

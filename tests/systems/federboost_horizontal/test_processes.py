@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import treaty
-from flat import flat
+from flat import flat, option_lines
 from runs.job_files import (
     EACH_WITHIN,
     TREATY,
@@ -75,9 +75,8 @@ def write_jobs(folder: Path, *, lead: str = "north", trees: int = 3, **options: 
         write_identity(folder / name, name)
     found = {}
     for name in names:
-        lines = ['name = "test"', f'active = "{lead}"', 'label = "y"', "timeout = 60", "n_jobs = 1", "[options]"]
-        given = {"protocol": "federboost-horizontal", "n_estimators": trees, **OPTIONS, **options}
-        lines += [f"{option} = {json.dumps(value)}" for option, value in given.items()]
+        protocol, given = option_lines("federboost-horizontal", **{"n_estimators": trees, **OPTIONS, **options})
+        lines = ['name = "test"', protocol, f'active = "{lead}"', 'label = "y"', "timeout = 60", "n_jobs = 1", *given]
         for other in names:
             lines += [
                 f"[parties.{other}]",
@@ -161,12 +160,11 @@ def test_a_participant_refuses_the_key_of_one_whose_certificate_is_another(tmp_p
 
 
 def test_the_whole_command_trains_then_each_predicts_its_own_rows(tmp_path):
-    first = write_jobs(tmp_path)["north"]
+    write_jobs(tmp_path)
     for name in MEMBERS:
         (tmp_path / f"{name}.csv").write_bytes((tmp_path / name / "rows.csv").read_bytes())
-    lines = ['name = "test"', 'active = "north"', 'label = "y"', "n_jobs = 1"]
-    lines += [line for line in first.read_text().partition("[options]")[2].splitlines() if "=" in line][:4]
-    lines.insert(4, "[options]")
+    protocol, given = option_lines("federboost-horizontal", n_estimators=3, **OPTIONS)
+    lines = ['name = "test"', protocol, 'active = "north"', 'label = "y"', "n_jobs = 1", *given]
     for name in MEMBERS:
         lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"']
     job = tmp_path / "job.toml"
@@ -338,7 +336,7 @@ def test_the_leader_may_watch_labels_it_has_no_rows_of(tmp_path, monkeypatch):
     ("old", "new", "words"),
     [
         ('table = "rows.csv"\n[parties.east]', "[parties.east]", "none of south"),
-        ("[options]", '[align]\non = "id"\n[options]', "no \\[align\\]"),
+        ("[boosting]", '[align]\non = "id"\n[boosting]', "no \\[align\\]"),
         ('"federboost-horizontal"', '"pooled"', "one of secureboost"),
     ],
     ids=["no table", "aligned", "no protocol of jobs"],

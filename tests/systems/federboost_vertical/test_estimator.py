@@ -85,8 +85,8 @@ def test_fits_with_a_folder_draw_once_and_others_each_time(table, drawn, tmp_pat
 
 def test_training_deeper_in_the_same_folder_costs_nothing_more(table, drawn, tmp_path):
     tables, y = table
-    flat, deep = fit(tables, y, tmp_path, max_depth=2), fit(tables, y, tmp_path, max_depth=5)
-    assert flat.parts_["p2"].spent == deep.parts_["p2"].spent
+    shallow, deep = fit(tables, y, tmp_path, max_depth=2), fit(tables, y, tmp_path, max_depth=5)
+    assert shallow.parts_["p2"].spent == deep.parts_["p2"].spent
     np.testing.assert_array_equal(*of_column(drawn, tables["p2"].columns[0]))
     dearer = fit(tables, y, tmp_path, epsilon=1.0)
     columns = tables["p2"].shape[1]
@@ -261,7 +261,7 @@ def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkey
         bank.sample(frac=1.0, random_state=run).to_csv(tmp_path / "bank.csv", index=False)
         job = Job(
             name="test", active="bank", label="y", parties=parties, align=Align(on="patient"),
-            options={"protocol": "federboost-vertical", "n_estimators": 1, "min_child_samples": 5},
+            protocol="federboost-vertical", common={"n_estimators": 1, "min_child_samples": 5},
             output=str(tmp_path / f"model{run}"), store=str(tmp_path / "store"), n_jobs=1,
         )  # fmt: skip
         spent.append(run_job(job, monkeypatch)["shop"]["spent"])

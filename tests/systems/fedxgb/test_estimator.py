@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,16 +13,15 @@ from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 import treaty
-from flat import flat
+from flat import flat, own_and_common
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.cli.main import app
 from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import checkpoint_file, load_checkpoint
 from treaty.models.trees import forest_of
-from treaty.runs.crowds import Layout, dropouts
-from treaty.systems.disclosures import crowd_disclosures
-from treaty.systems.tree_options import tree_options
+from treaty.systems.fedxgb.system import SYSTEM
+from treaty.systems.system import Place
 from treaty.trees.ensemble import join_splits
 from treaty.trees.slots import VALUE_BITS, SlotTree
 
@@ -92,7 +92,7 @@ def test_trees_are_those_of_participants_that_sum_under_masks(task, weighted):
 def test_a_hidden_model_is_the_one_that_users_are_told(task):
     X, y = real_table(task)
     rows = deal_out(with_gaps(with_categories(X)), y)
-    hidden, shown = (flat(estimator, task, expose=expose, n_estimators=3).fit(rows) for expose in (None, "model"))
+    hidden, shown = (estimator(task, expose=expose, n_estimators=3).fit(rows) for expose in (None, "model"))
     parts = hidden.parts_["pooled"], shown.parts_["pooled"]
     assert parts[0].forest.trees == parts[1].forest.trees
     assert repr(parts[0].splits) == repr(parts[1].splits)
@@ -113,16 +113,28 @@ def test_lost_users_are_away_from_every_tenth_round_on():
     assert roc_auc_score(y, lost.predict_proba(X)[:, 1]) > 0.95
 
 
+def cast_of(domains):
+    """Return the cast of a crowd with these users at these edge servers."""
+    places = {user: Place(edge=edge) for edge, users in domains.items() for user in users}
+    places |= {edge: Place(role="edge", has_rows=False) for edge in domains}
+    places |= {"server": Place(role="server", has_rows=False), "authority": Place(role="authority", has_rows=False)}
+    return SYSTEM.cast(places, "server", treaty.FedXGB())
+
+
+def absences(cast, **options):
+    return SYSTEM.absences(cast, *own_and_common("fedxgb", **options))
+
+
 def test_dropout_says_where_it_loses_nobody(caplog):
     users = [f"u{k}" for k in range(28)]
-    layout = Layout({"edge0": users[:10], "edge1": users[10:19], "edge2": users[19:]})
-    leaves = dropouts(layout, tree_options({"protocol": "fedxgb", "dropout": 0.1, "n_estimators": 10}))
+    edges = {"edge0": users[:10], "edge1": users[10:19], "edge2": users[19:]}
+    leaves = absences(cast_of(edges), dropout=0.1, n_estimators=10)
     assert len(leaves) == 1
     assert leaves.keys() <= set(users[:10])
     assert [record.message for record in caplog.records] == [
         "dropout=0.1 loses none of the users of small domains: 9 at edge1, 9 at edge2"
     ]
-    assert dropouts(layout, tree_options({"protocol": "fedxgb", "dropout": 0.2, "n_estimators": 9})) == {}
+    assert absences(cast_of(edges), dropout=0.2, n_estimators=9) == {}
     assert caplog.records[-1].message == "dropout begins with round 10: none of 9 rounds"
 
 
@@ -171,7 +183,7 @@ def test_the_server_stops_early_by_rows_of_its_own():
     model = estimator("binary", n_estimators=60, learning_rate=1.0)
     model.fit(rows, eval_set=(X.iloc[250:], y[250:]), early_stopping_rounds=2)
     assert model.n_iter_ == model.best_iteration_ + 1 < 60
-    fewer = estimator("binary", **{**model.get_params(), "n_estimators": model.n_iter_}).fit(rows)
+    fewer = clone(model).set_params(n_estimators=model.n_iter_).fit(rows)
     np.testing.assert_array_equal(model.predict_proba(X), fewer.predict_proba(X))
 
 
@@ -189,6 +201,11 @@ def test_fitted_attributes_tell_what_happened():
     assert model.communication_["user 0 -> edge0"]["by_type"]["MaskedInput"] > 0
     assert model.timings_["total"] >= model.timings_["boosting"] > 0
     assert list(model.disclosures_) == ["server", "edge", "user", "authority"]
+
+
+def disclosed(n_edges, **options):
+    domains = {f"edge{k}": [f"u{k}.{user}" for user in range(3)] for k in range(n_edges)}
+    return SYSTEM.disclosures(cast_of(domains), *own_and_common("fedxgb", **options), SimpleNamespace(spent="spent"))
 
 
 @pytest.mark.parametrize(
@@ -210,15 +227,14 @@ def test_fitted_attributes_tell_what_happened():
     ],
 )
 def test_what_each_role_learned_depends_on_the_options(options, role, told, not_told):
-    learned = " ".join(crowd_disclosures(tree_options({"protocol": "fedxgb", **options}), 3, "spent")[role])
+    learned = " ".join(disclosed(3, **options)[role])
     assert told in learned
     assert not_told not in learned
 
 
 def test_as_many_edge_servers_may_collude_as_the_text_says():
-    options = tree_options({"protocol": "fedxgb"})
     for edges, bound in ((4, 1), (5, 2), (10, 4)):
-        (fact,) = (fact for fact in crowd_disclosures(options, edges)["edge"] if "together" in fact)
+        (fact,) = (fact for fact in disclosed(edges)["edge"] if "together" in fact)
         assert f"at most {bound} of {edges}" in fact
         assert f"; {bound + 1} of them have" in fact
 
@@ -234,13 +250,13 @@ def test_as_many_edge_servers_may_collude_as_the_text_says():
         ({"edges": 4}, "expected 12 users or more, 3 in the domain of each of 4 edge servers, got 2 at edge1"),
         ({"feature_sample": 13}, "feature_sample of at most 12 columns, got 13"),
         ({"feature_sample": 3, "colsample_bytree": 0.5}, "give one"),
-        ({"dropout": "accept"}, "expected a share"),
+        ({"dropout": "accept"}, "option dropout='accept': expected `float"),
         ({"comparison": "additive"}, 'hidden model, and expose="model"'),
         ({"comparison": "additive", "edges": 2, "expose": None}, "expected 3 edge servers or more, got 2"),
         ({"dropout": 0.3}, "to lose somebody, got 0.3 of domains of 3 users or fewer, which rounds down to none"),
         ({"dropout": 0.4}, "can lose 0.4 of their users, got 3 in the largest"),
         ({"dropout": 0.2, "transport": "grpc"}, "leave it out with transport='grpc'"),
-        ({"delta": 1e-6}, "has no option 'delta'"),
+        ({"delta": 1e-6}, "FedXGB has no option 'delta'"),
         ({"early_stopping_rounds": 2}, "eval_set"),
     ],
     ids=str,
@@ -259,7 +275,7 @@ def test_no_user_may_be_called_as_a_role(name):
 
 
 def test_other_protocols_have_no_edge_servers():
-    with pytest.raises(ConfigError, match="'federboost-horizontal' has no option 'edges'"):
+    with pytest.raises(ConfigError, match="FederBoostHorizontal has no option 'edges'; edges is an option of FedXGB"):
         estimator("binary", "federboost-horizontal", edges=3).fit(deal_out(*real_table("binary"), 3))
 
 

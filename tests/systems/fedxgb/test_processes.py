@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import treaty
-from flat import flat
+from flat import flat, option_lines
 from runs.job_files import start
 from tables import real_table, with_categories, with_gaps
 from treaty.cli import main as cli
@@ -66,9 +65,8 @@ def write_job(
     """Write one job file that serves all parties of this machine, their rows, keys and certificates."""
     roles = {"owner": "server", **dict.fromkeys(edges, "edge"), "notary": "authority"}
     names = [*roles, *users]
-    lines = ['name = "test"', 'active = "owner"', 'label = "y"', f"timeout = {timeout}", "n_jobs = 1", "[options]"]
-    given = {"protocol": "fedxgb", "n_estimators": trees, **OPTIONS, **options}
-    lines += [f"{option} = {json.dumps(value)}" for option, value in given.items()]
+    protocol, given = option_lines("fedxgb", **{"n_estimators": trees, **OPTIONS, **options})
+    lines = ['name = "test"', protocol, 'active = "owner"', 'label = "y"', f"timeout = {timeout}", "n_jobs = 1", *given]
     for name, port in zip(names, free_ports(len(names)), strict=True):
         write_identity(folder, name)
         lines += [f"[parties.{name}]", f'address = "127.0.0.1:{port}"']

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import treaty
-from flat import flat
+from flat import flat, option_lines
 from tables import cut_for_guest, real_table
 from treaty.cli import linear_commands
 from treaty.cli.linear_commands import predict_linear
@@ -104,11 +104,8 @@ def job_file(folder: Path, split, **options) -> Path:
     """A job of three parties with data, ids in different orders, and a coordinator."""
     X, y = split
     rng = np.random.default_rng(0)
-    lines = ['name = "logistic"', 'active = "p0"', 'label = "kind"', "[align]", 'on = "id"', "[options]"]
-    given = {"protocol": "quasi-newton", **GIVEN, **options}
-    lines += [
-        f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in given.items()
-    ]
+    protocol, given = option_lines(**{"protocol": "quasi-newton", **GIVEN, **options})
+    lines = ['name = "logistic"', protocol, 'active = "p0"', 'label = "kind"', "[align]", 'on = "id"', *given]
     for name, part in X.items():
         table = part.assign(id=[f"person {k}" for k in range(len(part))])
         if name == "p0":
@@ -162,7 +159,7 @@ def test_jobs_whose_roles_do_not_fit_are_refused(split, tmp_path):
     for wrong, words in [
         (text.replace('role = "coordinator"', 'role = "coordinator"\ntable = "p1.csv"'), "to have no table"),
         (text + '[parties.two]\nrole = "coordinator"\n', "at one party"),
-        (text.replace("[options]", "[options]\ncoordinator = false"), "at one party"),
+        (text.replace("[quasi-newton]", "[quasi-newton]\ncoordinator = false"), "at one party"),
         (text.replace('"quasi-newton"', '"secureboost"').replace("batch_size = 120", ""), "at one party|option"),
     ]:
         path.write_text(wrong)
