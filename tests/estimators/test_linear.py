@@ -220,19 +220,22 @@ def test_the_seed_decides_the_batches():
 
 
 @pytest.mark.parametrize(
-    ("options", "pairs", "rate"),
-    [
-        ({}, 5, 0.05),
-        ({"solver": "sgd"}, 0, 0.15),
-        ({"solver": "sgd", "learning_rate": 0.4}, 0, 0.4),
-        ({"protocol": "quasi-newton", "memory": 3}, 3, 0.05),
-        ({"protocol": "sgd"}, 0, 0.15),
-    ],
-    ids=str,
+    ("solver", "rate", "pairs"), [(None, 0.05, True), ("quasi-newton", 0.05, True), ("sgd", 0.15, False)]
 )
-def test_gradient_descent_has_no_pairs_and_a_rate_of_its_own(options, pairs, rate):
-    resolved = linear_options(options)
-    assert (resolved.pairs, resolved.first_rate) == (pairs, rate)
+def test_gradient_descent_has_no_pairs_and_a_rate_of_its_own(solver, rate, pairs):
+    X, y = real_table("binary")
+
+    def coef(**options):
+        model = treaty.LogisticRegression(
+            treaty.Pooled(solver=solver), batch_size=60, max_iter=4, random_state=0, **options
+        )
+        return model.fit(X, y).coef_
+
+    np.testing.assert_array_equal(coef(), coef(learning_rate=rate))
+    assert not np.array_equal(coef(), coef(learning_rate=0.4))
+    assert np.array_equal(coef(), coef(memory=1)) != pairs
+    of = treaty.SGD if solver == "sgd" else treaty.QuasiNewton
+    assert (of.keeps_pairs, of.first_rate) == (pairs, rate)
 
 
 def test_the_solver_decides_how_weights_are_found():

@@ -18,7 +18,7 @@ from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
 
 import treaty
-from flat import flat
+from flat import flat, own_and_common
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.data.table import to_table
