@@ -1,11 +1,11 @@
-"""Options of every system: shown, copied, searched, and refused where they do not belong, in Python and in job files."""
+"""Options of every system: shown, copied, searched, and refused in the wrong place, in Python and in job files."""
 
 from __future__ import annotations
 
 import json
 import pickle
 from pathlib import Path
-from typing import get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -35,10 +35,10 @@ def estimator_of(protocol: str):
 def other_value(kind, name):
     """Return a value of an option that is not its default."""
     hint = get_type_hints(kind)[name]
-    for of in get_args(hint) or (hint,):
-        if get_origin(of) is not None:  # Literal
+    for of in [hint] if get_origin(hint) is Literal else get_args(hint) or [hint]:
+        if get_origin(of) is Literal:
             return next(value for value in reversed(get_args(of)) if value != getattr(kind, name))
-        if of is not type(None):
+        if of in (bool, int, float):
             return {bool: True, int: 128, float: 0.25}[of]
     raise AssertionError(name)
 
