@@ -27,3 +27,9 @@ def seat(
     given = {name: "active" if name == active else "passive" for name in owners} if roles is None else dict(roles)
     cast = Cast(active, given, list(owners))
     return Seat(party=party, options=options, common=common.checked(options), cast=cast, **fields)
+
+
+def split_options(given: Mapping[str, Any], kind: type[SystemOptions]) -> tuple[Any, dict[str, Any]]:
+    """Split options by name into a system's own, and the common ones."""
+    common = {name: value for name, value in given.items() if name in BoostingOptions.__struct_fields__}
+    return kind(**{name: value for name, value in given.items() if name not in common}), common
