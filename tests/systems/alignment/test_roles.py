@@ -324,8 +324,8 @@ def test_abort_does_not_tell_how_many_ids_there_are() -> None:
     def probe(places: int) -> None:
         def cheat(party: Party) -> None:
             ids = read_ids([1, 2])
-            own, opened = alignment._open(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
-            alignment._exchange(party, own, opened.sizes, BATCH, None, Scratch())
+            own, peers = alignment._introduce(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
+            alignment._exchange(party, own, peers.sizes, BATCH, None, Scratch())
             values = np.zeros((places, 16))
             party.send("b", alignment.Matches(array(np.arange(places), np.int32), array(values)))
             party.send("b", KEY)
@@ -448,13 +448,13 @@ class Cheat:
 
     def __call__(self, party: Party) -> None:
         ids, b_ids = read_ids(SHARED), read_ids(B_IDS)
-        own, opened = alignment._open(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
-        lists = alignment._exchange(party, own, opened.sizes, BATCH, None, Scratch())
+        own, peers = alignment._introduce(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
+        lists = alignment._exchange(party, own, peers.sizes, BATCH, None, Scratch())
         mine, theirs = (every["b"][:] for every in lists)
         at, found = in_both(mine["value"], theirs["value"], "b")
         number, place = mine["number"][at].astype(np.int64), theirs["place"][found]
         unmatched = np.setdiff1d(np.arange(own.size), at)[:1]
-        free = np.setdiff1d(np.arange(opened.sizes["b"]), place)[:1]  # b's list is full: its one unmatched id is here
+        free = np.setdiff1d(np.arange(peers.sizes["b"]), place)[:1]  # b's list is full: its one unmatched id is here
         key = secrets.token_bytes(32)
 
         def arranged(key: bytes, shift: int) -> tuple[np.ndarray, np.ndarray]:
@@ -470,7 +470,7 @@ class Cheat:
         places, values = arranged(key, 0)
         told = Scratch().sorted(PAIR, "place", own.size, own.size)
         told.add(records(PAIR, value=values, place=places, number=0))
-        alignment._tell(party, "b", told, own.size, key, BATCH, Scratch())
+        alignment._send_matches(party, "b", told, own.size, key, BATCH, Scratch())
         challenge = party.receive("b", Challenge)
         other = challenge.key.data.tobytes()
         guess = arranged(other, 0 if self.challenge_known else 1)[1]
@@ -533,14 +533,14 @@ def test_passive_party_shows_nothing_of_its_values_before_it_has_checked() -> No
 def test_matches_travel_in_an_order_that_tells_nothing_of_the_active_partys_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = alignment._told
+    told = alignment._receive_matches
     numbers: list[np.ndarray] = []
 
     def noting(party: Party, lead: str, own: OwnList, *args: Any) -> Any:
         numbers.append(own.numbers(slice(0, own.size)))
         return told(party, lead, own, *args)
 
-    monkeypatch.setattr(alignment, "_told", noting)
+    monkeypatch.setattr(alignment, "_receive_matches", noting)
     played = run({"a": list(range(50)), "b": list(range(10, 60))})
     entries = [entry for entry in played.transcripts["b"].entries if entry.step == "Matches"]
     matches = [decode_body(entry.content or b"", alignment.Matches, peer="a") for entry in entries]
