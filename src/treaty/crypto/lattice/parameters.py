@@ -1,7 +1,7 @@
-"""Parameters of the lattice map: the sets that may be used, as data with their source, and how one is chosen.
+"""Parameter sets of the lattice map as data with their source, and the choice of one.
 
-Ring R_q = Z_q[X] / (X^N + 1), q a product of primes below 2^31 that are 1 modulo 2 N, ternary secrets, centred
-binomial errors of deviation sqrt(21 / 2) = 3.24.
+Ring R_q = Z_q[X] / (X^N + 1), q a product of primes below 2^31 that are 1 modulo 2 N, ternary secrets, centred binomial
+errors of deviation sqrt(21 / 2) = 3.24.
 
 References
 ----------
@@ -51,27 +51,13 @@ DIGIT_BITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """One set, fitted to a job.
+    """One set, fitted to a job; CryptoError if it has less than 128 bits of security or unfit primes."""
 
-    Parameters
-    ----------
-    degree : int
-        N.
-    primes : tuple of int
-        Their product is q.
-    message_bits : int
-        Sums are integers modulo 2^message_bits.
-    weight : int
-        Largest 1-norm of a row of the secret matrix (of bins: the number of rows of the table).
-    slack : int
-        What the encoding of a sum may be off by, from rounded scales: half the sum of its fields' bounds.
-    """
-
-    degree: int
-    primes: tuple[int, ...]
-    message_bits: int
-    weight: int
-    slack: int
+    degree: int  # N
+    primes: tuple[int, ...]  # their product is q
+    message_bits: int  # sums are integers modulo 2^message_bits
+    weight: int  # largest 1-norm of a row of the secret matrix (of bins: the number of rows of the table)
+    slack: int  # bound of a sum's error from rounded scales: half the sum of its fields' bounds
 
     def __post_init__(self) -> None:
         bits = STANDARD_LIMITS.get(self.degree)
@@ -98,7 +84,7 @@ class Parameters:
 
     @property
     def noise(self) -> int:
-        """Bound of what comes with a sum before flooding, modulo q: <u, e> + <r, e_0> - <e', s> and the encoding."""
+        """Bound of what is added to a sum before flooding, modulo q: <u, e> + <r, e_0> - <e', s> and the encoding."""
         return ERROR_BITS * (self.weight + 2 * self.degree) + self.slack
 
     @property
@@ -113,12 +99,9 @@ class Parameters:
         return max(0, (room * self.modulus >> (DIGIT_BITS * self.digits)) - self.noise).bit_length()
 
     def leak(self, squares: float) -> float:
-        """Bound what one sum tells beyond itself, as total variation: E |shift| / width of the flood.
+        """Bound what one sum reveals beyond itself, as total variation: E |shift| / width of the flood.
 
-        Parameters
-        ----------
-        squares : float
-            Square of the 2-norm of the row of the secret matrix (of a bin: its number of rows).
+        `squares` is the square of the 2-norm of the secret matrix's row (of a bin: its number of rows).
         """
         shift = math.sqrt(ERROR_BITS / 2 * (squares + 4 * self.degree / 3))
         return shift / 2.0**self.flood_bits
@@ -126,19 +109,9 @@ class Parameters:
 
 @cache
 def choose(message_bits: int, weight: int, slack: int, squares: int) -> Parameters:
-    """Take the smallest set that keeps a sum's leak below `LEAK_PER_SUM`.
+    """Take the smallest set that keeps a sum's leak below `LEAK_PER_SUM`; CryptoError if none does.
 
-    Parameters
-    ----------
-    message_bits, weight, slack : int
-        See `Parameters`.
-    squares : int
-        Largest square of a row's 2-norm.
-
-    Raises
-    ------
-    CryptoError
-        When no set does.
+    `squares` is the largest square of a row's 2-norm; the others are as in `Parameters`.
     """
     for count in range(FEWEST_PRIMES, len(PRIMES) + 1):
         found = Parameters(DEGREE, PRIMES[:count], message_bits, weight, slack)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
-from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.payload import Payload, check_payload
 from treaty.errors import CryptoError
 
@@ -150,16 +150,16 @@ class VectorServer:
     ) -> None:
         if np.abs(columns).sum(axis=1).max(initial=0) > parameters.weight:
             raise CryptoError("a column exceeds what the parameters are for - in the lattice map")
-        self.parameters, self._store = parameters, store
+        self.parameters = parameters
         self._columns = columns.shape
         self._map = LinearMapServer(
             parameters, SecretMatrix.of_integers(columns.astype(np.int32)), seed, threads=threads
         )
         squares = (columns.astype(np.float64) ** 2).sum(axis=1)
-        self._leaks = dict.fromkeys(names, 0.0)
+        leaks = dict.fromkeys(names, 0.0)
         for name, square in zip(names, squares.tolist(), strict=True):
-            self._leaks[name] += parameters.leak(square)
-        self._reserved = self._used = 0
+            leaks[name] += parameters.leak(square)
+        self._reservation = Reservation(store, leaks, _RESERVED_AT_A_TIME)
         self._seen: set[bytes] = set()
 
     def hint(self) -> Payload:
@@ -185,24 +185,15 @@ class VectorServer:
         if digest.digest() in self._seen:
             raise CryptoError("expected a new query, got one that was answered - in a query")
         self._seen.add(digest.digest())
-        self._reserve()
+        self._reservation.use(1)
         masks = [secrets.randbits(bits) for _ in range(self._columns[0])]
         features = np.arange(self._columns[0], dtype=np.int64)
         made = self._map.answer(query[0], query[1], features, [masks])
         return [made], [-mask % (1 << bits) for mask in masks]
 
-    def _reserve(self) -> None:
-        """Enter what answers may leak in the ledger, before they are given."""
-        if self._used == self._reserved:
-            self._store.reserve({name: _RESERVED_AT_A_TIME * leak for name, leak in self._leaks.items()})
-            self._reserved += _RESERVED_AT_A_TIME
-        self._used += 1
-
     def close(self) -> None:
         """Give back what was reserved and not used."""
-        unused, self._reserved = self._reserved - self._used, self._used
-        if unused:
-            self._store.give_back({name: unused * leak for name, leak in self._leaks.items()})
+        self._reservation.close()
 
 
 def signed(number: int, bits: int) -> int:

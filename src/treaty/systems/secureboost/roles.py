@@ -316,7 +316,6 @@ def passive(
             rerandomise=options.rerandomise is not False,
             names=table.schema.names,
             store=store,
-            progress=hinting,
             blind=options.hides_nodes(setup.encryption),
         )
     )
@@ -326,7 +325,7 @@ def passive(
     with closing(server):  # an aborted job gives back what it reserved of the ledger, too
         if isinstance(server, LatticeSumsServer):
             follow_seed(party, server)
-        send_hint(party, server.hint())
+        send_hint(party, server.hint(hinting))
         while True:
             match party.receive(lead, TreeStart, TreeEnd, SumsRequest, SplitRequest, DecideRequest, Keep, Finish):
                 case TreeStart() as start:
