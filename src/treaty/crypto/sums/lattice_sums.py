@@ -208,26 +208,7 @@ def take_bits(words: Digits, bit: int, width: int) -> NDArray[np.int64]:
 
 
 class LatticeSumsServer(WholeTableServer):
-    """A passive party's end.
-
-    Parameters
-    ----------
-    bounds : SumsBounds
-        What the client's `setup` states.
-    codes : ndarray of uint8, shape (rows, features)
-    offsets : ndarray of int32, shape (features + 1,)
-    names : sequence of str
-        Of the features, under which the ledger keeps what their answers leak; they are told nobody.
-    store : HintStore
-    threads : int
-    progress : callable, optional
-        Called while the hint is made, with rows done and rows in all.
-
-    Raises
-    ------
-    CryptoError
-        When bounds or codes cannot be used.
-    """
+    """A passive party's end; leaks enter the store's ledger under the features' names, which nobody is told."""
 
     def __init__(
         self,
