@@ -109,7 +109,7 @@ class ReadyFactors:
         self._stopped = True
 
     def _own_lock(self) -> threading.Lock:
-        if os.getpid() != self._process:  # a fork: the parent will use these factors, and may have held the lock
+        if os.getpid() != self._process:  # a fork: the parent uses these factors, and may have held the lock
             self._process, self._lock, self._thread = os.getpid(), threading.Lock(), None
             self._ready = deque()
         return self._lock
@@ -119,7 +119,7 @@ class ReadyFactors:
             while True:
                 with self._lock:
                     full = sum(map(len, self._ready)) >= self._wanted
-                    # threads are waited for at the end of a program: it must not wait for factors nobody will take
+                    # the program waits for this thread at its end: do not make factors that nobody will take
                     if full or self._stopped or not threading.main_thread().is_alive():
                         self._thread = None
                         return

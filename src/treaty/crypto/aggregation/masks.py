@@ -113,7 +113,7 @@ def _add_streams(values: NDArray[np.uint64], streams: Sequence[tuple[CipherConte
     """Add or subtract the ciphers' next keystream, in place."""
     most = min(len(values), _CHUNK)
     zeros = memoryview(bytes(8 * most))
-    buffer = np.empty(most + 2, np.dtype("<u8"))  # the cipher wants room for a block more
+    buffer = np.empty(most + 2, np.dtype("<u8"))  # the cipher needs room for another block
     room = buffer.view(np.uint8).data
     for part in pieces(len(values), _CHUNK):
         chunk = values[part]

@@ -15,8 +15,7 @@ from treaty.crypto.aggregation.round import Round, Unmasking, survival
 from treaty.crypto.sharing.secret_sharing import share_bytes, share_length
 from treaty.errors import CryptoError
 
-SECRET_BYTES = 32
-"""Of the self-mask seed b_u and the mask key s_u."""
+SECRET_BYTES = 32  # length of the self-mask seed b_u and of the mask key s_u
 
 _SHARE = share_length(SECRET_BYTES)
 
@@ -39,7 +38,7 @@ class Participant:
         self._session = this_round.session(seeds.transcript)
         self._next: str | None = "share"
         self._self_seed = secrets.token_bytes(SECRET_BYTES)
-        self._shares: dict[str, bytes] = {}  # of the members of U1, this one included
+        self._shares: dict[str, bytes] = {}  # by member of U1, this one included
         self._survivors: list[str] = []
 
     def share(self) -> dict[str, bytes]:
@@ -57,19 +56,11 @@ class Participant:
         return {to: seal(self._seeds.channel[to], by_name[to], self._bound(own, to)) for to in by_name}
 
     def masked_input(self, values: NDArray[np.int64], sealed: Mapping[str, bytes]) -> NDArray[np.uint64]:
-        """Return the masked vector (step 2).
+        """Return the masked vector of values, int64 (length,), given the shares sealed for this member (step 2).
 
-        Parameters
-        ----------
-        values : int64 (length,)
-        sealed : mapping of str to bytes
-            What the other members of U1 sealed for this one, by sender.
-
-        Raises
-        ------
-        CryptoError
-            When `values` are no such vector, U1 is too small or not of members, a share was not sealed by its sender
-            for this member and round, or a mask of this round was made before.
+        `sealed` has those of the other members of U1, by sender. CryptoError for another kind of vector, if U1 is too
+        small or not of members, a share was not sealed by its sender for this member and round, or a mask of this round
+        was made before.
         """
         self._begin("masked_input")
         self._round.check(values, np.int64, "the input")

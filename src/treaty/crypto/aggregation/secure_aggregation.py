@@ -102,7 +102,9 @@ class Aggregator:
         input unread), or the vector has another type or length.
         """
         if name not in self._shared or name in self._came or self._survivors is not None:
-            raise CryptoError(f"expected one input of each who shared, before survivors are listed - from {name}")
+            raise CryptoError(
+                f"expected one input per member who shared, before survivors are listed - from {name}"
+            )
         self._round.check(masked, np.uint64, f"the input of {name}")
         self._came.add(name)
         self._sum += masked

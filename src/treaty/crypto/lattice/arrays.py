@@ -60,7 +60,7 @@ def _make_room(file: FileIO, size: int) -> None:
 
 def _discard(file: FileIO | None, path: Path | None) -> None:
     if path is not None:
-        path.unlink(missing_ok=True)  # under this name there is nothing once the array was kept
+        path.unlink(missing_ok=True)  # no such file once the array was kept, which renames it
     if file is not None:
         file.close()
 

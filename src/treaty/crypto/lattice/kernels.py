@@ -33,8 +33,8 @@ Residues = NDArray[np.uint32]
 Words = NDArray[np.uint64]
 
 _LOW, _HALF_WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
-COPIES = 4  # of the places that residues are added up in
-_TILE = 1024  # rows, a multiple of COPIES, taken through all columns at a time: their residues stay near the processor
+COPIES = 4  # of each place that residues are added up in
+_TILE = 1024  # rows taken through all columns at a time, a multiple of COPIES: their residues stay in the cache
 
 
 @kernel
@@ -285,12 +285,7 @@ def rescale(
 
 @kernel
 def dots(
-    a: NDArray[np.int16],
-    rows: NDArray[np.int64],
-    b: NDArray[np.int16],
-    first: int,
-    stop: int,
-    out: NDArray[np.int32],
+    a: NDArray[np.int16], rows: NDArray[np.int64], b: NDArray[np.int16], first: int, stop: int, out: NDArray[np.int32]
 ) -> None:
     """out[i, j] = sum over k of a[rows[i], k] * b[j, k], of i in first:stop; exact while it is below 2^31.
 

@@ -40,7 +40,7 @@ from treaty.errors import CryptoError
 Residues = NDArray[np.uint32]
 Digits = NDArray[np.uint16]
 
-_LINE = 64  # bytes
+_LINE = 64  # bytes of a cache line
 
 
 def _transforms(parameters: Parameters) -> list[Tables]:
@@ -140,11 +140,7 @@ class LinearMapClient:
         return out
 
     def open(
-        self,
-        hint: NDArray[np.int16],
-        rows: NDArray[np.int64],
-        secrets: NDArray[np.int8],
-        answers: Digits,
+        self, hint: NDArray[np.int16], rows: NDArray[np.int64], secrets: NDArray[np.int8], answers: Digits
     ) -> Digits:
         """Open answers, (vectors, rows, D), to `rows` of the hint, (all rows, D, N), with the secrets, (vectors, N).
 
@@ -252,11 +248,7 @@ class LinearMapServer:
         )
 
     def answer(
-        self,
-        words: Residues,
-        own: Residues,
-        features: NDArray[np.int64],
-        added: Sequence[Sequence[int]] | None = None,
+        self, words: Residues, own: Residues, features: NDArray[np.int64], added: Sequence[Sequence[int]] | None = None
     ) -> Digits:
         """Multiply vectors, as `LinearMapClient.encrypt` returns them, by the matrix's rows of some columns, ascending.
 

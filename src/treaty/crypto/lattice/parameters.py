@@ -24,27 +24,24 @@ STANDARD_LIMITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 
 
 SECURITY_BITS = 128
 
-ERROR_BITS = 21
-"""Errors are the difference of the sums of so many bits each: |e| <= 21, variance 10.5."""
+ERROR_BITS = 21  # errors are the difference of the sums of so many bits each: |e| <= 21, variance 10.5
 
-LEAST_DEVIATION = 3.19
-"""Of the errors that the table is about."""
+LEAST_DEVIATION = 3.19  # of the errors in the table of the standard
 
 DEGREE = 8192
 
+# The seven largest primes below 2^31 that are 1 modulo 2 N; a set takes the first five, six or seven.
 PRIMES = (2147352577, 2147205121, 2147074049, 2146959361, 2146713601, 2146418689, 2146336769)
-"""The seven largest primes below 2^31 that are 1 modulo 2 N; a set takes the first five, six or seven."""
 
 FEWEST_PRIMES = 5
 
+# Most that a sum may leak under a set (total variation): 2^27 of them then stay below `LEAK_LIMIT`.
 LEAK_PER_SUM = 2.0**-67
-"""A set is taken when a sum leaks at most this much (total variation): 2^27 of them then stay below `LEAK_LIMIT`."""
 
-LEAK_LIMIT = 2.0**-40
-"""What all answers ever given about a table may leak together, as total variation."""
+LEAK_LIMIT = 2.0**-40  # what all answers ever given about a table may leak together, as total variation
 
+# Bits kept below the message in a hint, of which its rounding takes at most an eighth.
 GUARD_BITS = 16
-"""Digits kept below the message in a hint: the rounding of a hint takes at most an eighth of what is left there."""
 
 DIGIT_BITS = 16
 
@@ -70,7 +67,7 @@ class Parameters:
             if prime >= 1 << 31 or prime % (2 * self.degree) != 1 or not gmpy2.is_prime(prime):
                 raise CryptoError(f"{prime} is not a prime below 2^31 that is 1 modulo 2 N - in the lattice map")
         if len(set(self.primes)) != len(self.primes):
-            raise CryptoError("a prime comes twice - in the lattice map")
+            raise CryptoError("a prime is repeated - in the lattice map")
 
     @property
     def modulus(self) -> int:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.parameters import ERROR_BITS
 
-Bytes = Callable[[int], bytes]
-"""``draw(count)`` gives that many bytes of a stream."""
+Bytes = Callable[[int], bytes]  # ``draw(count)`` gives that many bytes of a stream
 
 _TRITS = np.array([[byte // 3**k % 3 - 1 for k in range(5)] for byte in range(243)], np.int8)
 

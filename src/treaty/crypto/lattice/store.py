@@ -32,16 +32,15 @@ from treaty.crypto.lattice.arrays import NewHint, digest_of, map_array
 from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError
 
-KEPT = 16
-"""Hints that a server keeps, the newest; a client keeps as many of each peer, which has no use for older ones."""
+KEPT = 16  # newest hints that a server keeps; a client keeps as many of each peer
 
+# Bytes of an array that a store without a folder holds in memory; a larger one takes a temporary file.
 IN_MEMORY = 256 << 20
-"""Bytes of an array that a store without a folder holds in memory; a larger one takes a temporary file."""
 
-_WAIT = 60.0  # seconds for others to let go of the database, which takes them milliseconds
+_WAIT = 60.0  # seconds for other processes to release the database, which takes milliseconds
 _VERSION = 1
 _NAME = re.compile(r"array-[0-9a-f]{32}\.npy(\.part)?")
-_UNUSABLE = "what it keeps of a hint for the lattice map cannot be used; it has the details"
+_UNUSABLE = "its stored hint for the lattice map cannot be used; it has the details"
 _TABLES = (
     """CREATE TABLE hints (id INTEGER PRIMARY KEY, peer TEXT NOT NULL, binding BLOB NOT NULL, seed BLOB NOT NULL,
        terms BLOB NOT NULL, name TEXT NOT NULL, digest BLOB NOT NULL, UNIQUE (peer, terms))""",
@@ -72,9 +71,9 @@ class HintStore:
                 return
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             database = folder / "hints.sqlite"
-            with _locked(folder):  # who turns a database to WAL meets others that do so, and SQLite does not wait
-                if not database.exists():  # closing one that is in use would undo SQLite's locks of this process
-                    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # its log gets that mode
+            with _locked(folder):  # SQLite does not wait for another process that switches to WAL
+                if not database.exists():  # closing a used one would drop this process's locks on it
+                    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # SQLite's log inherits it
                 self._open(database)
 
     def close(self) -> None:
@@ -134,7 +133,7 @@ class HintStore:
             found = db.execute("SELECT name, digest FROM hints WHERE peer = ? AND binding = ?", (peer, binding))
             row = found.fetchone()
         if row is None:
-            raise ConfigError(f"no hint of {peer} with this binding is kept - at {self._where}", public=_UNUSABLE)
+            raise ConfigError(f"no hint of {peer} with this binding is stored - at {self._where}", public=_UNUSABLE)
         return self._read(*row)
 
     def forget_hint(self, peer: str, binding: bytes) -> None:
@@ -153,13 +152,13 @@ class HintStore:
         numbers.
         """
         if random.size and (random.min() < -1 or random.max() > 1):
-            raise CryptoError("expected numbers from -1 to 1, got others - in what a hint was made with")
+            raise CryptoError("expected numbers from -1 to 1, got others - in the randomness of a hint")
         with self._new(random.shape, np.int8) as new:
             np.copyto(new.array, random, casting="unsafe")
             array, digest = new.finish()
             with self._transaction() as db:
                 if db.execute("SELECT 1 FROM own WHERE binding = ?", (binding,)).fetchone():
-                    raise CryptoError("expected a new hint, got one that is kept already")
+                    raise CryptoError("expected a new hint, got one that is stored already")
                 db.execute(
                     "INSERT INTO own (binding, nonce, seed, name, digest) VALUES (?, ?, ?, ?, ?)",
                     (binding, nonce, seed, self._place(new, array), digest),
@@ -197,7 +196,7 @@ class HintStore:
                 (digest, answer, binding),
             )
             if entered.rowcount != 1:
-                raise CryptoError("the hint of this request is not kept any more; start again with a new one")
+                raise CryptoError("the hint of this request is no longer stored; start again with a new one")
         return answer
 
     def reserve(self, leaks: Mapping[str, float]) -> None:
@@ -240,7 +239,7 @@ class HintStore:
         weakref.finalize(self, db.close)
         try:
             db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")  # what is committed outlives a loss of power
+            db.execute("PRAGMA synchronous = FULL")  # commits survive a loss of power
             db.execute("PRAGMA foreign_keys = ON")
             with self._transaction():
                 (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -276,14 +275,14 @@ class HintStore:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Lock the database for this thread and process."""
         if os.getpid() != self._process:
-            raise LocalProtocolError("a store of hints came into a process by a fork; open another one there")
+            raise LocalProtocolError("a hint store was inherited through a fork; open another one in this process")
         with self._lock, self._translated():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
                 self._db.commit()
             finally:
-                self._db.rollback()  # nothing after the commit
+                self._db.rollback()  # without effect after the commit
 
     def _new(self, shape: tuple[int, ...], dtype: type[np.integer[Any]]) -> NewHint:
         if self._folder is None:
@@ -291,7 +290,7 @@ class HintStore:
             with self._translated():
                 return NewHint(shape, dtype, tempfile.TemporaryFile(buffering=0) if large else None, None)
         path = self._folder / f"array-{secrets.token_hex(16)}.npy.part"
-        with self._transaction():  # nobody sweeps it away before it is locked
+        with self._transaction():  # so that no other process sweeps the file away before it is locked
             file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b", buffering=0)
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, also by a crash
         with self._translated():
@@ -323,7 +322,8 @@ class HintStore:
             _forget(db, [(name,)])
         self._remove([(name,)])
         raise ConfigError(
-            f"a hint's file is {fault}: {path}; start again, it is forgotten and a new hint is made", public=_UNUSABLE
+            f"a hint's file is {fault}: {path}; start again, and a new hint will be made",
+            public=_UNUSABLE,
         )
 
     def _remove(self, names: Iterable[tuple[str]]) -> None:
@@ -348,7 +348,7 @@ class Reservation:
             try:
                 self._store.reserve(self._leak_of(more))
             except CryptoError:
-                more = vectors  # what is left may do for these
+                more = vectors  # the rest of the budget may suffice for these
                 self._store.reserve(self._leak_of(more))
             self._reserved += more
         self._used += vectors

@@ -15,8 +15,7 @@ from treaty.compute import share
 from treaty.crypto.psi import sodium
 from treaty.errors import CryptoError
 
-NODES = 256
-"""Parts of a set that are committed to apart: so many changes at least can be told from each other."""
+NODES = 256  # parts of a set with a commitment each: a change shows in which part it is
 
 _LEAST = 1024  # strings worth a thread of their own
 

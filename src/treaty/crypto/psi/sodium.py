@@ -38,7 +38,7 @@ def _library() -> ctypes.CDLL:
     from rbcl._sodium import _sodium as library  # type: ignore[import-untyped]  # initialises libsodium, too
 
     # The wheel unpacks its library into a temporary file at every import and leaves it there, three megabytes a
-    # process. Once loaded the file is not needed (Windows does not let go of it).
+    # process. Once loaded the file is not needed (Windows keeps it locked).
     if Path(library._name).parent == Path(tempfile.gettempdir()):
         with suppress(OSError):
             os.unlink(library._name)
@@ -138,7 +138,4 @@ def digest_each(
     for k in range(start, stop):
         begin = offsets[rows[k]]
         length = offsets[rows[k] + 1] - begin
-        _call(
-            function,
-            (out.ctypes.data + 16 * k, 16, data.ctypes.data + begin, length, key.ctypes.data, len(key)),
-        )
+        _call(function, (out.ctypes.data + 16 * k, 16, data.ctypes.data + begin, length, key.ctypes.data, len(key)))

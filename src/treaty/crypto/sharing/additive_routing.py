@@ -58,8 +58,7 @@ from treaty.crypto.sharing.secure_comparison import Program
 from treaty.crypto.sharing.shamir_field import Words
 from treaty.errors import CryptoError
 
-Keys = tuple[bytes, bytes]
-"""Of server 0 and of server 1; each to be kept from the other."""
+Keys = tuple[bytes, bytes]  # of server 0 and of server 1; each to be kept from the other
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -51,8 +51,8 @@ class FreshShares:
     def _stream(self, message: int) -> Keystream:
         if message <= self._last:
             raise CryptoError(
-                f"expected a message after number {self._last}, got {message}, whose keystream may be used - at shares "
-                "for users"
+                f"expected a message after number {self._last}, got {message}, whose keystream may have been used - at"
+                " shares for users"
             )
         self._last = message
         return Keystream(mask_key(self._seed, _PURPOSE + message.to_bytes(8, "big")))

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import CryptoError
 
-MOST_BINS = 255  # a code is one byte, and one is left for "missing"
+MOST_BINS = 255  # a code is one byte, and one code means "missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

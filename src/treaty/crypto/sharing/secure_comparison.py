@@ -50,8 +50,7 @@ from treaty.errors import CryptoError
 
 Result = TypeVar("Result")
 
-Program = Generator[dict[int, Words], dict[int, Words], Result]
-"""A server's part: see the module's text on the seam."""
+Program = Generator[dict[int, Words], dict[int, Words], Result]  # a server's part: see the module's text on the seam
 
 _FIELD_BITS = 127
 

@@ -21,8 +21,7 @@ from treaty.crypto.additive.multiplier import multiply_add
 from treaty.crypto.keystream import Keystream
 from treaty.errors import CryptoError
 
-P = (1 << 127) - 1
-"""The field's order, a prime."""
+P = (1 << 127) - 1  # the field's order, a prime
 
 Words = NDArray[np.uint64]
 

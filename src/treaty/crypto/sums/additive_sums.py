@@ -55,7 +55,7 @@ Words = NDArray[np.uint64]
 _MOST_NODES_UINT8 = 254
 _MOST_NODES = 65534
 _ANSWERS_AT_A_TIME = 32  # answer ciphertexts a thread makes at a time
-_OPENED_AT_A_TIME = 4096  # ciphertexts decrypted and taken apart at a time
+_OPENED_AT_A_TIME = 4096  # ciphertexts decrypted and split at a time
 _PRODUCT_BYTES = 64 << 20  # products made at a time, so that memory does not grow with the number of columns
 
 

@@ -25,8 +25,8 @@ from treaty.crypto.payload import Payload, check_payload
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey, AdditiveSumsClient, AdditiveSumsServer
 from treaty.errors import CryptoError
 
-_QUERY_BYTES = 64 << 20  # of a level, in one message; a node that takes more has a message of its own
-_MOST_NODES = 254  # whose numbers have a byte
+_QUERY_BYTES = 64 << 20  # of a level's nodes in one message; a larger node has a message of its own
+_MOST_NODES = 254  # so that a node's number fits a byte
 
 
 class BlindSumsClient(AdditiveSumsClient):

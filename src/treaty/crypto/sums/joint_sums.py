@@ -27,8 +27,7 @@ _MOST_CELLS = 1 << 22  # joint cells are numbered in a table of this size
 _PLANNING_STEPS = 1 << 28  # rows looked at while planning: about a second
 _LEAST_SAMPLE = 4096
 _BLOCK_COLUMNS = 64
-LEAST_GAIN = 4
-"""A group must save more than a fourth of its items' products; its cells take memory, too."""
+LEAST_GAIN = 4  # a group must save more than a fourth of its items' products; its cells take memory, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,8 @@ class Group:
 
     cells: int
     labels: NDArray[np.signedinteger]
-    feature: int
-    parts: tuple[Group, ...]
+    feature: int  # the column (its cells are its bins), or -1
+    parts: tuple[Group, ...]  # the two groups inside, or none
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,11 +41,11 @@ from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, s
 from treaty.errors import ConfigError, CryptoError
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
-_QUERY_BYTES = 64 << 20  # of a level, in one message; a node that takes more has a message of its own
+_QUERY_BYTES = 64 << 20  # of a level's nodes in one message; a larger node has a message of its own
 _RESERVED_AT_A_TIME = 512  # vectors whose leak is entered in the ledger before the first of them is answered
 BINDING_BYTES = 32
+# Of the format of hints, from the expansion of the seed to the digits; hints of other versions are not used.
 VERSION = 1
-"""Of all that hints depend on, from the expansion of the seed to the digits: hints of another one are not used."""
 
 
 def _fields(bounds: SumsBounds) -> tuple[list[Field], int]:
@@ -162,11 +162,7 @@ class LatticeSumsClient(WholeTableClient):
         return [words, own]
 
     def open(
-        self,
-        peer: str,
-        answer: Payload,
-        totals: NDArray[np.int64],
-        features: NDArray[np.int32] | None = None,
+        self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
     ) -> NDArray[np.int64]:
         """Open a server's answer to the oldest query it has not answered; see `SumsClient.open`."""
         if peer not in self._hints or not self._asked[peer]:
@@ -179,7 +175,7 @@ class LatticeSumsClient(WholeTableClient):
         shape = (len(keys), len(rows), self._parameters.digits)
         check_payload(answer, what, (np.uint8, (BINDING_BYTES,)), (np.uint16, shape))
         if answer[0].tobytes() != self._bindings[peer]:
-            raise CryptoError(f"it belongs to another table or hint than this job's - in {what}")
+            raise CryptoError(f"the answer belongs to another table or hint than this job's - in {what}")
         sums = np.zeros((len(keys), int(offsets[-1]), 3), np.int64)
         if not len(rows):  # none of its columns is in the tree's sample
             return sums
@@ -190,7 +186,7 @@ class LatticeSumsClient(WholeTableClient):
             sums[:, rows, column] = values
         top = np.int64(1) << (places[3] - places[2] - 1)
         sums[..., 0] = (sums[..., 0] ^ top) - top  # signed
-        # which bin is wrong is not told, nor is the question put again: either would say something of the secret
+        # do not report which bin is wrong, nor ask again: either would reveal something of the secret
         if not self._adds_up(sums[:, rows], starts, totals):
             self._store.forget_hint(peer, self._bindings[peer])  # or the next job would fail the same way
             raise CryptoError(f"the bins of a feature do not add up to their node, the job cannot go on - in {what}")
@@ -231,7 +227,7 @@ class LatticeSumsServer(WholeTableServer):
         """Tell whether a kept hint was made of this very table."""
         try:
             own = self._store.own(binding)
-        except ConfigError:  # its file is gone or damaged, and forgotten now: a new hint is made
+        except ConfigError:  # its file is missing or damaged, and forgotten now: a new hint is made
             return False
         return own is not None and self._binding(own[0], own[1]) == binding
 
@@ -290,7 +286,7 @@ class LatticeSumsServer(WholeTableServer):
         for part in query:
             digest.update(part.data)
         shape = (len(words), len(slots_of(self._offsets, features)), self._parameters.digits)
-        # a second flood on one query would average out: it is answered as it was the first time
+        # a repeated query gets its first answer: a second flood on one query would average out
         before = self._store.answer(self.binding, digest.digest())
         if before is None:
             self._reservation.use(len(words))

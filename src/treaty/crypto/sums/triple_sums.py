@@ -51,8 +51,8 @@ from treaty.crypto.vectors.matrix_triples import (
 )
 from treaty.errors import CryptoError
 
-_HINT_BYTES = 32 << 20  # of F, in one message; a slot that takes more has a message of its own
-_QUERY_BYTES = 64 << 20  # of a level, in one message; a node that takes more has a message of its own
+_HINT_BYTES = 32 << 20  # of F in one message; a larger slot has a message of its own
+_QUERY_BYTES = 64 << 20  # of a level's nodes in one message; a larger node has a message of its own
 
 
 class TripleSumsClient(WholeTableClient):
@@ -103,7 +103,7 @@ class TripleSumsClient(WholeTableClient):
         masks = np.empty((nodes, VECTOR_WORDS, n_rows), np.uint64)
         masked = np.zeros((nodes, VECTOR_WORDS, n_rows), np.uint64)
         for k, (begin, stop) in enumerate(pairwise(starts)):
-            self._used.use(vector_nonce(first + k))  # of two vectors under one mask the server sees the difference
+            self._used.use(vector_nonce(first + k))  # the server would see the difference of two vectors under one mask
             masks[k] = vector_mask(self._seed, first + k, n_rows)
             rows = positions[begin:stop]
             masked[k][:, rows] = self._tree[:, rows]
@@ -135,7 +135,7 @@ class TripleSumsClient(WholeTableClient):
         for k in range(nodes):
             words[k] += product_mask(self._seed, peer, first + k, slots)[:, rows]
         found = unpack_sums(words, self._bits)
-        # which bin is wrong is not told: it would say something of the masks
+        # do not report which bin is wrong: that would reveal something of the masks
         if not self._adds_up(found, starts, totals):
             raise CryptoError(f"the bins of a feature do not add up to their node, the job cannot go on - in {what}")
         sums[:, rows] = found

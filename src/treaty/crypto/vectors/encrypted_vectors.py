@@ -189,7 +189,7 @@ class Hider:
         pairs = np.stack([np.zeros(columns, np.int64), np.arange(columns)], axis=1)
         bases = modulus.unpack(ciphertexts)[:, np.newaxis]
         products = modulus.bucket_products(bases, shifted, pairs, bits, self._threads)
-        whole = np.empty((1, modulus.words), np.uint64)  # sum v, taken off as often as the offset put it in
+        whole = np.empty((1, modulus.words), np.uint64)  # sum v, which the offset has added as many times
         index = np.arange(len(ciphertexts), dtype=np.int32)
         modulus.segment_products(ciphertexts, index, np.array([0, len(ciphertexts)]), whole)
         return modulus.pack(modulus.multiply(products, modulus.montgomery([self._inverse(whole, offset)])))

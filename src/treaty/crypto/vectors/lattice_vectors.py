@@ -109,7 +109,7 @@ class VectorServer:
         threads: int = 1,
     ) -> None:
         if np.abs(columns).sum(axis=1).max(initial=0) > parameters.weight:
-            raise CryptoError("a column exceeds what the parameters are for - in the lattice map")
+            raise CryptoError("a column exceeds the bound of the parameters - in the lattice map")
         self.parameters = parameters
         self._columns = columns.shape
         self._map = LinearMapServer(

@@ -51,13 +51,12 @@ from treaty.errors import CryptoError
 Words = NDArray[np.uint64]
 
 SEED_BYTES = 32
-VECTOR_WORDS = 2
-"""Columns of a vector: one for gradients, one for hessians and the count of rows."""
+VECTOR_WORDS = 2  # columns of a vector: one for gradients, one for hessians and the count of rows
 
-_BLOCK_BYTES = 16 << 20  # of B at a time
-_AHEAD = 16  # vectors that a dealer makes shares for at a time: B is made afresh for each such batch
-_MASK_BYTES = 64 << 20  # of all A_t of a batch
-_SMALL = 1 << 18  # products or sums that are made sooner than a second thread wakes up
+_BLOCK_BYTES = 16 << 20  # most of B in memory at a time
+_AHEAD = 16  # vectors per batch of a dealer's shares: B is expanded anew for each batch
+_MASK_BYTES = 64 << 20  # most of all A_t of a batch
+_SMALL = 1 << 18  # fewer products or sums than this are not worth a second thread
 
 
 def count_bits(bounds: SumsBounds) -> int:
