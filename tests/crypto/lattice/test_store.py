@@ -390,7 +390,7 @@ def test_second_hint_of_a_binding_is_refused_and_changes_nothing(folder: Path) -
     with HintStore(folder) as store:
         store.keep_own(b"own", NONCE, SEED, RANDOM)
         store.keep_answer(b"own", b"digest", b"answer")
-        with pytest.raises(CryptoError, match="kept already"):
+        with pytest.raises(CryptoError, match="stored already"):
             store.keep_own(b"own", b"other", SEED, -RANDOM)
         assert np.array_equal(store.own(b"own")[2], RANDOM)
         assert store.answer(b"own", b"digest") == b"answer"

@@ -189,9 +189,9 @@ class FixedBase:
         return out
 
 
-def aligned(words: int) -> Words:
-    """Return an uninitialised uint64 array that starts on a cache line."""
-    raw = np.empty(words * 8 + _ALIGNMENT, np.uint8)
+def aligned(words: int, zeroed: bool = False) -> Words:
+    """Return a uint64 array, by default uninitialised, that starts on a cache line."""
+    raw = (np.zeros if zeroed else np.empty)(words * 8 + _ALIGNMENT, np.uint8)
     skip = -raw.ctypes.data % _ALIGNMENT
     return raw[skip : skip + words * 8].view(np.uint64)
 

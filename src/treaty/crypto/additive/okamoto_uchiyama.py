@@ -27,8 +27,6 @@ Coron, Naccache, Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import gmpy2
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +35,10 @@ from treaty.compute import concurrently, pieces
 from treaty.crypto import parameters
 from treaty.crypto.additive.key_checks import check_base, check_messages, check_modulus, check_order
 from treaty.crypto.additive.montgomery import FixedBase, Modulus, from_words, to_words
-from treaty.crypto.additive.randomiser import Randomiser
 from treaty.crypto.additive.residues import PrimeSquare, Residues
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.payload import Payload, check_payload
 from treaty.errors import CryptoError
-
-__all__ = ["PrivateKey", "PublicKey", "Randomiser"]
 
 Words = NDArray[np.uint64]
 
@@ -91,22 +86,6 @@ class PublicKey:
     def to_payload(self) -> Payload:
         """Return what `from_payload` reads."""
         return [to_words([self.n, self.g, self.h], self.modulus.words), np.array([self.subgroup_bits], np.int64)]
-
-    def encrypt(self, values: Sequence[int], keystream: Keystream | None = None) -> Words:
-        """Encrypt values below 2^{plaintext_bits - 2} in size, x < 0 as n + x, by c = g^m h^r: (values, words), packed.
-
-        Slow, as it needs the public key alone; the owner's `PrivateKey.encrypt` is fast. CryptoError if a value is too
-        large.
-        """
-        if any(abs(x) >> (self.plaintext_bits - 2) for x in values):
-            raise CryptoError(f"expected values below 2^{self.plaintext_bits - 2} in size - lower fractional_bits")
-        exponents = from_words((keystream or Keystream()).bits(self.randomness_bits, len(values)))
-        n = self.n
-        ciphertexts = [
-            int(gmpy2.powmod(self.g, x % n, n) * gmpy2.powmod(self.h, r, n) % n)
-            for x, r in zip(values, exponents, strict=True)
-        ]
-        return self.modulus.pack(self.modulus.montgomery(ciphertexts))
 
 
 class PrivateKey:
@@ -169,7 +148,3 @@ class PrivateKey:
 
         hidden = concurrently(part, pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME), threads)
         return ~np.concatenate([np.empty(0, np.bool_), *hidden])
-
-    def decrypt_signed(self, ciphertexts: Words, threads: int = 1) -> list[int]:
-        """Decrypt to integers, those above p / 2 standing for negative ones; otherwise as `decrypt`."""
-        return [m - self._p if 2 * m > self._p else m for m in from_words(self.decrypt(ciphertexts, threads))]

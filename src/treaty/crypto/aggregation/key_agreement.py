@@ -88,21 +88,25 @@ class EphemeralKeys:
         own = advertisements.get(self._name)
         if own is None or own[:2] != self._public():
             raise CryptoError(f"expected the own keys of {self._name} unchanged - at the advertised keys")
-        peers = [name for name in advertisements if name != self._name]
-        pairs = {name: (advertisements[name], sorted([self._name, name])) for name in peers}
+        peers = {name: keys for name, keys in advertisements.items() if name != self._name}
+        channels = {name: keys.channel for name, keys in peers.items()}
+        masks = {name: keys.mask for name, keys in peers.items()}
         return PairSeeds(
             name=self._name,
             scope=self._scope,
-            channel={
-                name: agree(self._channel, his.channel, self._job_id, *ends) for name, (his, ends) in pairs.items()
-            },
-            mask={name: agree(self._mask, his.mask, self._job_id, *ends) for name, (his, ends) in pairs.items()},
+            channel=agree_with(self._channel, channels, self._job_id, self._name),
+            mask=agree_with(self._mask, masks, self._job_id, self._name),
             mask_secret=self._mask.private_bytes_raw(),
             transcript=transcript(advertisements, self._scope),
         )
 
     def _public(self) -> tuple[bytes, bytes]:
         return self._channel.public_key().public_bytes_raw(), self._mask.public_key().public_bytes_raw()
+
+
+def agree_with(secret: X25519PrivateKey, publics: Mapping[str, bytes], job_id: str, name: str) -> dict[str, bytes]:
+    """Derive the seeds that `name`, whose secret key this is, shares with the owners of public keys; see `agree`."""
+    return {peer: agree(secret, public, job_id, *sorted([name, peer])) for peer, public in publics.items()}
 
 
 def agree(secret: X25519PrivateKey, public: bytes, job_id: str, first: str, second: str) -> bytes:

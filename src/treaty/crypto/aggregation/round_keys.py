@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from treaty.crypto.aggregation.key_agreement import Advertisement, PairSeeds, agree, transcript
+from treaty.crypto.aggregation.key_agreement import Advertisement, PairSeeds, agree_with, transcript
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.errors import CryptoError
 
@@ -69,10 +69,7 @@ class RoundKeys:
             name=self._name,
             scope=self._scope,
             channel={name: self._channels[name] for name in others},
-            mask={
-                name: agree(self._secret, key, self._job_id, *sorted([self._name, name]))
-                for name, key in others.items()
-            },
+            mask=agree_with(self._secret, others, self._job_id, self._name),
             mask_secret=self._secret.private_bytes_raw(),
             transcript=transcript(unsigned(keys), self._scope),
         )

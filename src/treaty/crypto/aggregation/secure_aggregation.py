@@ -54,7 +54,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.key_agreement import Advertisement, agree, check_advertisements, transcript
+from treaty.crypto.aggregation.key_agreement import Advertisement, agree_with, check_advertisements, transcript
 from treaty.crypto.aggregation.masks import KEY_BYTES, add_masks, mask_key
 from treaty.crypto.aggregation.participant import SECRET_BYTES
 from treaty.crypto.aggregation.round import Round, Unmasking, enough
@@ -102,9 +102,7 @@ class Aggregator:
         input unread), or the vector has another type or length.
         """
         if name not in self._shared or name in self._came or self._survivors is not None:
-            raise CryptoError(
-                f"expected one input per member who shared, before survivors are listed - from {name}"
-            )
+            raise CryptoError(f"expected one input per member who shared, before survivors are listed - from {name}")
         self._round.check(masked, np.uint64, f"the input of {name}")
         self._came.add(name)
         self._sum += masked
@@ -174,7 +172,8 @@ class Aggregator:
             raise CryptoError(
                 f"expected shares of the mask key of {lost}, got some that give another; repeat the round"
             )
-        seeds = {u: agree(own, self._advertised[u].mask, self._round.job_id, *sorted([u, lost])) for u in survivors}
+        publics = {u: self._advertised[u].mask for u in survivors}
+        seeds = agree_with(own, publics, self._round.job_id, lost)
         return {u: mask_key(seeds[u], self._round.nonce) for u in survivors}
 
     def _closed(self) -> list[str]:

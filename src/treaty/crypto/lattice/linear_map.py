@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import share
+from treaty.crypto.additive.montgomery import aligned
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
 from treaty.crypto.lattice.lanes import WORDS
@@ -39,8 +40,6 @@ from treaty.errors import CryptoError
 
 Residues = NDArray[np.uint32]
 Digits = NDArray[np.uint16]
-
-_LINE = 64  # bytes of a cache line
 
 
 def _transforms(parameters: Parameters) -> list[Tables]:
@@ -62,10 +61,9 @@ def _public(parameters: Parameters, seed: bytes, length: int, threads: int) -> R
 
 def zeros_on_lines(shape: tuple[int, ...], dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
     """Return zeros that begin at one of the processor's cache lines: eight words of a row never straddle two."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + _LINE, np.uint8)
-    skip = -raw.ctypes.data % _LINE
-    return raw[skip : skip + size].view(dtype).reshape(shape)
+    count = math.prod(shape)
+    words = aligned(-(-count * np.dtype(dtype).itemsize // 8), zeroed=True)
+    return words.view(dtype)[:count].reshape(shape)
 
 
 class LinearMapClient:

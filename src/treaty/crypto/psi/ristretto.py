@@ -7,6 +7,7 @@ and is not the identity generates all of it: there are no points of small order 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,30 +35,16 @@ def multiply(points: NDArray[np.uint8], scalar: NDArray[np.uint8], threads: int 
     """
     points = _rows(points, POINT)
     out = np.empty_like(points)
-    refused = np.zeros(len(points), np.int64)  # counted by part, at the part's first place
     function = sodium.address("crypto_scalarmult_ristretto255")
-
-    def work(start: int, stop: int) -> None:
-        if start < stop:
-            refused[start] = sodium.multiply_each(function, points, scalar, out, start, stop)
-
-    share(work, len(points), threads, _LEAST)
-    _refuse(int(refused.sum()), len(points))
+    _refuse(lambda a, b: sodium.multiply_each(function, points, scalar, out, a, b), len(points), threads)
     return out
 
 
 def validate(points: NDArray[np.uint8], threads: int = 1) -> None:
     """Check points that are only compared, not multiplied; errors as of `multiply`."""
     points = _rows(points, POINT)
-    refused = np.zeros(len(points), np.int64)
     function = sodium.address("crypto_core_ristretto255_is_valid_point")
-
-    def work(start: int, stop: int) -> None:
-        if start < stop:
-            refused[start] = sodium.validate_each(function, points, start, stop)
-
-    share(work, len(points), threads, _LEAST)
-    _refuse(int(refused.sum()), len(points))
+    _refuse(lambda a, b: sodium.validate_each(function, points, a, b), len(points), threads)
 
 
 def from_uniform(uniform: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uint8]:
@@ -79,6 +66,15 @@ def _rows(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     return np.require(values, requirements=["C", "W"])  # a copy where read-only, or kernels would be compiled twice
 
 
-def _refuse(count: int, total: int) -> None:
+def _refuse(invalid: Callable[[int, int], int], total: int, threads: int) -> None:
+    """Raise CryptoError if `invalid` counts any among the points from one number to another."""
+    counts = np.zeros(total, np.int64)  # by part, at the part's first place
+
+    def work(start: int, stop: int) -> None:
+        if start < stop:
+            counts[start] = invalid(start, stop)
+
+    share(work, total, threads, _LEAST)
+    count = int(counts.sum())
     if count:
         raise CryptoError(f"expected points of ristretto255 other than the identity, got {count} others of {total}")

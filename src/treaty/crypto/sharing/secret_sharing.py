@@ -19,19 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.sharing.shamir_field import (
-    P,
-    Words,
-    check_numbers,
-    check_points,
-    combine,
-    evaluate,
-    lagrange_weights,
-    random_numbers,
-)
+from treaty.crypto.sharing import shamir_field as field
+from treaty.crypto.sharing.shamir_field import Words
 from treaty.errors import CryptoError
-
-__all__ = ["P", "make_shares", "open_bytes", "open_shares", "share_bytes", "share_length"]
 
 _PIECE = 15  # bytes of a secret in one field element
 _WIDTH = 16  # bytes of a field element
@@ -43,11 +33,11 @@ def make_shares(secrets: Words, points: Sequence[int], threshold: int) -> Words:
     `points` are the holders', distinct, from 1 to p - 1. CryptoError if anything is out of range or a point is
     repeated.
     """
-    check_points(points)
+    field.check_points(points)
     if not 1 <= threshold <= len(points):
         raise CryptoError(f"expected a threshold from 1 to {len(points)} shares, got {threshold}")
-    check_numbers(secrets, "secrets")
-    return evaluate(np.concatenate([secrets[None], random_numbers(threshold - 1, len(secrets))]), points)
+    field.check_numbers(secrets, "secrets")
+    return field.evaluate(np.concatenate([secrets[None], field.random_numbers(threshold - 1, len(secrets))]), points)
 
 
 def open_shares(points: Sequence[int], shares: Words) -> Words:
@@ -55,11 +45,11 @@ def open_shares(points: Sequence[int], shares: Words) -> Words:
 
     CryptoError for a bad point or a share that is not below p; fewer shares than the threshold give a wrong secret.
     """
-    check_points(points)
+    field.check_points(points)
     if len(shares) != len(points):
         raise CryptoError(f"expected a share for each of {len(points)} points, got {len(shares)}")
-    check_numbers(shares, "shares")
-    opened: Words = combine(shares, lagrange_weights(points)[None])[0]
+    field.check_numbers(shares, "shares")
+    opened: Words = field.combine(shares, field.lagrange_weights(points)[None])[0]
     return opened
 
 

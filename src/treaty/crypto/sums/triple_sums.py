@@ -36,19 +36,8 @@ from treaty.crypto.lattice.arrays import NewHint
 from treaty.crypto.lattice.store import IN_MEMORY
 from treaty.crypto.payload import Payload, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
-from treaty.crypto.vectors.matrix_triples import (
-    VECTOR_WORDS,
-    Words,
-    count_bits,
-    masked_product,
-    pack_rows,
-    product_mask,
-    selected_sums,
-    subtract_matrix_mask,
-    unpack_sums,
-    vector_mask,
-    vector_nonce,
-)
+from treaty.crypto.vectors import matrix_triples as triples
+from treaty.crypto.vectors.matrix_triples import VECTOR_WORDS, Words
 from treaty.errors import CryptoError
 
 _HINT_BYTES = 32 << 20  # of F in one message; a larger slot has a message of its own
@@ -64,7 +53,7 @@ class TripleSumsClient(WholeTableClient):
     def __init__(self, bounds: SumsBounds, seed: bytes, deal: Callable[[int, int], None], *, threads: int = 1) -> None:
         super().__init__(bounds)
         self._seed, self._deal, self._threads = seed, deal, threads
-        self._bits = count_bits(bounds)
+        self._bits = triples.count_bits(bounds)
         self.nodes_at_a_time = max(1, _QUERY_BYTES // (8 * VECTOR_WORDS * bounds.n_rows))
         self._held: dict[str, tuple[NewHint, int]] = {}
         self._asked: dict[str, deque[tuple[int, Words]]] = {}
@@ -92,7 +81,7 @@ class TripleSumsClient(WholeTableClient):
     def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
         """Note the derivatives of all rows of the table; see `SumsClient.begin_tree`."""
         self._check_start(grad, hess)
-        self._tree = pack_rows(grad, hess, self._bits)
+        self._tree = triples.pack_rows(grad, hess, self._bits)
         return []
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
@@ -103,8 +92,8 @@ class TripleSumsClient(WholeTableClient):
         masks = np.empty((nodes, VECTOR_WORDS, n_rows), np.uint64)
         masked = np.zeros((nodes, VECTOR_WORDS, n_rows), np.uint64)
         for k, (begin, stop) in enumerate(pairwise(starts)):
-            self._used.use(vector_nonce(first + k))  # the server would see the difference of two vectors under one mask
-            masks[k] = vector_mask(self._seed, first + k, n_rows)
+            self._used.use(triples.vector_nonce(first + k))  # two vectors under one mask show their difference
+            masks[k] = triples.vector_mask(self._seed, first + k, n_rows)
             rows = positions[begin:stop]
             masked[k][:, rows] = self._tree[:, rows]
         masked -= masks
@@ -129,12 +118,12 @@ class TripleSumsClient(WholeTableClient):
         sums = np.zeros((nodes, slots, 3), np.int64)
         if not len(rows):  # none of its columns is in the tree's sample
             return sums
-        words = answer[0] + masked_product(self._held[peer][0].array, rows, masks, self._threads).reshape(
+        words = answer[0] + triples.masked_product(self._held[peer][0].array, rows, masks, self._threads).reshape(
             nodes, VECTOR_WORDS, -1
         )
         for k in range(nodes):
-            words[k] += product_mask(self._seed, peer, first + k, slots)[:, rows]
-        found = unpack_sums(words, self._bits)
+            words[k] += triples.product_mask(self._seed, peer, first + k, slots)[:, rows]
+        found = triples.unpack_sums(words, self._bits)
         # do not report which bin is wrong: that would reveal something of the masks
         if not self._adds_up(found, starts, totals):
             raise CryptoError(f"the bins of a feature do not add up to their node, the job cannot go on - in {what}")
@@ -159,7 +148,7 @@ class TripleSumsServer(WholeTableServer):
         threads: int = 1,
     ) -> None:
         super().__init__(bounds, codes, offsets)
-        count_bits(bounds)  # refuses sums that would not fit
+        triples.count_bits(bounds)  # refuses sums that would not fit
         self._seed, self._shares, self._threads = seed, shares, threads
         self._next = 0
 
@@ -173,7 +162,7 @@ class TripleSumsServer(WholeTableServer):
             for slot in range(part.start, part.stop):
                 feature = column[slot]
                 block[slot - part.start] = self._columns[feature] == slot - self._offsets[feature]
-            subtract_matrix_mask(block, self._seed, part.start, self._threads)
+            triples.subtract_matrix_mask(block, self._seed, part.start, self._threads)
             yield [block]
 
     def nodes_of(self, query: Payload) -> int:
@@ -193,7 +182,7 @@ class TripleSumsServer(WholeTableServer):
         words = query[0].reshape(VECTOR_WORDS * nodes, -1)
         slots, sizes = slots_of(self._offsets, features), self._bins[features]
         places = np.cumsum(sizes) - sizes
-        sums = selected_sums(self._columns, features, places, len(slots), words, self._threads)
+        sums = triples.selected_sums(self._columns, features, places, len(slots), words, self._threads)
         return [sums.reshape(nodes, VECTOR_WORDS, -1) + self._shares(first, nodes)[:, :, slots]]
 
     def close(self) -> None:

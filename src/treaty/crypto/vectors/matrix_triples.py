@@ -100,16 +100,18 @@ def vector_nonce(number: int) -> bytes:
 
 def vector_mask(seed: bytes, number: int, n_rows: int) -> Words:
     """Return A_t, uint64 (2, rows)."""
-    mask = np.zeros(VECTOR_WORDS * n_rows, np.uint64)
-    add_masks(mask, [mask_key(seed, vector_nonce(number))], [])
-    return mask.reshape(VECTOR_WORDS, n_rows)
+    return _mask(seed, vector_nonce(number), n_rows)
 
 
 def product_mask(seed: bytes, holder: str, number: int, slots: int) -> Words:
     """Return C_t of one holder, uint64 (2, slots)."""
-    mask = np.zeros(VECTOR_WORDS * slots, np.uint64)
-    add_masks(mask, [mask_key(seed, mask_nonce("", "smm_secure", number, 0, f"C of {holder}"))], [])
-    return mask.reshape(VECTOR_WORDS, slots)
+    return _mask(seed, mask_nonce("", "smm_secure", number, 0, f"C of {holder}"), slots)
+
+
+def _mask(seed: bytes, nonce: bytes, length: int) -> Words:
+    mask = np.zeros(VECTOR_WORDS * length, np.uint64)
+    add_masks(mask, [mask_key(seed, nonce)], [])
+    return mask.reshape(VECTOR_WORDS, length)
 
 
 # ---------------------------------------------------------------- the products
