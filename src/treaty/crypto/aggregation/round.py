@@ -71,8 +71,8 @@ class Round:
         if not n < 2 * threshold <= 2 * n:
             raise CryptoError(f"expected a threshold above half of {n} members and at most {n}, got {threshold}")
         self.job_id, self.roster, self.length, self.dropout = job_id, dict(roster), length, dropout
-        self.threshold, self.least = threshold, max(threshold, min_cohort)
-        self.nonce = mask_nonce(job_id, protocol, round_id, 0, vector_id)
+        self.threshold, self.least = threshold, max(threshold, min_cohort)  # `least` members whose sum is opened
+        self.nonce = mask_nonce(job_id, protocol, round_id, 0, vector_id)  # names the vector's masks
         names = sorted(roster)
         self._protocol, self._round_id, self._vector_id, self._min_cohort = protocol, round_id, vector_id, min_cohort
         self._points = {name: place for place, name in enumerate(names, 1)}

@@ -63,17 +63,9 @@ Keys = tuple[bytes, bytes]  # of server 0 and of server 1; each to be kept from 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedRows:
-    """One server's view of rows.
+    """One server's view of n rows: rows minus their mask, which both servers know, and its share of the mask."""
 
-    Attributes
-    ----------
-    opened : uint64 (n, D)
-        Rows less their mask, which both servers know.
-    mask : uint64 (n, D)
-        Its share of the mask.
-    """
-
-    opened: Words
+    opened: Words  # (n, D), as the mask
     mask: Words
 
     def __len__(self) -> int:

@@ -57,7 +57,6 @@ class SumsClient(Protocol):
 
     def setup(self) -> Payload:
         """Return what every server is built from: the same payload to all, once per job."""
-        ...
 
     def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
         """Take the next piece of a server's hint; return how many slots are still to come, 0 with the last piece.
