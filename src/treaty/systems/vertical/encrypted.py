@@ -224,7 +224,6 @@ def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: Mak
             rerandomise=options.rerandomise,
             names=table.schema.names,
             store=store,
-            progress=seat.steps("hints"),
             blind=options.hides_nodes(setup.encryption),
         )
     )
@@ -249,7 +248,7 @@ def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: Mak
     with closing(server):  # an aborted job gives back what it reserved of the ledger, too
         if isinstance(server, LatticeSumsServer):
             follow_seed(party, server)
-        send_hint(party, server.hint())
+        send_hint(party, server.hint(seat.steps("hints")))
         return follower.follow(
             Order(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees"),
             {

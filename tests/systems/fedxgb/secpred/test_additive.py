@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from crypto.vectors.dealer_attacks import leaf_values_found
+from crypto.sharing.dealer_attacks import leaf_values_found
 from systems.fedxgb.playing import (
     crowd_rows,
     dying,
