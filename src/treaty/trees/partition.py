@@ -1,4 +1,4 @@
-"""Which rows are in which node: held by the party that may know it."""
+"""Which rows are in which node, held by a party that may know it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ _SMALL = 1 << 17  # rows that are moved sooner than a second thread wakes up
 class RowPartition:
     """Rows grouped by tree node, each node's sampled rows before its others.
 
-    Parameters
-    ----------
-    n_rows : int
-        Rows of the table; all of them travel down the tree.
-    sampled : int32 (m,) or None
-        Ascending row numbers of the tree's sample, which alone count in sums; None for all.
-    threads : int
+    All `n_rows` travel down the tree; only the `sampled` ones (int32, ascending; None: all) count in sums.
     """
 
     def __init__(self, n_rows: int, sampled: NDArray[np.int32] | None = None, threads: int = 1) -> None:
@@ -41,19 +35,9 @@ class RowPartition:
         self._waiting: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]] | None = None
 
     def rows(self, nodes: NDArray[np.int32], *, sampled: bool) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the rows of `nodes`, node after node, and where each node starts.
+        """Return rows of `nodes`, sampled or all, and starts: node k holds ``rows[starts[k]:starts[k + 1]]``.
 
-        Parameters
-        ----------
-        sampled : bool
-            Only the rows of the tree's sample, or all.
-
-        Returns
-        -------
-        rows : int32 (m,)
-            Perhaps a view, good until the division after next.
-        starts : int64 (n_nodes + 1,)
-            Node k holds ``rows[starts[k]:starts[k + 1]]``.
+        The rows may be a view, valid until the division after next.
         """
         self._move()
         firsts, lasts = self._bounds[nodes, 0], self._bounds[nodes, 1 if sampled else 2]
@@ -67,19 +51,14 @@ class RowPartition:
     def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], left: NDArray[np.bool_]) -> None:
         """Move the rows of `nodes` to their children.
 
-        Parameters
-        ----------
-        nodes : int32 (k,)
-        children : int32 (k,)
-            Number of the left child; the right child's is one higher. Children are numbered upwards.
-        left : bool (m,)
-            Whether each of ``rows(nodes, sampled=False)`` goes left; kept, not to be changed.
+        `children` are the left ones, ascending; a right one is one higher. `left` says of each of ``rows(nodes,
+        sampled=False)`` whether it goes left; it is kept and must not be changed.
         """
         self._move()
         self._waiting = nodes, children, left
 
     def _move(self) -> None:
-        """Move the rows of the last division, if they still wait."""
+        """Move the rows of the last division, if that is still pending."""
         if self._waiting is None:
             return
         (nodes, children, left), self._waiting = self._waiting, None
@@ -134,7 +113,7 @@ class RowPartition:
 
 
 def _one_after_another(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where stretches of these sizes start, and where the last one ends."""
+    """Return the start of each stretch of these sizes laid end to end, and the end of the last."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts
@@ -144,7 +123,7 @@ def _one_after_another(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 def _add_by_side(
     rows: Any, firsts: Any, masks: Any, left: Any, sides: Any, first: int, last: int, margins: Any
 ) -> None:
-    """Add to the margins of rows ``first..last`` of nodes to be divided what their child's rows get.
+    """Add to the margins of rows ``first..last`` of divided nodes the value of the child each goes to.
 
     Node k holds ``left[masks[k]:masks[k + 1]]`` and as many of `rows` from ``firsts[k]`` on; ``sides[k]`` are the
     values of its right and its left child.

@@ -1,4 +1,4 @@
-"""Leaf values anew for trees whose splits stay."""
+"""New leaf values for trees whose splits stay."""
 
 from __future__ import annotations
 
@@ -21,16 +21,7 @@ def refit_leaves(
 ) -> None:
     """Replace all leaf values by those that boosting gives on these labels, tree after tree, with the same splits.
 
-    Parameters
-    ----------
-    forest : Forest
-        Changed.
-    leaves : int32 (n_rows, n_trees)
-        The leaf each row ends in.
-    y, weight : float64 (n_rows,)
-        `weight` may be None.
-    rules : SplitRules
-        In the objective's fixed point.
+    `leaves`, int32 (n_rows, n_trees), is the leaf each row ends in; `rules` are in the objective's fixed point.
     """
     objective = forest.objective
     margins = np.full((len(y), objective.n_outputs), objective.base_margin)

@@ -1,8 +1,8 @@
-"""Splits chosen by scores: whoever has columns says how good its best split of a node is, and only the winner more.
+"""Splits chosen by scores: each owner of columns reports its best gain per node, and only the winner reveals its split.
 
-`ScoresFinder` is a split finder whose three steps are apart: scores of a level, decisions at the splits that were
-chosen, division of the rows. One party runs it over its own columns, between messages; the one that grows the tree has
-the others' scores besides.
+`ScoresFinder` is a split finder whose three steps are apart: scores of a level, decisions at the chosen splits,
+division of the rows. Each party runs it over its own columns, between messages; the one that grows the tree also has
+the others' scores.
 """
 
 from __future__ import annotations
@@ -20,14 +20,9 @@ from treaty.trees.splits import Splits
 
 @dataclass(frozen=True, slots=True)
 class TreeGradients:
-    """What a tree is grown on.
+    """What a tree is grown on: `grad` and `hess` for scores, the counted ones for totals of nodes, thus leaf weights.
 
-    Attributes
-    ----------
-    grad, hess : int64 (n_rows,)
-        What splits are scored with.
-    counted_grad, counted_hess : int64 (n_rows,)
-        What totals of nodes are made of, and so leaf weights.
+    All are int64 (n_rows,).
     """
 
     grad: NDArray[np.int64]
@@ -43,7 +38,7 @@ class TreeGradients:
 
 
 class ScoresFinder(SumsFinder):
-    """A split finder in steps; parameters as `SumsFinder` has them, `rules` being those of scores.
+    """A split finder in steps; `rules` are those of scores.
 
     Scores of the first order, -G_L G_R / reg_lambda, twice (Le et al. 2021), are gains under a `hess_unit` of 0.
     """
@@ -58,11 +53,11 @@ class ScoresFinder(SumsFinder):
         return self._decide(nodes, chosen)
 
     def n_rows_of(self, nodes: NDArray[np.int32]) -> int:
-        """Return how many rows of the table nodes have together."""
+        """Return the number of the table's rows in these nodes together."""
         return len(self._rows.rows(nodes, sampled=False)[0])
 
     def count_left(self, nodes: NDArray[np.int32], left: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return of how many sampled rows of each node go left; arguments as `left_totals` has them."""
+        """Return the number of sampled rows of each node that go left; `left` is as in `left_totals`."""
         starts = self._rows.rows(nodes, sampled=False)[1][:-1]
         stops = starts + np.diff(self._rows.rows(nodes, sampled=True)[1])
         return np.array([np.count_nonzero(left[a:b]) for a, b in zip(starts, stops, strict=True)], np.int64)
@@ -78,13 +73,13 @@ class ScoresFinder(SumsFinder):
         return totals
 
     def apply(self, nodes: NDArray[np.int32], children: NDArray[np.int32], left: NDArray[np.bool_]) -> None:
-        """Divide the rows of nodes; arguments as `RowPartition.divide` has them."""
+        """Divide the rows of nodes, as `RowPartition.divide` does."""
         self._rows.divide(nodes, children, left)
 
 
 @kernel
 def _add_left(grad: Any, hess: Any, rows: Any, starts: Any, sampled: Any, left: Any, wanted: Any, totals: Any) -> None:
-    """Add up the rows that go left, of the first ``sampled[k]`` of the ``rows[starts[k]:starts[k + 1]]`` of nodes k."""
+    """Sum up the rows going left of the first ``sampled[k]`` of ``rows[starts[k]:starts[k + 1]]`` of wanted nodes k."""
     for position in range(wanted.shape[0]):
         node = wanted[position]
         total_grad, total_hess, count = np.int64(0), np.int64(0), np.int64(0)
