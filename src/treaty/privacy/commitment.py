@@ -25,22 +25,11 @@ _LABEL = b"treaty gradients of a tree 1"  # so that the hash is of use nowhere e
 
 
 def commit(grad: NDArray[np.int64], hess: NDArray[np.int64], tree: int) -> tuple[bytes, bytes]:
-    """Commit to a tree's gradients.
+    """Commit to a tree's grad and hess (n_sampled,) in the order of encryption; return commitment and nonce.
 
-    Parameters
-    ----------
-    grad, hess : int64 (n_sampled,)
-        Fixed-point derivatives of the tree's sampled rows, in the order they are encrypted.
-    tree : int
-        Number of the tree within its model, from 0.
-
-    Returns
-    -------
-    commitment : bytes (32,)
-        For the passive parties: SHA-256 of nonce, tree number, gradients and hessians. Hides them as long as the nonce
-        is kept, and fits no others.
-    nonce : bytes (32,)
-        The opening, for the auditor alone; from the operating system's generator.
+    The commitment is SHA-256 of nonce, the tree's number within its model, gradients and hessians. It goes to the
+    passive parties, hides the gradients as long as the nonce is kept, and fits no others. The nonce, from the
+    operating system's generator, is the opening, for the auditor alone.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     return _hash(nonce, grad, hess, tree), nonce

@@ -10,7 +10,7 @@ import numpy as np
 from tables import cut, cut_for_guest, real_table
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
-from treaty.linear.training import Fitted, Optimiser, train
+from treaty.linear.training import FittedWeights, Optimiser, train
 from treaty.models.linear import preparation_of
 from treaty.runs.threads import Played, play
 from treaty.systems.linear_options import LinearOptions
@@ -72,7 +72,7 @@ def play_logistic(
     return play(roles, links, job="test", protocol=options.protocol, timeout=timeout, record_content=record)
 
 
-def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> tuple[np.ndarray, Fitted]:
+def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> tuple[np.ndarray, FittedWeights]:
     """Train in one place on the same batches; return also the whole matrix, columns rounded as the parties round."""
     options = options_of(**changes)
     columns = [preparation_of(table).matrix(table.columns, table.n_rows) for table in tables.values()]
