@@ -10,8 +10,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.trees.splits import SplitRules
-
 
 def count_bins(codes: NDArray[np.uint8], features: NDArray[np.int32], offsets: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the number of a node's rows in each slot, int32 (slots,), from their codes (n_rows, n_features).
@@ -85,15 +83,3 @@ def undivided(totals: NDArray[np.int64], features: NDArray[np.int32], offsets: N
     sums = np.zeros((int(offsets[-1]), 3), np.int64)
     sums[offsets[features + 1] - 1] = totals
     return sums
-
-
-def split_gains(totals: NDArray[np.int64], left: NDArray[np.int64], rules: SplitRules) -> NDArray[np.float64]:
-    """Return the gains, as the scan computes them, of nodes (n, 3) whose left children have the sums `left` (n, 3)."""
-    return _terms(left, rules) + _terms(totals - left, rules) - _terms(totals, rules)
-
-
-def _terms(totals: NDArray[np.int64], rules: SplitRules) -> NDArray[np.float64]:
-    grad, hess = np.abs(totals[:, 0] * rules.grad_unit), totals[:, 1] * rules.hess_unit
-    grad, terms = np.maximum(grad - rules.reg_alpha, 0.0), np.zeros(len(totals))
-    np.divide(grad * grad, hess + rules.reg_lambda, out=terms, where=hess > 0.0)
-    return terms
