@@ -1,4 +1,4 @@
-"""How kernels are compiled and shared among threads.
+"""How kernels are compiled and shared among threads; short names of array types.
 
 Kernels release the interpreter lock and run under ordinary threads; numba's own parallel layers are not used: the
 "workqueue" layer aborts the process when two simulated parties call it at once, OpenMP's aborts after a fork.
@@ -13,6 +13,13 @@ from functools import cache
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Indices = NDArray[np.int32]
+Flags = NDArray[np.bool_]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Item = TypeVar("Item")

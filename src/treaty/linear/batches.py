@@ -12,8 +12,8 @@ import hashlib
 import secrets
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError
 
 SEED_BYTES = 32
@@ -38,7 +38,7 @@ def batch_seed(random_state: int | None) -> bytes:
     return hashlib.sha256(b"treaty batches" + random_state.to_bytes(16, "little")).digest()
 
 
-def partition(n_rows: int, batch_size: int, seed: bytes) -> NDArray[np.int64]:
+def partition(n_rows: int, batch_size: int, seed: bytes) -> Integers:
     """Cut rows into batches, int64 (n_batches, batch_size), once per training; an incomplete last one is dropped.
 
     A `batch_size` above `n_rows` is taken as `n_rows`.
@@ -87,7 +87,7 @@ def check_batch_size(batch_size: int, n_columns: int, whose: str, *, n_rows: int
         )
 
 
-def rows_alone(X: NDArray[np.float64]) -> int:
+def rows_alone(X: Floats) -> int:
     """Count the rows of a batch that dominate its gradient; X (rows, n_columns) is one party's prepared columns.
 
     These are the rows whose leverage, the diagonal of A (A^T A)^+ A^T for A = [X, 1], exceeds a third. From the

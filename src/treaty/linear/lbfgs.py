@@ -34,11 +34,9 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats
 from treaty.errors import DataError
-
-Floats = NDArray[np.float64]
 
 LEAST_CURVATURE = 1e-8  # of v^T s, per ||s||^2: less of it and a pair is left out
 LONGEST_STEP = 10.0  # times the median of the steps before

@@ -18,9 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from treaty.compute import Floats
 
 TAYLOR_RANGE = 4.0  # beyond |u| = 4 the Taylor loss rises where the logistic loss still falls or has flattened out
 TAYLOR_SHARE = 0.01

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Floats
+
 CLIP = 10.0  # standard deviations; without it, single rows of Give Me Some Credit make training diverge
 COLUMN_FRACTION = 24
 
@@ -23,9 +25,9 @@ class Preparation:
     """How a table's features become columns of a linear model."""
 
     n_categories: tuple[int | None, ...]  # of each feature; None for a numeric one
-    median: NDArray[np.float64]  # (n_features,) replaces missing values; 0 for categorical features
-    mean: NDArray[np.float64]  # (n_columns,) of the columns, in the features' order
-    scale: NDArray[np.float64]  # (n_columns,) standard deviation; 0 for a constant column
+    median: Floats  # (n_features,) replaces missing values; 0 for categorical features
+    mean: Floats  # (n_columns,) of the columns, in the features' order
+    scale: Floats  # (n_columns,) standard deviation; 0 for a constant column
     clip: float = CLIP  # in standard deviations; infinite for none
 
     @property
@@ -33,7 +35,7 @@ class Preparation:
         """Columns that enter the model."""
         return sum(1 if n is None else n for n in self.n_categories)
 
-    def matrix(self, features: Sequence[NDArray[np.float32]], n_rows: int) -> NDArray[np.float64]:
+    def matrix(self, features: Sequence[NDArray[np.float32]], n_rows: int) -> Floats:
         """Return the prepared columns (n_rows, n_columns), in multiples of 2^-24.
 
         Between parties columns are integers of that unit. If only they rounded, weights would differ from a pooled
@@ -71,13 +73,10 @@ def prepare(
 
 
 def _spread(
-    features: Sequence[NDArray[np.float32]],
-    n_categories: Sequence[int | None],
-    median: NDArray[np.float64],
-    n_rows: int,
-) -> NDArray[np.float64]:
+    features: Sequence[NDArray[np.float32]], n_categories: Sequence[int | None], median: Floats, n_rows: int
+) -> Floats:
     """Return columns without missing values, a categorical feature as one per category (n_rows, n_columns)."""
-    columns: list[NDArray[np.float64]] = []
+    columns: list[Floats] = []
     for values, n, middle in zip(features, n_categories, median, strict=True):
         if n is None:
             columns.append(np.where(np.isnan(values), middle, values.astype(np.float64)))

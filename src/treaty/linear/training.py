@@ -7,14 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats
 from treaty.errors import DataError
 from treaty.linear.batches import partition
 from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
-
-Floats = NDArray[np.float64]
 
 LARGEST_RISE = 0.1  # an epoch's loss may be above the last that stood by a tenth; else it is undone
 

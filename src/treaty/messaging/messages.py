@@ -78,12 +78,7 @@ class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
 
 
 def view(
-    array: Array,
-    dtype: type[Scalar] | np.dtype[Scalar],
-    shape: tuple[int | None, ...],
-    *,
-    peer: str,
-    what: str,
+    array: Array, dtype: type[Scalar] | np.dtype[Scalar], shape: tuple[int | None, ...], *, peer: str, what: str
 ) -> NDArray[Scalar]:
     """Check a received array against what the protocol expects and return it read-only, aligned, in native byte order.
 

@@ -62,13 +62,7 @@ class Transcript:
         self._entries: list[Entry] = []
 
     def record(
-        self,
-        direction: Direction,
-        peer: str,
-        step: str,
-        round: int,
-        nbytes: int,
-        content: bytes | None = None,
+        self, direction: Direction, peer: str, step: str, round: int, nbytes: int, content: bytes | None = None
     ) -> None:
         """Add one message; `content` is dropped unless the transcript keeps contents."""
         kept = content if self.record_content else None

@@ -28,6 +28,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from treaty.compute import Floats, Integers
 from treaty.privacy.ledger import Entry, Ledger
 
 MECHANISM = "bucket_rr"
@@ -105,7 +106,7 @@ def chances(size: int, epsilon: float) -> tuple[float, float]:
     return fade / total, -math.expm1(-epsilon) / total
 
 
-def unbiased(sums: NDArray[np.int64], totals: NDArray[np.int64], size: int, epsilon: float) -> NDArray[np.float64]:
+def unbiased(sums: Integers, totals: Integers, size: int, epsilon: float) -> Floats:
     """Return unbiased sums over true buckets, float64 (..., size, parts), from sums over noisy ones of that shape.
 
     `totals` (..., parts) are of the same rows, which were not chosen by the noise and whose numbers do not depend on
@@ -120,11 +121,7 @@ class BucketLedger(Ledger):
     """A party's privacy ledger, which also draws its noisy buckets."""
 
     def noisy(
-        self,
-        codes: NDArray[np.uint8],
-        columns: Sequence[Column],
-        row_numbers: NDArray[np.int64],
-        job: str = "",
+        self, codes: NDArray[np.uint8], columns: Sequence[Column], row_numbers: Integers, job: str = ""
     ) -> tuple[NDArray[np.uint8], BucketCost]:
         """Return noisy buckets, uint8 (rows, columns), and what they and all earlier ones cost.
 
@@ -147,7 +144,7 @@ class BucketLedger(Ledger):
                 ever[entry.what] += entry.epsilon
         return noisy, BucketCost(now, ever)
 
-    def _words(self, digest: str, row_numbers: NDArray[np.int64], codes: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    def _words(self, digest: str, row_numbers: Integers, codes: NDArray[np.uint8]) -> NDArray[np.uint64]:
         """Return two words for every row and bucket: the block (row, bucket) encrypted under a key of this draw.
 
         The row's number alone would not do: the words would stay the same when a value changes, which would show.

@@ -33,7 +33,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import Floats, Integers, kernel
 from treaty.errors import ConfigError
 
 LEAST_SIGMA, MOST_SIGMA = 0.5, 2.0**40
@@ -45,7 +45,7 @@ _CHUNK = 1 << 15  # random words at a time: they stay in the cache
 _WORDS = 32  # random words at a time for each of the last numbers: as many as they need on average, or twice that
 
 
-def discrete_gaussian(sigma: NDArray[np.float64], key: bytes | None = None) -> NDArray[np.int64]:
+def discrete_gaussian(sigma: Floats, key: bytes | None = None) -> Integers:
     """Draw independent numbers from N_Z(0, sigma^2), int64 (length,); beyond 10 sigma with a chance below 2^-71.
 
     Each `sigma` is from 0.5 to 2^40, rounded up to 41 significant bits; others raise ConfigError. Only tests give a
@@ -65,7 +65,7 @@ def discrete_gaussian(sigma: NDArray[np.float64], key: bytes | None = None) -> N
     return out
 
 
-def noise_share(sigma: NDArray[np.float64], honest: int, key: bytes | None = None) -> NDArray[np.int64]:
+def noise_share(sigma: Floats, honest: int, key: bytes | None = None) -> Integers:
     """Draw one participant's share of the noise on a sum, int64 (length,): N_Z(0, sigma^2 / honest) per coordinate.
 
     `sigma` is the least standard deviation of the sum's noise, in the units of each coordinate's integers. `honest` is
@@ -105,7 +105,7 @@ def convolution_gap(sigma: float, honest: int) -> float:
     return 10.0 * math.fsum(terms) * (1.0 + 1e-9)
 
 
-def _fractions(sigma: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _fractions(sigma: Floats) -> tuple[Integers, Integers]:
     """Return s and f of the least s / 2^f >= sigma with s of 41 bits; every step is exact in float64."""
     fractional = _PRECISION - np.frexp(sigma)[1]
     return np.ceil(np.ldexp(sigma, fractional)).astype(np.int64), fractional.astype(np.int64)
@@ -120,7 +120,7 @@ def _check_honest(honest: int) -> None:
 
 
 @kernel
-def _below(words: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int:
+def _below(words: NDArray[np.uint64], at: Integers, bound: int) -> int:
     """Return an exactly uniform number below `bound`; `bound` itself when words run out."""
     modulus = np.uint64(bound)
     last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - np.uint64(1))
@@ -134,7 +134,7 @@ def _below(words: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int:
 
 
 @kernel
-def _exp_minus(words: NDArray[np.uint64], at: NDArray[np.int64], numerator: int, denominator: int) -> bool:
+def _exp_minus(words: NDArray[np.uint64], at: Integers, numerator: int, denominator: int) -> bool:
     """Return true with a chance of exp(-numerator / denominator), a fraction in [0, 1]."""
     trial = 1
     while _below(words, at, denominator * trial) < numerator:
@@ -143,7 +143,7 @@ def _exp_minus(words: NDArray[np.uint64], at: NDArray[np.int64], numerator: int,
 
 
 @kernel
-def _exp_minus_square(words: NDArray[np.uint64], at: NDArray[np.int64], numerator: int, denominator: int) -> bool:
+def _exp_minus_square(words: NDArray[np.uint64], at: Integers, numerator: int, denominator: int) -> bool:
     """Return true with a chance of exp(-x^2 / 2), x = numerator / denominator in [0, 1)."""
     trial = 1
     while _below(words, at, denominator) < numerator and _below(words, at, 2 * trial * denominator) < numerator:
@@ -152,7 +152,7 @@ def _exp_minus_square(words: NDArray[np.uint64], at: NDArray[np.int64], numerato
 
 
 @kernel
-def _attempt(words: NDArray[np.uint64], at: NDArray[np.int64], scaled: int, fractional: int) -> tuple[bool, int]:
+def _attempt(words: NDArray[np.uint64], at: Integers, scaled: int, fractional: int) -> tuple[bool, int]:
     """Propose a number; false when it is to be rejected."""
     k = 0
     while _exp_minus(words, at, 1, 2):
@@ -178,9 +178,7 @@ def _attempt(words: NDArray[np.uint64], at: NDArray[np.int64], scaled: int, frac
 
 
 @kernel
-def _fill(
-    out: NDArray[np.int64], scaled: NDArray[np.int64], fractional: NDArray[np.int64], words: NDArray[np.uint64]
-) -> tuple[int, int]:
+def _fill(out: Integers, scaled: Integers, fractional: Integers, words: NDArray[np.uint64]) -> tuple[int, int]:
     """Draw numbers until words run out; return how many, and how many words they took.
 
     A number is drawn only when words are left after it. The words of a number that was not finished must be given

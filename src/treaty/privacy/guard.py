@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
+
+from treaty.compute import Flags, Floats, Indices, Integers
 
 
-def mixed_nodes(
-    y: NDArray[np.float64], n_classes: int, limit: float
-) -> Callable[[NDArray[np.int32], NDArray[np.int64]], NDArray[np.bool_]]:
+def mixed_nodes(y: Floats, n_classes: int, limit: float) -> Callable[[Indices, Integers], Flags]:
     """Return ``mixed(rows, starts)``, which marks nodes whose classes are mixed about as in the whole table.
 
     `y` are class numbers below `n_classes`; `limit` is the largest allowed difference of a class's share in the node
@@ -20,7 +19,7 @@ def mixed_nodes(
     classes = y.astype(np.int64)
     prior = np.bincount(classes, minlength=n_classes) / max(len(classes), 1)
 
-    def mixed(rows: NDArray[np.int32], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def mixed(rows: Indices, starts: Integers) -> Flags:
         sizes = np.diff(starts)
         node = np.repeat(np.arange(len(sizes)), sizes)
         counts = np.bincount(node * n_classes + classes[rows], minlength=len(sizes) * n_classes)

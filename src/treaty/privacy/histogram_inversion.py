@@ -24,7 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
-Masks = NDArray[np.bool_]
+from treaty.compute import Flags, Floats, Indices, Integers
+
+Masks = Flags
 """Bins that rows may have, (n, slots): a feature is known where one of its slots is left."""
 
 
@@ -37,10 +39,10 @@ class OpenedTree:
     number is one higher), -1 at leaves.
     """
 
-    asked: Mapping[int, NDArray[np.int64]]
-    left: NDArray[np.int32]
+    asked: Mapping[int, Integers]
+    left: Indices
 
-    def nodes(self) -> dict[int, NDArray[np.int64]]:
+    def nodes(self) -> dict[int, Integers]:
         """Return the sums of the asked nodes and their siblings, parents first; a sibling is parent minus asked one."""
         sums = {0: self.asked[0]}
         for parent in np.flatnonzero(self.left >= 0).tolist():
@@ -59,9 +61,9 @@ class RebuiltRows:
     """
 
     possible: Masks
-    labels: NDArray[np.int64]
+    labels: Integers
 
-    def known(self, offsets: NDArray[np.int32]) -> NDArray[np.int64]:
+    def known(self, offsets: Indices) -> Integers:
         """Return the number of known features of each row."""
         bins = np.add.reduceat(self.possible, offsets[:-1], axis=1, dtype=np.int64)
         return np.asarray((bins == 1).sum(axis=1))
@@ -80,7 +82,7 @@ class Agreement:
     labels: float
 
 
-def invert(trees: Sequence[OpenedTree], offsets: NDArray[np.int32]) -> RebuiltRows:
+def invert(trees: Sequence[OpenedTree], offsets: Indices) -> RebuiltRows:
     """Put rows together from at least one tree's opened histograms, most known features first."""
     counts = np.max([tree.asked[0][:, 2] for tree in trees], axis=0)  # a tree may leave columns out
     n_rows = max(1, int(counts[: offsets[1]].sum()))  # under noise it may be anything
@@ -92,9 +94,7 @@ def invert(trees: Sequence[OpenedTree], offsets: NDArray[np.int32]) -> RebuiltRo
     return RebuiltRows(found.possible[order], found.labels[order])
 
 
-def rebuild(
-    found: RebuiltRows, by_class: NDArray[np.int64], offsets: NDArray[np.int32], seed: int = 0
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def rebuild(found: RebuiltRows, by_class: Integers, offsets: Indices, seed: int = 0) -> tuple[Integers, Integers]:
     """Make a whole table, codes (n_rows, n_features) and labels (n_rows,): found rows, and guesses for everything else.
 
     Guesses are drawn so that every column is right by class. With no rows found, this is the baseline: columns
@@ -115,9 +115,7 @@ def rebuild(
     return np.concatenate(tables), np.repeat([0, 1], sizes)
 
 
-def agreement(
-    codes: NDArray[np.int64], labels: NDArray[np.int64], true_codes: NDArray[np.integer], y: NDArray[np.integer]
-) -> Agreement:
+def agreement(codes: Integers, labels: Integers, true_codes: NDArray[np.integer], y: NDArray[np.integer]) -> Agreement:
     """Compare a rebuilt table, codes (n_rows, n_features) and labels (n_rows,), with the true one."""
     alike = np.zeros((len(codes), len(true_codes)), np.float32)
     for ours, theirs in zip(codes.T, true_codes.T, strict=True):
@@ -128,12 +126,12 @@ def agreement(
     return Agreement(float(right.mean()), float((right >= 0.9).mean()), float(labels_right.mean()))
 
 
-def _keys(sums: NDArray[np.int64]) -> NDArray[np.int64]:
+def _keys(sums: Integers) -> Integers:
     """Combine grad and hess into one number that adds up as they do (sums of a few rows' hess are below 2^32)."""
     return (sums[..., 0] << 32) + sums[..., 1]
 
 
-def _taken_apart(sums: NDArray[np.int64], known: NDArray[np.int64]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
+def _taken_apart(sums: Integers, known: Integers) -> tuple[NDArray[np.int8], Flags]:
     """Return how often (2 for more) each slot holds each known key (n_known, slots), and which slots are settled.
 
     A slot of up to three rows is settled when it is a sum of known keys in one way alone.
@@ -155,7 +153,7 @@ def _taken_apart(sums: NDArray[np.int64], known: NDArray[np.int64]) -> tuple[NDA
     return held, settled
 
 
-def _rows_of_tree(tree: OpenedTree, offsets: NDArray[np.int32]) -> RebuiltRows:
+def _rows_of_tree(tree: OpenedTree, offsets: Indices) -> RebuiltRows:
     """Combine what all nodes of one tree say of rows with the same key."""
     nodes = tree.nodes()
     known = np.unique(np.concatenate([_keys(sums[sums[:, 2] == 1]) for sums in nodes.values()]))
@@ -180,9 +178,7 @@ def _rows_of_tree(tree: OpenedTree, offsets: NDArray[np.int32]) -> RebuiltRows:
     return RebuiltRows(np.array(found, np.bool_).reshape(-1, int(offsets[-1])), np.array(labels, np.int64))
 
 
-def _join(
-    a: RebuiltRows, b: RebuiltRows, surprise: NDArray[np.float64], enough: float, offsets: NDArray[np.int32]
-) -> RebuiltRows:
+def _join(a: RebuiltRows, b: RebuiltRows, surprise: Floats, enough: float, offsets: Indices) -> RebuiltRows:
     """Unite rows of two trees that nothing contradicts and that share more than chance explains."""
     if not len(a.labels) or not len(b.labels):
         return a if len(a.labels) else b
@@ -201,7 +197,7 @@ def _join(
     return RebuiltRows(np.concatenate([possible, b.possible[rest]]), np.concatenate([a.labels, b.labels[rest]]))
 
 
-def _draw(masks: Masks, left: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+def _draw(masks: Masks, left: Integers, rng: np.random.Generator) -> Integers:
     """Draw a bin for every row among those its mask (n_rows, bins) allows, the scarcest choices first."""
     codes, all_of_them = np.empty(len(masks), np.int64), left.copy()
     for row in np.argsort(masks.sum(axis=1) + rng.random(len(masks))):

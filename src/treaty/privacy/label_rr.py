@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.errors import ConfigError, DataError
 
 FORMAT = "treaty-noisy-labels 1"
@@ -32,11 +33,8 @@ Randomness = Callable[[int], bytes]
 
 
 def randomise_labels(
-    y: NDArray[np.integer] | NDArray[np.floating],
-    n_classes: int,
-    epsilon: float,
-    randomness: Randomness | None = None,
-) -> NDArray[np.int64]:
+    y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float, randomness: Randomness | None = None
+) -> Integers:
     """Send class numbers (n_rows,) below `n_classes` (K >= 2) through K-ary randomised response, `epsilon` per label.
 
     64-bit random integers are compared with the probability of a change, rounded up to a multiple of 2^-64: no label
@@ -56,11 +54,8 @@ def randomise_labels(
 
 
 def stored_noisy_labels(
-    path: str | os.PathLike[str],
-    y: NDArray[np.integer] | NDArray[np.floating],
-    n_classes: int,
-    epsilon: float,
-) -> NDArray[np.int64]:
+    path: str | os.PathLike[str], y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float
+) -> Integers:
     """Return the noisy labels kept in a file, drawing them when there is no such file yet.
 
     Keep the file, readable by its owner alone, as long as the labels are in use: labels drawn twice cost `epsilon`
@@ -90,7 +85,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: bytes
 
 
-def _read(data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, epsilon: float) -> NDArray[np.int64]:
+def _read(data: bytes, path: Path, labels: Integers, n_classes: int, epsilon: float) -> Integers:
     try:
         kept = msgspec.msgpack.decode(data, type=_File)
     except msgspec.MsgspecError as error:
@@ -129,12 +124,12 @@ def write_new(path: Path, content: bytes) -> None:
         Path(temporary).unlink()
 
 
-def _digest(labels: NDArray[np.int64], n_classes: int, epsilon: float) -> bytes:
+def _digest(labels: Integers, n_classes: int, epsilon: float) -> bytes:
     """Return SHA-256 of epsilon, K and the labels in their order."""
     return hashlib.sha256(struct.pack("<dq", epsilon, n_classes) + labels.astype("<i8").tobytes()).digest()
 
 
-def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float) -> NDArray[np.int64]:
+def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float) -> Integers:
     if not 0.0 < epsilon < math.inf:
         raise ConfigError(f"expected a finite epsilon above 0, got {epsilon}")
     if n_classes < 2:
@@ -149,7 +144,7 @@ def uniform64(draw: Randomness, count: int) -> NDArray[np.uint64]:
     return np.frombuffer(draw(8 * count), np.uint64)
 
 
-def uniform_below(draw: Randomness, bound: int, count: int) -> NDArray[np.int64]:
+def uniform_below(draw: Randomness, bound: int, count: int) -> Integers:
     """Return uniform integers in [0, bound): 64-bit ones above the last whole multiple of bound are drawn again."""
     last = np.uint64(2**64 - 1 - 2**64 % bound)
     values = uniform64(draw, count).copy()

@@ -23,7 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, pieces
+from treaty.compute import Floats, Indices, Integers, kernel, pieces
 from treaty.errors import ConfigError
 from treaty.privacy.label_rr import Randomness, uniform64
 
@@ -57,7 +57,7 @@ def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
 # ---------------------------------------------------------------- the mechanisms
 
 
-def laplace(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
+def laplace(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
     """Add discrete Laplace noise to t (n,): a multiple k 2^-20 comes with a chance in proportion to exp(-|k| / s).
 
     Returns multiples of 2^-20. `randomness` is by default an AES keystream under a new key. Raises ConfigError unless
@@ -71,7 +71,7 @@ def laplace(t: NDArray[np.float64], epsilon: float, randomness: Randomness | Non
     return _laplace(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _laplace(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _laplace(steps: Indices, epsilon: float, draw: Randomness) -> Floats:
     halving = math.ceil(2 * STEPS * math.log(2.0) / epsilon * (1.0 + 2.0**-26))
     noisy = np.empty(len(steps))
     done, words = 0, np.empty(0, np.uint64)
@@ -83,7 +83,7 @@ def _laplace(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDAr
     return noisy
 
 
-def duchi(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
+def duchi(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
     """Return one of two numbers, (e^epsilon + 1) / (e^epsilon - 1) or its negative (Duchi et al. 2018); see `laplace`.
 
     The larger comes with a chance of 1/2 + t (e^epsilon - 1) / (2 (e^epsilon + 1)), a multiple of 2^-63 that is
@@ -92,14 +92,14 @@ def duchi(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None 
     return _duchi(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _duchi(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _duchi(steps: Indices, epsilon: float, draw: Randomness) -> Floats:
     slope = min(math.floor(math.tanh(epsilon / 2.0) / 2.0 * 2.0**43 / _ROUNDED), 2**42 - 1)
     either = np.empty(len(steps))
     _one_of_two(steps, uniform64(draw, len(steps)), slope, np.rint(2.0**42 / slope * STEPS) / STEPS, either)
     return either
 
 
-def piecewise(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
+def piecewise(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
     """Return a number near t with a large chance, else another one (Wang et al. 2019, Algorithm 2); see `laplace`.
 
     C = (e^(epsilon/2) + 1) / (e^(epsilon/2) - 1). Of the whole numbers from -M to M, M = C 2^20, those of a window of
@@ -109,7 +109,7 @@ def piecewise(t: NDArray[np.float64], epsilon: float, randomness: Randomness | N
     return _piecewise(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _piecewise(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _piecewise(steps: Indices, epsilon: float, draw: Randomness) -> Floats:
     most, width, change = _window(epsilon)
     limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))  # of words that leave the window, rounded up
     reach = most - width // 2  # centre of the window of t = 1
@@ -126,7 +126,7 @@ def _piecewise(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> ND
     return found
 
 
-def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
+def hybrid(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
     """Take `piecewise` with a chance of 1 - e^(-epsilon/2), else `duchi`; below epsilon 0.61 always `duchi`.
 
     Wang et al. 2019, section III-C; see `laplace`.
@@ -134,7 +134,7 @@ def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None
     return _hybrid(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _hybrid(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _hybrid(steps: Indices, epsilon: float, draw: Randomness) -> Floats:
     limit = min(math.floor(_piecewise_share(epsilon) * 2.0**64), 2**64 - 1)
     chosen = uniform64(draw, len(steps)) < np.uint64(limit)  # whatever t is
     return np.where(chosen, _piecewise(steps, epsilon, draw), _duchi(steps, epsilon, draw))
@@ -145,7 +145,7 @@ ON_GRID = {"laplace": _laplace, "duchi": _duchi, "piecewise": _piecewise, "hybri
 """The same of whole multiples of 2^-20, int32 (n,), which are taken for what they should be."""
 
 
-def variance(mechanism: str, t: NDArray[np.float64], epsilon: float) -> NDArray[np.float64]:
+def variance(mechanism: str, t: Floats, epsilon: float) -> Floats:
     """Return the variance of a mechanism's outcome for each value t (n,) in [-1, 1]."""
     check_epsilon(epsilon)
     if mechanism == "laplace":
@@ -176,7 +176,7 @@ def check_epsilon(epsilon: float) -> None:
 # ---------------------------------------------------------------- parts
 
 
-def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int32]:
+def _steps(t: Floats, epsilon: float) -> Indices:
     """Return whole multiples of 2^-20."""
     check_epsilon(epsilon)
     steps = np.empty(t.size, np.int32)
@@ -186,7 +186,7 @@ def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int32]:
 
 
 @kernel
-def clip_to_steps(values: NDArray[np.int64], factor: float, shift: float, steps: NDArray[np.int32]) -> None:
+def clip_to_steps(values: Integers, factor: float, shift: float, steps: Indices) -> None:
     """Scale and clip values to [-1, 1], and write them as multiples of 2^-20.
 
     A factor of 1 / C, no shift: values clipped to [-C, C]. A factor of 2 / C, a shift of -1: values clipped to [0, C].
@@ -196,14 +196,14 @@ def clip_to_steps(values: NDArray[np.int64], factor: float, shift: float, steps:
 
 
 @kernel
-def to_sent(values: NDArray[np.float64], steps_of_one: float, sent: NDArray[np.int64]) -> None:
+def to_sent(values: Floats, steps_of_one: float, sent: Integers) -> None:
     """Write the nearest multiples of ``1 / steps_of_one``."""
     for i in range(len(values)):
         sent[i] = np.int64(np.rint(values[i] * steps_of_one))
 
 
 @kernel
-def _to_steps(t: NDArray[np.float64], steps: NDArray[np.int32]) -> bool:
+def _to_steps(t: Floats, steps: Indices) -> bool:
     """Write whole multiples of 2^-20; return whether all values are from -1 to 1."""
     fine = True
     for i in range(len(t)):
@@ -213,9 +213,7 @@ def _to_steps(t: NDArray[np.float64], steps: NDArray[np.int32]) -> bool:
 
 
 @kernel
-def _one_of_two(
-    steps: NDArray[np.int32], words: NDArray[np.uint64], slope: int, size: float, out: NDArray[np.float64]
-) -> None:
+def _one_of_two(steps: Indices, words: NDArray[np.uint64], slope: int, size: float, out: Floats) -> None:
     """Write `size` where a word is below 2^63 times its chance, else its negative."""
     for i in range(len(steps)):
         out[i] = size if words[i] >> np.uint64(1) < np.uint64(2**62 + steps[i] * slope) else -size
@@ -223,14 +221,14 @@ def _one_of_two(
 
 @kernel
 def _near_or_far(
-    steps: NDArray[np.int32],
+    steps: Indices,
     words: NDArray[np.uint64],
     places: NDArray[np.uint64],
     limit: np.uint64,
     most: int,
     width: int,
     scale: float,
-    out: NDArray[np.float64],
+    out: Floats,
 ) -> bool:
     """Write `scale` times a number of the window around a value, or of those beside it if a word is below `limit`.
 
@@ -252,9 +250,7 @@ def _near_or_far(
 
 
 @kernel
-def _add_laplace(
-    steps: NDArray[np.int32], halving: int, words: NDArray[np.uint64], out: NDArray[np.float64]
-) -> tuple[int, int]:
+def _add_laplace(steps: Indices, halving: int, words: NDArray[np.uint64], out: Floats) -> tuple[int, int]:
     """Write steps with discrete Laplace noise until words run out; return how many, and how many words they took.
 
     A word has 32 bits for the rest, 21 for the level that decides whether it is kept, ten coins and a sign. Every try

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Floats, Indices
 from treaty.errors import DataError
 
 
@@ -16,16 +17,16 @@ class LeafPurity:
 
     # sum over leaves of (n_leaf / n) max_k theta_k, theta_k the share of class k in the leaf; never below the largest
     # class's share of all rows, however little the leaves say
-    raw: NDArray[np.float64]
+    raw: Floats
     # the same with every row counted 1 / (K prior of its class), so that all classes weigh alike: 1 / K when the
     # leaves say nothing
-    balanced: NDArray[np.float64]
+    balanced: Floats
     # (raw - majority) / (1 - majority): 0 when the leaves say nothing, 1 when every leaf is of one class; 0 as well for
     # a table of one class, of which nothing is left to learn
-    adjusted: NDArray[np.float64]
+    adjusted: Floats
 
 
-def leaf_purity(leaves: NDArray[np.int32], y: NDArray[np.integer], n_classes: int) -> LeafPurity:
+def leaf_purity(leaves: Indices, y: NDArray[np.integer], n_classes: int) -> LeafPurity:
     """Measure how pure the leaves of each tree are.
 
     `leaves`, int32 (n_rows, n_trees), are numbered from 0 in any way; `y` are class numbers below `n_classes`. A class

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Indices, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Exhausted, SplitFinder, grow_tree
 from treaty.trees.objectives import Objective
@@ -23,9 +23,9 @@ class EvalSet:
     """
 
     name: str
-    y: NDArray[np.float64]
-    weight: NDArray[np.float64] | None
-    add_trees: Callable[[Sequence[Tree], NDArray[np.float64]], None]
+    y: Floats
+    weight: Floats | None
+    add_trees: Callable[[Sequence[Tree], Floats], None]
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class RoundState:
     """
 
     rounds: int
-    margins: NDArray[np.float64]
+    margins: Floats
     random_state: str
 
 
@@ -85,9 +85,7 @@ class OneSide:
         """What the gradients of drawn rows are multiplied by."""
         return (1.0 - self.top_rate) / self.other_rate
 
-    def draw(
-        self, rng: np.random.Generator, grad: NDArray[np.int64], hess: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    def draw(self, rng: np.random.Generator, grad: Integers, hess: Integers) -> tuple[Indices, Integers, Integers]:
         """Return the sampled rows, ascending, and all rows' grad and hess, multiplied and rounded at the drawn ones."""
         n_rows = len(grad)
         order = np.argsort(-np.abs(grad), kind="stable")
@@ -117,7 +115,7 @@ class BoostingPlan:
     random_state: int | None = None
     early_stopping_rounds: int | None = None
 
-    def draw_columns(self, rng: np.random.Generator) -> NDArray[np.int32]:
+    def draw_columns(self, rng: np.random.Generator) -> Indices:
         """Draw a tree's columns, ascending."""
         if self.colsample_bytree >= 1.0:
             return np.arange(self.n_columns, dtype=np.int32)
@@ -126,8 +124,8 @@ class BoostingPlan:
 
 def boost(
     finder: SplitFinder,
-    y: NDArray[np.float64],
-    weight: NDArray[np.float64] | None,
+    y: Floats,
+    weight: Floats | None,
     forest: Forest,
     rules: SplitRules,
     plan: BoostingPlan,
@@ -208,7 +206,7 @@ def run_rounds(
         del forest.trees[forest.best_round * n_outputs :]
 
 
-def draw(rng: np.random.Generator, total: int, share: float) -> NDArray[np.int32]:
+def draw(rng: np.random.Generator, total: int, share: float) -> Indices:
     """Draw a share of `total` rows or columns, at least one; ascending."""
     size = max(1, round(share * total)) if total else 0
     return np.sort(rng.choice(total, size, replace=False)).astype(np.int32)

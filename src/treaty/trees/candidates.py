@@ -10,8 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Flags, Floats, Indices, Integers
 
-def count_bins(codes: NDArray[np.uint8], features: NDArray[np.int32], offsets: NDArray[np.int32]) -> NDArray[np.int32]:
+
+def count_bins(codes: NDArray[np.uint8], features: Indices, offsets: Indices) -> Indices:
     """Return the number of a node's rows in each slot, int32 (slots,), from their codes (n_rows, n_features).
 
     Slots of features outside the tree's column sample `features` stay 0.
@@ -20,27 +22,20 @@ def count_bins(codes: NDArray[np.uint8], features: NDArray[np.int32], offsets: N
     return np.bincount(slots, minlength=int(offsets[-1])).astype(np.int32)
 
 
-def candidate_slots(
-    counts: NDArray[np.int32], features: NDArray[np.int32], offsets: NDArray[np.int32]
-) -> NDArray[np.int32]:
+def candidate_slots(counts: Indices, features: Indices, offsets: Indices) -> Indices:
     """Return the slots with a column of their own, int32 (columns,), ascending."""
     filled = [offsets[f] + np.flatnonzero(counts[offsets[f] : offsets[f + 1]])[:-1] for f in features]
     return np.concatenate([np.empty(0, np.int32), *filled]).astype(np.int32)
 
 
-def candidate_columns(
-    codes: NDArray[np.uint8],
-    slots: NDArray[np.int32],
-    offsets: NDArray[np.int32],
-    categorical: NDArray[np.bool_],
-) -> NDArray[np.float64]:
+def candidate_columns(codes: NDArray[np.uint8], slots: Indices, offsets: Indices, categorical: Flags) -> Floats:
     """Return the columns of `candidate_slots`, float64 (n_rows, columns) of 0 and 1."""
     feature = np.searchsorted(offsets, slots, side="right") - 1
     bins, of_rows = slots - offsets[feature], codes[:, feature]
     return np.where(categorical[feature], of_rows == bins, of_rows <= bins).astype(np.float64)
 
 
-def whole_numbers(sums: NDArray[np.float64]) -> NDArray[np.int64]:
+def whole_numbers(sums: Floats) -> Integers:
     """Round float64 sums of whole numbers to int64; raise ValueError if one is more than 1/4 from a whole number."""
     rounded = np.rint(sums)
     with np.errstate(invalid="ignore"):
@@ -51,14 +46,14 @@ def whole_numbers(sums: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def bin_sums(
-    columns: NDArray[np.int64],
-    slots: NDArray[np.int32],
-    counts: NDArray[np.int32],
-    totals: NDArray[np.int64],
-    features: NDArray[np.int32],
-    offsets: NDArray[np.int32],
-    categorical: NDArray[np.bool_],
-) -> NDArray[np.int64]:
+    columns: Integers,
+    slots: Indices,
+    counts: Indices,
+    totals: Integers,
+    features: Indices,
+    offsets: Indices,
+    categorical: Flags,
+) -> Integers:
     """Return the sums of all bins of a node, int64 (slots, 3), from those of its candidates.
 
     `columns` (2, columns) are sums of grad and of hess of the candidates in `slots`, `counts` (slots,) the rows of all
@@ -78,7 +73,7 @@ def bin_sums(
     return sums
 
 
-def undivided(totals: NDArray[np.int64], features: NDArray[np.int32], offsets: NDArray[np.int32]) -> NDArray[np.int64]:
+def undivided(totals: Integers, features: Indices, offsets: Indices) -> Integers:
     """Return sums of a node without candidates, int64 (slots, 3): all its rows in one bin of each feature."""
     sums = np.zeros((int(offsets[-1]), 3), np.int64)
     sums[offsets[features + 1] - 1] = totals

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import pieces, share
+from treaty.compute import Flags, Floats, Indices, Integers, pieces, share
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.kernels import look_up_left
@@ -27,16 +27,10 @@ class SumsSource(Protocol):
     missing values. `categorical` is bool (n_features,).
     """
 
-    offsets: NDArray[np.int32]
-    categorical: NDArray[np.bool_]
+    offsets: Indices
+    categorical: Flags
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Indices | None, columns: Indices) -> None:
         """Take the tree's gradients (n_rows,), sampled rows (None: all) and columns (of this source, ascending)."""
 
     def end_tree(self) -> None:
@@ -45,19 +39,13 @@ class SumsSource(Protocol):
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """Ask for the sums of ``level.asked``."""
 
-    def sums(self) -> NDArray[np.int64]:
+    def sums(self) -> Integers:
         """Return the sums asked for: int64 (n_asked, slots, 3)."""
 
-    def ask_left(
-        self,
-        features: NDArray[np.int32],
-        left_bins: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int64],
-    ) -> None:
+    def ask_left(self, features: Indices, left_bins: Flags, rows: Indices, starts: Integers) -> None:
         """Ask which of ``rows[starts[k]:starts[k + 1]]`` go left at node k's split; its owner records it."""
 
-    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def left(self) -> tuple[Indices, Flags]:
         """Return the answer: record numbers (n_nodes,) and left mask (n_rows,)."""
 
 
@@ -71,9 +59,9 @@ class ColumnSource:
     def __init__(
         self,
         codes: NDArray[np.uint8],
-        offsets: NDArray[np.int32],
-        categorical: NDArray[np.bool_],
-        record: Callable[[int, NDArray[np.bool_]], int],
+        offsets: Indices,
+        categorical: Flags,
+        record: Callable[[int, Flags], int],
         threads: int = 1,
     ) -> None:
         self.codes = np.ascontiguousarray(codes)
@@ -90,13 +78,7 @@ class ColumnSource:
     def _histograms(self) -> Histograms:
         return Histograms(self.codes, self._columns, self.offsets, self._threads)
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Indices | None, columns: Indices) -> None:
         """See `SumsSource`."""
         self._histograms.start_tree(grad, hess, columns)
 
@@ -108,26 +90,20 @@ class ColumnSource:
         """Compute the sums at once."""
         self._sums = self._histograms.sums(*rows.rows(level.asked, sampled=True))
 
-    def sums(self) -> NDArray[np.int64]:
+    def sums(self) -> Integers:
         """See `SumsSource`."""
         sums = self._sums
         del self._sums  # as large as anything the finder holds, which decides how long they live
         return sums
 
-    def for_gains(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
+    def for_gains(self, sums: Integers, totals: Integers) -> Integers:
         """Return the sums that splits are chosen on: `sums` itself, unless a subclass has better ones.
 
         `sums` (n_nodes, slots, 3) are complete; children get their true totals from them in any case.
         """
         return sums
 
-    def ask_left(
-        self,
-        features: NDArray[np.int32],
-        left_bins: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int64],
-    ) -> None:
+    def ask_left(self, features: Indices, left_bins: Flags, rows: Indices, starts: Integers) -> None:
         """Decide the rows at once."""
         left = np.empty(len(rows), np.bool_)
         share(
@@ -139,12 +115,12 @@ class ColumnSource:
         records = [self.record(int(feature), bins) for feature, bins in zip(features, left_bins, strict=True)]
         self._left = np.array(records, np.int32), left
 
-    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def left(self) -> tuple[Indices, Flags]:
         """See `SumsSource`."""
         return self._left
 
 
-MayShow = Callable[[NDArray[np.int32], NDArray[np.int64]], NDArray[np.bool_]]
+MayShow = Callable[[Indices, Integers], Flags]
 """``may_show(rows, starts)`` says of each node, ``rows[starts[k]:starts[k + 1]]``, whether others may see it."""
 
 
@@ -182,29 +158,17 @@ class SumsFinder:
         self._after_tree = after_tree
         self._first_column = np.cumsum([0, *(len(source.categorical) for source in sources)])
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Indices | None, columns: Indices) -> Integers:
         """See `SplitFinder`."""
         self.begin_tree(grad, hess, rows, columns)
         if rows is None:
             return np.array([grad.sum(), hess.sum(), len(grad)])
         return np.array([grad[rows].sum(), hess[rows].sum(), len(rows)])
 
-    def begin_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def begin_tree(self, grad: Integers, hess: Integers, rows: Indices | None, columns: Indices) -> None:
         """Begin a tree, as `start_tree` does, for callers that have its totals, or must not learn them."""
         self._rows = RowPartition(self._n_rows, rows, self._threads)
-        self._parents: dict[int, NDArray[np.int64]] = {}
+        self._parents: dict[int, Integers] = {}
         self._is_sample = rows is not None
         self._hidden: set[int] = set()
         self._shown_before = np.zeros(0, np.bool_)
@@ -265,7 +229,7 @@ class SumsFinder:
                 self._parents[k] = sums
         return end_to_end(found)
 
-    def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:
+    def divide(self, nodes: Indices, children: Indices, chosen: Splits) -> Indices:
         """See `SplitFinder`: every owner decides the rows of its own nodes."""
         records, left = self._decide(nodes, chosen)
         self._rows.divide(nodes, children, left)
@@ -273,7 +237,7 @@ class SumsFinder:
             self._hide(nodes, children, self._may_show)
         return records
 
-    def _decide(self, nodes: NDArray[np.int32], chosen: Splits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def _decide(self, nodes: Indices, chosen: Splits) -> tuple[Indices, Flags]:
         """Let owners record and decide their nodes; return record numbers (n_nodes,) and the left mask (n_rows,)."""
         rows, starts = self._rows.rows(nodes, sampled=False)
         left = np.empty(len(rows), np.bool_)
@@ -299,7 +263,7 @@ class SumsFinder:
                     at += size
         return records, left
 
-    def _hide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], may_show: MayShow) -> None:
+    def _hide(self, nodes: Indices, children: Indices, may_show: MayShow) -> None:
         """Mark the new nodes that others must not see."""
         pairs = np.stack([children, children + 1], axis=1)
         shown = may_show(*self._rows.rows(pairs.ravel(), sampled=False))
@@ -310,7 +274,7 @@ class SumsFinder:
             if not fit.all() or node in self._hidden:
                 self._hidden.update(pair)
 
-    def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
+    def finish(self, tree: Tree, margins: Floats) -> None:
         """See `SplitFinder`."""
         for source in self._sources.values():
             source.end_tree()
@@ -352,13 +316,13 @@ class JoinedFinder(SumsFinder):
         )
         super().__init__([joined], n_rows, rules, threads, after_tree=after_tree)
 
-    def _record(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
+    def _record(self, feature: int, left_bins: Flags) -> int:
         owner = self._owner_of[feature]
         record = self._owners[owner].record(feature - self._first_of[owner], left_bins)
         self._recorded.append((owner, record))
         return len(self._recorded) - 1
 
-    def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
+    def finish(self, tree: Tree, margins: Floats) -> None:
         """See `SplitFinder`; also gives the tree's splits their owners and the owners' record numbers."""
         inner = tree.left >= 0
         if self._recorded:

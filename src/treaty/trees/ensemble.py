@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import share
+from treaty.compute import Flags, Floats, Indices, Integers, share
 from treaty.trees.walking import record_bits, walk_bits, walk_values
 
 _NO_MARGINS = np.zeros((0, 1))  # what the walking kernels are given for the result that is not asked for
@@ -24,12 +24,12 @@ class Tree:
     """One tree; node 0 is the root, all arrays have one entry per node."""
 
     source: NDArray[np.int16]  # the owner of the split, by its place in the job's list of parties; -1 in a leaf
-    record: NDArray[np.int32]  # the owner's record of the split; -1 in a leaf
-    left: NDArray[np.int32]  # left child, the right child being one higher; -1 in a leaf
-    value: NDArray[np.float64]  # leaf weight times learning rate; 0 in an inner node
-    gain: NDArray[np.float64]  # of the split, without the factor 1/2; 0 in a leaf
-    cover: NDArray[np.float64]  # sum of hess
-    count: NDArray[np.int64]  # rows of the tree's sample
+    record: Indices  # the owner's record of the split; -1 in a leaf
+    left: Indices  # left child, the right child being one higher; -1 in a leaf
+    value: Floats  # leaf weight times learning rate; 0 in an inner node
+    gain: Floats  # of the split, without the factor 1/2; 0 in a leaf
+    cover: Floats  # sum of hess
+    count: Integers  # rows of the tree's sample
 
     def __eq__(self, other: object) -> bool:
         """Compare bit for bit."""
@@ -63,7 +63,7 @@ class SplitTable:
         return len(self.feature) - 1
 
     def decide(
-        self, matrix: NDArray[np.float32], records: NDArray[np.int32] | None = None, threads: int = 1
+        self, matrix: NDArray[np.float32], records: Indices | None = None, threads: int = 1
     ) -> NDArray[np.uint8]:
         """Return packed bits (`numpy.packbits`), uint8 (records, ceil(n_rows / 8)): which rows go left at each record.
 
@@ -88,11 +88,11 @@ class SplitTable:
 class JoinedSplits:
     """The owners' split tables joined: record r of owner s is row ``base[s] + r``; features count over all owners."""
 
-    base: NDArray[np.int64]
-    feature: NDArray[np.int32]
+    base: Integers
+    feature: Indices
     threshold: NDArray[np.float32]
-    missing_left: NDArray[np.bool_]
-    category_start: NDArray[np.int64]  # (n + 1,); an empty range is a threshold split
+    missing_left: Flags
+    category_start: Integers  # (n + 1,); an empty range is a threshold split
     category_left: NDArray[np.uint8]
 
 
@@ -111,11 +111,7 @@ def join_splits(tables: Sequence[SplitTable], n_features: Sequence[int]) -> Join
 
 
 def margins_from_values(
-    trees: Sequence[Tree],
-    splits: JoinedSplits,
-    matrix: NDArray[np.float32],
-    margins: NDArray[np.float64],
-    threads: int = 1,
+    trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[np.float32], margins: Floats, threads: int = 1
 ) -> None:
     """Walk rows down trees whose splits are all known, and add leaf values to `margins` in place.
 
@@ -127,7 +123,7 @@ def margins_from_values(
 
 def leaves_from_values(
     trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[np.float32], threads: int = 1
-) -> NDArray[np.int32]:
+) -> Indices:
     """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree.
 
     `matrix` is as in `margins_from_values`.
@@ -141,8 +137,8 @@ def _walk_values(
     trees: Sequence[Tree],
     splits: JoinedSplits,
     matrix: NDArray[np.float32],
-    margins: NDArray[np.float64],
-    leaves: NDArray[np.int32],
+    margins: Floats,
+    leaves: Indices,
     threads: int,
 ) -> None:
     nodes = _stack(trees, splits.base)
@@ -166,11 +162,7 @@ def _walk_values(
 
 
 def margins_from_bits(
-    trees: Sequence[Tree],
-    base: NDArray[np.int64],
-    packed: NDArray[np.uint8],
-    margins: NDArray[np.float64],
-    threads: int = 1,
+    trees: Sequence[Tree], base: Integers, packed: NDArray[np.uint8], margins: Floats, threads: int = 1
 ) -> None:
     """Walk rows down trees by the owners' decisions, and add leaf values to `margins` as `margins_from_values` does.
 
@@ -181,8 +173,8 @@ def margins_from_bits(
 
 
 def leaves_from_bits(
-    trees: Sequence[Tree], base: NDArray[np.int64], packed: NDArray[np.uint8], n_rows: int, threads: int = 1
-) -> NDArray[np.int32]:
+    trees: Sequence[Tree], base: Integers, packed: NDArray[np.uint8], n_rows: int, threads: int = 1
+) -> Indices:
     """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree."""
     leaves = np.empty((n_rows, len(trees)), np.int32)
     _walk_bits(trees, base, packed, n_rows, _NO_MARGINS, leaves, threads)
@@ -191,11 +183,11 @@ def leaves_from_bits(
 
 def _walk_bits(
     trees: Sequence[Tree],
-    base: NDArray[np.int64],
+    base: Integers,
     packed: NDArray[np.uint8],
     n_rows: int,
-    margins: NDArray[np.float64],
-    leaves: NDArray[np.int32],
+    margins: Floats,
+    leaves: Indices,
     threads: int,
 ) -> None:
     nodes = _stack(trees, base)
@@ -211,15 +203,15 @@ def _walk_bits(
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    start: NDArray[np.int64]  # first node of each tree
-    depth: NDArray[np.int64]  # of each tree
+    start: Integers  # first node of each tree
+    depth: Integers  # of each tree
     split: NDArray[np.uint32]  # joined record number; 0 in a leaf
     left: NDArray[np.uint32]  # counted over all trees; a leaf's own number
-    leaf: NDArray[np.bool_]
-    value: NDArray[np.float64]
+    leaf: Flags
+    value: Floats
 
 
-def _stack(trees: Sequence[Tree], base: NDArray[np.int64]) -> _Nodes:
+def _stack(trees: Sequence[Tree], base: Integers) -> _Nodes:
     sizes = [len(tree.left) for tree in trees]
     start = np.cumsum([0, *sizes])[:-1]
     first = np.repeat(start, sizes)

@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, share
+from treaty.compute import Indices, Integers, kernel, share
 from treaty.trees.kernels import add_histograms, gather_pairs
 
 AHEAD = 16  # rows: about what is added up in the time a row takes to come from memory
@@ -34,7 +34,7 @@ class Histograms:
     """
 
     def __init__(
-        self, codes: NDArray[np.uint8], columns: NDArray[np.uint8], offsets: NDArray[np.int32], threads: int = 1
+        self, codes: NDArray[np.uint8], columns: NDArray[np.uint8], offsets: Indices, threads: int = 1
     ) -> None:
         self._codes = codes
         self._columns = columns
@@ -44,7 +44,7 @@ class Histograms:
         # width of a word's lower fields, hess and count; all have room for the sums of 2**count_bits - 1 rows
         self._hess_bits, self._count_bits = 25, 10
 
-    def start_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64], features: NDArray[np.int32]) -> None:
+    def start_tree(self, grad: Integers, hess: Integers, features: Indices) -> None:
         """Take a tree's gradients (n_rows,) and features, ascending."""
         self._grad, self._hess, self._features = grad, hess, features
         self._packed = self._pack()
@@ -53,7 +53,7 @@ class Histograms:
         """Release the tree's gradients."""
         del self._grad, self._hess
 
-    def sums(self, rows: NDArray[np.int32], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sums(self, rows: Indices, starts: Integers) -> Integers:
         """Return sums of grad and hess and the number of rows per bin and node, int64 (n_nodes, slots, 3).
 
         Node k holds ``rows[starts[k]:starts[k + 1]]``. Features outside the tree's sample stay 0.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.compute import kernel, share
+from treaty.compute import Flags, Floats, Indices, Integers, kernel, share
 from treaty.trees.kernels import add_leaf_values, count_left, scatter_rows
 
 BLOCK = 1 << 14  # rows moved by one thread at a time
@@ -20,7 +19,7 @@ class RowPartition:
     All `n_rows` travel down the tree; only the `sampled` ones (int32, ascending; None: all) count in sums.
     """
 
-    def __init__(self, n_rows: int, sampled: NDArray[np.int32] | None = None, threads: int = 1) -> None:
+    def __init__(self, n_rows: int, sampled: Indices | None = None, threads: int = 1) -> None:
         self._threads = threads
         if sampled is None:
             self._rows = np.arange(n_rows, dtype=np.int32)
@@ -32,9 +31,9 @@ class RowPartition:
         # of each node: where its sampled rows start, its others do, and both end
         self._bounds = np.array([[0, n_rows if sampled is None else len(sampled), n_rows]])
         # a division whose rows are not moved yet: those of leaves need never be
-        self._waiting: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]] | None = None
+        self._waiting: tuple[Indices, Indices, Flags] | None = None
 
-    def rows(self, nodes: NDArray[np.int32], *, sampled: bool) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def rows(self, nodes: Indices, *, sampled: bool) -> tuple[Indices, Integers]:
         """Return rows of `nodes`, sampled or all, and starts: node k holds ``rows[starts[k]:starts[k + 1]]``.
 
         The rows may be a view, valid until the division after next.
@@ -48,7 +47,7 @@ class RowPartition:
             return self._rows[firsts[0] : lasts[-1]], starts
         return np.concatenate([self._rows[a:b] for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]), starts
 
-    def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], left: NDArray[np.bool_]) -> None:
+    def divide(self, nodes: Indices, children: Indices, left: Flags) -> None:
         """Move the rows of `nodes` to their children.
 
         `children` are the left ones, ascending; a right one is one higher. `left` says of each of ``rows(nodes,
@@ -87,7 +86,7 @@ class RowPartition:
         out[at:] = self._rows[at:]
         self._rows, self._spare, self._bounds = out, self._rows, bounds
 
-    def add_to(self, margins: NDArray[np.float64], leaves: NDArray[np.int32], values: NDArray[np.float64]) -> None:
+    def add_to(self, margins: Floats, leaves: Indices, values: Floats) -> None:
         """Add each leaf's value to the margins (n_rows,) of its rows."""
         if self._waiting is not None:
             nodes, children, left = self._waiting
@@ -112,7 +111,7 @@ class RowPartition:
         )
 
 
-def _one_after_another(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _one_after_another(sizes: Integers) -> Integers:
     """Return the start of each stretch of these sizes laid end to end, and the end of the last."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])

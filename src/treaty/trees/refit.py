@@ -5,19 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Indices
 from treaty.trees.boosting import Forest
 from treaty.trees.splits import SplitRules
 
 
 def refit_leaves(
-    forest: Forest,
-    leaves: NDArray[np.int32],
-    y: NDArray[np.float64],
-    weight: NDArray[np.float64] | None,
-    rules: SplitRules,
-    threads: int = 1,
+    forest: Forest, leaves: Indices, y: Floats, weight: Floats | None, rules: SplitRules, threads: int = 1
 ) -> None:
     """Replace all leaf values by those that boosting gives on these labels, tree after tree, with the same splits.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import Flags, Indices, Integers, kernel
 from treaty.trees.columns import SumsFinder
 from treaty.trees.splits import Splits
 
@@ -25,12 +25,12 @@ class TreeGradients:
     All are int64 (n_rows,).
     """
 
-    grad: NDArray[np.int64]
-    hess: NDArray[np.int64]
-    counted_grad: NDArray[np.int64]
-    counted_hess: NDArray[np.int64]
+    grad: Integers
+    hess: Integers
+    counted_grad: Integers
+    counted_hess: Integers
 
-    def totals(self, rows: NDArray[np.int32] | None) -> NDArray[np.int64]:
+    def totals(self, rows: Indices | None) -> Integers:
         """Return the root's totals (3,) over sampled rows (None: all)."""
         counted = slice(None) if rows is None else rows
         n_rows = len(self.grad) if rows is None else len(rows)
@@ -43,28 +43,26 @@ class ScoresFinder(SumsFinder):
     Scores of the first order, -G_L G_R / reg_lambda, twice (Le et al. 2021), are gains under a `hess_unit` of 0.
     """
 
-    def start(self, gradients: TreeGradients, rows: NDArray[np.int32] | None, columns: NDArray[np.int32]) -> None:
+    def start(self, gradients: TreeGradients, rows: Indices | None, columns: Indices) -> None:
         """Begin a tree on sampled rows (None: all) and columns."""
         self.begin_tree(gradients.grad, gradients.hess, rows, columns)
         self._counted = gradients.counted_grad, gradients.counted_hess
 
-    def decide(self, nodes: NDArray[np.int32], chosen: Splits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def decide(self, nodes: Indices, chosen: Splits) -> tuple[Indices, Flags]:
         """Record and decide splits; return record numbers (n_nodes,) and which rows of the nodes go left."""
         return self._decide(nodes, chosen)
 
-    def n_rows_of(self, nodes: NDArray[np.int32]) -> int:
+    def n_rows_of(self, nodes: Indices) -> int:
         """Return the number of the table's rows in these nodes together."""
         return len(self._rows.rows(nodes, sampled=False)[0])
 
-    def count_left(self, nodes: NDArray[np.int32], left: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def count_left(self, nodes: Indices, left: Flags) -> Integers:
         """Return the number of sampled rows of each node that go left; `left` is as in `left_totals`."""
         starts = self._rows.rows(nodes, sampled=False)[1][:-1]
         stops = starts + np.diff(self._rows.rows(nodes, sampled=True)[1])
         return np.array([np.count_nonzero(left[a:b]) for a, b in zip(starts, stops, strict=True)], np.int64)
 
-    def left_totals(
-        self, nodes: NDArray[np.int32], left: NDArray[np.bool_], wanted: NDArray[np.intp]
-    ) -> NDArray[np.int64]:
+    def left_totals(self, nodes: Indices, left: Flags, wanted: NDArray[np.intp]) -> Integers:
         """Return totals int64 (n_wanted, 3) of left children of ``nodes[wanted]``; `left` is that of all `nodes`."""
         rows, starts = self._rows.rows(nodes, sampled=False)
         sampled = np.diff(self._rows.rows(nodes, sampled=True)[1])
@@ -72,7 +70,7 @@ class ScoresFinder(SumsFinder):
         _add_left(*self._counted, rows, starts, sampled, left, wanted, totals)
         return totals
 
-    def apply(self, nodes: NDArray[np.int32], children: NDArray[np.int32], left: NDArray[np.bool_]) -> None:
+    def apply(self, nodes: Indices, children: Indices, left: Flags) -> None:
         """Divide the rows of nodes, as `RowPartition.divide` does."""
         self._rows.divide(nodes, children, left)
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, share
+from treaty.compute import Flags, Floats, Indices, Integers, kernel, share
 from treaty.trees.ensemble import Tree
 
 ROWS = 128  # that go through a tree together; fewer make loops too short for the vector instructions
@@ -32,16 +32,16 @@ EMPTY = -80  # a node whose hessians sum to zero weighs 2^-80 of its rows
 
 def contributions(
     trees: Sequence[Tree],
-    base: NDArray[np.int64],
+    base: Integers,
     packed: NDArray[np.uint8],
-    features: NDArray[np.int32],
+    features: Indices,
     *,
     n_rows: int,
     n_features: int,
     n_outputs: int,
     base_margin: float,
     threads: int = 1,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return what each feature adds to each row's margin, float64 (n_outputs, n_rows, n_features + 1).
 
     `packed` and `base` are as in `ensemble.margins_from_bits`; `features`, int32 (n_records,), is the feature below
@@ -68,7 +68,7 @@ def contributions(
     return phi[:, :, :n_rows].transpose(0, 2, 1)
 
 
-def node_weights(tree: Tree) -> NDArray[np.float64]:
+def node_weights(tree: Tree) -> Floats:
     """Return how much of the training data each node stands for, above zero (n_nodes,).
 
     That is the cover. Where the cover is not above zero (rows with no hessian left, or noise), it is tiny and in
@@ -81,23 +81,23 @@ def node_weights(tree: Tree) -> NDArray[np.float64]:
 class _Plan:
     """The edges of all trees, parents before their subtrees and left before right: everything that rows share."""
 
-    start: NDArray[np.int64]  # (n_trees + 1,) first edge of each tree
-    expected: NDArray[np.float64]  # (n_trees,)
+    start: Integers  # (n_trees + 1,) first edge of each tree
+    expected: Floats  # (n_trees,)
     # (n_edges,), as all up to `value`: depth of the edge's lower end
-    depth: NDArray[np.int64]
-    seen: NDArray[np.int64]  # the same of the nearest edge above with the same feature; 0 for none
-    line: NDArray[np.int64]  # of the split above
-    feature: NDArray[np.int64]  # of the split above
-    is_left: NDArray[np.bool_]
-    leaf: NDArray[np.bool_]
-    value: NDArray[np.float64]
+    depth: Integers
+    seen: Integers  # the same of the nearest edge above with the same feature; 0 for none
+    line: Integers  # of the split above
+    feature: Integers  # of the split above
+    is_left: Flags
+    leaf: Flags
+    value: Floats
     # (n_edges, n_points, 3): the product over features is multiplied by a + b o_seen + c o
-    factor: NDArray[np.float64]
+    factor: Floats
     # (n_edges, n_points, 2): leaves below count for the feature a o_seen + b o
-    weight: NDArray[np.float64]
+    weight: Floats
 
 
-def _plan(trees: Sequence[Tree], base: NDArray[np.int64], features: NDArray[np.int32]) -> _Plan:
+def _plan(trees: Sequence[Tree], base: Integers, features: Indices) -> _Plan:
     first = np.cumsum([0, *(len(tree.left) for tree in trees)])
     start = first - np.arange(len(first))  # a tree has one edge fewer than nodes
     n_edges = int(start[-1])
@@ -123,9 +123,7 @@ def _plan(trees: Sequence[Tree], base: NDArray[np.int64], features: NDArray[np.i
     return _Plan(start, expected, depth, seen, line, feature, is_left, leaf, value, factor, weight)
 
 
-def _at_points(
-    z: NDArray[np.float64], z_seen: NDArray[np.float64], repeated: NDArray[np.bool_], n_points: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _at_points(z: Floats, z_seen: Floats, repeated: Flags, n_points: int) -> tuple[Floats, Floats]:
     """Return `factor` and `weight` of `_Plan` at the points of Gauss-Legendre.
 
     A feature that occurs again replaces its factor f_seen by f. The edge above will credit it once more for the leaves

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Flags, Floats, Indices, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.kernels import look_up_left
@@ -22,10 +23,10 @@ from treaty.trees.partition import RowPartition
 class LevelSplits:
     """Splits of a tree level: nodes, left children and features, int32 (k,), and bins going left, bool (k, 256)."""
 
-    nodes: NDArray[np.int32]
-    children: NDArray[np.int32]
-    features: NDArray[np.int32]
-    left_bins: NDArray[np.bool_]
+    nodes: Indices
+    children: Indices
+    features: Indices
+    left_bins: Flags
 
 
 @dataclass(slots=True)
@@ -48,9 +49,9 @@ class RowShard:
     def __init__(
         self,
         codes: NDArray[np.uint8],
-        offsets: NDArray[np.int32],
-        y: NDArray[np.float64],
-        weight: NDArray[np.float64] | None,
+        offsets: Indices,
+        y: Floats,
+        weight: Floats | None,
         objective: Objective,
         threads: int = 1,
     ) -> None:
@@ -61,9 +62,7 @@ class RowShard:
         self._y, self._weight, self._objective, self._threads = y, weight, objective, threads
         self._growing: list[_GrowingTree] = []
 
-    def start_round(
-        self, columns: Sequence[NDArray[np.int32]], rows: Sequence[NDArray[np.int32] | None]
-    ) -> NDArray[np.int64]:
+    def start_round(self, columns: Sequence[Indices], rows: Sequence[Indices | None]) -> Integers:
         """Compute gradients, begin a tree per output (dropping unfinished ones), return their totals (n_outputs, 3).
 
         Each tree has its ascending features, and its ascending sample of rows (None: all).
@@ -79,7 +78,7 @@ class RowShard:
             totals[output] = of_sample[0].sum(), of_sample[1].sum(), len(of_sample[0])
         return totals
 
-    def sums(self, output: int, nodes: NDArray[np.int32]) -> NDArray[np.int64]:
+    def sums(self, output: int, nodes: Indices) -> Integers:
         """Return bin sums of nodes of a tree: int64 (n_nodes, slots, 3)."""
         tree = self._growing[output]
         return tree.histograms.sums(*tree.rows.rows(nodes, sampled=True))
@@ -110,7 +109,7 @@ class RowShard:
         """Return the number of nodes of each tree of the round."""
         return [tree.n_nodes for tree in self._growing]
 
-    def splits(self) -> list[tuple[int, NDArray[np.bool_]]]:
+    def splits(self) -> list[tuple[int, Flags]]:
         """Return feature and left bins of the round's splits in the order in which `finish` records them."""
         return [
             (int(feature), bins)
@@ -119,9 +118,7 @@ class RowShard:
             for feature, bins in zip(level.features, level.left_bins, strict=True)
         ]
 
-    def finish(
-        self, values: Sequence[NDArray[np.float64]], gains: Sequence[NDArray[np.float64]], first_record: int
-    ) -> list[Tree]:
+    def finish(self, values: Sequence[Floats], gains: Sequence[Floats], first_record: int) -> list[Tree]:
         """Add the leaf values to the margins and return the round's trees, without counts of rows.
 
         `values` and `gains`, float64 (n_nodes,) of each tree, hold the values of leaves and the gains of splits;

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Flags, Floats, Indices, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.histograms import Histograms
@@ -34,12 +35,12 @@ class Cells:
     not fit one number.
     """
 
-    offsets: NDArray[np.int32]
-    may_miss: NDArray[np.bool_]
+    offsets: Indices
+    may_miss: Flags
     count_bits: int
 
     @classmethod
-    def of(cls, offsets: NDArray[np.int32], may_miss: NDArray[np.bool_], n_rows: int, objective: Objective) -> Cells:
+    def of(cls, offsets: Indices, may_miss: Flags, n_rows: int, objective: Objective) -> Cells:
         """Return the cells for `n_rows` rows in total."""
         count_bits = n_rows.bit_length()
         fits = (n_rows * objective.hess_bound).bit_length() + count_bits <= 62
@@ -50,12 +51,12 @@ class Cells:
         """Numbers exchanged per cell."""
         return 2 if self.count_bits else 3
 
-    def of_columns(self, columns: NDArray[np.int32]) -> NDArray[np.intp]:
+    def of_columns(self, columns: Indices) -> NDArray[np.intp]:
         """Return the indices of a node's sums that are exchanged."""
         parts = [np.arange(self.offsets[f], self.offsets[f + 1] - (not self.may_miss[f])) for f in columns.tolist()]
         return np.concatenate([np.empty(0, np.intp), *parts]).astype(np.intp)
 
-    def pack(self, sums: NDArray[np.int64], columns: NDArray[np.int32]) -> NDArray[np.int64]:
+    def pack(self, sums: Integers, columns: Indices) -> Integers:
         """Return a participant's summand, int64 (n,), from its sums (n_slots, slots, 3)."""
         chosen = sums[:, self.of_columns(columns)]
         if not self.count_bits:
@@ -63,11 +64,11 @@ class Cells:
         packed = np.stack([chosen[..., 0], (chosen[..., 1] << self.count_bits) + chosen[..., 2]], axis=-1)
         return packed.ravel()
 
-    def length(self, n_slots: int, columns: NDArray[np.int32]) -> int:
+    def length(self, n_slots: int, columns: Indices) -> int:
         """Return the length of what `pack` gives."""
         return self.numbers * n_slots * len(self.of_columns(columns))
 
-    def unpack(self, opened: NDArray[np.int64], n_slots: int, columns: NDArray[np.int32]) -> NDArray[np.int64]:
+    def unpack(self, opened: Integers, n_slots: int, columns: Indices) -> Integers:
         """Return sums (n_slots, slots, 3) from the sum over all participants."""
         cells = self.of_columns(columns)
         given = opened.reshape(n_slots, len(cells), self.numbers)
@@ -89,21 +90,16 @@ class SlotShard:
     """
 
     def __init__(
-        self,
-        codes: NDArray[np.uint8],
-        y: NDArray[np.float64],
-        weight: NDArray[np.float64] | None,
-        objective: Objective,
-        cells: Cells,
+        self, codes: NDArray[np.uint8], y: Floats, weight: Floats | None, objective: Objective, cells: Cells
     ) -> None:
         self.margins = np.full((objective.n_outputs, len(y)), objective.base_margin)
         self.slots = np.zeros((objective.n_outputs, len(y)), np.int64)
         self.clipped = 0
         self._codes, self._columns = np.ascontiguousarray(codes), np.ascontiguousarray(codes.T)
         self._y, self._weight, self._objective, self._cells = y, weight, objective, cells
-        self._trees: list[tuple[Histograms, NDArray[np.int32], NDArray[np.int32] | None]] = []
+        self._trees: list[tuple[Histograms, Indices, Indices | None]] = []
 
-    def start_round(self, columns: Sequence[NDArray[np.int32]], rows: Sequence[NDArray[np.int32] | None]) -> None:
+    def start_round(self, columns: Sequence[Indices], rows: Sequence[Indices | None]) -> None:
         """Compute gradients and put all rows into slot 0 of a tree per output.
 
         Each tree has its ascending features, and its ascending sample of rows (None: all).
@@ -116,7 +112,7 @@ class SlotShard:
             histograms.start_tree(grad[output], hess[output], features)
             self._trees.append((histograms, features, sampled))
 
-    def level(self, depth: int) -> NDArray[np.int64]:
+    def level(self, depth: int) -> Integers:
         """Return the participant's summand for all slots of a level of all trees, int64 (n,)."""
         parts = []
         for (histograms, features, sampled), slots in zip(self._trees, self.slots, strict=True):
@@ -126,17 +122,17 @@ class SlotShard:
             parts.append(self._cells.pack(histograms.sums(rows[order], starts.astype(np.int64)), features))
         return np.concatenate(parts)
 
-    def divide(self, output: int, left: NDArray[np.bool_]) -> None:
+    def divide(self, output: int, left: Flags) -> None:
         """Send each row of a tree to the left or the right child of its slot."""
         self.slots[output] = 2 * self.slots[output] + ~left
 
-    def decide(self, output: int, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> None:
+    def decide(self, output: int, features: Indices, left_bins: Flags) -> None:
         """Divide by known splits: feature (-1: none) and bins going left (n_slots, 256) of each slot."""
         feature = features[self.slots[output]]
         codes = self._codes[np.arange(len(feature)), np.maximum(feature, 0)]
         self.divide(output, left_bins[self.slots[output], codes] & (feature >= 0))
 
-    def finish(self, values: NDArray[np.float64]) -> None:
+    def finish(self, values: Floats) -> None:
         """Add the leaf values of each tree's rows, float64 (n_outputs, n_rows), to the margins."""
         self.margins += values
 
@@ -145,8 +141,8 @@ class SlotShard:
 class SlotSplits:
     """Splits of a level's slots: features, int32 (n_slots,), -1 for none, and bins going left, bool (n_slots, 256)."""
 
-    features: NDArray[np.int32]
-    left_bins: NDArray[np.bool_]
+    features: Indices
+    left_bins: Flags
 
 
 class SlotTree:
@@ -160,9 +156,9 @@ class SlotTree:
         self,
         rules: SplitRules,
         cells: Cells,
-        columns: NDArray[np.int32],
-        categorical: NDArray[np.bool_],
-        record: Callable[[int, NDArray[np.bool_]], int],
+        columns: Indices,
+        categorical: Flags,
+        record: Callable[[int, Flags], int],
         threads: int = 1,
     ) -> None:
         self._rules, self._cells, self._columns = rules, cells, columns
@@ -171,7 +167,7 @@ class SlotTree:
         self._slot_of = np.zeros(1, np.int64)  # of each node of the tree
         self._depth_of = np.zeros(1, np.int64)
 
-    def split(self, opened: NDArray[np.int64], depth: int) -> SlotSplits:
+    def split(self, opened: Integers, depth: int) -> SlotSplits:
         """Choose the splits of a level on the opened sums of its slots, int64 (n,)."""
         n_slots = 1 << depth
         sums = self._cells.unpack(opened, n_slots, self._columns)
@@ -206,7 +202,7 @@ class SlotTree:
         """Whether a slot of the next level may be split."""
         return self._growth is None or self._growth.level is not None
 
-    def finish(self, depth: int) -> tuple[Tree, NDArray[np.float64]]:
+    def finish(self, depth: int) -> tuple[Tree, Floats]:
         """Return the tree, and its leaves' values in the slots of level `depth`, below all of them."""
         assert self._growth is not None
         tree = self._growth.tree()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import share
+from treaty.compute import Flags, Floats, Indices, Integers, share
 from treaty.trees.kernels import scan_splits
 
 
@@ -34,7 +34,7 @@ class SplitRules:
     learning_rate: float = 0.3
     hess_floor: float = 0.0
 
-    def leaf_weight(self, totals: NDArray[np.int64]) -> NDArray[np.float64]:
+    def leaf_weight(self, totals: Integers) -> Floats:
         """Return -G / (H + reg_lambda) (XGBoost Eq. 5) for node totals (n, 3), 0 where H is too small."""
         grad = totals[:, 0] * self.grad_unit
         hess = totals[:, 1] * self.hess_unit
@@ -44,11 +44,11 @@ class SplitRules:
         np.divide(-grad, hess + self.reg_lambda, out=weight, where=usable)
         return weight
 
-    def gain(self, totals: NDArray[np.int64], left: NDArray[np.int64]) -> NDArray[np.float64]:
+    def gain(self, totals: Integers, left: Integers) -> Floats:
         """Return the gains (XGBoost Eq. 7 without the factor 1/2) of nodes (n, 3) whose left children are `left`."""
         return self._term(left) + self._term(totals - left) - self._term(totals)
 
-    def _term(self, totals: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _term(self, totals: Integers) -> Floats:
         grad, hess = np.abs(totals[:, 0] * self.grad_unit), totals[:, 1] * self.hess_unit
         grad = np.maximum(grad - self.reg_alpha, 0.0)
         counts = (hess > 0.0) | (self.hess_floor > 0.0)
@@ -63,17 +63,17 @@ class Level:
     """The nodes of one tree level whose splits are wanted."""
 
     depth: int
-    nodes: NDArray[np.int32]  # (n_nodes,) their numbers in the tree
-    totals: NDArray[np.int64]  # (n_nodes, 3) sum of grad, sum of hess and number of sampled rows of each
+    nodes: Indices  # (n_nodes,) their numbers in the tree
+    totals: Integers  # (n_nodes, 3) sum of grad, sum of hess and number of sampled rows of each
     # (n_asked,) nodes whose sums are computed: the smaller child of each pair (itself perhaps not wanted)
-    asked: NDArray[np.int32]
-    asked_totals: NDArray[np.int64]  # (n_asked, 3)
-    asked_index: NDArray[np.int32]  # (n_nodes,) position in `asked` of the node itself or of its sibling
+    asked: Indices
+    asked_totals: Integers  # (n_asked, 3)
+    asked_index: Indices  # (n_nodes,) position in `asked` of the node itself or of its sibling
     # (n_nodes,) -1 where the node itself is asked; else the position of its parent among the last level's `nodes`,
     # whose sums minus the sibling's are the node's own
-    parent_index: NDArray[np.int32]
+    parent_index: Indices
 
-    def only(self, kept: NDArray[np.bool_], kept_before: NDArray[np.bool_]) -> Level:
+    def only(self, kept: Flags, kept_before: Flags) -> Level:
         """Return the level without some nodes; siblings are kept or left out together.
 
         `kept` is bool (n_nodes,); `kept_before` the same of the last level, whose kept nodes `parent_index` then
@@ -97,11 +97,11 @@ class Level:
 class Splits:
     """The best admissible split of each node of a level."""
 
-    gain: NDArray[np.float64]  # (n_nodes,) 0 where there is none
-    source: NDArray[np.int32]  # (n_nodes,) position of the source (a party's columns) that has it
-    feature: NDArray[np.int32]  # (n_nodes,) within the source; -1 where there is none
-    left_bins: NDArray[np.bool_]  # (n_nodes, 256) bins of the feature going left, its missing bin included
-    left_totals: NDArray[np.int64]  # (n_nodes, 3)
+    gain: Floats  # (n_nodes,) 0 where there is none
+    source: Indices  # (n_nodes,) position of the source (a party's columns) that has it
+    feature: Indices  # (n_nodes,) within the source; -1 where there is none
+    left_bins: Flags  # (n_nodes, 256) bins of the feature going left, its missing bin included
+    left_totals: Integers  # (n_nodes, 3)
 
     @classmethod
     def none(cls, n_nodes: int, source: int = 0) -> Splits:
@@ -118,7 +118,7 @@ class Splits:
         """Return the splits at `index`."""
         return Splits(*(getattr(self, name)[index] for name in Splits.__slots__))
 
-    def spread(self, kept: NDArray[np.bool_]) -> Splits:
+    def spread(self, kept: Flags) -> Splits:
         """Return splits of a whole level, of which only the nodes `kept`, bool (n_nodes,), were scanned."""
         whole = Splits.none(len(kept))
         for name in Splits.__slots__:
@@ -126,9 +126,7 @@ class Splits:
         return whole
 
 
-def complete_sums(
-    level: Level, asked: NDArray[np.int64], parents: NDArray[np.int64] | None, part: slice | None = None
-) -> NDArray[np.int64]:
+def complete_sums(level: Level, asked: Integers, parents: Integers | None, part: slice | None = None) -> Integers:
     """Return the sums of wanted nodes: an asked node's own, else exactly parent minus sibling.
 
     `asked` is int64 (n_asked, slots, 3); `parents` is what this function returned for all of the last level (None at
@@ -149,11 +147,11 @@ def complete_sums(
 
 
 def scan(
-    sums: NDArray[np.int64],
-    totals: NDArray[np.int64],
-    features: NDArray[np.int32],
-    offsets: NDArray[np.int32],
-    categorical: NDArray[np.bool_],
+    sums: Integers,
+    totals: Integers,
+    features: Indices,
+    offsets: Indices,
+    categorical: Flags,
     rules: SplitRules,
     *,
     source: int = 0,
@@ -181,9 +179,7 @@ def scan(
     return found
 
 
-def settle(
-    found: Splits, sums: NDArray[np.int64], totals: NDArray[np.int64], offsets: NDArray[np.int32], rules: SplitRules
-) -> None:
+def settle(found: Splits, sums: Integers, totals: Integers, offsets: Indices, rules: SplitRules) -> None:
     """Give splits found on estimated sums the true totals of their left children, in place.
 
     A split with a child whose true hess is below `min_child_weight` is dropped. `sums` and `totals` are the true ones.
