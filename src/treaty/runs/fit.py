@@ -20,7 +20,7 @@ from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, checkpoint_file, noise_folder
 from treaty.models.decisions import RowDecisions, row_decisions
 from treaty.models.interpretation import Contributions, explain_pooled, rows_first
-pooled_margins = None
+from treaty.models.linear import pooled_margins
 from treaty.models.trees import ModelPart, cut_to_records, predict_pooled
 from treaty.privacy.ledger import Ledger
 from treaty.runs.processes import predict_in_processes, train_in_processes
