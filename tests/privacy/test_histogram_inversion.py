@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer
+from treaty.systems.tree_options import TreeOptions
 
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
@@ -20,7 +21,6 @@ from treaty.privacy.histogram_inversion import (
     rebuild,
 )
 from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
-from treaty.systems.tree_options import TreeOptions
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.objectives import make_objective

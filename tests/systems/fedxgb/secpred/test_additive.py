@@ -8,6 +8,7 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 import pytest
+from treaty.systems.tree_options import tree_options
 
 from crypto.sharing.dealer_attacks import leaf_values_found
 from systems.fedxgb.playing import (
@@ -59,7 +60,6 @@ from treaty.systems.fedxgb.secpred.routing import (
 )
 from treaty.systems.fedxgb.secpred.shares import Exchanged
 from treaty.systems.fedxgb.server import Here
-from treaty.systems.tree_options import tree_options
 from treaty.trees.slots import VALUE_BITS
 
 ADDITIVE = {"comparison": "additive"}
