@@ -212,10 +212,15 @@ def _regression(
     rows_of = _tables_of(columns, cut)
     return Scenario(
         model=LogisticRegression(options, **common, **played),
-        pooled=LogisticRegression(Pooled(solver=None if alone else type(options).system), **common),
+        pooled=LogisticRegression(Pooled(solver=None if alone else _solver(options)), **common),
         columns=columns, y=y, train=train, test=test, given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
         aligned=list(cut),
     )  # fmt: skip
+
+
+def _solver(options: SystemOptions) -> Any:
+    """Return what finds the weights on one table as the system does."""
+    return type(options).system
 
 
 def _tables_of(columns: Any, cut: Mapping[str, list[str]]) -> Rows:
@@ -269,7 +274,7 @@ def _held_back(n_rows: int, least: int) -> int:
 
 def _play(console: Console, scenario: Scenario, system: System) -> None:
     """Train, predict and print scores, costs and what each party learned."""
-    model, y, train, test = scenario.model, scenario.y, scenario.train, scenario.test
+    model, train, test = scenario.model, scenario.train, scenario.test
     regression = isinstance(model, LogisticRegression)
     batches = f", batches of {model.batch_size}" if regression else ""
     console.print(f"[bold]{len(train)} rows to train on, {len(test)} held back; {system.name}{batches}[/bold]")

@@ -1,4 +1,4 @@
-"""What classifier and regressor of boosted trees share: parameters, checks, training, prediction, what is made of both."""
+"""What the classifier and the regressor of boosted trees share: parameters, checks, training, prediction."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from treaty.compute import cores
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, checkpoint_file, noise_folder
-from treaty.models.decisions import RowDecisions, decided_alone
+from treaty.models.decisions import RowDecisions, row_decisions
 from treaty.models.interpretation import Contributions, explain_pooled, rows_first
 from treaty.models.linear import pooled_margins
 from treaty.models.trees import ModelPart, cut_to_records, predict_pooled
@@ -250,7 +250,7 @@ class Predicting:
         """Return all owners' decisions, from which the active party has leaves and margins of every stage."""
         if self.in_one_place:
             (part,) = self.parts.values()
-            return decided_alone(part, side_by_side(tables), cores(self.n_jobs))
+            return row_decisions(part, side_by_side(tables), cores(self.n_jobs))
         return decide_in_threads(self.system, self.parts, tables, self.settings, self.n_jobs)
 
     def contributions(self, tables: Mapping[str, Table]) -> NDArray[np.float64] | Contributions:

@@ -148,8 +148,8 @@ def _check_identities(job: Job, cast: Cast, system: System) -> None:
         if same:
             role = cast.roles[helper]
             raise ConfigError(
-                f"{helper}, the {role}, has the same key as {', '.join(same)}: who has data must not be the {role}; take "
-                f"a third party, or {role} = false"
+                f"{helper}, the {role}, has the same key as {', '.join(same)}: who has data must not be the {role}; "
+                f"take a third party, or {role} = false"
             )
 
 

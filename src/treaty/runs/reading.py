@@ -63,8 +63,8 @@ def read_by_column(
     data, classes = labelled(rows, job, name, path, None, training=True)
     if name == job.active and system.common.table == "regression" and len(classes or ()) != 2:
         raise DataError(
-            f"{name}: expected labels of two classes in column {job.label!r}, got {len(classes or ())} different ones in "
-            f"{len(data.y)} rows"
+            f"{name}: expected labels of two classes in column {job.label!r}, got {len(classes or ())} different ones "
+            f"in {len(data.y)} rows"
         )
     if name == job.active and own.label_epsilon is not None:
         noisy = member.noisy_labels or f"{path}.noisy_labels"

@@ -211,31 +211,19 @@ def train_in_threads(
     shared = max(1, every // len(cast.owners)) if system.split == "rows" else every
     absences = {} if system.absences is None else system.absences(cast, run.options, run.common)
 
-    def program(name: str) -> Role:
-        def role(party: Party) -> Any:
-            return system.train[cast.roles[name]](
-                Seat(
-                    party=party,
-                    options=run.options,
-                    common=run.common,
-                    cast=cast,
-                    data=run.data.get(name),
-                    classes=run.classes,
-                    eval_sets=run.evals_of(name),
-                    threads=shared if name in cast.owners else every,
-                    progress=run.progress,
-                    phase=run.phase,
-                    keeper=keepers.get(name),
-                    store=run.store,
-                    alone=False,
-                    absence=absences.get(name),
-                )  # fmt: skip
-            )
+    def seat(party: Party) -> Seat:
+        name = party.name
+        return Seat(
+            party=party, options=run.options, common=run.common, cast=cast, data=run.data.get(name),
+            classes=run.classes, eval_sets=run.evals_of(name), threads=shared if name in cast.owners else every,
+            progress=run.progress, phase=run.phase, keeper=keepers.get(name), store=run.store, alone=False,
+            absence=absences.get(name),
+        )  # fmt: skip
 
-        return role
-
+    roles: dict[str, Role] = {
+        name: lambda party: system.train[cast.roles[party.name]](seat(party)) for name in cast.roles
+    }
     links = system.links(cast, run.options)
-    roles = {name: program(name) for name in cast.roles}
     return play(roles, links, job="fit", protocol=system.name, link=link, record_content=record_content)
 
 
@@ -253,24 +241,16 @@ def predict_in_threads(
     cast = Cast(active, {name: "active" if name == active else "passive" for name in parts}, list(parts))
     threads = cores(n_jobs)
 
-    def program(name: str) -> Role:
-        rows = Labelled(tables[name], np.zeros(0))
-        return lambda party: programs[cast.roles[name]](
-            Seat(
-                party=party,
-                options=settings[0],
-                common=settings[1],
-                cast=cast,
-                data=rows,
-                part=parts[name],
-                threads=threads,
-                phase=phase,
-                alone=False,
-            )  # fmt: skip
-        )
+    def seat(party: Party) -> Seat:
+        rows = Labelled(tables[party.name], np.zeros(0))
+        return Seat(
+            party=party, options=settings[0], common=settings[1], cast=cast, data=rows, part=parts[party.name],
+            threads=threads, phase=phase, alone=False,
+        )  # fmt: skip
 
+    roles: dict[str, Role] = {name: lambda party: programs[cast.roles[party.name]](seat(party)) for name in parts}
     links = system.links(cast, settings[0])
-    return play({name: program(name) for name in parts}, links, job="predict", protocol=system.name).results
+    return play(roles, links, job="predict", protocol=system.name).results
 
 
 def decide_in_threads(

@@ -52,7 +52,8 @@ def _train(system: System, options: SystemOptions) -> None:
     n_rows, names = (40, ("x",)) if regression else (64, ("a", "b"))
     columns = [rng.normal(size=n_rows).astype(np.float32) for _ in names]
     table = Table(Schema(names, (None,) * len(names)), columns, n_rows)
-    data = Labelled(table, np.arange(n_rows) % 2.0 if regression else rng.integers(0, 2, n_rows).astype(np.float64))
+    labels = np.arange(n_rows) % 2 if regression else rng.integers(0, 2, n_rows)
+    data = Labelled(table, labels.astype(np.float64))
     owners = [f"party{k}" for k in range(system.warm_up_owners)]
     cast = cast_of(system, owners, None, options)
     evals = {name: table for name in (owners if system.split == "columns" else [cast.active])}

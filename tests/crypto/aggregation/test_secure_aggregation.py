@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto.sums.summing import Sum, agree_all, make_round, signing_key
-from treaty.crypto.aggregation.aggregation_participant import Participant
-from treaty.crypto.aggregation.aggregation_round import RoundVoid, survival
+from crypto.aggregation.summing import Sum, agree_all, make_round, signing_key
+from treaty.crypto.aggregation.participant import Participant
+from treaty.crypto.aggregation.round import RoundVoid, survival
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import CryptoError

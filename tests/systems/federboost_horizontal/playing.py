@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from treaty.systems.tree_options import TreeOptions, tree_options
 
 from tables import real_table
 from treaty.data.binning import Bins
@@ -17,7 +18,6 @@ from treaty.systems.federboost_horizontal.roles import lead, participate
 from treaty.systems.horizontal.members import Vouching
 from treaty.systems.horizontal.quantiles import Agreed, unpack_bins
 from treaty.systems.pooled.training import Labelled, objective_for
-from treaty.systems.tree_options import TreeOptions, tree_options
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable

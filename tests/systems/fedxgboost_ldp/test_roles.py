@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from treaty.systems.tree_options import tree_options
 
 import treaty
 from flat import flat
@@ -36,7 +37,6 @@ from treaty.systems.fedxgboost_ldp.noise import SENT_STEPS, NoisyGradients
 from treaty.systems.fedxgboost_ldp.scoring import Divided, NoisyTree, SplitRequest
 from treaty.systems.pooled import training as pooled
 from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import tree_options
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
 from treaty.trees.columns import ColumnSource

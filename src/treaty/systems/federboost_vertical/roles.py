@@ -54,7 +54,7 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
 from treaty.models.trees import ModelPart
-from treaty.privacy.bucket_rr import BucketLedger, Column, Spent, chances, unbiased
+from treaty.privacy.bucket_rr import BucketCost, BucketLedger, Column, chances, unbiased
 from treaty.systems.pooled.training import Labelled, Progress, begin, own_columns
 from treaty.systems.tree_options import TreeOptions
 from treaty.systems.vertical.active import Keep, Start, finish, grow, terms
@@ -342,7 +342,7 @@ def _noisy(
     ledger: BucketLedger,
     row_numbers: NDArray[np.int64],
     job: str,
-) -> tuple[Buckets, Spent]:
+) -> tuple[Buckets, BucketCost]:
     """Randomise the buckets."""
     schema = bins.schema
     missing = (codes == bins.n_bins).any(axis=0)

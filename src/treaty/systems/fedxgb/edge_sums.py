@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.aggregation_participant import SECRET_BYTES
-from treaty.crypto.aggregation.aggregation_round import Round, RoundVoid, Unmasking, enough
+from treaty.crypto.aggregation.participant import SECRET_BYTES
+from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking, enough
 from treaty.crypto.aggregation.round_keys import is_mask_key, unsigned
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.crypto.sharing.secret_sharing import share_length
@@ -167,10 +167,10 @@ class DomainSums:
         if len(self._cohort) < LEAST:
             raise RoundVoid(f"the round is void: expected {LEAST} users or more, got {len(self._cohort)}")
         return Round(
-            job_id=party.job, protocol=party.protocol, round_id=number, attempt=attempt,
+            job_id=party.job, protocol=party.protocol, round_id=number,
             roster={name: self._users[name].key for name in self._cohort}, length=length,
             vector_id=self.heard.digest.hex(),
-        )  # fmt: skip
+        ).repeated(attempt)  # fmt: skip
 
     def _attempt(self, this_round: Round, call: Call) -> tuple[NDArray[np.int64], list[str]]:
         self.send(dict.fromkeys(self._running, call))

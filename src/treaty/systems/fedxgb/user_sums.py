@@ -34,9 +34,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.aggregation_participant import Participant
-from treaty.crypto.aggregation.aggregation_round import Round
 from treaty.crypto.aggregation.masks import UsedNonces, add_masks, mask_key, mask_nonce
+from treaty.crypto.aggregation.participant import Participant
+from treaty.crypto.aggregation.round import Round
 from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, M, Message
@@ -279,10 +279,10 @@ class UserSums:
     def _round(self, call: Call, length: int) -> Round:
         party = self._party
         return Round(
-            job_id=party.job, protocol=party.protocol, round_id=call.number, attempt=call.attempt,
+            job_id=party.job, protocol=party.protocol, round_id=call.number,
             roster={name: self._keys[name] for name in self._cohort}, length=length,
             vector_id=self.heard.digest.hex(),
-        )  # fmt: skip
+        ).repeated(call.attempt)  # fmt: skip
 
     def _round_keys(self, this_round: Round) -> RoundKeys:
         me = self._party.name

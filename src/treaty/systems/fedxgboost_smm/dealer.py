@@ -10,7 +10,7 @@ message               from -> to      content                                   
 `AskerSeed`           -> active       seed of all A and C                                         TLS
 `HolderSeed`          -> passive      seed of B                                                   TLS
 `DealRequest`         active ->       deal for the next so many vectors                           TLS
-`Dealt`               -> passive      D = B A - C of these                                        TLS
+`DealtShares`               -> passive      D = B A - C of these                                        TLS
 `DealEnd`             active ->       training is over                                            TLS
 ====================  ==============  ==========================================================  =================
 """
@@ -31,8 +31,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.tree_options import TreeOptions
-from treaty.systems.vertical.active import public_options
+from treaty.systems.system import Seat
 
 DEALER = "dealer"
 """What `fit` calls the dealer that it plays."""
@@ -66,7 +65,7 @@ class DealRequest(Message):
     count: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
 
-class Dealt(Message):
+class DealtShares(Message):
     """Shares uint64 (vectors, 2, bins) for the vectors from number `first` on. Tell how many nodes there are."""
 
     first: _Count
@@ -77,36 +76,28 @@ class DealEnd(Message):
     """Training is over."""
 
 
-def dealer(party: Party, options: TreeOptions, *, lead: str, threads: int = 1) -> None:
-    """Deal until the active party, `lead`, is done.
+def dealer(seat: Seat) -> None:
+    """Deal until the active party is done.
 
     Parameters
     ----------
-    party : Party
-        Connected with all parties.
-    options : TreeOptions
-        The job's, which all parties compare.
-    lead : str
-    threads : int
-
-    Raises
-    ------
-    ConfigError, CryptoError, PeerProtocolError
-        When parties disagree on parameters, or the active party asks for other than the very next vectors.
+    seat : Seat
+        Without data; all parties are its peers.
     """
-    agree(party, public_options(options))
+    party, lead = seat.party, seat.cast.active
+    agree(party, seat.public_terms)
     wanted = party.receive(lead, Wanted)
     holders = [peer for peer in party.peers if peer != lead]
     if sorted(wanted.slots) != sorted(holders):
         raise PeerProtocolError(lead, f"expected the bins of {', '.join(holders)} - at Wanted.slots from {lead}")
-    made = Dealer(wanted.rows, wanted.slots, threads)
+    made = Dealer(wanted.rows, wanted.slots, seat.threads)
     party.send(lead, AskerSeed(made.asker_seed))
     for holder, seed in made.holder_seeds.items():
         party.send(holder, HolderSeed(seed))
     made.prepare()
     while isinstance(request := party.receive(lead, DealRequest, DealEnd, follow=True), DealRequest):
         for holder, shares in made.deal(request.first, request.count).items():
-            party.send(holder, Dealt(request.first, Array.of(shares)))
+            party.send(holder, DealtShares(request.first, Array.of(shares)))
         made.prepare()  # while the others are at work
 
 
@@ -130,12 +121,12 @@ def holder(
     seed = _seed(party.receive(name, HolderSeed), name)
 
     def shares(first: int, count: int) -> Words:
-        dealt = party.receive(name, Dealt)
+        dealt = party.receive(name, DealtShares)
         if dealt.first != first:
             raise PeerProtocolError(
-                name, f"expected shares for vector {first}, got {dealt.first} - at Dealt.first from {name}"
+                name, f"expected shares for vector {first}, got {dealt.first} - at DealtShares.first from {name}"
             )
-        return view(dealt.shares, np.uint64, (count, VECTOR_WORDS, slots), peer=name, what="Dealt.shares")
+        return view(dealt.shares, np.uint64, (count, VECTOR_WORDS, slots), peer=name, what="DealtShares.shares")
 
     return TripleSumsServer(bounds, codes, offsets, seed, shares, threads=threads)
 

@@ -27,7 +27,7 @@ Messages are those of `secureboost` under a blind cipher, with the backend's pay
 ====================  =============  =====================================================  =====================
 message               from -> to     content                                                protection
 ====================  =============  =====================================================  =====================
-`Layout`, `Setup`     both ways      bins per feature; model id, backend, bounds            TLS
+`BinLayout`, `Setup`  both ways      bins per feature; model id, backend, bounds            TLS
 `Hint`, `HintTaken`   passive ->     dealer: F = M - B, 8 bytes per bin and row             one-time pad B
 `TreeStart`           active ->      sampled columns                                        TLS
 `SumsRequest`         active ->      dealer: E = V_node - A of all nodes of the level       one-time pad A
@@ -47,57 +47,29 @@ two siblings only the smaller is asked for; leaf weights as in `secureboost`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.packing import SumsBounds
-from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.payload import Payload
 from treaty.crypto.sums.encrypted_sums import SumsClient, SumsServer
-from treaty.data.columns import Category
-from treaty.data.table import Table
-from treaty.errors import ConfigError
 from treaty.messaging.agreement import agree
-from treaty.messaging.party import Party
-from treaty.models.checkpoints import Keeper
 from treaty.models.trees import ModelPart
-from treaty.systems.fedxgboost_smm import dealer as smm_dealer
-from treaty.systems.pooled.training import Labelled, Progress
-from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.secureboost.roles import Steps
-from treaty.systems.tree_options import TreeOptions
-from treaty.systems.vertical.active import public_options
+from treaty.systems.fedxgboost_smm import dealer as dealing
+from treaty.systems.fedxgboost_smm.paper import roles as paper
+from treaty.systems.system import Seat
+from treaty.systems.vertical import encrypted
 
 
-def active(
-    party: Party,
-    data: Labelled,
-    options: TreeOptions,
-    *,
-    parties: Sequence[str],
-    classes: list[Category] | None,
-    dealer: str | None = None,
-    eval_sets: Sequence[Labelled] = (),
-    threads: int = 1,
-    progress: Progress | None = None,
-    keeper: Keeper | None = None,
-    store: HintStore | None = None,
-    hinting: Steps | None = None,
-) -> ModelPart:
-    """Train as the active party.
+def active(seat: Seat) -> ModelPart:
+    """Train as the active party, in the options' mode.
 
     Parameters
     ----------
-    party : Party
-        Connected with every passive party, and with the dealer.
-    parties : sequence of str
-        All parties with data in the job's order.
-    dealer : str or None
-        Who deals, under ``backend="dealer"``.
-    data, options, classes, eval_sets, threads, progress, keeper, store, hinting
-        See `secureboost.active`.
+    seat : Seat
+        With labels, own columns (perhaps none), and as peers every passive party and the dealer, where there is one.
 
     Returns
     -------
@@ -107,71 +79,55 @@ def active(
     Raises
     ------
     ConfigError, PeerProtocolError
-        When parties disagree on parameters or rows, there is no dealer or one too many, or a party sends what the
-        protocol does not allow.
+        When parties disagree on parameters or rows, or a party sends what the protocol does not allow; in paper mode
+        when consent is missing or sums do not fit float64.
     CryptoError
         When sums do not fit the backend, or a passive party's answer or the dealer's shares do not add up.
     """
-    _meet_dealer(party, options, dealer)
+    if seat.options.mode == "paper":
+        return paper.active(seat)
+    party, dealer = seat.party, _meet_dealer(seat)
+    if dealer is None:
+        return encrypted.lead(seat, seat.options.ciphers)
 
     def client_of(bounds: SumsBounds, offsets: Mapping[str, NDArray[np.int32]]) -> SumsClient:
         slots = {peer: int(of_peer[-1]) for peer, of_peer in offsets.items()}
-        return smm_dealer.asker(party, str(dealer), bounds, slots, threads)
+        return dealing.asker(party, dealer, bounds, slots, seat.threads)
 
-    part = secureboost.active(
-        party, data, options, parties=parties, classes=classes, eval_sets=eval_sets, threads=threads,
-        progress=progress, keeper=keeper, store=store, hinting=hinting, client_of=client_of if dealer else None,
-    )  # fmt: skip
-    if dealer is not None:
-        party.send(dealer, smm_dealer.DealEnd())
+    part = encrypted.lead(seat, seat.options.ciphers, client_of=client_of)
+    party.send(dealer, dealing.DealEnd())
     return part
 
 
-def passive(
-    party: Party,
-    table: Table,
-    options: TreeOptions,
-    *,
-    dealer: str | None = None,
-    eval_tables: Sequence[Table] = (),
-    threads: int = 1,
-    progress: Progress | None = None,
-    keeper: Keeper | None = None,
-    store: HintStore | None = None,
-    hinting: Steps | None = None,
-) -> ModelPart:
-    """Train as a passive party: answer the active one until it is done.
+def passive(seat: Seat) -> ModelPart:
+    """Train as a passive party, in the options' mode: answer the active one until it is done.
 
     Parameters
     ----------
-    party : Party
-        Connected with the active party, and with the dealer.
-    dealer : str or None
-        Who deals, under ``backend="dealer"``.
-    table, options, eval_tables, threads, progress, keeper, store, hinting
-        See `secureboost.passive`.
+    seat : Seat
+        With own columns of the aligned rows, and as peers the active party and the dealer, where there is one.
 
     Returns
     -------
     ModelPart
         Own splits.
     """
-    _meet_dealer(party, options, dealer)
+    if seat.options.mode == "paper":
+        return paper.passive(seat)
+    dealer = _meet_dealer(seat)
+    if dealer is None:
+        return encrypted.follow(seat, seat.options.ciphers)
 
     def server_of(setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> SumsServer:
-        return smm_dealer.holder(party, str(dealer), setup, codes, offsets, threads)
+        return dealing.holder(seat.party, dealer, setup, codes, offsets, seat.threads)
 
-    return secureboost.passive(
-        party, table, options, eval_tables=eval_tables, threads=threads, progress=progress, keeper=keeper,
-        store=store, hinting=hinting, server_of=server_of if dealer else None,
-    )  # fmt: skip
+    return encrypted.follow(seat, seat.options.ciphers, server_of=server_of)
 
 
-def _meet_dealer(party: Party, options: TreeOptions, dealer: str | None) -> None:
-    """Compare options with the dealer, if there is to be one, and set it apart from the parties with data."""
-    if options.has_dealer != (dealer is not None):
-        expected = "a dealer" if options.has_dealer else "no dealer"
-        raise ConfigError(f"backend={options.cipher!r}: expected {expected} among the parties, got {dealer or 'none'}")
+def _meet_dealer(seat: Seat) -> str | None:
+    """Compare options with the dealer, where there is one, and set it apart from the parties with data."""
+    dealer = seat.cast.holder("dealer")
     if dealer is not None:
-        party.set_aside(dealer)
-        agree(party, public_options(options), peers=[dealer])
+        seat.party.set_aside(dealer)
+        agree(seat.party, seat.public_terms, peers=[dealer])
+    return dealer

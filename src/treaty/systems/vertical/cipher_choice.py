@@ -36,7 +36,7 @@ from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_par
 from treaty.errors import CryptoError
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.systems.tree_options import MOST_LATTICE_FRACTION, TreeOptions
+from treaty.systems.vertical.cipher_options import MOST_LATTICE_FRACTION
 
 MOST_HINT_BYTES = 4 << 30
 PREFERENCE = 2.0
@@ -85,25 +85,23 @@ class Choice:
 
 def choose_cipher(
     party: Party,
-    options: TreeOptions,
+    cipher: str,
     bounds: SumsBounds,
     offsets: Mapping[str, NDArray[np.int32]],
+    *,
     trees: int,
+    max_depth: int,
+    fractional_bits: int,
     store: HintStore | None,
     threads: int,
 ) -> Choice:
-    """Take the cipher the job names; else measure the links and go by the estimates.
+    """Take the `cipher` the job names; under "auto" measure the links and go by the estimates.
 
-    Parameters
-    ----------
-    offsets : mapping of str to ndarray of int32
-        Layout of every passive party's bins.
-    trees : int
-        Still to grow.
+    `offsets` are the first slots of every passive party's features; `trees` are still to grow.
     """
-    if options.cipher != "auto":
-        return Choice(options.cipher, "as the job says")
-    if options.fractional_bits > MOST_LATTICE_FRACTION:
+    if cipher != "auto":
+        return Choice(cipher, "as the job says")
+    if fractional_bits > MOST_LATTICE_FRACTION:
         return Choice("ou", f"fractional_bits is above the {MOST_LATTICE_FRACTION} that the lattice map takes")
     try:
         parameters = sums_parameters(bounds)
@@ -111,7 +109,7 @@ def choose_cipher(
         return Choice("ou", str(error))
     if sum(_hint_bytes(parameters, int(of_peer[-1])) for of_peer in offsets.values()) > MOST_HINT_BYTES:
         return Choice("ou", f"hints of the lattice map would exceed {MOST_HINT_BYTES >> 30} GiB")
-    vectors = trees * 2 ** (options.max_depth - 1)
+    vectors = trees * 2 ** (max_depth - 1)
     if any(vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > LEAK_LIMIT for of_peer in offsets.values()):
         return Choice("ou", "so many sums about so many columns would pass the limit of what the lattice map may leak")
     speeds = {}
@@ -121,11 +119,11 @@ def choose_cipher(
             return Choice("ou", f"{peer}'s answers have told nearly all that the lattice map may tell of its table")
     kept = store is not None and LatticeSumsClient(bounds, store).offer(offsets) is not None
     lattice = _total([
-        _lattice(parameters, bounds.n_rows, len(of_peer) - 1, int(of_peer[-1]), options.max_depth, trees, threads, kept)
+        _lattice(parameters, bounds.n_rows, len(of_peer) - 1, int(of_peer[-1]), max_depth, trees, threads, kept)
         for of_peer in offsets.values()
     ], speeds)  # fmt: skip
     ou = _total([
-        _ou(bounds, len(of_peer) - 1, int(of_peer[-1]), options.max_depth, trees, threads)
+        _ou(bounds, len(of_peer) - 1, int(of_peer[-1]), max_depth, trees, threads)
         for of_peer in offsets.values()
     ], speeds)  # fmt: skip
     chosen = lattice.seconds <= PREFERENCE * ou.seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from treaty.crypto.payload import Payload
 from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
-from treaty.messaging.messages import Array, view
+from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import record_split
 from treaty.privacy.commitment import COMMITMENT_BYTES
@@ -22,81 +21,65 @@ from treaty.systems.vertical.encrypted_columns import (
     SplitAnswer,
     SplitColumns,
     SplitRequest,
+    TreeEnd,
     TreeStart,
     pack,
 )
+from treaty.systems.vertical.order import Table, between_trees
 from treaty.trees.ensemble import SplitTable
 
 
-class LevelAsked(Protocol):
-    """A message that asks about nodes of a level, `last` with the last of them."""
+def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:
+    """Return what an owner of columns may be sent when: within a tree, per level sums and then at most one split.
 
-    @property
-    def last(self) -> bool: ...  # noqa: D102
+    `start` begins a tree, `sums` asks about nodes of a level (the last of them with its `last`), `split` names splits.
+    """
+    return {
+        "between trees": {start: "new level", **between_trees("between trees")},
+        "new level": {sums: ("new level", "level asked"), TreeEnd: "between trees"},
+        "level asked": {sums: ("new level", "level asked"), split: "new level", TreeEnd: "between trees"},
+        "finished": {},
+    }
 
 
-@dataclass(slots=True)
-class TreeOrder:
-    """What the active party may ask of an owner, and when: within a tree, per level sums and then at most one split.
+class TreeLimits:
+    """How much the active party, `lead`, may ask of an owner within a tree; what may come when is in `tree_table`.
 
-    Parameters
-    ----------
-    lead : str
-        The active party.
-    max_depth : int
-    fewest_rows : int
-        Least rows of a child, so that a node that is split has twice as many.
-    by_column : bool
-        Whether rows of nodes are not named, and all rows are decided.
+    Children have `fewest_rows` rows at least, so that a node that is split has twice as many. With `by_column` rows of
+    nodes are not named, and all rows are decided.
     """
 
-    lead: str
-    max_depth: int
-    fewest_rows: int
-    by_column: bool
-    _growing: bool = False
-    _levels: int = 0
-    _nodes: int = 0
-    _may_split: bool = False
-    _columns: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    def __init__(self, lead: str, max_depth: int, fewest_rows: int, by_column: bool) -> None:
+        self._lead, self._max_depth, self._fewest_rows, self._by_column = lead, max_depth, fewest_rows, by_column
 
     def start(self, columns: NDArray[np.int32]) -> None:
-        """Take note of `TreeStart`, which names the tree's columns."""
-        self._check(not self._growing, "TreeEnd before the next TreeStart")
-        self._growing, self._levels, self._nodes, self._may_split = True, 0, 0, False
-        self._columns = columns
+        """Begin a tree on these columns."""
+        self._columns, self._levels, self._nodes = columns, 0, 0
 
-    def end(self) -> None:
-        """Take note of `TreeEnd`."""
-        self._check(self._growing, "TreeStart before TreeEnd")
-        self._growing = False
-
-    def sums(self, request: LevelAsked, nodes: int) -> None:
-        """Take note of `SumsRequest`, or what asks in its place, which is about so many nodes."""
-        self._check(self._growing and self._levels < self.max_depth, f"{self.max_depth} levels in a tree at most")
+    def sums(self, nodes: int, *, last: bool) -> None:
+        """Record a request for sums of `nodes` nodes of the level, `last` with its last ones; reject too many."""
+        self._check(self._levels < self._max_depth, f"{self._max_depth} levels in a tree at most")
         self._nodes += nodes
         self._check(nodes > 0 and self._nodes <= 1 << self._levels, f"1 to {1 << self._levels} nodes of this level")
-        self._levels += request.last
-        self._nodes = 0 if request.last else self._nodes
-        self._may_split = request.last
+        self._levels += last
+        self._nodes = 0 if last else self._nodes
 
     def split(self, request: SplitRequest) -> None:
-        """Take note of `SplitRequest`."""
-        self._check(self._growing and self._may_split, "SumsRequest before SplitRequest, and one of it")
-        self._may_split = False
-        features = view(request.features, np.int32, (None,), peer=self.lead, what="SplitRequest.features")
+        """Reject splits of other columns than the tree's, of too many nodes, or of nodes with too few rows."""
+        lead = self._lead
+        features = view(request.features, np.int32, (None,), peer=lead, what="SplitRequest.features")
         self._check(len(features) <= 1 << (self._levels - 1), "no more splits than the level may have nodes")
         self._check(bool(np.isin(features, self._columns).all()), "splits of the tree's columns")
-        self._check((request.node_of_row is None) == self.by_column, "rows of nodes named or not as agreed")
+        self._check((request.node_of_row is None) == self._by_column, "rows of nodes named or not as agreed")
         if request.node_of_row is None:
             return
-        node_of_row = view(request.node_of_row, np.int32, (None,), peer=self.lead, what="SplitRequest.node_of_row")
+        node_of_row = view(request.node_of_row, np.int32, (None,), peer=lead, what="SplitRequest.node_of_row")
         sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=1)
-        self._check(bool(np.all(sizes >= 2 * self.fewest_rows)), f"nodes of {2 * self.fewest_rows} rows at least")
+        self._check(bool(np.all(sizes >= 2 * self._fewest_rows)), f"nodes of {2 * self._fewest_rows} rows at least")
 
     def _check(self, fine: bool, expected: str) -> None:
         if not fine:
-            raise PeerProtocolError(self.lead, f"expected {expected} - from {self.lead}")
+            raise PeerProtocolError(self._lead, f"expected {expected} - from {self._lead}")
 
 
 def checked_sample(

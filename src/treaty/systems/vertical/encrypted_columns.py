@@ -22,7 +22,7 @@ from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
 
 
-class Layout(Message):
+class BinLayout(Message):
     """A passive party's bins: int32 first slot of each feature, bool kind. Tells how many columns and bins it has."""
 
     offsets: Array
@@ -216,13 +216,13 @@ class PassiveColumns:
         self._party = party
         self._n_rows = n_rows
         self._decided: list[NDArray[np.uint8]] = []
-        layout = party.receive(peer, Layout)
-        self.categorical = view(layout.categorical, np.bool_, (None,), peer=peer, what="Layout.categorical")
+        layout = party.receive(peer, BinLayout)
+        self.categorical = view(layout.categorical, np.bool_, (None,), peer=peer, what="BinLayout.categorical")
         n_features = len(self.categorical)
-        self.offsets = view(layout.offsets, np.int32, (n_features + 1,), peer=peer, what="Layout.offsets")
+        self.offsets = view(layout.offsets, np.int32, (n_features + 1,), peer=peer, what="BinLayout.offsets")
         sizes = np.diff(self.offsets)
         if self.offsets[0] != 0 or np.any(sizes < 1) or np.any(sizes > 256):
-            raise PeerProtocolError(peer, f"expected 1 to 256 slots per feature - at Layout.offsets from {peer}")
+            raise PeerProtocolError(peer, f"expected 1 to 256 slots per feature - at BinLayout.offsets from {peer}")
 
     def start_tree(
         self,

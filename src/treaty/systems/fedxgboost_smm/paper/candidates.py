@@ -44,9 +44,9 @@ from treaty.systems.fedxgboost_smm.paper.matrix_product import (
     response,
     single_entries,
 )
-from treaty.systems.vertical.column_owner import SplitOwner, TreeOrder
+from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest
-from treaty.trees.candidates import bin_sums, split_gains, undivided, whole_numbers
+from treaty.trees.candidates import bin_sums, undivided, whole_numbers
 from treaty.trees.columns import SumsSource
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, scan
@@ -232,7 +232,7 @@ class CandidatesFinder(PaperFinder):
         best.left_totals[won] = sums[: len(won)]
         totals, of_left = level.totals[won], best.left_totals[won]
         fewest = np.minimum(of_left, totals - of_left)[:, 2].min()
-        same = np.allclose(split_gains(totals, of_left, self._rules), best.gain[won], rtol=_SAME_GAIN, atol=_SAME_GAIN)
+        same = np.allclose(self._rules.gain(totals, of_left), best.gain[won], rtol=_SAME_GAIN, atol=_SAME_GAIN)
         if not same or fewest < self._rules.min_child_samples:
             raise PeerProtocolError(
                 other.peer, f"expected left rows with the gains it named - at SplitAnswer.left from {other.peer}"
@@ -302,7 +302,7 @@ class CandidatesOwner:
         )
         party.send(lead, BestGains(Array.of(self._best.gain)))
 
-    def decide(self, won: Won, order: TreeOrder) -> SplitAnswer:
+    def decide(self, won: Won, limits: TreeLimits) -> SplitAnswer:
         """Record the splits of nodes that were won, and say which of their rows go left."""
         lead, what = self._lead, "Won.nodes"
         nodes = view(won.nodes, np.int32, (None,), peer=lead, what=what)
@@ -313,7 +313,7 @@ class CandidatesOwner:
             raise PeerProtocolError(lead, f"expected nodes that have a split - at {what} from {lead}")
         packed = np.packbits(best.left_bins, axis=1)
         request = SplitRequest(Array.of(best.feature), Array.of(packed), won.node_of_row)
-        order.split(request)
+        limits.split(request)
         answer = self._owner.divide(request)
         assert isinstance(answer, SplitAnswer), "the nodes' rows are named"
         return answer
