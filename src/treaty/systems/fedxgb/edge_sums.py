@@ -32,6 +32,7 @@ from treaty.systems.fedxgb.user_sums import (
     Domain,
     MaskKey,
     MaskKeys,
+    sum_round,
 )
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, OwnInput, SumAggregator
 from treaty.systems.horizontal.members import ToldDigest
@@ -104,9 +105,10 @@ class DomainSums(SumAggregator):
         self._until = time.monotonic() + MOST_PATIENCE * self._patience
         for attempt in range(ATTEMPTS):
             try:
-                this_round = self._round(number, attempt, length)
+                call = Call(number, attempt)
+                this_round = self._round(call, length)
                 enough(len(self._running), this_round.least, "users")
-                opened, users = self._attempt(this_round, Call(number, attempt))
+                opened, users = self._attempt(this_round, call)
             except CryptoError as void:
                 why = str(void)
                 logger.info("%s: sum %d, attempt %d: %s", self._party.name, number, attempt, why)
@@ -128,15 +130,10 @@ class DomainSums(SumAggregator):
         logger.log(level, "%s adds nothing to the rest of a tree: %s", self._party.name, why)
         self._idle = True
 
-    def _round(self, number: int, attempt: int, length: int) -> Round:
-        party = self._party
+    def _round(self, call: Call, length: int) -> Round:
         if len(self._cohort) < LEAST:
             raise RoundVoid(f"the round is void: expected {LEAST} users or more, got {len(self._cohort)}")
-        return Round(
-            job_id=party.job, protocol=party.protocol, round_id=number, attempt=attempt,
-            roster={name: self._users[name].key for name in self._cohort}, length=length,
-            vector_id=self.heard.digest.hex(),
-        )  # fmt: skip
+        return sum_round(self._party, call, {name: self._users[name].key for name in self._cohort}, length, self.heard)
 
     def _attempt(self, this_round: Round, call: Call) -> tuple[NDArray[np.int64], list[str]]:
         """Open the sum of the running cohort's vectors, once; return also whose they are."""

@@ -25,7 +25,7 @@ to no list that would make its domain's cohort differ by fewer than `least_chang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -91,13 +91,13 @@ class MaskKeys(Message):
 
 
 class Agreement(Message):
-    """A user's tags on that list, by peer."""
+    """A user's tags on the list of survivors, by peer."""
 
     tags: dict[str, bytes]
 
 
 class Agreements(Message):
-    """Tags on the list made for the receiver, by those on it."""
+    """Tags on the list of survivors made for the receiver, by those on it."""
 
     tags: dict[str, bytes]
 
@@ -105,6 +105,14 @@ class Agreements(Message):
 def server_mask(party: Party, number: int, attempt: int, heard: bytes) -> bytes:
     """Name the mask between a user and the server of one attempt at a sum."""
     return mask_nonce(party.job, party.protocol, number, attempt, f"server {heard.hex()}")
+
+
+def sum_round(party: Party, call: Call, roster: Mapping[str, bytes], length: int, told: ToldDigest) -> Round:
+    """Return the round of secure aggregation that edge server and users of `roster` agree on for a call."""
+    return Round(
+        job_id=party.job, protocol=party.protocol, round_id=call.number, attempt=call.attempt,
+        roster=roster, length=length, vector_id=told.digest.hex(),
+    )  # fmt: skip
 
 
 class UserSums:
@@ -128,13 +136,7 @@ class UserSums:
         self._cohort: list[str] = []
 
     def meet(self, domain: Domain) -> None:
-        """Check the keys of the domain's users.
-
-        Raises
-        ------
-        PeerProtocolError
-            When they are not certified, or the own ones are missing.
-        """
+        """Check the keys of the domain's users; PeerProtocolError when one is not certified, or the own is missing."""
         me = self._party.name
         if me not in domain.users or domain.users[me].key != self._credentials.offered.key:
             raise PeerProtocolError(self._edge, f"expected the own keys of {me} among the users' - at Domain")
@@ -146,13 +148,7 @@ class UserSums:
         self._least_change = domain.least_change
 
     def join(self, cohort: Cohort) -> None:
-        """Take part in a tree with these users.
-
-        Raises
-        ------
-        PeerProtocolError
-            When they are not users of the domain, this one among them.
-        """
+        """Take part in a tree with these users; PeerProtocolError unless they are of the domain, this one too."""
         if self._party.name not in cohort.users or not self._keys.keys() >= set(cohort.users):
             raise PeerProtocolError(
                 self._edge, f"expected users of the domain, {self._party.name} among them - at Cohort from {self._edge}"
@@ -203,7 +199,7 @@ class UserSums:
         return hidden.view(np.int64)
 
     def permit(self, survivors: Sequence[str]) -> None:
-        """Note whose sum is opened; PeerProtocolError when, with earlier ones, it tells too much of a few users."""
+        """Note whose sum is opened; PeerProtocolError when earlier ones and this isolate a few users."""
         if not permitted(survivors, self._agreed_to, self._least_change):
             raise PeerProtocolError(
                 self._edge,
@@ -212,12 +208,7 @@ class UserSums:
         self._agreed_to.add(frozenset(survivors))
 
     def _round(self, call: Call, length: int) -> Round:
-        party = self._party
-        return Round(
-            job_id=party.job, protocol=party.protocol, round_id=call.number, attempt=call.attempt,
-            roster={name: self._keys[name] for name in self._cohort}, length=length,
-            vector_id=self.heard.digest.hex(),
-        )  # fmt: skip
+        return sum_round(self._party, call, {name: self._keys[name] for name in self._cohort}, length, self.heard)
 
     def _round_keys(self, this_round: Round) -> RoundKeys:
         me = self._party.name
