@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from treaty.systems.tree_options import TreeOptions
 
 from flat import flat
 from messaging.test_grpc_link import Proxy
@@ -25,7 +26,6 @@ from treaty.models.checkpoints import Keeper, checkpoint_file
 from treaty.runs.threads import play, star
 from treaty.systems.pooled.training import Labelled
 from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.tree_options import TreeOptions
 from treaty.systems.vertical.encrypted_columns import SumsRequest
 
 SETTINGS = {"encryption": "lattice", "n_estimators": 2, "max_depth": 3, "max_bin": 4, "min_child_samples": 5}

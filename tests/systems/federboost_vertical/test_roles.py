@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from treaty.systems.tree_options import tree_options
 
 import treaty
 from flat import flat
@@ -32,7 +33,6 @@ from treaty.systems.disclosures import disclosures
 from treaty.systems.federboost_vertical import roles as federboost_vertical
 from treaty.systems.federboost_vertical.roles import Begin, Buckets, Chosen, NoisyColumns
 from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import tree_options
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
 from treaty.trees.ensemble import join_splits, margins_from_values

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from treaty.systems.tree_options import TreeOptions, tree_options
 
 from systems.vertical.playing import tables_and_labels
 from treaty.data.table import Table
@@ -14,7 +15,6 @@ from treaty.runs.threads import Played, play, star
 from treaty.systems.fedxgboost_smm import dealer as smm_dealer
 from treaty.systems.fedxgboost_smm import roles as smm_secure
 from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import TreeOptions, tree_options
 
 OPTIONS = {"protocol": "fedxgboost-smm", "backend": "dealer", "n_estimators": 2, "min_child_samples": 5, "max_bin": 6}
 KEYS = {"dealer": {}, "lattice": {}, "ou": {"insecure_test_key_bits": 512}}

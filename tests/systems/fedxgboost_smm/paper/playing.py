@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
+from treaty.systems.tree_options import TreeOptions
 
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
@@ -15,7 +16,6 @@ from treaty.runs.threads import Played, play, star
 from treaty.systems.fedxgboost_smm.paper import roles as fedxgboost_smm
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
 from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import TreeOptions
 
 CONSENT = {"protocol": "fedxgboost-smm", "mode": "paper", "allow_insecure": True}
 OPTIONS = {**CONSENT, "n_estimators": 2, "max_bin": 8, "min_child_samples": 1}

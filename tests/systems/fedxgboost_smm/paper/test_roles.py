@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
+from treaty.systems.tree_options import SMM_PAPER_LEAKS, TreeOptions, tree_options
 
 import treaty
 from flat import flat
@@ -27,7 +28,6 @@ from treaty.systems.fedxgboost_smm.paper.candidates import BestGains, CandidateV
 from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder, PaperTree
 from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
 from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates, NullVectors
-from treaty.systems.tree_options import SMM_PAPER_LEAKS, TreeOptions, tree_options
 from treaty.systems.vertical.decisions import DecideRequest
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest
 
