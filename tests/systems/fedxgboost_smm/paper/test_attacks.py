@@ -184,6 +184,6 @@ def test_what_the_equations_do_not_settle_is_not_called_known():
 
 def test_a_transcript_without_contents_is_refused():
     transcript = Transcript("bank")
-    transcript.record("received", "shop", "Layout", 0, 10, b"dropped")
+    transcript.record("received", "shop", "BinLayout", 0, 10, b"dropped")
     with pytest.raises(ConfigError, match="with contents"):
         products_from_transcript(transcript, "shop", 10)
