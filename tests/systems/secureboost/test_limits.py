@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import treaty
-from flat import flat
 from systems.vertical.playing import play_training
 from tables import assert_same_trees
 from treaty.data.table import to_table

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 import treaty
-from flat import flat
 from systems.fedxgboost_smm.paper.playing import (
     CONSENT,
     paper_seat,
