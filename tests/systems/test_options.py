@@ -209,12 +209,12 @@ def test_a_grid_search_varies_a_systems_options(protocol, option, values):
 @pytest.mark.parametrize("estimator", [treaty.GBDTClassifier, treaty.GBDTRegressor, treaty.LogisticRegression])
 def test_an_estimator_refuses_a_systems_option_with_its_place(estimator):
     for name, where in [("encryption", "SecureBoost"), ("mode", "Pooled"), ("epsilon_total", "FedXGBoostLDP")]:
-        with pytest.raises(ConfigError, match=f"{estimator.__name__} has no option '{name}'; .*{where}"):
+        with pytest.raises(ConfigError, match=f"{estimator.__name__} has no parameter '{name}'; .*{where}"):
             estimator(**{name: 1})
-    with pytest.raises(ConfigError, match=f"{estimator.__name__} has no option 'colour'"):
+    with pytest.raises(ConfigError, match=f"{estimator.__name__} has no parameter 'colour'"):
         estimator(colour="red")
     other = "l2" if estimator is not treaty.LogisticRegression else "max_depth"
-    with pytest.raises(ConfigError, match=f"has no option '{other}'; {other} is an option of "):
+    with pytest.raises(ConfigError, match=f"has no parameter '{other}'; {other} is an option of "):
         estimator(**{other: 1})
 
 
