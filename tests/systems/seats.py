@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treaty.messaging.party import Party
-from treaty.systems.options import SystemOptions
+from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, Seat
 
@@ -30,6 +30,6 @@ def seat(
 
 
 def split_options(given: Mapping[str, Any], kind: type[SystemOptions]) -> tuple[Any, dict[str, Any]]:
-    """Split options by name into a system's own, and the common ones."""
-    common = {name: value for name, value in given.items() if name in BoostingOptions.__struct_fields__}
-    return kind(**{name: value for name, value in given.items() if name not in common}), common
+    """Split options by name into a system's own, and the others: common ones, or an estimator's."""
+    own = {name: value for name, value in given.items() if name in names_of(kind)}
+    return kind(**own), {name: value for name, value in given.items() if name not in own}

@@ -20,7 +20,7 @@ from treaty.systems.fedxgboost_smm.paper.levels import (
     vectors_of_nodes,
 )
 from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates, NullVectors, nodes_asked
-from treaty.systems.vertical.encrypted_columns import Layout, SplitAnswer, SplitRequest, SumsRequest, TreeStart
+from treaty.systems.vertical.encrypted_columns import BinLayout, SplitAnswer, SplitRequest, SumsRequest, TreeStart
 from treaty.trees.candidates import candidate_slots
 
 Cells = NDArray[np.int32]
@@ -129,8 +129,8 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
         if entry.peer != peer:
             continue
         match entry.step:
-            case "Layout":
-                offsets = _read(entry, _content(entry, Layout).offsets, "offsets", None)
+            case "BinLayout":
+                offsets = _read(entry, _content(entry, BinLayout).offsets, "offsets", None)
             case "PaperTree":
                 features = _read(entry, _content(entry, PaperTree).columns, "columns", None)
                 trees.append([])

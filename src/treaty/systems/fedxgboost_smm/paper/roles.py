@@ -50,10 +50,12 @@ to the whole numbers they stand for, so that splits equal the plain grower's; H^
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import Annotated
 
 import msgspec
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError
@@ -130,7 +132,10 @@ def active(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
         party.send(peer, PaperSetup(part.model_id, training.resume is not None, training.records[peer], *units))
     sources = [others.get(name, own) for name in seat.cast.owners]
     make: type[PaperFinder] = CandidatesFinder if seat.options.version == 2 else SumsFinderByProduct
-    grow(seat, training, make(party, sources, n_rows, common.rules(objective), threads), sources)
+    finder = make(party, sources, n_rows, common.rules(objective), threads)
+    # all parties of one process multiply side by side; one of them sets the process's limit, while all others follow
+    with nullcontext() if seat.alone else threadpool_limits(1, user_api="blas"):
+        grow(seat, training, finder, sources)
     finish(party)
     return part
 
