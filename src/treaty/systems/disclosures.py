@@ -19,9 +19,6 @@ _MODEL_OF_A_CROWD = (
 _SHOWN_OF_A_CROWD = 'the shape of all trees, the column of every split and all leaf values (expose="paper")'
 
 
-    return learned
-
-
 def crowd_disclosures(options: TreeOptions, edges: int, spent: str = "") -> dict[str, list[str]]:
     """Say in words what each role of a training among users and edge servers learned beyond its own rows.
 
