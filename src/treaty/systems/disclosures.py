@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from treaty.systems.fedxgb.cohorts import Rules
 from treaty.systems.tree_options import TreeOptions
 
