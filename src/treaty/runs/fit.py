@@ -185,10 +185,10 @@ def _keepers(folder: Path | None, system: System, owners: Iterable[str], active:
             raise ConfigError(f"cannot keep checkpoints in {folder}: {error.strerror}; expected a folder") from None
         names = [ALONE] if system.split == "none" else dict.fromkeys([*owners, active])
         keepers = {name: Keeper(checkpoint_file(folder, name), resume=not system.cannot_resume) for name in names}
-        if system.cannot_resume and keepers[active].path.exists():
+        left = checkpoint_file(folder, active)
+        if system.cannot_resume and left.exists():
             raise ConfigError(
-                f"{system.cannot_resume}; take the model so far from the checkpoint, or remove it to begin anew - at "
-                f"{keepers[active].path}"
+                f"{system.cannot_resume}; take the model so far from the checkpoint, or remove it to begin anew - at {left}"
             )
     try:
         yield keepers

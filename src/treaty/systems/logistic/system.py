@@ -112,6 +112,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         train={"active": roles.active, "passive": roles.passive, COORDINATOR: roles.coordinator},
         cast=cast,
         disclosures=disclosures,
+        named_roles=frozenset({COORDINATOR}),
         has_model=frozenset({"active", "passive"}),
         helpers=helpers,
         links=mesh,
