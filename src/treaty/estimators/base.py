@@ -41,7 +41,7 @@ def one_column(y: Any) -> Any:
     return y if y is None or len(shape) == 1 else column_or_1d(y, warn=True)
 
 
-def refuse_misplaced(estimator: object, misplaced: Iterable[str]) -> None:
+def _refuse_misplaced(estimator: type, misplaced: Iterable[str]) -> None:
     """Refuse parameters that an estimator does not have, naming the system that has them.
 
     Raises
@@ -50,7 +50,7 @@ def refuse_misplaced(estimator: object, misplaced: Iterable[str]) -> None:
     """
     for name in misplaced:
         where = place_of(name, None) or "see docs/options.md"
-        raise ConfigError(f"{type(estimator).__name__} has no parameter {name!r}; {where}")
+        raise ConfigError(f"{estimator.__name__} has no parameter {name!r}; {where}")
 
 
 class TableEstimator(BaseEstimator):
@@ -73,6 +73,11 @@ class TableEstimator(BaseEstimator):
 
     # ------------------------------------------------------------ options
 
+    def __new__(cls, *args: Any, **params: Any) -> Self:
+        """Refuse what is no parameter, with the place where it belongs; the signature stays that of `__init__`."""
+        _refuse_misplaced(cls, [name for name in params if name not in cls._get_param_names()])
+        return super().__new__(cls)
+
     def set_params(self, **params: Any) -> Self:
         """Set parameters, those of the system as ``protocol__NAME``; a system given by name becomes its options.
 
@@ -84,7 +89,7 @@ class TableEstimator(BaseEstimator):
         if isinstance(self.protocol, str) and any(name.startswith("protocol__") for name in params):
             self.protocol = find_system(params.pop("protocol", self.protocol), self._model).options()
         own = self.get_params(deep=False)
-        refuse_misplaced(self, [name for name in params if name.partition("__")[0] not in own])
+        _refuse_misplaced(type(self), [name for name in params if name.partition("__")[0] not in own])
         super().set_params(**params)
         return self
 
