@@ -12,8 +12,7 @@ from flat import flat
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
-from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.vertical import encrypted_columns
+from treaty.systems.vertical import encrypted, encrypted_columns
 from treaty.systems.vertical.column_owner import SplitOwner
 
 TREES = 5
@@ -23,9 +22,8 @@ class Interrupted(Exception):
     """What the tests stop a party with."""
 
 
-def fit(tables, y, folder=None, estimator=treaty.GBDTClassifier, **options):
-    chosen = {**FAST_KEY, "n_estimators": TREES, "min_child_samples": 5, **options}
-    model = flat(estimator, **chosen)
+def fit(tables, y, folder=None, estimator=treaty.GBDTClassifier, protocol=FAST_KEY, **options):
+    model = flat(estimator, **{**protocol, "n_estimators": TREES, "min_child_samples": 5, **options})
     return model.fit(tables, y, eval_set=(tables, y), checkpoint=folder)
 
 
@@ -53,7 +51,7 @@ def stop_active(monkeypatch, tree):
 def stop_passive(monkeypatch, tree):
     """Stop a passive party in the midst of a tree, once it has recorded a split."""
     divide, seen = SplitOwner.divide, []
-    checked_sample = secureboost.checked_sample
+    checked_sample = encrypted.checked_sample
 
     def counting(*arguments):
         seen.append(1)
@@ -65,7 +63,7 @@ def stop_passive(monkeypatch, tree):
             raise Interrupted
         return answer
 
-    monkeypatch.setattr(secureboost, "checked_sample", counting)
+    monkeypatch.setattr(encrypted, "checked_sample", counting)
     monkeypatch.setattr(SplitOwner, "divide", stopping)
 
 
@@ -156,7 +154,7 @@ def test_fewer_rounds_than_are_finished_give_the_shorter_model(monkeypatch, tmp_
 
 def test_pooled_training_resumes_too(monkeypatch, tmp_path):
     X, y = real_table("binary")
-    whole = fit(X, y, protocol="pooled", insecure_test_key_bits=None)
+    whole = fit(X, y, protocol={"protocol": "pooled"})
 
     def stopping(parts):
         if next(iter(parts.values())).forest.rounds == 3:
@@ -168,9 +166,9 @@ def test_pooled_training_resumes_too(monkeypatch, tmp_path):
         train = estimator_base.train
         patch.setattr(estimator_base, "train", lambda *a, **k: train(*a, **{**k, "finished": stopping}))
         with pytest.raises(Interrupted):
-            fit(X, y, tmp_path, protocol="pooled", insecure_test_key_bits=None)
+            fit(X, y, tmp_path, protocol={"protocol": "pooled"})
     assert 1 <= load_checkpoint(checkpoint_file(tmp_path, "pooled")).rounds <= 3
-    same(fit(X, y, tmp_path, protocol="pooled", insecure_test_key_bits=None), whole)
+    same(fit(X, y, tmp_path, protocol={"protocol": "pooled"}), whole)
 
 
 @pytest.fixture
