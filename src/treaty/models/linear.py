@@ -85,11 +85,8 @@ class LinearPart(msgspec.Struct, kw_only=True):
         return columns | {f"probability_{name}": of for name, of in zip(classes, (1.0 - p, p), strict=True)}
 
     def caution(self, margins: NDArray[np.float64]) -> str | None:
-        """Say when probabilities of rows with these margins are unreliable; None when not, or when training said so.
-
-        Between parties nobody has seen the training rows' margins; a pooled training has warned of them already.
-        """
-        return beyond_taylor(margins) if self.encryption else None
+        """Say when probabilities of rows with these margins are unreliable; None when they are not."""
+        return beyond_taylor(margins) if self.loss == "taylor" else None
 
     def margins(self, table: Table) -> NDArray[np.float64]:
         """Return what this part adds to rows' margins (n_rows,)."""

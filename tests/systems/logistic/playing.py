@@ -31,10 +31,12 @@ OPTIONS: dict[str, Any] = {
 PAPER = {"mode": "paper", "allow_insecure": True}
 
 
-def linear_tables(parties: int = 2, rows: int = 300, *, wide_host: bool = False) -> tuple[dict[str, Table], np.ndarray]:
+def linear_tables(
+    parties: int = 2, rows: int = 300, *, wide: bool = False
+) -> tuple[dict[str, Table], np.ndarray]:
     """Return tables; passive parties have few columns, as many as batches of 120 hide labels from, or all but one."""
     X, y = real_table("binary", rows=rows)
-    parts = cut(X, parties) if wide_host else cut_for_guest(X, parties)
+    parts = cut(X, parties) if wide else cut_for_guest(X, parties)
     return {name: to_table(part, party=name) for name, part in parts.items()}, y.astype(float)
 
 
