@@ -115,23 +115,7 @@ def active(seat: Seat) -> LinearPart:
 
 
 def passive(seat: Seat) -> LinearPart:
-    """Train as a party with columns alone.
-
-    Parameters
-    ----------
-    seat : Seat
-        Connected with all other parties.
-
-    Returns
-    -------
-    LinearPart
-        Own weights.
-
-    Raises
-    ------
-    ConfigError, DataError, PeerError, CryptoError
-        As of `active`.
-    """
+    """Train as a party with columns alone, connected with all others; return its weights. Errors as of `active`."""
     table = seat.rows.table
     preparation = preparation_of(table)
     columns = fixed_columns(preparation.matrix(table.columns, table.n_rows))
@@ -284,15 +268,7 @@ def _checked_fixed(products: Floats) -> list[int]:
 def coordinator(seat: Seat) -> None:
     """Coordinate a training without data: receive masked numbers and summed inner products, answer with coefficients.
 
-    Parameters
-    ----------
-    seat : Seat
-        Connected with all data parties; without data.
-
-    Raises
-    ------
-    ConfigError, PeerError, CryptoError
-        As of `active`.
+    Connected with all data parties; errors as of `active`.
     """
     party = seat.party
     agree(party, terms(seat))
