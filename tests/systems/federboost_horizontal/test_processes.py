@@ -6,7 +6,6 @@ import json
 import random
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -24,22 +23,19 @@ from runs.job_files import (
     one_line,
     start,
     started_to_die,
+    train_in_threads,
 )
 from tables import real_table, with_gaps
 from treaty.cli.main import app
-from treaty.errors import ConfigError, PeerProtocolError, TreatyError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.certificates import make_identity, write_identity
-from treaty.messaging.memory import memory_channels
-from treaty.messaging.party import Party, run_role
 from treaty.models.checkpoints import load_checkpoint
 from treaty.models.trees import load_part
-from treaty.runs import party as jobs
 from treaty.runs.job import load_job
-from treaty.runs.party import train_party
 from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
-from treaty.runs.threads import star
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems import find_system
 from treaty.systems.horizontal.members import Heard, Member, Roster, Vouching
 
 MEMBERS = ("north", "south", "east")
@@ -50,7 +46,7 @@ LACKS = "east: column 'mean area' is missing in all rows, for the table lacks it
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    compile_kernels("federboost-horizontal")
+    compile_kernels(find_system("federboost-horizontal"))
 
 
 def rows_of_each() -> dict[str, pd.DataFrame]:
@@ -227,31 +223,7 @@ def test_a_training_in_processes_goes_on_without_one_that_is_killed(monkeypatch,
 
 
 def train_all(of_each: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Train every party in a thread of this process; return what those that failed said."""
-    described = {name: load_job(path) for name, path in of_each.items()}
-    channels = memory_channels(described)
-    said = {}
-
-    def connected(job, name, protocol, role, dealer=None):
-        peers = star(job.active, job.parties)[name]
-        party = Party(name, job.name, protocol, channels[name], peers, timeout=20.0)
-        return run_role(party, lambda: role(party)), party.transcript
-
-    def train(name):
-        try:
-            train_party(described[name], name)
-        except TreatyError as error:
-            said[name] = str(error)
-        finally:
-            channels[name].close()
-
-    monkeypatch.setattr(jobs, "connected", connected)
-    threads = [threading.Thread(target=train, args=(name,)) for name in described]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return said
+    return train_in_threads(monkeypatch, {name: load_job(path) for name, path in of_each.items()})
 
 
 def change_rows(path: Path, **columns: object) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import threading
 import time
 
 import numpy as np
@@ -12,15 +10,14 @@ import pytest
 
 import treaty
 from flat import flat
+from runs.job_files import train_in_threads
 from runs.test_resume import Interrupted, same
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
-from treaty.messaging.memory import memory_channels
-from treaty.messaging.party import Party, run_role
+from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, noise_folder
 from treaty.privacy.bucket_rr import BucketLedger
-from treaty.runs import party as jobs
 from treaty.runs.job import Align, Job, Member
-from treaty.runs.threads import star
+from treaty.runs.report import load_reports
 from treaty.systems.federboost_vertical.roles import Begin, NoisyColumns
 from treaty.systems.vertical.column_owner import SplitOwner
 
@@ -230,22 +227,9 @@ def test_fits_between_processes_without_noise_equal_the_pooled_ones(table, tmp_p
 
 
 def run_job(job, monkeypatch):
-    """Run every party of a job in a thread of this process."""
-    channels = memory_channels(job.parties)
-    links = star(job.active, job.parties)
-
-    def connected(job, name, protocol, role, dealer=None):
-        party = Party(name, job.name, protocol, channels[name], links[name], timeout=30.0)
-        return run_role(party, lambda: role(party)), party.transcript
-
-    with monkeypatch.context() as patch:
-        patch.setattr(jobs, "connected", connected)
-        threads = [threading.Thread(target=jobs.train_party, args=(job, name)) for name in job.parties]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    return {name: json.loads((jobs.Path(job.output) / f"{name}.report.json").read_text()) for name in job.parties}
+    """Train all parties in threads of this process; return their reports."""
+    assert train_in_threads(monkeypatch, dict.fromkeys(job.parties, job)) == {}
+    return load_reports(job)
 
 
 def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkeypatch, drawn, tmp_path):
@@ -264,7 +248,7 @@ def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkey
             protocol="federboost-vertical", common={"n_estimators": 1, "min_child_samples": 5},
             output=str(tmp_path / f"model{run}"), store=str(tmp_path / "store"), n_jobs=1,
         )  # fmt: skip
-        spent.append(run_job(job, monkeypatch)["shop"]["spent"])
+        spent.append(run_job(job, monkeypatch)["shop"].spent)
     (_, first_rows, first), (_, rows, noisy) = drawn
     assert set(shop["patient"].iloc[rows]) == set(bank["patient"])
     assert first_rows.tolist() != rows.tolist()  # each alignment has an order of its own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,15 +12,13 @@ from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 import treaty
-from flat import flat, own_and_common
+from flat import flat
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.cli.main import app
 from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import checkpoint_file, load_checkpoint
 from treaty.models.trees import forest_of
-from treaty.systems.fedxgb.system import SYSTEM
-from treaty.systems.system import Place
 from treaty.trees.ensemble import join_splits
 from treaty.trees.slots import VALUE_BITS, SlotTree
 
@@ -113,31 +110,6 @@ def test_lost_users_are_away_from_every_tenth_round_on():
     assert roc_auc_score(y, lost.predict_proba(X)[:, 1]) > 0.95
 
 
-def cast_of(domains):
-    """Return the cast of a crowd with these users at these edge servers."""
-    places = {user: Place(edge=edge) for edge, users in domains.items() for user in users}
-    places |= {edge: Place(role="edge", has_rows=False) for edge in domains}
-    places |= {"server": Place(role="server", has_rows=False), "authority": Place(role="authority", has_rows=False)}
-    return SYSTEM.cast(places, "server", treaty.FedXGB())
-
-
-def absences(cast, **options):
-    return SYSTEM.absences(cast, *own_and_common("fedxgb", **options))
-
-
-def test_dropout_says_where_it_loses_nobody(caplog):
-    users = [f"u{k}" for k in range(28)]
-    edges = {"edge0": users[:10], "edge1": users[10:19], "edge2": users[19:]}
-    leaves = absences(cast_of(edges), dropout=0.1, n_estimators=10)
-    assert len(leaves) == 1
-    assert leaves.keys() <= set(users[:10])
-    assert [record.message for record in caplog.records] == [
-        "dropout=0.1 loses none of the users of small domains: 9 at edge1, 9 at edge2"
-    ]
-    assert absences(cast_of(edges), dropout=0.2, n_estimators=9) == {}
-    assert caplog.records[-1].message == "dropout begins with round 10: none of 9 rounds"
-
-
 def test_so_many_columns_are_drawn_for_each_tree():
     X, y = real_table("binary")
     model = estimator("binary", feature_sample=2, max_depth=4, random_state=0, n_estimators=8).fit(deal_out(X, y))
@@ -201,42 +173,6 @@ def test_fitted_attributes_tell_what_happened():
     assert model.communication_["user 0 -> edge0"]["by_type"]["MaskedInput"] > 0
     assert model.timings_["total"] >= model.timings_["boosting"] > 0
     assert list(model.disclosures_) == ["server", "edge", "user", "authority"]
-
-
-def disclosed(n_edges, **options):
-    domains = {f"edge{k}": [f"u{k}.{user}" for user in range(3)] for k in range(n_edges)}
-    return SYSTEM.disclosures(cast_of(domains), *own_and_common("fedxgb", **options), SimpleNamespace(spent="spent"))
-
-
-@pytest.mark.parametrize(
-    ("options", "role", "told", "not_told"),
-    [
-        ({}, "user", "the slot in the complete tree at each level", "splits and leaf values of all trees"),
-        ({}, "edge", "while at most 1 of 3 edge servers", "splits and leaf values of all trees"),
-        ({"comparison": "additive"}, "edge", "while no two of the first three edge servers", "at most 1 of 3"),
-        ({"comparison": "additive"}, "user", "the slot in the complete tree at each level", "splits and leaf values"),
-        ({"expose": "model"}, "user", "splits and leaf values of all trees", "the slot in the complete tree"),
-        ({"expose": "model"}, "edge", "splits and leaf values of all trees", "shares"),
-        ({}, "server", "the sum of these alone, who are 3 or more", "min_child_samples"),
-        ({"expose": "paper", "allow_insecure": True}, "edge", "of every row of all users the slot", "all splits, all"),
-        ({"expose": "paper", "allow_insecure": True}, "user", "the column of every split", "about where the splits"),
-        ({"mode": "paper", "allow_insecure": True}, "edge", "the masks do not hide them", "no sum"),
-        ({"mode": "paper", "allow_insecure": True}, "server", "each domain's users apart", "min_child_samples was"),
-        ({"min_child_samples": 2}, "server", "leaves of as few as 2 training rows", "noise"),
-        ({"min_child_samples": 2}, "user", "leaves of as few as 2 training rows", "noise"),
-    ],
-)
-def test_what_each_role_learned_depends_on_the_options(options, role, told, not_told):
-    learned = " ".join(disclosed(3, **options)[role])
-    assert told in learned
-    assert not_told not in learned
-
-
-def test_as_many_edge_servers_may_collude_as_the_text_says():
-    for edges, bound in ((4, 1), (5, 2), (10, 4)):
-        (fact,) = (fact for fact in disclosed(edges)["edge"] if "together" in fact)
-        assert f"at most {bound} of {edges}" in fact
-        assert f"; {bound + 1} of them have" in fact
 
 
 # ---------------------------------------------------------------- what is refused
