@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Indices = NDArray[np.int32]
+Int32s = NDArray[np.int32]
 Flags = NDArray[np.bool_]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,7 +69,7 @@ def stay_on_one_core() -> None:
 
 
 def _every_core() -> set[int]:
-    return set(os.sched_getaffinity(os.getpid()))  # of the main thread, which is never kept anywhere
+    return set(os.sched_getaffinity(os.getpid()))  # of the main thread, which is never restricted
 
 
 def _set_free() -> None:

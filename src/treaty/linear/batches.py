@@ -95,6 +95,6 @@ def rows_alone(X: Floats) -> int:
     """
     A = np.hstack([X, np.ones((len(X), 1))])
     values, vectors = np.linalg.eigh(A.T @ A)
-    spanned = values > 1e-9 * values[-1]  # constant columns, and categories that are all
+    spanned = values > 1e-9 * values[-1]  # without constant columns and complete sets of categories
     half = A @ (vectors[:, spanned] / np.sqrt(values[spanned]))
     return int(np.count_nonzero(np.einsum("ij,ij->i", half, half) > ALONE))

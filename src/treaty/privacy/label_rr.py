@@ -46,7 +46,7 @@ def randomise_labels(
     draw = os.urandom if randomness is None else randomness
     others = n_classes - 1
     change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))  # (K - 1) r
-    limit = max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64))  # the factor is above what the floats are off by
+    limit = max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64))  # the factor covers the error of the floats
     changed = np.flatnonzero(uniform64(draw, len(noisy)) < np.uint64(limit))
     drawn = uniform_below(draw, others, len(changed))
     noisy[changed] = drawn + (drawn >= noisy[changed])  # skip the label itself
