@@ -45,9 +45,7 @@ def randomise_labels(
     noisy = _class_numbers(y, n_classes, epsilon)
     draw = os.urandom if randomness is None else randomness
     others = n_classes - 1
-    change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))  # (K - 1) r
-    limit = max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64))  # the factor covers the error of the floats
-    changed = np.flatnonzero(uniform64(draw, len(noisy)) < np.uint64(limit))
+    changed = np.flatnonzero(uniform64(draw, len(noisy)) < change_limit(others, epsilon))
     drawn = uniform_below(draw, others, len(changed))
     noisy[changed] = drawn + (drawn >= noisy[changed])  # skip the label itself
     return noisy
@@ -137,6 +135,12 @@ def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int
     if y.ndim != 1 or not np.all((y >= 0) & (y < n_classes) & (y == np.floor(y))):
         raise DataError(f"expected labels as class numbers from 0 to {n_classes - 1} in one dimension")
     return y.astype(np.int64)
+
+
+def change_limit(others: int, epsilon: float) -> np.uint64:
+    """Return how many of 2^64 words change a value into one of `others`: (K - 1) r, rounded up."""
+    change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))
+    return np.uint64(max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64)))  # the factor covers the error of floats
 
 
 def uniform64(draw: Randomness, count: int) -> NDArray[np.uint64]:

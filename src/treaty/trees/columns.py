@@ -106,12 +106,11 @@ class ColumnSource:
     def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
         """Decide the rows at once."""
         left = np.empty(len(rows), np.bool_)
-        share(
-            lambda a, b: look_up_left(self._columns, rows, starts, features, left_bins, a, b, left),
-            len(rows),
-            self._threads,
-            1 << 17,
-        )
+
+        def work(first: int, last: int) -> None:
+            look_up_left(self._columns, rows, starts, features, left_bins, first, last, left)
+
+        share(work, len(rows), self._threads, least=1 << 17)
         records = [self.record(int(feature), bins) for feature, bins in zip(features, left_bins, strict=True)]
         self._left = np.array(records, np.int32), left
 
@@ -211,33 +210,26 @@ class SumsFinder:
         for part in pieces(len(level.nodes), at_a_time):
             sums, totals = complete_sums(level, asked, parents, part), level.totals[part]
             seen = source.for_gains(sums, totals) if isinstance(source, ColumnSource) else sums
-            found.append(
-                scan(
-                    seen,
-                    totals,
-                    self._features[k],
-                    source.offsets,
-                    source.categorical,
-                    self._rules,
-                    source=k,
-                    threads=self._threads,
-                )
-            )
+            splits = scan(
+                seen, totals, self._features[k], source.offsets, source.categorical, self._rules,
+                source=k, threads=self._threads,
+            )  # fmt: skip
             if seen is not sums:
-                settle(found[-1], sums, totals, source.offsets, self._rules)
+                settle(splits, sums, totals, source.offsets, self._rules)
+            found.append(splits)
             if not last:
                 self._parents[k] = sums
         return end_to_end(found)
 
     def divide(self, nodes: Int32s, children: Int32s, chosen: Splits) -> Int32s:
         """See `SplitFinder`: every owner decides the rows of its own nodes."""
-        records, left = self._decide(nodes, chosen)
+        records, left = self.decide(nodes, chosen)
         self._rows.divide(nodes, children, left)
         if self._may_show is not None:
             self._hide(nodes, children, self._may_show)
         return records
 
-    def _decide(self, nodes: Int32s, chosen: Splits) -> tuple[Int32s, Flags]:
+    def decide(self, nodes: Int32s, chosen: Splits) -> tuple[Int32s, Flags]:
         """Let owners record and decide their nodes; return record numbers (n_nodes,) and the left mask (n_rows,)."""
         rows, starts = self._rows.rows(nodes, sampled=False)
         left = np.empty(len(rows), np.bool_)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from treaty.compute import Flags, Int32s, Integers, kernel
 from treaty.trees.columns import SumsFinder
-from treaty.trees.splits import Splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +46,6 @@ class ScoresFinder(SumsFinder):
         """Begin a tree on sampled rows (None: all) and columns."""
         self.begin_tree(gradients.grad, gradients.hess, rows, columns)
         self._counted = gradients.counted_grad, gradients.counted_hess
-
-    def decide(self, nodes: Int32s, chosen: Splits) -> tuple[Int32s, Flags]:
-        """Record and decide splits; return record numbers (n_nodes,) and which rows of the nodes go left."""
-        return self._decide(nodes, chosen)
 
     def n_rows_of(self, nodes: Int32s) -> int:
         """Return the number of the table's rows in these nodes together."""

@@ -109,12 +109,8 @@ def _plan(trees: Sequence[Tree], base: Integers, features: Int32s) -> _Plan:
         np.concatenate(lines or [np.zeros(0, np.int64)]),
         np.concatenate([tree.value for tree in trees] or [np.zeros(0)]),
         np.concatenate([node_weights(tree) for tree in trees] or [np.zeros(0)]),
-        features,
-        places,
-        flags,
-        reals,
-        expected,
-    )
+        features, places, flags, reals, expected,
+    )  # fmt: skip
     depth, seen, line, feature = places
     is_left, leaf = flags
     value, fraction, fraction_seen = reals
