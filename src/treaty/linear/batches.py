@@ -28,7 +28,7 @@ ALONE = 1.0 / 3.0
 """Leverage from which a row's residual shows in the gradient of its batch more than all others' do."""
 
 MANY_ROWS = 300
-"""A lattice of so many dimensions, one for each row, is beyond the reduction algorithms of today."""
+"""Today's reduction algorithms fail on a lattice of this many dimensions, one for each row."""
 
 
 def batch_seed(random_state: int | None) -> bytes:

@@ -203,7 +203,7 @@ class Server:
         if not known:
             context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"{self._name} has already talked to another process of {owner}; start the job anew",
+                f"{self._name} has already talked to another process of {owner}; restart the job",
             )
         return owner
 

@@ -29,7 +29,7 @@ from treaty.errors import ConfigError, DataError
 
 FORMAT = "treaty-noisy-labels 1"
 Randomness = Callable[[int], bytes]
-"""Gives so many uniform random bytes: `os.urandom`, or a numpy Generator's `bytes` in tests."""
+"""Returns this many uniform random bytes: `os.urandom`, or a numpy Generator's `bytes` in tests."""
 
 
 def randomise_labels(
@@ -91,8 +91,8 @@ def _read(data: bytes, path: Path, labels: Integers, n_classes: int, epsilon: fl
     if kept.format != FORMAT:
         raise ConfigError(f"expected a file of format {FORMAT!r}, got {kept.format[:40]!r} - at {path}")
     remedy = (
-        "labels drawn again cost their epsilon again: go on with what they were drawn for, or move this file away (in "
-        "a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
+        "labels drawn again cost their epsilon again: keep the options they were drawn with, or move this file away "
+        "(in a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
     )
     for name, wanted, got in (("epsilon", epsilon, kept.epsilon), ("classes", n_classes, kept.n_classes)):
         if wanted != got:

@@ -143,7 +143,7 @@ def _hybrid(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
 
 MECHANISMS = {"laplace": laplace, "duchi": duchi, "piecewise": piecewise, "hybrid": hybrid}
 ON_GRID = {"laplace": _laplace, "duchi": _duchi, "piecewise": _piecewise, "hybrid": _hybrid}
-"""The same of whole multiples of 2^-20, int32 (n,), which are taken for what they should be."""
+"""The same for whole multiples of 2^-20, int32 (n,), without checking them."""
 
 
 def variance(mechanism: str, t: Floats, epsilon: float) -> Floats:
