@@ -86,8 +86,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def share(work: Callable[[int, int], None], total: int, threads: int, least: int = 1) -> None:
     """Run ``work(start, stop)`` over ``range(total)`` cut into at most `threads` even parts, and wait for all.
 
-    Each part has at least `least` items, if there are two; the calling thread works on the first. Parts must not overlap
-    in what they write. Not to be called from within `work`: the parts share one pool and would wait for each other.
+    Each part has at least `least` items, if there are several; the calling thread works on the first. Parts must not
+    overlap in what they write. Not to be called from within `work`: the parts share one pool and would wait for each
+    other.
     """
     parts = max(1, min(threads, total // max(least, 1)))
     edges = [total * part // parts for part in range(parts + 1)]

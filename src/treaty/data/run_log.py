@@ -160,7 +160,7 @@ class RunLog:
                 raise DataError(f"expected a line of a run log, got none - at line {number} of {self.path}")
             if entry.previous != previous:
                 raise DataError(
-                    f"expected an unchanged run log, but a line before line {number} of {self.path} was changed"
+                    f"expected an unchanged run log, but lines before {number} of {self.path} were changed or removed"
                 )
             entries.append(entry)
             previous = hashlib.sha256(line).hexdigest()
