@@ -4,10 +4,10 @@
 message               from -> to     content                                             protection
 ====================  =============  ==================================================  ========================
 `BinLayout`           passive ->     bins per feature, which are categorical             TLS
-`LinkProbe`, -`d`     both ways      nothing, to measure the link (cipher "auto")        TLS
+`LinkProbe`, -`Echo`  both ways      nothing, to measure the link (cipher "auto")        TLS
 `Setup`               active ->      model id, which cipher, its key and field widths    TLS
 `Seed...`             both ways      lattice: a public seed of all (`public_seed`)       commitments
-`Hint`, `HintTaken`   passive ->     the cipher's own set-up answer                      TLS; lattice: cipher
+`Hint`, -`Receipt`    passive ->     the cipher's own set-up answer                      TLS; lattice: cipher
 `TreeStart`           active ->      sampled rows and columns, encrypted gradients;      cipher
                                      blind: sampled columns
 `SumsRequest`         active ->      which rows are in each node of the level;           TLS: the passive party
@@ -54,7 +54,7 @@ from treaty.models.trees import ModelPart
 from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
-from treaty.systems.vertical.cipher_choice import LinkProbe, LinkProbed, choose_cipher
+from treaty.systems.vertical.cipher_choice import LinkProbe, LinkEcho, choose_cipher
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, checked_sample, send_hint, tree_table
 from treaty.systems.vertical.encrypted_columns import (
@@ -264,7 +264,7 @@ def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: Mak
 def _set_up(party: Party, lead: str, cipher: str, left: float) -> Setup:
     """Let the active party measure the link, then take its set-up; `left` is what answers may still leak."""
     while not isinstance(message := party.receive(lead, LinkProbe, Setup), Setup):
-        party.send(lead, LinkProbed(left))
+        party.send(lead, LinkEcho(left))
     if message.encryption not in (("lattice", "ou") if cipher == "auto" else (cipher,)):
         raise PeerProtocolError(
             lead, f"expected encryption {cipher!r}, got {message.encryption!r} - at Setup from {lead}"

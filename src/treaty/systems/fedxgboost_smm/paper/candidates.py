@@ -1,8 +1,8 @@
 """FedXGBoost-SMM, version 2, as published: passive parties send null vectors of their candidates and get sums.
 
-Each computes the gains of its own candidates and says the best alone. Messages of a level: `NodeRows` to all passive
-parties, `CandidateVectors` back, `MaskedGradients` to each, `BestGains` back; `Won` and `SplitAnswer` with whoever has
-won nodes. The steps are those of Le et al. 2021; what they give away is in `fedxgboost_smm`.
+Each computes the gains of its own candidates and tells the best alone. Messages of a level: `NodeRows` to all passive
+parties, `CandidateVectors` back, `MaskedGradients` to each, `BestGains` back; `WonNodes` to the owners of winning
+splits, `SplitAnswer` back. The steps are those of Le et al. 2021; what they give away is in `attacks`.
 """
 
 from __future__ import annotations
@@ -92,29 +92,20 @@ class BestGains(Message):
     gains: Array
 
 
-class Won(Message):
-    """Nodes, int32 (k,), that the party's splits have won, and int32 which of them, or -1, each row is in."""
+class WonNodes(Message):
+    """Nodes, int32 (k,), that the party's splits win, and int32 the node (or -1) of each row."""
 
     nodes: Array
     node_of_row: Array
 
 
 class CandidatesByProduct(PaperColumns):
-    """The columns of a passive party as the active party sees them: a source of best gains.
-
-    Parameters
-    ----------
-    party, peer, n_rows
-        See `PassiveColumns`.
-    """
+    """The columns of a passive party as the active party sees them: a source of best gains."""
 
     def respond(self, rows: Sequence[Rows], gradients: NDArray[np.int64]) -> None:
-        """Take the null vectors of each node; answer with the gradients of its rows (paper, steps 4 and 5).
+        """Receive null vectors of each node; answer with the masked gradients of its rows (paper, steps 4 and 5).
 
-        Raises
-        ------
-        PeerProtocolError
-            When a row of U U^T has a single non-zero, which the paper's check refuses, or U is no null space's basis.
+        Raises PeerProtocolError when a row of U U^T has a single non-zero, as the paper does, or U is not orthonormal.
         """
         peer, what, random = self.peer, "CandidateVectors", Keystream()
         answer = self._party.receive(peer, CandidateVectors)
@@ -135,7 +126,7 @@ class CandidatesByProduct(PaperColumns):
         self._party.send(peer, MaskedGradients(Array.of(totals), join_matrices(masked)))
 
     def best(self, n_nodes: int, source: int) -> Splits:
-        """Return the best split of each node as far as its owner says: the gain, and that it is one."""
+        """Return the best split of each node, of which the owner tells the gain alone."""
         peer, what = self.peer, "BestGains.gains"
         gains = view(self._party.receive(peer, BestGains).gains, np.float64, (n_nodes,), peer=peer, what=what)
         if not np.all(np.isfinite(gains) & (gains >= 0.0)):
@@ -149,7 +140,7 @@ class CandidatesByProduct(PaperColumns):
         """Ask for the left rows of nodes, `won` by number within the level (paper, step 7)."""
         self._asked = partition.rows(nodes, sampled=False)
         named = name_rows(partition, nodes, self._n_rows, sampled=False)
-        self._party.send(self.peer, Won(Array.of(won), Array.of(named)))
+        self._party.send(self.peer, WonNodes(Array.of(won), Array.of(named)))
 
     def taken(self) -> NDArray[np.bool_]:
         """Return which rows of the nodes asked about go left, in the partition's order."""
@@ -171,13 +162,7 @@ class CandidatesByProduct(PaperColumns):
 
 
 class CandidatesFinder(PaperFinder):
-    """The split finder of version 2: own columns by their sums, others' by what gains their owners find.
-
-    Parameters
-    ----------
-    party, sources, n_rows, rules, threads
-        As `PaperFinder` has them.
-    """
+    """The split finder of version 2: own columns by their sums, others' by the gains that their owners tell."""
 
     def __init__(
         self, party: Party, sources: Sequence[SumsSource], n_rows: int, rules: SplitRules, threads: int = 1
@@ -224,7 +209,7 @@ class CandidatesFinder(PaperFinder):
         return best
 
     def _check(self, k: int, won: NDArray[np.int32], level: Level, best: Splits) -> None:
-        """Take the left rows of nodes that a party has won; hold their sums against the gains it named."""
+        """Receive the left rows of nodes that a party won; reject rows whose gains differ from those it named."""
         other = self._others[k]
         left = other.taken()
         rows, starts = self._rows.rows(level.nodes[won], sampled=False)
@@ -244,7 +229,7 @@ class CandidatesFinder(PaperFinder):
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node whose sums a passive party is to get: its candidates, the mixed matrix and where they are in it."""
+    """A node whose sums a passive party gets: its candidates, the mixed matrix, and their places in it."""
 
     candidates: Candidates
     mixed: Matrix
@@ -302,9 +287,9 @@ class CandidatesOwner:
         )
         party.send(lead, BestGains(Array.of(self._best.gain)))
 
-    def decide(self, won: Won, limits: TreeLimits) -> SplitAnswer:
+    def decide(self, won: WonNodes, limits: TreeLimits) -> SplitAnswer:
         """Record the splits of nodes that were won, and say which of their rows go left."""
-        lead, what = self._lead, "Won.nodes"
+        lead, what = self._lead, "WonNodes.nodes"
         nodes = view(won.nodes, np.int32, (None,), peer=lead, what=what)
         if np.any(nodes < 0) or np.any(nodes >= len(self._best.gain)) or np.any(np.diff(nodes) <= 0):
             raise PeerProtocolError(lead, f"expected ascending nodes of the level - at {what} from {lead}")

@@ -29,13 +29,7 @@ class PaperTree(Message):
 
 
 class PaperColumns(PassiveColumns):
-    """Columns of a passive party in paper mode: nodes' rows are named, sums come by matrix products.
-
-    Parameters
-    ----------
-    party, peer, n_rows
-        See `PassiveColumns`.
-    """
+    """Columns of a passive party in paper mode: nodes' rows are named, sums come from matrix products."""
 
     def start_tree(
         self,
@@ -50,16 +44,10 @@ class PaperColumns(PassiveColumns):
 
 
 class PaperFinder(SumsFinder):
-    """The split finder of paper mode: every node is asked about, none is had by subtraction.
+    """The split finder of paper mode, which asks about every node and subtracts none from its parent.
 
-    A node's sums may be refused for having too few rows, and then its sibling's would be lost with them.
-
-    Parameters
-    ----------
-    party : Party
-        Its rounds are trees.
-    sources, n_rows, rules, threads
-        As `SumsFinder` has them.
+    Nodes with too few rows get no sums, and subtraction would take their siblings' with them. Rounds of `party` are
+    trees.
     """
 
     def __init__(
@@ -91,37 +79,20 @@ def every_node(level: Level) -> Level:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A node's split candidates, see `trees.candidates`.
+    """A node's split candidates, see `trees.candidates`."""
 
-    Attributes
-    ----------
-    counts : int32 (slots,)
-        Rows in each slot.
-    slots : int32 (columns,)
-        Which of them each column of the matrix is about.
-    matrix : float64 (n_rows, columns)
-        The paper's M.
-    """
-
-    counts: NDArray[np.int32]
-    slots: NDArray[np.int32]
-    matrix: Matrix
+    counts: NDArray[np.int32]  # (slots,) rows in each slot
+    slots: NDArray[np.int32]  # (columns,) the slot of each column of the matrix
+    matrix: Matrix  # (n_rows, columns), the paper's M
 
 
 @dataclass(frozen=True, slots=True)
 class OwnColumns:
-    """A passive party's binned columns.
+    """A passive party's binned columns."""
 
-    Attributes
-    ----------
-    codes : uint8 (n_rows, n_features)
-    offsets : int32 (n_features + 1,)
-    categorical : bool (n_features,)
-    """
-
-    codes: NDArray[np.uint8]
-    offsets: NDArray[np.int32]
-    categorical: NDArray[np.bool_]
+    codes: NDArray[np.uint8]  # (n_rows, n_features)
+    offsets: NDArray[np.int32]  # (n_features + 1,)
+    categorical: NDArray[np.bool_]  # (n_features,)
 
     def candidates(self, rows: Rows, features: NDArray[np.int32]) -> Candidates:
         """Return the candidates of a node's rows among some features."""
@@ -150,7 +121,7 @@ def rows_of_nodes(node_of_row: NDArray[np.int32], n_nodes: int) -> list[Rows]:
 
 
 def named_rows(array: Array, n_rows: int, n_nodes: int, lead: str, what: str) -> list[Rows]:
-    """Return the rows of received nodes, each of which has some."""
+    """Return the rows of each received node; reject a node without rows."""
     node_of_row = view(array, np.int32, (n_rows,), peer=lead, what=what)
     if n_rows and (node_of_row.min() < -1 or node_of_row.max() >= n_nodes):
         raise PeerProtocolError(lead, f"expected nodes below {n_nodes} - at {what} from {lead}")
@@ -164,14 +135,14 @@ def named_rows(array: Array, n_rows: int, n_nodes: int, lead: str, what: str) ->
 
 
 def join_matrices(matrices: Sequence[Matrix]) -> Array:
-    """Return matrices one after the other, each row by row."""
+    """Return matrices concatenated, each row by row."""
     return Array.of(np.concatenate([np.empty(0), *(matrix.ravel() for matrix in matrices)]))
 
 
 def cut_matrices(
     array: Array, rows: Sequence[Rows], widths: Sequence[int] | NDArray[np.int32], peer: str, what: str
 ) -> list[Matrix]:
-    """Return received matrices, finite and with a row for each of a node's."""
+    """Return received matrices, one per node with a row for each of its rows; reject what is not finite."""
     sizes = [len(members) * int(width) for members, width in zip(rows, widths, strict=True)]
     values = view(array, np.float64, (sum(sizes),), peer=peer, what=what)
     if not np.isfinite(values).all():
@@ -184,7 +155,7 @@ def cut_matrices(
 
 
 def vectors_of_nodes(widths: Array, vectors: Array, rows: Sequence[Rows], peer: str, what: str) -> list[Matrix]:
-    """Return received null vectors of each node, some of which may have none."""
+    """Return received null vectors of each node, perhaps none; reject vectors that are not orthonormal."""
     counts = view(widths, np.int32, (len(rows),), peer=peer, what=f"{what}.widths")
     sizes = np.array([len(members) for members in rows])
     if np.any(counts < 0) or np.any((counts > 0) & (counts >= sizes)):

@@ -1,7 +1,7 @@
 """FedXGBoost-SMM, version 1, as published: the active party sends null vectors of its gradients and gets sums.
 
 `NullVectors` goes to all passive parties alike, once per level; each answers `MaskedCandidates`. The steps are those of
-Le et al. 2021; what they give away is in `fedxgboost_smm`.
+Le et al. 2021; what they give away is in `attacks`.
 """
 
 from __future__ import annotations
@@ -61,14 +61,7 @@ class MaskedCandidates(Message):
 
 
 class GradientVectors:
-    """What all passive parties are sent alike, as the active party computes it once per level.
-
-    Parameters
-    ----------
-    party : Party
-    n_rows : int
-    sizes : Sizes
-    """
+    """Null vectors of the gradients, which go to all passive parties alike and are drawn once per level."""
 
     def __init__(self, party: Party, n_rows: int, sizes: Sizes) -> None:
         self._party, self._n_rows, self._sizes = party, n_rows, sizes
@@ -101,14 +94,7 @@ class GradientVectors:
 
 
 class SumsByProduct(PaperColumns):
-    """The columns of a passive party as the active party sees them: a source of sums.
-
-    Parameters
-    ----------
-    party, peer, n_rows
-        See `PassiveColumns`.
-    shared : GradientVectors
-    """
+    """The columns of a passive party as the active party sees them: a source of sums."""
 
     def __init__(self, party: Party, peer: str, n_rows: int, shared: GradientVectors) -> None:
         super().__init__(party, peer, n_rows)
@@ -131,10 +117,7 @@ class SumsByProduct(PaperColumns):
         self._shared.ask(level, rows)
 
     def sums(self) -> NDArray[np.int64]:
-        """See `SumsSource`: multiply the gradients with what was answered (paper, step 4).
-
-        Gradients are whole numbers here, and so are their sums: these are rounded, and equal to the pooled grower's.
-        """
+        """Multiply gradients with the answer (paper, step 4); sums of whole numbers are exact after rounding."""
         peer, shared = self.peer, self._shared
         answer = self._party.receive(peer, MaskedCandidates)
         counts = self._counts(answer.counts)
@@ -156,7 +139,7 @@ class SumsByProduct(PaperColumns):
         return sums
 
     def _counts(self, array: Array) -> NDArray[np.int32]:
-        """Check how many rows are in each slot of each node: all of its rows once for each feature, or none at all."""
+        """Return rows per slot and node; reject counts that do not have each of a node's rows once for each feature."""
         shape, what = (len(self._totals), int(self.offsets[-1])), "MaskedCandidates.counts"
         counts = view(array, np.int32, shape, peer=self.peer, what=what)
         of_features = np.add.reduceat(counts.astype(np.int64), self.offsets[:-1], axis=1) if shape[1] else counts
@@ -195,5 +178,5 @@ def mask_candidates(
 
 
 def nodes_asked(asked: NullVectors) -> int:
-    """Return how many nodes a message is about; 0 where it says so in no way."""
+    """Return how many nodes a message is about; 0 where it is malformed."""
     return asked.widths.shape[0] if len(asked.widths.shape) == 1 else 0
