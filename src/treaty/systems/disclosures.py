@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from treaty.privacy.ledger import DEFAULT_DELTA
 from treaty.systems.fedxgb.cohorts import Rules
-from treaty.systems.fedxgboost_ldp.noise import DEFAULT_EPSILON, DEFAULT_MECHANISM
 from treaty.systems.tree_options import TreeOptions
 
 # what edge servers and users of a crowd are told alike
@@ -20,73 +18,6 @@ _MODEL_OF_A_CROWD = (
     "they give away, for most leaves, how many rows of each class they have"
 )
 _SHOWN_OF_A_CROWD = 'the shape of all trees, the column of every split and all leaf values (expose="paper")'
-
-
-def _of_noisy_buckets(lead: str, others: Sequence[str], options: TreeOptions) -> dict[str, list[str]]:
-    cost = (
-        f"epsilon {options.epsilon_person:g} per person, shared by the party's columns"
-        if options.epsilon_person is not None
-        else f"epsilon {4.0 if options.epsilon is None else options.epsilon:g} per value, and per person as many times "
-        "that as the party has columns (its report has the sum)"
-    )
-    told = (
-        "the order of all values of every column of the others, to within buckets, in the clear (epsilon=inf)"
-        if options.epsilon == math.inf
-        else f"of every column of the others and every row a bucket of values, right or randomised: {cost}, whatever "
-        "is done with them later. This is data about each aligned person, under local differential privacy"
-    )
-    learned = {
-        lead: [
-            told,
-            "how many buckets each column of the others has (by number, not name), whether it holds categories and "
-            "whether values are missing",
-            "for eval sets and at prediction, each row's true side at every split in use",
-            "the shape of all trees and all leaf weights",
-        ]
-    }
-    for name in others:
-        learned[name] = [
-            "which of its own columns and buckets were chosen, at how many nodes of which tree",
-            "nothing of labels, gradients or which rows are in a node, beyond that",
-        ]
-    return learned
-
-
-def _of_noisy_gradients(lead: str, others: Sequence[str], options: TreeOptions) -> dict[str, list[str]]:
-    mechanism, epsilon = options.mechanism or DEFAULT_MECHANISM, options.epsilon or DEFAULT_EPSILON
-    most = "" if options.epsilon_total is None else f", {options.epsilon_total:g} at most with all in {lead}'s ledger"
-    if mechanism == "label_rr":
-        told = f"labels, as randomised once with epsilon {epsilon:g} each, which is also what a person pays"
-    else:
-        told = (
-            f"of every row and every tree a gradient under noise ({mechanism}): epsilon {epsilon:g} per value, and per "
-            f"person as many times that as there are trees{most} ({lead}'s report has the sum)"
-        )
-    together = "which training rows are together in each node above the leaves, how large gradients may be"
-    if options.mode == "paper":
-        told += "; and the exact sums of gradients of every node beside it, so that no epsilon holds (mode='paper')"
-    else:
-        together += "; all of it made of what was randomised, so that of labels it tells no more than that epsilon"
-    learned = {
-        lead: [
-            "of every other party at every node how good its best split is; how many columns it has",
-            "of every split another party won: which of the node's training rows go left; for eval sets and at "
-            "prediction, each row's side at every such split; several splits of one column order the rows by it",
-            "the shape of all trees and all leaf values",
-        ]
-    }
-    if options.refit:
-        learned[lead].append("of all training rows, those outside the node too, the side at every split (refit)")
-    for name in others:
-        learned[name] = [
-            told,
-            together,
-            "which of its own columns and bins were chosen, at which nodes",
-            "of every split on a column of another party, unprotected: which of the node's rows go left",
-            "not covered by epsilon: when training stops early by labels of eval sets, and the order of magnitude of "
-            "the largest weight or target",
-        ]
-    return learned
 
 
 def horizontal_disclosures(
