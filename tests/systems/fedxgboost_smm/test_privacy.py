@@ -19,7 +19,7 @@ from treaty.data.binning import fit_bins
 from treaty.messaging.messages import Message
 from treaty.runs.threads import Played
 from treaty.runs.transcripts import node_sets_from_transcript
-from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealRequest, DealtShares, HolderSeed, DealOrder
+from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealOrder, DealRequest, DealtShares, HolderSeed
 from treaty.systems.fedxgboost_smm.paper.attacks import (
     NodeExchange,
     left_over,

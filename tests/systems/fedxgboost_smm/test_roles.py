@@ -23,10 +23,10 @@ from treaty.systems.fedxgboost_smm import roles as smm
 from treaty.systems.fedxgboost_smm.dealer import (
     AskerSeed,
     DealEnd,
+    DealOrder,
     DealRequest,
     DealtShares,
     HolderSeed,
-    DealOrder,
     dealer,
 )
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM

@@ -14,7 +14,7 @@ from treaty.runs.threads import play
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import cipher_choice
-from treaty.systems.vertical.cipher_choice import LinkProbe, LinkEcho, choose_cipher
+from treaty.systems.vertical.cipher_choice import LinkEcho, LinkProbe, choose_cipher
 
 SMALL = SumsBounds(1000, 1 << 16, 1 << 14)
 

@@ -9,13 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload
-from treaty.data.binning import Bins
+from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import record_split
 from treaty.privacy.commitment import COMMITMENT_BYTES
+from treaty.systems.system import Seat
+from treaty.systems.vertical.active import agree_on_terms
 from treaty.systems.vertical.encrypted_columns import (
+    BinLayout,
     Hint,
     HintReceipt,
     SplitAnswer,
@@ -27,6 +30,16 @@ from treaty.systems.vertical.encrypted_columns import (
 )
 from treaty.systems.vertical.order import Table, between_trees
 from treaty.trees.ensemble import SplitTable
+
+
+def show_layout(seat: Seat) -> tuple[Bins, NDArray[np.uint8]]:
+    """Agree on terms, then bin own columns and tell the active party their layout; return bins and codes."""
+    agree_on_terms(seat)
+    table, (lead,) = seat.rows.table, seat.party.peers
+    bins = fit_bins(table, seat.common.max_bin, seat.threads)
+    codes = bins.transform(table, seat.threads)
+    seat.party.send(lead, BinLayout(Array.of(bins.offsets), Array.of(table.schema.categorical)))
+    return bins, codes
 
 
 def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:

@@ -225,9 +225,7 @@ class PassiveColumns:
         self._asked = rows, starts
         nodes = None
         if not self.by_column:
-            node_of_row = np.full(self._n_rows, -1, np.int32)
-            node_of_row[rows] = np.repeat(np.arange(len(features), dtype=np.int32), np.diff(starts))
-            nodes = Array.of(node_of_row)
+            nodes = Array.of(number_nodes(rows, starts, self._n_rows))
         packed = np.packbits(left_bins, axis=1)
         self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(packed), nodes))
 
@@ -269,6 +267,13 @@ class PassiveColumns:
         if np.any(records < 0):
             raise PeerProtocolError(self.peer, f"expected record numbers from 0 - at {what} from {self.peer}")
         return records
+
+
+def number_nodes(rows: Int32, starts: Int64, n_rows: int) -> Int32:
+    """Return the number of each row's node, int32 (n_rows,), -1 for rows of none; node k has rows[starts[k] : ...]."""
+    node_of_row = np.full(n_rows, -1, np.int32)
+    node_of_row[rows] = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
+    return node_of_row
 
 
 def take_hints(

@@ -23,7 +23,13 @@ from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, checkpoint_file
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper import roles as smm
-from treaty.systems.fedxgboost_smm.paper.candidates import BestGains, CandidateVectors, MaskedGradients, NodeRows, WonNodes
+from treaty.systems.fedxgboost_smm.paper.candidates import (
+    BestGains,
+    CandidateVectors,
+    MaskedGradients,
+    NodeRows,
+    WonNodes,
+)
 from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder, PaperTree
 from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
 from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates, NullVectors

@@ -13,7 +13,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Matrix, are_orthonormal
-from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, PassiveColumns
+from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, PassiveColumns, number_nodes
 from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
 from treaty.trees.columns import SumsFinder, SumsSource
 from treaty.trees.partition import RowPartition
@@ -95,10 +95,7 @@ class OwnColumns:
 
 def name_rows(partition: RowPartition, nodes: Int32, n_rows: int, *, sampled: bool) -> Int32:
     """Return the position in `nodes` of each row's node, int32 (n_rows,), -1 for rows of none."""
-    rows, starts = partition.rows(nodes, sampled=sampled)
-    node_of_row = np.full(n_rows, -1, np.int32)
-    node_of_row[rows] = np.repeat(np.arange(len(nodes), dtype=np.int32), np.diff(starts))
-    return node_of_row
+    return number_nodes(*partition.rows(nodes, sampled=sampled), n_rows)
 
 
 def rows_of_nodes(node_of_row: Int32, n_nodes: int) -> list[Rows]:

@@ -57,9 +57,7 @@ import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError
-from treaty.messaging.messages import Array
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, check_consent
 from treaty.systems.fedxgboost_smm.paper.candidates import (
@@ -82,9 +80,9 @@ from treaty.systems.fedxgboost_smm.paper.sums import (
 )
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
-from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
-from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, ascending, tree_table
-from treaty.systems.vertical.encrypted_columns import BinLayout, SplitAnswer, SplitColumns, SplitRequest, TreeEnd
+from treaty.systems.vertical.active import Start, finish, grow, open_training
+from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, ascending, show_layout, tree_table
+from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitColumns, SplitRequest, TreeEnd
 from treaty.systems.vertical.order import Order
 from treaty.systems.vertical.passive import Follower
 
@@ -163,25 +161,22 @@ def passive(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
         How many random columns and null vectors are drawn (version 2); None for the defaults.
     """
     _warn(seat)
-    party, table, common, threads = seat.party, seat.rows.table, seat.common, seat.threads
+    party, common = seat.party, seat.common
     (lead,) = party.peers
-    agree_on_terms(seat)
-    bins = fit_bins(table, common.max_bin, threads)
-    categorical = table.schema.categorical
-    columns = OwnColumns(bins.transform(table, threads), bins.offsets, categorical)
-    party.send(lead, BinLayout(Array.of(bins.offsets), Array.of(categorical)))
+    bins, codes = show_layout(seat)
+    columns = OwnColumns(codes, bins.offsets, seat.rows.table.schema.categorical)
     setup = party.receive(lead, PaperSetup)
     follower = Follower(seat, setup)
-    owner = SplitOwner(lead, columns.codes, bins, follower.part.splits)
+    owner = SplitOwner(lead, codes, bins, follower.part.splits)
     rules = common.rules_of(setup.grad_unit, setup.hess_unit)
-    finding = CandidatesOwner(party, columns, owner, rules, sizes or Sizes(), threads)
+    finding = CandidatesOwner(party, columns, owner, rules, sizes or Sizes(), seat.threads)
     limits = TreeLimits(lead, common.max_depth, common.fewest_rows, by_column=False)
     features = np.empty(0, np.int32)
 
     def start_tree(tree: PaperTree) -> None:
         nonlocal features
         follower.next_tree()
-        features = ascending(tree.columns, len(categorical), lead, "PaperTree.columns")
+        features = ascending(tree.columns, codes.shape[1], lead, "PaperTree.columns")
         limits.start(features)
 
     def mask(asked: NullVectors) -> MaskedCandidates:
