@@ -286,14 +286,7 @@ class ScoringOwner:
     """
 
     def __init__(
-        self,
-        lead: str,
-        columns: ColumnSource,
-        n_rows: int,
-        rules: SplitRules,
-        threads: int,
-        *,
-        first_order: bool,
+        self, lead: str, columns: ColumnSource, n_rows: int, rules: SplitRules, threads: int, *, first_order: bool
     ) -> None:
         self._lead, self._n_rows, self._rules = lead, n_rows, rules
         self._n_columns = len(columns.categorical)
