@@ -24,9 +24,12 @@ from data import arguments, default_of_credit_card_clients, report
 from treaty.crypto.keystream import Keystream
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
-from treaty.runs.threads import play, star
+from treaty.messaging.party import Party
+from treaty.models.trees import ModelPart
+from treaty.runs.threads import play
 from treaty.runs.transcripts import SmmNode, products_from_transcript
-from treaty.systems.fedxgboost_smm.paper import roles as fedxgboost_smm
+from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
+from treaty.systems.fedxgboost_smm.paper import roles as paper
 from treaty.systems.fedxgboost_smm.paper.attacks import (
     NodeExchange,
     from_totals,
@@ -38,8 +41,9 @@ from treaty.systems.fedxgboost_smm.paper.attacks import (
     vectors_used,
 )
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, disguised, null_vectors, response
-from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import tree_options
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Labelled, Place, Seat, star
+from treaty.systems.vertical.cast import cast_by_column
 from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
 
 BINS, TREES, STEP = 20, 20, 2.0**16
@@ -178,15 +182,18 @@ def many_columns(gradients: Matrix, few: Matrix) -> list[dict[str, object]]:
 
 def trained(tables: dict[str, Table], y: Matrix, version: int) -> list[list[list[SmmNode]]]:
     """Train with the default sizes; return what the sender of null vectors recorded."""
-    options = tree_options({
-        "protocol": "fedxgboost-smm", "mode": "paper", "allow_insecure": True, "version": version, "n_estimators": 2,
-        "max_bin": BINS,
-    })  # fmt: skip
-    roles = {name: lambda party, name=name: fedxgboost_smm.passive(party, tables[name], options) for name in tables}
-    roles["bank"] = lambda party: fedxgboost_smm.active(
-        party, Labelled(tables["bank"], y), options, parties=list(tables), classes=[0, 1]
+    options = FedXGBoostSMM(mode="paper", allow_insecure=True, version=version)
+    common = BoostingOptions(n_estimators=2, max_bin=BINS).checked(options)
+    cast = cast_by_column(dict.fromkeys(tables, Place()), "bank", options)
+
+    def role(party: Party) -> ModelPart:
+        data = Labelled(tables[party.name], y)
+        program = paper.active if party.name == "bank" else paper.passive
+        return program(Seat(party=party, options=options, common=common, cast=cast, data=data, classes=[0, 1]))
+
+    played = play(
+        dict.fromkeys(tables, role), star(cast, options), job="attacked", protocol=options.system, record_content=True
     )
-    played = play(roles, star("bank", tables), job="attacked", protocol="fedxgboost-smm", record_content=True)
     who, peer = (("bank", "shop"), ("shop", "bank"))[version - 1]
     return products_from_transcript(played.transcripts[who], peer, len(y))
 

@@ -60,11 +60,7 @@ def open_training(seat: Seat) -> Training:
 
 
 def grow(
-    seat: Seat,
-    training: Training,
-    finder: SumsFinder,
-    sources: Sequence[SumsSource],
-    rules: SplitRules | None = None,
+    seat: Seat, training: Training, finder: SumsFinder, sources: Sequence[SumsSource], rules: SplitRules | None = None
 ) -> None:
     """Grow the training's trees over `sources`, those of all owners in the job's order, which `finder` looks into.
 

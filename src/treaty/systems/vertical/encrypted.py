@@ -54,7 +54,7 @@ from treaty.models.trees import ModelPart
 from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
-from treaty.systems.vertical.cipher_choice import LinkProbe, LinkEcho, choose_cipher
+from treaty.systems.vertical.cipher_choice import LinkEcho, LinkProbe, choose_cipher
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, checked_sample, send_hint, tree_table
 from treaty.systems.vertical.encrypted_columns import (

@@ -21,6 +21,10 @@ from treaty.privacy.commitment import commit
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
 
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
 
 class BinLayout(Message):
     """A passive party's bins: int32 first slot of each feature, bool kind. Tells how many columns and bins it has."""
@@ -114,18 +118,11 @@ class EncryptedGradients:
         self._party = party
         self._told = 0
         self._n_rows = n_rows
-        self._tree: NDArray[np.int64] | None = None
-        self._columns: dict[str, NDArray[np.int32]] = {}
+        self._tree: Int64 | None = None
+        self._columns: dict[str, Int32] = {}
         self._level: Level | None = None
 
-    def start_tree(
-        self,
-        peer: str,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, peer: str, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """Send one peer the tree's samples and the cipher's payload; a round begins when all peers have theirs."""
         blind = self.client.blind
         if self._tree is not grad:
@@ -156,7 +153,7 @@ class EncryptedGradients:
         if self._level is level:
             return
         self._level = level
-        self._sums: dict[str, list[NDArray[np.int64]]] = {peer: [] for peer in self._party.peers}
+        self._sums: dict[str, list[Int64]] = {peer: [] for peer in self._party.peers}
         self._pieces = pieces(len(level.asked), self.client.nodes_at_a_time)
         for number, piece in enumerate(self._pieces):
             if number > 1:
@@ -169,7 +166,7 @@ class EncryptedGradients:
             for peer in self._party.peers:
                 self._party.send(peer, request)
 
-    def sums(self, peer: str) -> NDArray[np.int64]:
+    def sums(self, peer: str) -> Int64:
         """Return what a peer answered: int64 (nodes, slots, 3)."""
         while len(self._sums[peer]) < len(self._pieces):
             self._take(peer)
@@ -207,13 +204,7 @@ class PassiveColumns:
         if self.offsets[0] != 0 or np.any(sizes < 1) or np.any(sizes > 256):
             raise PeerProtocolError(peer, f"expected 1 to 256 slots per feature - at BinLayout.offsets from {peer}")
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """See `SumsSource`."""
         self.gradients.start_tree(self.peer, grad, hess, rows, columns)
 
@@ -225,17 +216,11 @@ class PassiveColumns:
         """See `SumsSource`."""
         self.gradients.ask(level, rows)
 
-    def sums(self) -> NDArray[np.int64]:
+    def sums(self) -> Int64:
         """Decrypt the answer."""
         return self.gradients.sums(self.peer)
 
-    def ask_left(
-        self,
-        features: NDArray[np.int32],
-        left_bins: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int64],
-    ) -> None:
+    def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
         """See `SumsSource`."""
         self._asked = rows, starts
         nodes = None
@@ -246,11 +231,11 @@ class PassiveColumns:
         packed = np.packbits(left_bins, axis=1)
         self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(packed), nodes))
 
-    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def left(self) -> tuple[Int32, Bools]:
         """See `SumsSource`."""
         return self._left_of_columns() if self.by_column else self._left_of_nodes()
 
-    def _left_of_nodes(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def _left_of_nodes(self) -> tuple[Int32, Bools]:
         rows, starts = self._asked
         answer = self._party.receive(self.peer, SplitAnswer)
         records = self._records(answer)
@@ -261,7 +246,7 @@ class PassiveColumns:
             left[first + np.argsort(rows[first:last], kind="stable")] = bits[first:last]
         return records, left
 
-    def _left_of_columns(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def _left_of_columns(self) -> tuple[Int32, Bools]:
         (rows, starts), peer, nbytes = self._asked, self.peer, -(-self._n_rows // 8)
         answer = self._party.receive(peer, SplitColumns)
         records = self._records(answer)
@@ -278,7 +263,7 @@ class PassiveColumns:
             left[first:last] = (self._decided[number][of_node >> 3] >> (7 - (of_node & 7))) & 1
         return records, left
 
-    def _records(self, answer: SplitAnswer | SplitColumns) -> NDArray[np.int32]:
+    def _records(self, answer: SplitAnswer | SplitColumns) -> Int32:
         what = f"{type(answer).__name__}.records"
         records = view(answer.records, np.int32, (len(self._asked[1]) - 1,), peer=self.peer, what=what)
         if np.any(records < 0):

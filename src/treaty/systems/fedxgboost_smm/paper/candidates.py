@@ -45,7 +45,7 @@ from treaty.systems.fedxgboost_smm.paper.matrix_product import (
     single_entries,
 )
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits
-from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest
+from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, SplitAnswer, SplitRequest
 from treaty.trees.candidates import bin_sums, split_gains, undivided, whole_numbers
 from treaty.trees.columns import SumsSource
 from treaty.trees.partition import RowPartition
@@ -102,7 +102,7 @@ class WonNodes(Message):
 class CandidatesByProduct(PaperColumns):
     """The columns of a passive party as the active party sees them: a source of best gains."""
 
-    def respond(self, rows: Sequence[Rows], gradients: NDArray[np.int64]) -> None:
+    def respond(self, rows: Sequence[Rows], gradients: Int64) -> None:
         """Receive null vectors of each node; answer with the masked gradients of its rows (paper, steps 4 and 5).
 
         Raises PeerProtocolError when a row of U U^T has a single non-zero, as the paper does, or U is not orthonormal.
@@ -136,27 +136,21 @@ class CandidatesByProduct(PaperColumns):
         found.feature[gains > 0.0] = 0  # which one, only the owner knows
         return found
 
-    def take(self, won: NDArray[np.int32], nodes: NDArray[np.int32], partition: RowPartition) -> None:
+    def take(self, won: Int32, nodes: Int32, partition: RowPartition) -> None:
         """Ask for the left rows of nodes, `won` by number within the level (paper, step 7)."""
         self._asked = partition.rows(nodes, sampled=False)
         named = name_rows(partition, nodes, self._n_rows, sampled=False)
         self._party.send(self.peer, WonNodes(Array.of(won), Array.of(named)))
 
-    def taken(self) -> NDArray[np.bool_]:
+    def taken(self) -> Bools:
         """Return which rows of the nodes asked about go left, in the partition's order."""
         self._left = super().left()
         return self._left[1]
 
-    def ask_left(
-        self,
-        features: NDArray[np.int32],
-        left_bins: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int64],
-    ) -> None:
+    def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
         """See `SumsSource`; `take` has asked already."""
 
-    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def left(self) -> tuple[Int32, Bools]:
         """See `SumsSource`."""
         return self._left
 
@@ -170,13 +164,7 @@ class CandidatesFinder(PaperFinder):
         super().__init__(party, sources, n_rows, rules, threads)
         self._others = {k: source for k, source in enumerate(sources) if isinstance(source, CandidatesByProduct)}
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> Int64:
         """See `SplitFinder`."""
         self._values = np.stack([grad, hess, np.ones_like(grad)], axis=1)
         if rows is not None:
@@ -208,7 +196,7 @@ class CandidatesFinder(PaperFinder):
                 self._check(k, nodes, level, best)
         return best
 
-    def _check(self, k: int, won: NDArray[np.int32], level: Level, best: Splits) -> None:
+    def _check(self, k: int, won: Int32, level: Level, best: Splits) -> None:
         """Receive the left rows of nodes that a party won; reject rows whose gains differ from those it named."""
         other = self._others[k]
         left = other.taken()
@@ -238,34 +226,17 @@ class _Node:
 
 
 class CandidatesOwner:
-    """A passive party's end: mixes its candidates, finds its best splits and decides rows at those that win.
-
-    Parameters
-    ----------
-    party : Party
-        Whose only peer is the active one.
-    columns : OwnColumns
-    owner : SplitOwner
-    rules : SplitRules
-    sizes : Sizes
-    threads : int
-    """
+    """A passive party's end: mixes its candidates, finds its best splits and decides rows at those that win."""
 
     def __init__(
-        self,
-        party: Party,
-        columns: OwnColumns,
-        owner: SplitOwner,
-        rules: SplitRules,
-        sizes: Sizes,
-        threads: int = 1,
+        self, party: Party, columns: OwnColumns, owner: SplitOwner, rules: SplitRules, sizes: Sizes, threads: int = 1
     ) -> None:
         (self._lead,) = party.peers
         self._party, self._columns, self._owner = party, columns, owner
         self._rules, self._sizes, self._threads = rules, sizes, threads
         self._best = Splits.none(0)
 
-    def find(self, asked: NodeRows, features: NDArray[np.int32]) -> None:
+    def find(self, asked: NodeRows, features: Int32) -> None:
         """Find the best split of each node of a level with the active party's help (paper, steps 2, 3, 6 and 7)."""
         party, lead, columns = self._party, self._lead, self._columns
         rows = named_rows(asked.node_of_row, len(columns.codes), asked.nodes, lead, "NodeRows.node_of_row")
@@ -279,9 +250,7 @@ class CandidatesOwner:
         totals[:, 2] = [len(members) for members in rows]
         widths = [0 if node is None else 2 for node in nodes]
         masked = cut_matrices(answer.masked, rows, widths, lead, "MaskedGradients.masked")
-        sums = np.stack([
-            self._sums(*of_node, features) for of_node in zip(nodes, masked, totals, strict=True)
-        ])  # fmt: skip
+        sums = np.stack([self._sums(*of_node, features) for of_node in zip(nodes, masked, totals, strict=True)])
         self._best = scan(
             sums, totals, features, columns.offsets, columns.categorical, self._rules, threads=self._threads
         )
@@ -303,8 +272,8 @@ class CandidatesOwner:
         assert isinstance(answer, SplitAnswer), "the nodes' rows are named"
         return answer
 
-    def _mixed(self, rows: Sequence[Rows], features: NDArray[np.int32]) -> list[_Node | None]:
-        """Mix each node's candidates with random columns and draw null vectors; None where there is no way."""
+    def _mixed(self, rows: Sequence[Rows], features: Int32) -> list[_Node | None]:
+        """Mix each node's candidates with random columns and draw null vectors; None for nodes with too few rows."""
         random, nodes, short = Keystream(), list[_Node | None](), 0
         for members in rows:
             candidates = self._columns.candidates(members, features)
@@ -320,10 +289,8 @@ class CandidatesOwner:
             logger.info("%d nodes have fewer rows than candidates, and get no split here", short)
         return nodes
 
-    def _sums(
-        self, node: _Node | None, masked: Matrix, totals: NDArray[np.int64], features: NDArray[np.int32]
-    ) -> NDArray[np.int64]:
-        """Return the bin sums of a node, int64 (slots, 3), as whole numbers again."""
+    def _sums(self, node: _Node | None, masked: Matrix, totals: Int64, features: Int32) -> Int64:
+        """Return the bin sums of a node, int64 (slots, 3), rounded to whole numbers."""
         columns = self._columns
         if node is None:
             return undivided(totals, features, columns.offsets)

@@ -13,7 +13,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Matrix, are_orthonormal
-from treaty.systems.vertical.encrypted_columns import PassiveColumns
+from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, PassiveColumns
 from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
 from treaty.trees.columns import SumsFinder, SumsSource
 from treaty.trees.partition import RowPartition
@@ -31,13 +31,7 @@ class PaperTree(Message):
 class PaperColumns(PassiveColumns):
     """Columns of a passive party in paper mode: nodes' rows are named, sums come from matrix products."""
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """See `SumsSource`."""
         self.features = columns
         self._party.send(self.peer, PaperTree(Array.of(columns)))
@@ -56,13 +50,7 @@ class PaperFinder(SumsFinder):
         super().__init__(sources, n_rows, rules, threads)
         self._party = party
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> Int64:
         """See `SplitFinder`."""
         totals = super().start_tree(grad, hess, rows, columns)
         self._party.round += 1
@@ -81,8 +69,8 @@ def every_node(level: Level) -> Level:
 class Candidates:
     """A node's split candidates, see `trees.candidates`."""
 
-    counts: NDArray[np.int32]  # (slots,) rows in each slot
-    slots: NDArray[np.int32]  # (columns,) the slot of each column of the matrix
+    counts: Int32  # (slots,) rows in each slot
+    slots: Int32  # (columns,) the slot of each column of the matrix
     matrix: Matrix  # (n_rows, columns), the paper's M
 
 
@@ -91,10 +79,10 @@ class OwnColumns:
     """A passive party's binned columns."""
 
     codes: NDArray[np.uint8]  # (n_rows, n_features)
-    offsets: NDArray[np.int32]  # (n_features + 1,)
-    categorical: NDArray[np.bool_]  # (n_features,)
+    offsets: Int32  # (n_features + 1,)
+    categorical: Bools  # (n_features,)
 
-    def candidates(self, rows: Rows, features: NDArray[np.int32]) -> Candidates:
+    def candidates(self, rows: Rows, features: Int32) -> Candidates:
         """Return the candidates of a node's rows among some features."""
         codes = self.codes[rows]
         counts = count_bins(codes, features, self.offsets)
@@ -105,7 +93,7 @@ class OwnColumns:
 # ---------------------------------------------------------------- rows of nodes
 
 
-def name_rows(partition: RowPartition, nodes: NDArray[np.int32], n_rows: int, *, sampled: bool) -> NDArray[np.int32]:
+def name_rows(partition: RowPartition, nodes: Int32, n_rows: int, *, sampled: bool) -> Int32:
     """Return the position in `nodes` of each row's node, int32 (n_rows,), -1 for rows of none."""
     rows, starts = partition.rows(nodes, sampled=sampled)
     node_of_row = np.full(n_rows, -1, np.int32)
@@ -113,7 +101,7 @@ def name_rows(partition: RowPartition, nodes: NDArray[np.int32], n_rows: int, *,
     return node_of_row
 
 
-def rows_of_nodes(node_of_row: NDArray[np.int32], n_nodes: int) -> list[Rows]:
+def rows_of_nodes(node_of_row: Int32, n_nodes: int) -> list[Rows]:
     """Return each node's rows, ascending."""
     order = np.argsort(node_of_row, kind="stable")
     ends = np.searchsorted(node_of_row[order], np.arange(n_nodes + 1))
@@ -140,7 +128,7 @@ def join_matrices(matrices: Sequence[Matrix]) -> Array:
 
 
 def cut_matrices(
-    array: Array, rows: Sequence[Rows], widths: Sequence[int] | NDArray[np.int32], peer: str, what: str
+    array: Array, rows: Sequence[Rows], widths: Sequence[int] | Int32, peer: str, what: str
 ) -> list[Matrix]:
     """Return received matrices, one per node with a row for each of its rows; reject what is not finite."""
     sizes = [len(members) * int(width) for members, width in zip(rows, widths, strict=True)]

@@ -10,7 +10,6 @@ import logging
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.errors import PeerProtocolError
@@ -29,6 +28,7 @@ from treaty.systems.fedxgboost_smm.paper.levels import (
     vectors_of_nodes,
 )
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, null_vectors, product, response
+from treaty.systems.vertical.encrypted_columns import Int32, Int64
 from treaty.trees.candidates import bin_sums, candidate_slots, undivided, whole_numbers
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, Splits
@@ -67,7 +67,7 @@ class GradientVectors:
         self._party, self._n_rows, self._sizes = party, n_rows, sizes
         self._level: Level | None = None
 
-    def start_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> None:
+    def start_tree(self, grad: Int64, hess: Int64) -> None:
         """Take a tree's gradients."""
         self._gradients, self._level = np.stack([grad, hess], axis=1).astype(np.float64), None
 
@@ -100,13 +100,7 @@ class SumsByProduct(PaperColumns):
         super().__init__(party, peer, n_rows)
         self._shared = shared
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """See `SumsSource`."""
         super().start_tree(grad, hess, rows, columns)
         self._shared.start_tree(grad, hess)
@@ -116,7 +110,7 @@ class SumsByProduct(PaperColumns):
         self._totals = level.asked_totals
         self._shared.ask(level, rows)
 
-    def sums(self) -> NDArray[np.int64]:
+    def sums(self) -> Int64:
         """Multiply gradients with the answer (paper, step 4); sums of whole numbers are exact after rounding."""
         peer, shared = self.peer, self._shared
         answer = self._party.receive(peer, MaskedCandidates)
@@ -138,7 +132,7 @@ class SumsByProduct(PaperColumns):
             )
         return sums
 
-    def _counts(self, array: Array) -> NDArray[np.int32]:
+    def _counts(self, array: Array) -> Int32:
         """Return rows per slot and node; reject counts that do not have each of a node's rows once for each feature."""
         shape, what = (len(self._totals), int(self.offsets[-1])), "MaskedCandidates.counts"
         counts = view(array, np.int32, shape, peer=self.peer, what=what)
@@ -161,9 +155,7 @@ class SumsFinderByProduct(PaperFinder):
 # ---------------------------------------------------------------- passive party
 
 
-def mask_candidates(
-    asked: NullVectors, lead: str, columns: OwnColumns, features: NDArray[np.int32]
-) -> MaskedCandidates:
+def mask_candidates(asked: NullVectors, lead: str, columns: OwnColumns, features: Int32) -> MaskedCandidates:
     """Answer as a passive party: W = M - Z (Z^T M) of each node, Z some of its vectors (paper, steps 2 and 3)."""
     n_nodes = nodes_asked(asked)
     rows = named_rows(asked.node_of_row, len(columns.codes), n_nodes, lead, "NullVectors.node_of_row")
