@@ -20,7 +20,8 @@ from treaty.privacy.bucket_rr import BucketLedger
 from treaty.runs import party as jobs
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.threads import star
-from treaty.systems.federboost_vertical.roles import Begin, NoisyColumns
+from treaty.systems.federboost_vertical.roles import NoisyColumns
+from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.column_owner import SplitOwner
 
 TREES = 4
@@ -199,7 +200,7 @@ def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, 
 
     def receiving(self, frm, *kinds, **how):
         message = receive(self, frm, *kinds, **how)
-        if late and isinstance(message, Begin):  # it begins when the active party is two rounds ahead
+        if late and isinstance(message, Start):  # it begins when the active party is two rounds ahead
             wait_for(lambda: len(chosen) >= 5)
         return message
 

@@ -16,14 +16,7 @@ from numpy.typing import NDArray
 from treaty.compute import pieces, share
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.privacy.ledger import Entry, Ledger, cost, model_job
-from treaty.privacy.mechanisms import (
-    ON_GRID,
-    STEPS,
-    clip_to_steps,
-    keystream,
-    largest,
-    to_sent,
-)
+from treaty.privacy.mechanisms import ON_GRID, STEPS, clip_to_steps, keystream, largest, to_sent
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.trees.growth import Exhausted
 from treaty.trees.objectives import Objective

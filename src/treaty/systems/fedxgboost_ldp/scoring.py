@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.order import Table, between_trees
 from treaty.trees.columns import ColumnSource, SumsSource
 from treaty.trees.ensemble import Tree
@@ -285,14 +286,7 @@ class ScoringOwner:
     """
 
     def __init__(
-        self,
-        lead: str,
-        columns: ColumnSource,
-        n_rows: int,
-        rules: SplitRules,
-        threads: int,
-        *,
-        first_order: bool,
+        self, lead: str, columns: ColumnSource, n_rows: int, rules: SplitRules, threads: int, *, first_order: bool
     ) -> None:
         self._lead, self._n_rows, self._rules = lead, n_rows, rules
         self._n_columns = len(columns.categorical)
@@ -301,8 +295,8 @@ class ScoringOwner:
 
     def start(self, tree: NoisyTree) -> Scores | None:
         """Take a tree's gradients; return the root's score, None where it is a leaf."""
-        rows = None if tree.rows is None else self._ascending(tree.rows, self._n_rows, "rows")
-        columns = self._ascending(tree.columns, self._n_columns, "columns")
+        rows = None if tree.rows is None else ascending(tree.rows, self._n_rows, self._lead, "NoisyTree.rows")
+        columns = ascending(tree.columns, self._n_columns, self._lead, "NoisyTree.columns")
         self._expect((tree.hess is None) == self._first_order, "hessians sent or not as agreed")
         size = self._n_rows if rows is None else len(rows)
         grad = self._values(tree.grad, size, rows, "grad")
@@ -364,12 +358,6 @@ class ScoringOwner:
         spread = np.zeros(self._n_rows, np.int64)
         spread[rows] = values
         return spread
-
-    def _ascending(self, sent: Array, limit: int, name: str) -> NDArray[np.int32]:
-        values = view(sent, np.int32, (None,), peer=self._lead, what=f"NoisyTree.{name}")
-        fine = not len(values) or (values[0] >= 0 and values[-1] < limit and bool(np.all(np.diff(values) > 0)))
-        self._expect(bool(fine), f"ascending numbers below {limit}", name)
-        return values
 
     def _expect(self, fine: bool, expected: str, name: str = "") -> None:
         if not fine:
