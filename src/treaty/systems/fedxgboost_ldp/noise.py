@@ -215,10 +215,7 @@ class NoisyGradients:
 
 
 def scoring_rules(rules: SplitRules, *, first_order: bool, noisy_hess: bool) -> SplitRules:
-    """Return the rules of scores: without hess, or with one that carries noise, denominators are floored.
-
-    The floor is reg_lambda / 2.
-    """
+    """Return the rules of scores; where hess is left out, or noisy, no denominator is below reg_lambda / 2."""
     if first_order:
         return replace(rules, hess_unit=0.0, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
