@@ -66,15 +66,7 @@ class LocalProtocolError(TreatyError):
 
 
 class PeerError(TreatyError):
-    """Another party did, or failed to do, something; `peer` names it.
-
-    Parameters
-    ----------
-    peer : str
-        Name of the party at fault.
-    message : str
-        What happened, where, and what to do.
-    """
+    """Another party did, or failed to do, something; `peer` names it."""
 
     def __init__(self, peer: str, message: str) -> None:
         super().__init__(message)

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer
+from treaty.systems.tree_options import TreeOptions
 
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.privacy.histogram_inversion import (
-    Found,
     OpenedTree,
+    RebuiltRows,
     _keys,
     _taken_apart,
     agreement,
@@ -20,7 +21,6 @@ from treaty.privacy.histogram_inversion import (
     rebuild,
 )
 from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
-from treaty.systems.tree_options import TreeOptions
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.objectives import make_objective
@@ -68,7 +68,7 @@ def attack(x, y, **changes):
     opened = [OpenedTree(asked, tree.left) for asked, tree in zip(source.opened, forest.trees, strict=True)]
     found = invert(opened, bins.offsets)
     slots = source.codes + bins.offsets[:-1]
-    nothing = Found(found.possible[:0], found.labels[:0])
+    nothing = RebuiltRows(found.possible[:0], found.labels[:0])
     by_class = rows_by_class(slots, y, bins.offsets)
     base, got = (agreement(*rebuild(f, by_class, bins.offsets), source.codes, y) for f in (nothing, found))
     return found, slots, bins.offsets, base, got
@@ -203,7 +203,7 @@ def test_the_baseline_has_the_columns_of_each_class_and_the_true_table_agrees_wi
     codes, y = np.column_stack([rng.integers(0, [3, 5], (40, 2)), rng.permutation(40)]), rng.integers(0, 2, 40)
     offsets = np.array([0, 3, 8, 48], np.int32)
     by_class = rows_by_class(codes + offsets[:-1], y, offsets)
-    guessed, labels = rebuild(Found(np.zeros((0, 48), bool), np.zeros(0, np.int64)), by_class, offsets)
+    guessed, labels = rebuild(RebuiltRows(np.zeros((0, 48), bool), np.zeros(0, np.int64)), by_class, offsets)
     assert np.array_equal(rows_by_class(guessed + offsets[:-1], labels, offsets), by_class)
     same = agreement(codes[::-1], y[::-1], codes, y)
     assert (same.mean, same.mostly, same.labels) == (1.0, 1.0, 1.0)

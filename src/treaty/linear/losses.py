@@ -1,8 +1,8 @@
 """The logistic loss and its second-order Taylor form: values, residuals and curvatures of rows.
 
-Labels y are -1 or +1, u = w^T x are the rows' margins. With what `Loss` gives for each row, the derivatives of the mean
-loss are sums over rows: `mean_over_rows(X, residuals)` is the gradient, and of the curvatures, the Hessian's product
-with the vector s whose `X @ s` they were given.
+Labels y are -1 or +1, u = w^T x are the rows' margins. The derivatives of the mean loss are sums over rows of what
+`Loss` gives: `mean_over_rows(X, residuals)` is the gradient, and of the curvatures, the Hessian's product with the
+vector s whose `X @ s` they were given.
 
 References
 ----------
@@ -18,9 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from treaty.compute import Floats
 
 TAYLOR_RANGE = 4.0  # beyond |u| = 4 the Taylor loss rises where the logistic loss still falls or has flattened out
 TAYLOR_SHARE = 0.01
@@ -28,23 +27,12 @@ TAYLOR_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss of rows; all functions take and return float64 (n_rows,).
+    """A loss of rows; all functions take and return float64 (n_rows,)."""
 
-    Attributes
-    ----------
-    name : {"taylor", "logistic"}
-    values : callable (u, y)
-        Loss of each row.
-    residuals : callable (u, y)
-        Its derivative with respect to u: d.
-    curvatures : callable (u, x_s)
-        Its second derivative times the row's x^T s: h.
-    """
-
-    name: str
-    values: Callable[[Floats, Floats], Floats]
-    residuals: Callable[[Floats, Floats], Floats]
-    curvatures: Callable[[Floats, Floats], Floats]
+    name: str  # "taylor" or "logistic"
+    values: Callable[[Floats, Floats], Floats]  # of u, y
+    residuals: Callable[[Floats, Floats], Floats]  # of u, y: d, the derivative with respect to u
+    curvatures: Callable[[Floats, Floats], Floats]  # of u, X @ s: h, the second derivative times the row's x^T s
 
 
 def _taylor_values(u: Floats, y: Floats) -> Floats:
@@ -88,7 +76,7 @@ def mean_over_rows(X: Floats, of_rows: Floats) -> Floats:
 
 
 def beyond_taylor(u: Floats) -> str | None:
-    """Say when more than one margin in a hundred is beyond 4, where the Taylor loss is not the logistic loss."""
+    """Return a warning if over 1 % of margins are beyond 4, where the Taylor loss is not the logistic loss."""
     share = float(np.mean(np.abs(u) > TAYLOR_RANGE)) if len(u) else 0.0
     if share <= TAYLOR_SHARE:
         return None
@@ -99,7 +87,7 @@ def beyond_taylor(u: Floats) -> str | None:
 
 
 def warn_beyond_taylor(u: Floats) -> None:
-    """Warn of what `beyond_taylor` says."""
+    """Warn as `beyond_taylor` says."""
     said = beyond_taylor(u)
     if said is not None:
         warnings.warn(said, stacklevel=3)

@@ -33,7 +33,7 @@ _TURN_TIMEOUT = 60.0  # seconds a delivery waits for an earlier, broken one of t
 
 
 class _Sender:
-    """What the server remembers about one pinned peer."""
+    """The server's state of one pinned peer."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()  # held during a delivery: one at a time and sender
@@ -43,38 +43,11 @@ class _Sender:
 
 
 class Server:
-    """Takes frames of pinned peers into an inbox; starts listening at once.
+    """Takes frames of pinned peers into an inbox; starts listening at once, at `address` with the actual port.
 
-    Parameters
-    ----------
-    name : str
-        The party.
-    address : str
-        ``host:port`` to listen at; port 0 lets the system choose.
-    identity : Identity
-        The party's key and certificate.
-    pinned : mapping of str to x509.Certificate
-        The peers' certificates by name.
-    inbox : Inbox
-        Where arrivals and a peer's offences go.
-    max_message_bytes : int
-        Largest frame accepted, and largest number of bytes one peer may have unread here.
-    keepalive_time : float
-        Seconds of silence after which a caller is pinged.
-
-    Attributes
-    ----------
-    address : str
-        Where it listens, with the actual port.
-    incarnation : bytes
-        16 random bytes.
-    callers : set of str
-        The peers that have dialled us.
-
-    Raises
-    ------
-    ConfigError
-        When the address cannot be listened at.
+    Arrivals and offences of peers go to the inbox. `max_message_bytes` is the largest frame accepted, and the most one
+    peer may have unread here; a caller is pinged after `keepalive_time` seconds of silence. `incarnation` are 16
+    random bytes, `callers` the peers that have dialled us. Raises ConfigError when the address cannot be listened at.
     """
 
     def __init__(
@@ -135,7 +108,7 @@ class Server:
         self._server.start()
 
     def mark_read(self, sender: str, nbytes: int) -> None:
-        """Note that a frame has left the inbox."""
+        """Record that a frame has left the inbox."""
         with self._lock:
             self._senders[sender].unread -= nbytes
 
@@ -178,7 +151,7 @@ class Server:
         return self._take(parcel.announcement, [parcel.frame], context)
 
     def _take(self, announced: Announcement, pieces: Iterable[Frame], context: Any) -> bytes:
-        """Take one frame in. A frame already taken in (a resend after a lost answer) is dropped by its number."""
+        """Take one frame in; one already taken in (a resend after a lost answer) is dropped by its number."""
         peer = self._authenticate(announced.introduction, context)
         sender = self._senders[peer]
         if not sender.turn.acquire(timeout=_TURN_TIMEOUT):
@@ -198,7 +171,7 @@ class Server:
         return b""
 
     def _authenticate(self, introduction: Introduction, context: Any) -> str:
-        """Hold the name claimed against the certificate presented; return the name."""
+        """Compare the name claimed with the certificate presented; return the name."""
         pem = context.auth_context()["x509_pem_cert"][0]
         owner = self._owner_by_pem.get(pem)
         if owner is None:  # parsed once, not for every message
@@ -248,7 +221,7 @@ class Server:
             )
 
     def _offence(self, peer: str, code: Any, text: str, context: Any) -> NoReturn:
-        """Report what an authenticated peer did wrong at both sides."""
+        """Report at both sides what an authenticated peer did wrong."""
         self._inbox.put(PeerProtocolError(peer, text))
         context.abort(code, text)
         raise AssertionError("abort raises")
@@ -285,9 +258,9 @@ def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
 
 
 class _DaemonThreads(futures.Executor):
-    """Runs calls in daemon threads, of which there are as many as calls were ever under way at once.
+    """Runs calls in daemon threads, as many as calls were ever under way at once.
 
-    No call waits for another, and one lying open does not keep the process from ending.
+    No call waits for another, and an open one does not keep the process from ending.
     """
 
     def __init__(self) -> None:
@@ -309,7 +282,7 @@ class _DaemonThreads(futures.Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let each thread end when it is idle; nothing may be submitted any more."""
+        """End each thread when it is idle; nothing may be submitted afterwards."""
         self._tasks.put(None)
 
     def _work(self) -> None:

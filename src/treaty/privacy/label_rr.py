@@ -1,8 +1,8 @@
 """Randomised response on labels: every label is randomised once, and whatever is computed from them costs no more.
 
-A label of K classes is kept with probability p = e^epsilon / (e^epsilon + K - 1) and becomes each other class with
-r = 1 / (e^epsilon + K - 1). All trees of all jobs together cost `epsilon`, as long as the labels are never drawn again:
-`stored_noisy_labels` sees to that. The objective debiases them (`treaty.trees.objectives.FixedPointLoss.debiasing`).
+A label of K classes is kept with probability p = e^epsilon / (e^epsilon + K - 1) and becomes each other class with r =
+1 / (e^epsilon + K - 1). All trees of all jobs together cost `epsilon`, as long as the labels are never drawn again:
+`stored_noisy_labels` ensures that. The objective debiases them (`treaty.trees.objectives.FixedPointLoss.debiasing`).
 
 References
 ----------
@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.errors import ConfigError, DataError
 
 FORMAT = "treaty-noisy-labels 1"
@@ -32,41 +33,14 @@ Randomness = Callable[[int], bytes]
 
 
 def randomise_labels(
-    y: NDArray[np.integer] | NDArray[np.floating],
-    n_classes: int,
-    epsilon: float,
-    randomness: Randomness | None = None,
-) -> NDArray[np.int64]:
-    """Send labels through K-ary randomised response.
+    y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float, randomness: Randomness | None = None
+) -> Integers:
+    """Send class numbers (n_rows,) below `n_classes` (K >= 2) through K-ary randomised response, `epsilon` per label.
 
-    Parameters
-    ----------
-    y : integers, or whole numbers as floats (n_rows,)
-        Class numbers below `n_classes`.
-    n_classes : int
-        K, at least 2.
-    epsilon : float
-        Per label, above 0.
-    randomness : callable, optional
-        Default: the operating system's generator.
-
-    Returns
-    -------
-    int64 (n_rows,)
-        Noisy class numbers.
-
-    Raises
-    ------
-    ConfigError
-        When `epsilon` is not a finite number above 0, or there are fewer than two classes.
-    DataError
-        When a label is not a class number.
-
-    Notes
-    -----
     64-bit random integers are compared with the probability of a change, rounded up to a multiple of 2^-64: no label
     costs more than `epsilon` (Mironov's attack on floating-point noise finds nothing here). From epsilon 44 on the
-    rounding shows: a label changes with 2^-64 at least.
+    rounding shows: a label changes with 2^-64 at least. Raises ConfigError unless `epsilon` is finite and above 0 and
+    there are two classes, DataError for a label that is no class number.
     """
     noisy = _class_numbers(y, n_classes, epsilon)
     draw = os.urandom if randomness is None else randomness
@@ -80,32 +54,13 @@ def randomise_labels(
 
 
 def stored_noisy_labels(
-    path: str | os.PathLike[str],
-    y: NDArray[np.integer] | NDArray[np.floating],
-    n_classes: int,
-    epsilon: float,
-) -> NDArray[np.int64]:
+    path: str | os.PathLike[str], y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float
+) -> Integers:
     """Return the noisy labels kept in a file, drawing them when there is no such file yet.
 
-    Parameters
-    ----------
-    path : path
-        Keep it as long as the labels are in use: labels drawn twice cost `epsilon` twice. Readable by its owner alone.
-    y, n_classes, epsilon
-        As in `randomise_labels`.
-
-    Returns
-    -------
-    int64 (n_rows,)
-        The same in every call with this file.
-
-    Raises
-    ------
-    ConfigError
-        When the file belongs to other labels, another order of rows, another epsilon or number of classes, is damaged,
-        or cannot be read or written. It is never replaced.
-    DataError
-        When a label is not a class number.
+    Keep the file, readable by its owner alone, as long as the labels are in use: labels drawn twice cost `epsilon`
+    twice. Raises ConfigError when it belongs to other labels, another order of rows, another epsilon or number of
+    classes, is damaged, or cannot be read or written; it is never replaced. Otherwise as `randomise_labels`.
     """
     labels, path = _class_numbers(y, n_classes, epsilon), Path(path)
     digest = _digest(labels, n_classes, epsilon)
@@ -121,7 +76,7 @@ def stored_noisy_labels(
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is written; `digest` binds the noisy labels to the true ones."""
+    """The file's content; `digest` binds the noisy labels to the true ones."""
 
     format: str
     n_classes: int
@@ -130,7 +85,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: bytes
 
 
-def _read(data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, epsilon: float) -> NDArray[np.int64]:
+def _read(data: bytes, path: Path, labels: Integers, n_classes: int, epsilon: float) -> Integers:
     try:
         kept = msgspec.msgpack.decode(data, type=_File)
     except msgspec.MsgspecError as error:
@@ -155,7 +110,7 @@ def _read(data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, ep
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a file that is whole from its first moment, readable by its owner alone; one written meanwhile stays."""
+    """Write a file, for its owner alone, that is complete from its first moment; one written meanwhile stays."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # readable by its owner alone
     try:
         with os.fdopen(handle, "wb") as file:
@@ -169,12 +124,12 @@ def write_new(path: Path, content: bytes) -> None:
         Path(temporary).unlink()
 
 
-def _digest(labels: NDArray[np.int64], n_classes: int, epsilon: float) -> bytes:
-    """SHA-256 of epsilon, K and the labels in their order."""
+def _digest(labels: Integers, n_classes: int, epsilon: float) -> bytes:
+    """Return SHA-256 of epsilon, K and the labels in their order."""
     return hashlib.sha256(struct.pack("<dq", epsilon, n_classes) + labels.astype("<i8").tobytes()).digest()
 
 
-def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float) -> NDArray[np.int64]:
+def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float) -> Integers:
     if not 0.0 < epsilon < math.inf:
         raise ConfigError(f"expected a finite epsilon above 0, got {epsilon}")
     if n_classes < 2:
@@ -189,7 +144,7 @@ def uniform64(draw: Randomness, count: int) -> NDArray[np.uint64]:
     return np.frombuffer(draw(8 * count), np.uint64)
 
 
-def uniform_below(draw: Randomness, bound: int, count: int) -> NDArray[np.int64]:
+def uniform_below(draw: Randomness, bound: int, count: int) -> Integers:
     """Return uniform integers in [0, bound): 64-bit ones above the last whole multiple of bound are drawn again."""
     last = np.uint64(2**64 - 1 - 2**64 % bound)
     values = uniform64(draw, count).copy()

@@ -10,16 +10,12 @@ from typing import Any, ClassVar, get_args
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.compute import kernel, share
+from treaty.compute import Floats, Integers, kernel, share
 from treaty.errors import ConfigError
 
 BLOCK = 1 << 14  # rows whose intermediate values stay in the cache
 LEAST_EPSILON = 2.0**-20  # below it labels are coin tosses, and debiasing them only costs bits of the fixed point
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):

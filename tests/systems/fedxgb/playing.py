@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
+from treaty.systems.tree_options import TreeOptions, tree_options
 
 from systems.federboost_horizontal.playing import dealt
 from treaty.data.table import Schema
@@ -32,7 +33,6 @@ from treaty.systems.fedxgb.user import user
 from treaty.systems.fedxgb.user_sums import Leaves, UserSums
 from treaty.systems.horizontal.members import Vouching
 from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import TreeOptions, tree_options
 
 STAGES = ("call", "setup", "shared", "masked", "prediction")
 PATIENCE = 20.0  # seconds: what must not be waited for in full

@@ -9,6 +9,7 @@ import pytest
 import xgboost
 from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
+from treaty.systems.tree_options import tree_options
 from typer.testing import CliRunner
 
 import treaty
@@ -20,7 +21,6 @@ from treaty.models.checkpoints import checkpoint_file, load_checkpoint
 from treaty.models.trees import forest_of
 from treaty.runs.crowds import Layout, dropouts
 from treaty.systems.disclosures import crowd_disclosures
-from treaty.systems.tree_options import tree_options
 from treaty.trees.ensemble import join_splits
 from treaty.trees.slots import VALUE_BITS, SlotTree
 

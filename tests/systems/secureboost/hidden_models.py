@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
+from treaty.systems.tree_options import tree_options
 
 from systems.federboost_horizontal.playing import pooled_on
 from tables import real_table, with_categories, with_gaps
@@ -22,7 +23,6 @@ from treaty.systems.fedxgb.secpred.routing import layout_of
 from treaty.systems.fedxgb.secpred.shares import Comparison
 from treaty.systems.horizontal.quantiles import pack_bins
 from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import tree_options
 from treaty.trees.slots import VALUE_BITS
 
 USERS = ["ann", "ben", "cat"]

@@ -11,7 +11,7 @@ from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.runs.threads import play
-from treaty.systems.vertical.active import Keep, Kept
+from treaty.systems.pooled.rounds import Keep, Kept
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, tree_table
 from treaty.systems.vertical.decisions import DecideRequest, Finish
 from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeEnd, TreeStart

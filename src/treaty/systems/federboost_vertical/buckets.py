@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
-from treaty.privacy.bucket_rr import BucketLedger, Column, Spent
+from treaty.privacy.bucket_rr import BucketCost, BucketLedger, Column
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def noisy_buckets(
     ledger: BucketLedger,
     row_numbers: NDArray[np.int64],
     job: str,
-) -> tuple[Buckets, Spent]:
+) -> tuple[Buckets, BucketCost]:
     """Randomise buckets uint8 (n_rows, n_columns) by each column's epsilon, and enter the cost in the ledger."""
     schema = bins.schema
     missing = (codes == bins.n_bins).any(axis=0)

@@ -50,9 +50,10 @@ from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
 from treaty.privacy.bucket_rr import BucketLedger, chances, unbiased
 from treaty.systems.federboost_vertical.buckets import Buckets, noisy_buckets, unpack_buckets
+from treaty.systems.pooled.rounds import Keep, Kept
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
-from treaty.systems.vertical.active import Keep, Kept, Start, agree_on_terms, finish, grow, open_training
+from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.decisions import Finish, RecordCount
 from treaty.systems.vertical.order import Order, Table, between_trees

@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from treaty.compute import concurrently, pieces
-from treaty.crypto.additive.okamoto_uchiyama import PublicKey, Randomiser
+from treaty.crypto.additive.okamoto_uchiyama import PublicKey
+from treaty.crypto.additive.randomiser import Randomiser
 from treaty.errors import CryptoError
 from treaty.systems.secureboost.hidden_terms import FIELD_BITS, NO_GAIN
 

@@ -39,6 +39,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     cast=cast_by_column,
     disclosures=disclosures,
+    lossless=True,
     has_model=frozenset({"active", "passive"}),
     predict={"active": predict, "passive": follow_prediction},
     explain={"active": explain_active, "passive": explain_passive},

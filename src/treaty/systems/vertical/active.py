@@ -20,6 +20,7 @@ import msgspec
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
+from treaty.systems.pooled.rounds import Keep, Kept
 from treaty.systems.pooled.training import Training, begin
 from treaty.systems.system import Seat
 from treaty.systems.vertical.decisions import Finish, decided_by_all
@@ -37,16 +38,6 @@ class Start(Message):
     model_id: str
     resumed: bool
     records: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class Keep(Message):
-    """A round is finished: write a checkpoint. Tells how many rounds there are."""
-
-    rounds: int
-
-
-class Kept(Message):
-    """The checkpoint is written, where the party keeps one."""
 
 
 def agree_on_terms(seat: Seat) -> None:

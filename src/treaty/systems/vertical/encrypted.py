@@ -207,7 +207,7 @@ def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: Mak
         server = make_server(
             setup.encryption, payload, codes, bins.offsets, threads=seat.threads,
             insecure_test_key_bits=options.insecure_test_key_bits, rerandomise=options.rerandomise,
-            names=table.schema.names, store=store, progress=seat.steps("hints"),
+            names=table.schema.names, store=store,
             blind=options.hides_nodes(setup.encryption),
         )  # fmt: skip
     owner = SplitOwner(lead, codes, bins, follower.part.splits)
@@ -231,7 +231,7 @@ def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: Mak
     with closing(server):  # an aborted job gives back what it reserved of the ledger, too
         if isinstance(server, LatticeSumsServer):
             follow_seed(party, server)
-        send_hint(party, server.hint())
+        send_hint(party, server.hint(seat.steps("hints")))
         return follower.follow(
             Order(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees"),
             {

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treaty.messaging.messages import Message
-from treaty.systems.vertical.active import Keep
+from treaty.systems.pooled.rounds import Keep
 from treaty.systems.vertical.decisions import DecideRequest, Finish
 
 Table = Mapping[str, Mapping[type[Message], str | tuple[str, str]]]

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from treaty.systems.tree_options import tree_options
 
 from systems.fedxgb.playing import (
     Crowded,
@@ -33,7 +34,6 @@ from treaty.systems.fedxgb.paper.routing import (
 )
 from treaty.systems.fedxgb.server import Values
 from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import tree_options
 
 USERS = 9
 

@@ -8,8 +8,9 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 import pytest
+from treaty.systems.tree_options import tree_options
 
-from crypto.vectors.dealer_attacks import leaf_values_found
+from crypto.sharing.dealer_attacks import leaf_values_found
 from systems.fedxgb.playing import (
     crowd_rows,
     dying,
@@ -59,7 +60,6 @@ from treaty.systems.fedxgb.secpred.routing import (
 )
 from treaty.systems.fedxgb.secpred.shares import Exchanged
 from treaty.systems.fedxgb.server import Here
-from treaty.systems.tree_options import tree_options
 from treaty.trees.slots import VALUE_BITS
 
 ADDITIVE = {"comparison": "additive"}

@@ -46,7 +46,7 @@ from treaty.systems.fedxgboost_smm.paper.matrix_product import (
 )
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, SplitAnswer, SplitRequest
-from treaty.trees.candidates import bin_sums, split_gains, undivided, whole_numbers
+from treaty.trees.candidates import bin_sums, undivided, whole_numbers
 from treaty.trees.columns import SumsSource
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, scan
@@ -205,7 +205,7 @@ class CandidatesFinder(PaperFinder):
         best.left_totals[won] = sums[: len(won)]
         totals, of_left = level.totals[won], best.left_totals[won]
         fewest = np.minimum(of_left, totals - of_left)[:, 2].min()
-        same = np.allclose(split_gains(totals, of_left, self._rules), best.gain[won], rtol=_SAME_GAIN, atol=_SAME_GAIN)
+        same = np.allclose(self._rules.gain(totals, of_left), best.gain[won], rtol=_SAME_GAIN, atol=_SAME_GAIN)
         if not same or fewest < self._rules.min_child_samples:
             raise PeerProtocolError(
                 other.peer, f"expected left rows with the gains it named - at SplitAnswer.left from {other.peer}"
