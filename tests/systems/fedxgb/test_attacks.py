@@ -22,7 +22,7 @@ from systems.fedxgb.domain import (
     values,
     without,
 )
-from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, uniform
+from systems.fedxgb.playing import cast_with, crowd_rows, laid_out, options_of, play_crowd, seat_of, uniform
 from treaty.crypto.aggregation.aggregation_round import RoundVoid
 from treaty.crypto.aggregation.key_agreement import agree
 from treaty.crypto.aggregation.masks import add_masks, mask_key, pair_keys
@@ -30,22 +30,21 @@ from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.transcript import Transcript
-from treaty.systems.fedxgb import user as fedxgb_user
 from treaty.systems.fedxgb import user_sums as crowd_users
-from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.edge_sums import DomainSums
+from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.paper.sums import (
     KEY_BYTES,
     NUMBER_BYTES,
     InputAndShares,
     KeyShares,
     PaperDomainSums,
+    PaperUserSums,
     pairs_of,
     rebuilt,
 )
-from treaty.systems.fedxgb.server import server
 from treaty.systems.fedxgb.server_sums import Crowd
-from treaty.systems.fedxgb.user import user
+from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.fedxgb.user_sums import (
     Agreements,
     Answer,
@@ -54,6 +53,7 @@ from treaty.systems.fedxgb.user_sums import (
     MaskedInput,
     MaskKey,
     Remaining,
+    UserSums,
     server_mask,
 )
 from treaty.systems.horizontal.members import Masked
@@ -92,11 +92,14 @@ def train(mode):
     parts, _, classes = crowd_rows(users=8, rows=64)
     layout = laid_out(list(parts))
     given, opened, keys = defaultdict(list), defaultdict(list), []
-    vector, total, of_crowd = fedxgb_user._Follower.vector, DomainSums.total, Crowd.total
+    total, of_crowd = DomainSums.total, Crowd.total
 
-    def note_vector(self):
-        given[self._party.name].append(vector(self))
-        return given[self._party.name][-1]
+    def noting(give):
+        def note_vector(self, call, values, *others):
+            given[self._party.name].append(values)
+            return give(self, call, values, *others)
+
+        return note_vector
 
     def note_domain(self, number, length):
         found = total(self, number, length)
@@ -109,13 +112,14 @@ def train(mode):
         return of_crowd(self, length)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedxgb_user._Follower, "vector", note_vector)
+        for kind in (UserSums, PaperUserSums):
+            patch.setattr(kind, "give", noting(kind.give))
         patch.setattr(DomainSums, "total", note_domain)
         patch.setattr(Crowd, "total", note_crowd)
         options = options_of(expose="model", **(PAPER if mode == "paper" else {}))
         crowded = play_crowd(parts, options, classes, layout=layout, record_content=True)
     assert not crowded.failures
-    return Trained(crowded.model, crowded.transcripts, layout.domains, given, opened, keys)
+    return Trained(crowded.model, crowded.transcripts, domains(layout), given, opened, keys)
 
 
 def inputs(trained, mode):
@@ -190,15 +194,12 @@ def test_server_sees_single_domains_sums_in_paper_mode_alone(trainings, mode):
 
 @pytest.mark.parametrize("role", ["server", "edge", "user"])
 def test_paper_mode_is_refused_without_consent_and_says_what_leaks(role):
-    party: Any = SimpleNamespace(name="me")  # of which nothing is asked
-    options, common = options_of(mode="paper"), {"edges": ["e0", "e1", "e2"], "authority": "authority"}
-    roles = {
-        "server": lambda: server(party, options, None, **common, classes=None, vouching=None),
-        "edge": lambda: edge(party, options, **common, users=["u0"], server="server", vouching=None),
-        "user": lambda: user(party, None, options, **common, edge="e0", server="server", classes=None),
-    }
+    parts, _, classes = crowd_rows(users=3, rows=30)
+    party: Any = SimpleNamespace(name="p0")  # of which nothing is asked
+    cast = cast_with({"edge0": ["p0"], "edge1": ["p1"], "edge2": ["p2"]})
+    seat = seat_of(party, options_of(mode="paper"), cast, data=parts["p0"], classes=classes, alone=True)
     with pytest.raises(ConfigError, match=r"can read the histograms of each of its users.*allow_insecure=True"):
-        roles[role]()
+        SYSTEM.train[role](seat)
 
 
 # ---------------------------------------------------------------- one domain, and an edge server that does as it likes

@@ -23,7 +23,7 @@ from treaty.crypto.sharing.secret_sharing import share_length
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import M, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.authority import Offered
+from treaty.systems.fedxgb.authority import CertifiedKeys
 from treaty.systems.fedxgb.cohorts import Rules, Standing, cohort_of, select, without_some
 from treaty.systems.fedxgb.user_sums import (
     Absent,
@@ -65,7 +65,7 @@ class DomainSums:
     Parameters
     ----------
     party : Party
-    users : mapping of str to Offered
+    users : mapping of str to CertifiedKeys
         Of the domain, their keys checked.
     standings : dict of str to Standing
     rules : Rules
@@ -83,7 +83,7 @@ class DomainSums:
     def __init__(
         self,
         party: Party,
-        users: Mapping[str, Offered],
+        users: Mapping[str, CertifiedKeys],
         standings: dict[str, Standing],
         rules: Rules,
         patience: float,

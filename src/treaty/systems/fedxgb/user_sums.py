@@ -41,7 +41,7 @@ from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, M, Message
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.authority import Credentials, Offered
+from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.cohorts import permitted
 from treaty.systems.horizontal.members import Heard
 
@@ -55,7 +55,7 @@ Leaves = Callable[[int, Stage], bool]
 class Domain(Message):
     """Certified keys of all users of a domain."""
 
-    users: dict[str, Offered]
+    users: dict[str, CertifiedKeys]
     least_change: Annotated[int, msgspec.Meta(ge=3)]
 
 
@@ -182,7 +182,7 @@ class UserSums:
             When they are not certified, or the own ones are missing.
         """
         me = self._party.name
-        if me not in domain.users or domain.users[me].key != self._credentials.offered.key:
+        if me not in domain.users or domain.users[me].key != self._credentials.certified.key:
             raise PeerProtocolError(self._edge, f"expected the own keys of {me} among the users' - at Domain")
         for name, offered in domain.users.items():
             if name != me:

@@ -1,0 +1,35 @@
+"""Seats for role programs, as runners make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treaty.messaging.party import Party
+from treaty.systems.options import SystemOptions, names_of
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Cast, Seat
+
+
+def seat(
+    party: Party,
+    options: SystemOptions,
+    common: Mapping[str, Any] | BoostingOptions | None = None,
+    *,
+    active: str,
+    owners: Sequence[str],
+    roles: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> Seat:
+    """Return a party's seat; without `roles`, owners are active or passive. `fields` are the seat's own."""
+    if not isinstance(common, BoostingOptions):
+        common = BoostingOptions(**(common or {}))
+    given = {name: "active" if name == active else "passive" for name in owners} if roles is None else dict(roles)
+    cast = Cast(active, given, list(owners))
+    return Seat(party=party, options=options, common=common.checked(options), cast=cast, **fields)
+
+
+def split_options(given: Mapping[str, Any], kind: type[SystemOptions]) -> tuple[Any, dict[str, Any]]:
+    """Split options by name into a system's own, and the others: common ones, or an estimator's."""
+    own = {name: value for name, value in given.items() if name in names_of(kind)}
+    return kind(**own), {name: value for name, value in given.items() if name not in own}
