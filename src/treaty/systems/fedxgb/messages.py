@@ -81,7 +81,7 @@ Order = Mapping[str, Mapping[type[Message], str]]
 
 def user_order(options: FedXGB) -> Order:
     """Return what a user may be told by its edge server, from "begun" to "over"."""
-    sums = {Cohort: "tree", Call: "tree"}
+    sums: dict[type[Message], str] = {Cohort: "tree", Call: "tree"}
     trees: dict[str, Order] = {
         "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
         "paper": {"tree": {**sums, ShownSplits: "compared", Values: "between trees"}, "compared": {Sides: "tree"}},
@@ -98,7 +98,7 @@ def user_order(options: FedXGB) -> Order:
 
 def edge_order(options: FedXGB, *, holds_shares: bool) -> Order:
     """Return what an edge server may be told by the server, from "domain" to "over"."""
-    sums = {Sum: "tree"}
+    sums: dict[type[Message], str] = {Sum: "tree"}
     trees: dict[str, Order] = {
         "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
         "paper": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
@@ -162,7 +163,7 @@ def _answer_search(instructions: _Instructions, rows: Labelled, objective: Objec
             return told
         assert isinstance(told, Asked)
         counted = answer_probes(told, ordered, max_bin, edge, 1)
-        instructions.vector = lambda counted=counted: counted
+        instructions.vector = partial(np.asarray, counted)
     raise PeerProtocolError(edge, f"expected the bins instead of more probes - from {edge}")
 
 
