@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from treaty.privacy.ledger import DEFAULT_DELTA
 from treaty.systems.fedxgboost_ldp.noise import DEFAULT_EPSILON, DEFAULT_MECHANISM
 from treaty.systems.tree_options import SMM_PAPER_LEAKS, TreeOptions
+
 
 def disclosures(
     lead: str, others: Sequence[str], options: TreeOptions, cipher: str, dealer: str = "dealer"
@@ -204,83 +204,4 @@ def _of_noisy_gradients(lead: str, others: Sequence[str], options: TreeOptions) 
             "not covered by epsilon: when training stops early by labels of eval sets, and the order of magnitude of "
             "the largest weight or target",
         ]
-    return learned
-
-
-def horizontal_disclosures(
-    lead: str, members: Sequence[str], options: TreeOptions, spent: str = ""
-) -> dict[str, list[str]]:
-    """Say in words what each party of a training on several participants' rows learned beyond its own rows.
-
-    Parameters
-    ----------
-    lead : str
-        One of the members, or a party without data.
-    members : sequence of str
-        All participants with data, in the job's order.
-    options : TreeOptions
-    spent : str
-        Of the leader's part: how small the groups were that the search for quantiles parted, or what noise cost.
-    """
-    noisy = options.epsilon_total is not None
-    whose = "over all participants' rows" + (", and so, less its own, over the others'" if lead in members else "")
-    model = "the model, whole: all splits, their gains to three digits and all leaf values" + (
-        ""
-        if noisy
-        else ", which in the first round give away, for most leaves, how many rows of each class they have (of later "
-        "rounds and inner nodes the model has no counts)"
-    )
-    everybody = []
-    if options.fewest_rows < 20:
-        everybody.append(
-            f"leaves of as few as {options.fewest_rows} training rows (min_child_samples is below 20), so that splits "
-            "and leaf values may describe single rows"
-        )
-    if noisy:
-        everybody.append(
-            f"of any single row no more, from sums and model together, than ({options.epsilon_total:g}, "
-            f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (names of columns, their "
-            "categories and classes are told as they are)"
-        )
-    search = "how many rows lie below each point that was tried in search of quantiles"
-    if noisy:
-        search += f", noisy as well ({spent})" if spent else ", noisy as well"
-    elif spent:
-        search += f"; {spent}, whose values are known to lie between two such points"
-    learned = {
-        lead: [
-            f"sums {whose}{', under noise' if noisy else ''}: at every node of every tree, of each bin of each column "
-            "the sum of gradients, sum of hessians and number of rows; how many rows there are, in how many a column "
-            "is present and in how many it has each category",
-            search,
-            "of each participant: the names of its columns, their categories, and which classes its rows have",
-            model,
-            "with the help of all other participants but one, everything above of that one's rows alone",
-            *everybody,
-        ]
-    }
-    if not noisy:
-        learned[lead].insert(2, "how many participants have largest gradients and weights of which order of magnitude")
-    if len(members) == 2:
-        learned[lead].append(
-            f"the other participant's sums{', but for its noise' if noisy else ' exactly'}: a sum of two less its own"
-            if lead in members
-            else "sums of two participants alone: with the help of one, those of the other"
-        )
-    if options.dropout == "accept":
-        learned[lead].append(
-            "should a participant be lost and training go on without: what its sums were, by comparing those before "
-            'and after (dropout="accept")'
-        )
-    for name in members:
-        if name != lead:
-            learned[name] = [
-                model,
-                "the points that were tried in search of quantiles and the bins of all columns, and so about where "
-                "quantiles of all participants' rows lie and which categories are frequent",
-                "the names and categories of the first participant's columns, all participants' classes"
-                + ("" if noisy else ", and the order of magnitude of the largest target and weight"),
-                "which of two sibling nodes has fewer rows of all; no sum, and nothing of any other participant alone",
-                *everybody,
-            ]
     return learned

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from systems.seats import seat
 from tables import real_table
 from treaty.data.binning import Bins
 from treaty.data.table import Table, to_table
 from treaty.messaging.messages import decode_body
 from treaty.messaging.party import Party
 from treaty.models.trees import record_split
-from treaty.runs.threads import Played, play, star
-from treaty.systems.federboost_horizontal.roles import lead, participate
-from treaty.systems.horizontal.members import Vouching
-from treaty.systems.horizontal.quantiles import Agreed, unpack_bins
-from treaty.systems.pooled.training import Labelled, objective_for
-from treaty.systems.tree_options import TreeOptions, tree_options
+from treaty.runs.threads import Played, play
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.federboost_horizontal.roles import leader as leader_program
+from treaty.systems.federboost_horizontal.roles import member as member_program
+from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
+from treaty.systems.options import names_of
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.training import objective_for
+from treaty.systems.system import Cast, Labelled, Seat, star
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -25,8 +30,20 @@ from treaty.trees.ensemble import SplitTable
 PROTOCOL = "federboost-horizontal"
 
 
-def options_of(**chosen: object) -> TreeOptions:
-    return tree_options({"protocol": PROTOCOL, "n_estimators": 3, "min_child_samples": 3, **chosen})
+class Options(NamedTuple):
+    """A system's own options, and the common ones."""
+
+    own: FederBoostHorizontal
+    common: BoostingOptions
+
+
+def options_of(**chosen: Any) -> Options:
+    """Options by name, whosever they are, for a short training."""
+    given = {"n_estimators": 3, "min_child_samples": 3, **chosen}
+    own = FederBoostHorizontal(**{name: given.pop(name) for name in names_of(FederBoostHorizontal) if name in given})
+    common = BoostingOptions(**given).checked(own)
+    own.check(common)
+    return Options(own, common)
 
 
 def dealt(task: str, n_parts: int, rows: int = 400, seed: int = 0) -> tuple[dict[str, Labelled], Labelled, list | None]:
@@ -44,53 +61,70 @@ def dealt(task: str, n_parts: int, rows: int = 400, seed: int = 0) -> tuple[dict
     return parts, Labelled(Table(table.schema, [c[order] for c in table.columns], len(y)), y[order]), classes
 
 
+def cast_of(parts: Mapping[str, Labelled], leader: str = "p0") -> Cast:
+    """Everybody's role."""
+    roles = {name: "leader" if name == leader else "member" for name in (*parts, leader)}
+    return Cast(leader, roles, list(parts))
+
+
+def seat_of(
+    party: Party,
+    parts: Mapping[str, Labelled],
+    options: Options,
+    classes: list | None,
+    leader: str = "p0",
+    **fields: Any,
+) -> Seat:
+    """A participant's seat."""
+    given = {"data": parts.get(party.name), "classes": classes, "alone": False, **fields}
+    roles = cast_of(parts, leader).roles
+    return seat(party, options.own, options.common, active=leader, owners=list(parts), roles=roles, **given)
+
+
+def member(party: Party, parts: Mapping[str, Labelled], options: Options, classes: list | None, leader: str = "p0"):
+    """Play a participant other than the leader."""
+    return member_program(seat_of(party, parts, options, classes, leader))
+
+
 def train(
     parts: Mapping[str, Labelled],
-    options: TreeOptions,
+    options: Options,
     classes: list | None,
     *,
     leader: str = "p0",
     roles: Mapping[str, Callable[[Party], object]] | None = None,
     record_content: bool = False,
     timeout: float = 30.0,
-    **chosen: object,
+    **fields: Any,
 ) -> Played:
-    """Train in threads; `roles` replaces some participants' programs."""
-    names = [*parts, *([] if leader in parts else [leader])]
-    members: Sequence[str] = list(parts)
+    """Train in threads; `roles` replaces some participants' programs, `fields` are the leader's seat's."""
     programs: dict[str, Callable[[Party], object]] = {
-        name: lambda party, name=name: participate(
-            party, parts[name], options, members=members, classes=classes, vouching=Vouching()
-        )
-        for name in parts
+        name: lambda party: member(party, parts, options, classes, leader) for name in parts
     }
-    programs[leader] = lambda party: lead(
-        party, parts.get(leader), options, members=members, classes=classes, vouching=Vouching(), **chosen
-    )
+    programs[leader] = lambda party: leader_program(seat_of(party, parts, options, classes, leader, **fields))
     programs |= roles or {}
-    return play(
-        programs, star(leader, names), job="job", protocol=PROTOCOL, record_content=record_content, timeout=timeout
-    )
+    links = star(cast_of(parts, leader), options.own)
+    return play(programs, links, job="job", protocol=PROTOCOL, record_content=record_content, timeout=timeout)
 
 
-def bins_told(played: Played, name: str, schema) -> tuple[Bins, Agreed]:
+def bins_told(played: Played, name: str, schema) -> tuple[Bins, CommonBins]:
     """Return the bins that a participant was told."""
-    (entry,) = [e for e in played.transcripts[name].entries if e.step == "Agreed" and e.direction == "received"]
-    agreed = decode_body(entry.content, Agreed, peer="p0")
-    return unpack_bins(agreed, schema, 255, "p0"), agreed
+    (entry,) = [e for e in played.transcripts[name].entries if e.step == "CommonBins" and e.direction == "received"]
+    told = decode_body(entry.content, CommonBins, peer="p0")
+    return unpack_bins(told, schema, 255, "p0"), told
 
 
-def pooled_on(bins: Bins, rows: Labelled, options: TreeOptions, classes: list | None, objective=None):
+def pooled_on(bins: Bins, rows: Labelled, options: Options, classes: list | None, objective=None):
     """Grow the plain grower's trees on all rows and the same bins; return forest and splits."""
-    objective = objective or objective_for(rows, classes, options)
+    objective = objective or objective_for(rows, classes, options.own, options.common)
     splits, forest = SplitTable(), Forest(objective, ("pooled",), classes)
     categorical = bins.schema.categorical
     source = ColumnSource(
         bins.transform(rows.table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left)
     )
-    rules = options.rules(objective)
+    rules = options.common.rules(objective)
     boost(
         SumsFinder([source], rows.table.n_rows, rules), rows.y, rows.weight, forest, rules,
-        options.plan(len(categorical)),
+        options.common.plan(len(categorical)),
     )  # fmt: skip
     return forest, splits

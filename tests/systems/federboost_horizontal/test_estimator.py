@@ -15,6 +15,7 @@ import pytest
 import xgboost
 from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
+from treaty.systems.tree_options import tree_options
 
 import treaty
 from runs.test_resume import Interrupted
@@ -30,7 +31,6 @@ from treaty.systems.federboost_horizontal import search as horizontal_search
 from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember
 from treaty.systems.horizontal.rows import common_rows
 from treaty.systems.pooled.training import Labelled, objective_for
-from treaty.systems.tree_options import tree_options
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable

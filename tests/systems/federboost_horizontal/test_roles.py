@@ -7,6 +7,7 @@ import itertools
 import threading
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from systems.federboost_horizontal.playing import bins_told, dealt, options_of, pooled_on, train
+from systems.federboost_horizontal.playing import bins_told, dealt, member, options_of, pooled_on, train
 from treaty.crypto.aggregation.aggregation_round import RoundVoid
 from treaty.data.binning import fit_bins
 from treaty.data.quantile_search import QuantileSearch, sorted_keys
@@ -23,21 +24,22 @@ from treaty.messaging.certificates import make_identity
 from treaty.messaging.messages import Array, decode_body
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
-from treaty.models.trees import predict_pooled
+from treaty.models.trees import ModelPart, predict_pooled
 from treaty.systems.federboost_horizontal.noise import plan_noise
-from treaty.systems.federboost_horizontal.roles import participate
-from treaty.systems.federboost_horizontal.trees import Step, TreeMember
+from treaty.systems.federboost_horizontal.trees import OwnRows, TreeMember, TreeStep
 from treaty.systems.horizontal import members as masked_members
-from treaty.systems.horizontal.members import Heard, Keys, Masked, Member, Roster, Vouching
+from treaty.systems.horizontal.masked_sums import MaskedInput
+from treaty.systems.horizontal.members import MaskKeyPairs, Member, Roster, SumRules, ToldDigest
 from treaty.systems.horizontal.quantiles import (
-    Asked,
+    ProbeRequest,
     agreed_objective,
     answer_probes,
     pack_bins,
     unpack_bins,
 )
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.vertical.active import Keep
+from treaty.systems.pooled.rounds import Keep
+from treaty.systems.system import Vouching
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import make_objective
@@ -105,11 +107,13 @@ def test_one_sum_per_level_and_vectors_of_public_length():
     parts, _, classes = dealt("multiclass", 3)
     options = options_of(max_depth=2)
     played = train(parts, options, classes, record_content=True)
-    received = [e for e in played.transcripts["p0"].entries if e.direction == "received" and e.step == "Masked"]
+    received = [e for e in played.transcripts["p0"].entries if e.direction == "received" and e.step == "MaskedInput"]
     searched = sum(
-        e.step == "Asked" and e.direction == "sent" and e.peer == "p1" for e in played.transcripts["p0"].entries
+        e.step == "ProbeRequest" and e.direction == "sent" and e.peer == "p1" for e in played.transcripts["p0"].entries
     )
-    assert sum(e.peer == "p1" for e in received) == 1 + searched + options.n_estimators * options.max_depth
+    assert (
+        sum(e.peer == "p1" for e in received) == 1 + searched + options.common.n_estimators * options.common.max_depth
+    )
     sizes = {name: [e.nbytes for e in received if e.peer == name] for name in ("p1", "p2")}
     assert sizes["p1"] == sizes["p2"]
 
@@ -119,9 +123,9 @@ def test_one_sum_per_level_and_vectors_of_public_length():
 
 def masked_vectors(played, leader="p0"):
     return [
-        np.frombuffer(decode_body(e.content, Masked, peer=e.peer).values.data, np.uint64)
+        np.frombuffer(decode_body(e.content, MaskedInput, peer=e.peer).values.data, np.uint64)
         for e in played.transcripts[leader].entries
-        if e.direction == "received" and e.step == "Masked"
+        if e.direction == "received" and e.step == "MaskedInput"
     ]
 
 
@@ -156,7 +160,18 @@ def test_participants_see_the_model_and_no_sums():
     parts, _, classes = dealt("binary", 3)
     played = train(parts, options_of(), classes)
     received = {e.step for e in played.transcripts["p1"].entries if e.direction == "received"}
-    assert received == {"Terms", "Verdict", "Begin", "Roster", "Keys", "Count", "Asked", "Agreed", "Step", "End"}
+    assert received == {
+        "Terms",
+        "Verdict",
+        "ModelBegin",
+        "Roster",
+        "MaskKeyPairs",
+        "Count",
+        "ProbeRequest",
+        "CommonBins",
+        "TreeStep",
+        "ModelEnd",
+    }
     assert {e.peer for e in played.transcripts["p1"].entries} == {"p0"}
 
 
@@ -165,9 +180,9 @@ def test_no_interval_of_few_rows_is_probed():
     least = 25
     played = train(parts, options_of(min_child_samples=least), classes, record_content=True)
     asked = [
-        decode_body(e.content, Asked, peer="p0")
+        decode_body(e.content, ProbeRequest, peer="p0")
         for e in played.transcripts["p1"].entries
-        if e.direction == "received" and e.step == "Asked"
+        if e.direction == "received" and e.step == "ProbeRequest"
     ]
     ordered = sorted_keys(whole.table.columns)
     opened = [{0: 0, 1 << 32: len(keys)} for keys in ordered]  # by feature: keys, rows below
@@ -189,14 +204,20 @@ def test_no_interval_of_few_rows_is_probed():
 
 def members_told(told):
     """Members of a cohort of three of whom each was told what `told` says, ready to mask."""
-    made = {name: Member(name, "job", Vouching(), Heard(b"begun")) for name in told}
-    roster = Roster({n: m.introduced.key for n, m in made.items()}, dict.fromkeys(made, b""))
-    keys = Keys({n: m.advertise(roster, False, False, "p0", "test") for n, m in made.items()})
-    for name, member in made.items():
-        member.agree(keys)
+    made = {name: member_of(name, b"begun") for name in told}
+    roster = Roster({n: m.key.key for n, m in made.items()}, dict.fromkeys(made, b""))
+    pairs = MaskKeyPairs({n: m.advertise(roster, "p0") for n, m in made.items()})
+    for name, one in made.items():
+        one.agree(pairs)
         for message in told[name]:
-            member.heard.hear(message)
+            one.told.hear(message)
     return made
+
+
+def member_of(name, begun=b"", vouching=None, job="job"):
+    """A member of sums, of no party in particular."""
+    party = SimpleNamespace(name=name, job=job, protocol="test")
+    return Member(party, vouching or Vouching(), ToldDigest(begun), SumRules())
 
 
 def test_masks_cancel_only_between_members_that_were_told_the_same():
@@ -204,7 +225,7 @@ def test_masks_cancel_only_between_members_that_were_told_the_same():
     values = np.arange(500)
     for others, cancel in (([Keep(1)], True), ([Keep(2)], False), ([], False), ([Keep(1), Keep(1)], False)):
         made = members_told({"p0": [Keep(1)], "p1": [Keep(1)], "p2": others})
-        total = sum(member.masked(values) for member in made.values())
+        total = sum(one.masked(values) for one in made.values())
         assert np.array_equal(total, 3 * values.astype(np.uint64)) is cancel
         assert cancel or looks_uniform([total])
 
@@ -212,7 +233,7 @@ def test_masks_cancel_only_between_members_that_were_told_the_same():
 def test_every_message_to_all_counts_in_masks(monkeypatch):
     """A leader that tells one participant another split, or other probes, opens nothing."""
     parts, _, classes = dealt("binary", 3)
-    for kind, field in ((Step, "left_bins"), (Asked, "keys")):
+    for kind, field in ((TreeStep, "left_bins"), (ProbeRequest, "keys")):
 
         def lie(self, message, kind=kind, field=field):
             honest = dict.fromkeys(self._others(), message)
@@ -221,7 +242,7 @@ def test_every_message_to_all_counts_in_masks(monkeypatch):
                 other = np.array(np.frombuffer(array.data, array.dtype).reshape(array.shape))
                 other.reshape(-1)[0] ^= 1
                 honest["p1"] = msgspec.structs.replace(message, **{field: Array.of(other)})
-            self._send(honest)
+            self.send(honest)
 
         opened = []
         total = Collector.total
@@ -282,46 +303,40 @@ def test_an_honest_search_never_asks_more_than_members_allow_and_noise_counts(ma
     ordered, search = sorted_keys(columns), QuantileSearch(2, max_bin, least_rows=1)
     search.present(np.array([200, 200]))
     while (probes := search.probes()) is not None:
-        message = Asked(Array.of(probes.keys), Array.of(probes.offsets))
+        message = ProbeRequest(Array.of(probes.keys), Array.of(probes.offsets))
         search.take(answer_probes(message, ordered, max_bin, "p0", 1))
 
 
 def test_members_refuse_probes_beyond_the_search():
     ordered = sorted_keys([np.arange(9, dtype=np.float32)])
     for keys in (np.arange(9), np.array([4, 3]), np.array([4, 4])):
-        message = Asked(Array.of(keys.astype(np.uint32)), Array.of(np.array([0, len(keys)], np.int32)))
+        message = ProbeRequest(Array.of(keys.astype(np.uint32)), Array.of(np.array([0, len(keys)], np.int32)))
         with pytest.raises(PeerProtocolError, match="at most 8 ascending probes"):
             answer_probes(message, ordered, 4, "p0", 1)
 
 
 def test_whoever_was_lost_is_not_let_in_again():
     """Else two attempts at one sum, with and without a member, would differ by its vector."""
-    member = members_told({"p0": [], "p1": [], "p2": []})["p0"]
-    member.without_lost(["p1", "p2"], "p0")
-    member.without_lost(["p1"], "p0")
+    one = members_told({"p0": [], "p1": [], "p2": []})["p0"]
+    one.without_lost(["p1", "p2"], "p0")
+    one.without_lost(["p1"], "p0")
     with pytest.raises(PeerProtocolError, match="lost before"):
-        member.without_lost(["p1", "p2"], "p0")
+        one.without_lost(["p1", "p2"], "p0")
 
 
 def test_rosters_of_others_and_keys_nobody_vouches_for_are_refused():
     identities = {name: make_identity(name) for name in ("p0", "p1", "p2")}
     pinned = {name: one.certificate for name, one in identities.items()}
-    made = {name: Member(name, "job", Vouching(one, pinned), Heard(b"")) for name, one in identities.items()}
-    honest = Roster({n: m.introduced.key for n, m in made.items()}, {n: m.introduced.vouched for n, m in made.items()})
-    made["p1"].advertise(honest, False, False, "p0", "test")
-    between = Member("p2", "job", Vouching(identities["p0"], pinned), Heard(b"")).introduced
+    made = {name: member_of(name, vouching=Vouching(one, pinned)) for name, one in identities.items()}
+    honest = Roster({n: m.key.key for n, m in made.items()}, {n: m.key.vouched for n, m in made.items()})
+    made["p1"].advertise(honest, "p0")
+    between = member_of("p2", vouching=Vouching(identities["p0"], pinned)).key
     replaced = Roster({**honest.keys, "p2": between.key}, {**honest.vouched, "p2": between.vouched})
     with pytest.raises(PeerProtocolError, match="p2 signed with the key of its certificate"):
-        made["p1"].advertise(replaced, False, False, "p0", "test")
-    older = Member("p2", "another job", Vouching(identities["p2"], pinned), Heard(b"")).introduced
+        made["p1"].advertise(replaced, "p0")
+    older = member_of("p2", vouching=Vouching(identities["p2"], pinned), job="another job").key
     with pytest.raises(PeerProtocolError, match="p2 signed"):
-        made["p1"].advertise(
-            Roster({**honest.keys, "p2": older.key}, {**honest.vouched, "p2": older.vouched}),
-            False,
-            False,
-            "p0",
-            "test",
-        )
+        made["p1"].advertise(Roster({**honest.keys, "p2": older.key}, {**honest.vouched, "p2": older.vouched}), "p0")
 
 
 # ---------------------------------------------------------------- too few, and noise
@@ -341,7 +356,7 @@ def test_noise_is_larger_for_less_epsilon_and_scaled_to_what_a_row_changes():
     _, whole, classes = dealt("binary", 3)
     objective = make_objective("logistic", whole.y, None)
     plans = [
-        plan_noise(options_of(epsilon_total=epsilon), whole.table.schema, classes, members=4) for epsilon in (1.0, 8.0)
+        plan_noise(*options_of(epsilon_total=epsilon), whole.table.schema, classes, members=4) for epsilon in (1.0, 8.0)
     ]
     for one, other in (("opening",) * 2, ("search",) * 2, ("trees",) * 2):
         assert getattr(plans[0], one) > getattr(plans[1], other)
@@ -356,15 +371,15 @@ def test_leaves_and_splits_do_not_follow_noise():
     """Without it, what little hess a child seems to have goes into a leaf weight of hundreds."""
     parts, whole, classes = dealt("binary", 3)
     objective, options = make_objective("logistic", whole.y, None), options_of(epsilon_total=1.0)
-    rules = options.rules(objective)
-    noise = plan_noise(options, whole.table.schema, classes, members=3)
-    raised = noise.rules(rules, objective, options.max_bin)
-    deviation = noise.trees * 0.25 * np.sqrt(options.max_bin)
+    rules = options.common.rules(objective)
+    noise = plan_noise(*options, whole.table.schema, classes, members=3)
+    raised = noise.rules(rules, objective, options.common.max_bin)
+    deviation = noise.trees * 0.25 * np.sqrt(options.common.max_bin)
     assert raised.min_child_weight == pytest.approx(8 * deviation)
     assert raised.reg_lambda == pytest.approx(4 * deviation)
-    kept = options_of(epsilon_total=1.0, reg_lambda=1e9).rules(objective)
+    kept = options_of(epsilon_total=1.0, reg_lambda=1e9).common.rules(objective)
     assert noise.rules(kept, objective, 32).reg_lambda == 1e9
-    assert plan_noise(options_of(), whole.table.schema, classes, members=3).rules(rules, objective, 32) == rules
+    assert plan_noise(*options_of(), whole.table.schema, classes, members=3).rules(rules, objective, 32) == rules
     for part in train(parts, options, classes).results.values():
         assert max(np.abs(tree.value).max() for tree in part.forest.trees) < 2.0
 
@@ -377,7 +392,7 @@ def test_noise_is_in_every_sum(monkeypatch):
     for options, alike in ((options_of(), True), (options_of(epsilon_total=1.0), False)):
         played = train(parts, options, classes, record_content=True, leader="server")
         vectors = {
-            name: [decode_body(e.content, Masked, peer=name).values.data.tobytes() for e in entries]
+            name: [decode_body(e.content, MaskedInput, peer=name).values.data.tobytes() for e in entries]
             for name, entries in sent_masked(played, parts).items()
         }
         for one, other in zip(vectors["p0"], vectors["p1"], strict=True):
@@ -386,7 +401,7 @@ def test_noise_is_in_every_sum(monkeypatch):
 
 def sent_masked(played, parts):
     return {
-        name: [e for e in played.transcripts[name].entries if e.direction == "sent" and e.step == "Masked"]
+        name: [e for e in played.transcripts[name].entries if e.direction == "sent" and e.step == "MaskedInput"]
         for name in parts
     }
 
@@ -440,7 +455,7 @@ def dying(parts, options, classes, name, when):
             send(to, message)
 
         party.send = count
-        return participate(party, parts[name], options, members=list(parts), classes=classes, vouching=Vouching())
+        return member(party, parts, options, classes)
 
     return role
 
@@ -451,9 +466,7 @@ def survivors_of(parts, options, classes, when, **chosen):
 
     def kept(name):
         def role(party: Party) -> object:
-            ended[name] = participate(
-                party, parts[name], options, members=list(parts), classes=classes, vouching=Vouching()
-            )
+            ended[name] = member(party, parts, options, classes)
             return ended[name]
 
         return role
@@ -501,10 +514,10 @@ def test_with_consent_training_goes_on_without_one_that_falls_silent():
             send(to, message)
 
         party.send = stop_at
-        return participate(party, parts["p2"], options, members=list(parts), classes=classes, vouching=Vouching())
+        return member(party, parts, options, classes)
 
     def kept(party: Party) -> object:
-        found = participate(party, parts["p1"], options, members=list(parts), classes=classes, vouching=Vouching())
+        found = member(party, parts, options, classes)
         ended.append(found)
         over.set()
         return found
@@ -552,27 +565,28 @@ def test_steps_that_do_not_fit_are_refused(change):
     _, whole, _ = dealt("binary", 3)
     objective, bins = make_objective("logistic", whole.y, None), fit_bins(whole.table, 8)
     shard = RowShard(bins.transform(whole.table), bins.offsets, whole.y, None, objective)
-    member = TreeMember(
-        shard, bins, SplitTable(), Forest(objective, ("p1",)), lambda: [None], "p0",
-        most_rounds=3, max_depth=2, cohort=lambda: frozenset(),
-    )  # fmt: skip
+    part = ModelPart(
+        model_id="m", party="p1", schema=whole.table.schema, splits=SplitTable(), forest=Forest(objective, ("p1",))
+    )
+    own = OwnRows(part, bins, shard, lambda: [None])
+    trees = TreeMember(own, "p0", most_rounds=3, max_depth=2, cohort=lambda: frozenset())
     n = len(bins.n_bins)
     empty = {
-        **{k: np.empty(0, np.int32) for k in Step.__struct_fields__},
+        **{k: np.empty(0, np.int32) for k in TreeStep.__struct_fields__},
         "left_bins": np.empty((0, 32), np.uint8),
         "values": np.empty(0),
         "gains": np.empty(0),
     }
 
     def step(**parts):
-        return Step(**{name: Array.of(values) for name, values in {**empty, **parts}.items()})
+        return TreeStep(**{name: Array.of(values) for name, values in {**empty, **parts}.items()})
 
     zero = np.zeros(1, np.int32)
     begin = {"columns": np.arange(n, dtype=np.int32), "last_columns": np.array([n], np.int32)}
-    assert member.take(step(**begin, asked_outputs=zero, asked_nodes=zero)).shape == (3 * bins.offsets[-1] + 3,)
+    assert trees.take(step(**begin, asked_outputs=zero, asked_nodes=zero)).shape == (3 * bins.offsets[-1] + 3,)
     good = {
         "outputs": zero, "nodes": zero, "children": zero + 1, "features": zero,
         "left_bins": np.full((1, 32), 240, np.uint8), "asked_outputs": zero, "asked_nodes": zero + 1,
     }  # fmt: skip
-    with pytest.raises(PeerProtocolError, match="Step"):
-        member.take(step(**{**good, **change}))
+    with pytest.raises(PeerProtocolError, match="TreeStep"):
+        trees.take(step(**{**good, **change}))

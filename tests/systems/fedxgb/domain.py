@@ -23,7 +23,7 @@ from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.messages import TrainingEnd, UserOffer
 from treaty.systems.fedxgb.paper.sums import PaperUserSums
 from treaty.systems.fedxgb.user_sums import Call, Cohort, Domain, UserSums
-from treaty.systems.horizontal.members import Heard
+from treaty.systems.horizontal.members import ToldDigest
 
 LENGTH = 2000
 VICTIM = "u03"
@@ -78,7 +78,7 @@ def own_vector(name, number):
 
 def server_key(name, number, attempt=0):
     """The key of the mask that a user shares with the server."""
-    nonce = mask_nonce("job", "fedxgb", number, attempt, f"server {Heard(b'').digest.hex()}")
+    nonce = mask_nonce("job", "fedxgb", number, attempt, f"server {ToldDigest(b'').digest.hex()}")
     return mask_key(server_seed(name), nonce)
 
 

@@ -38,7 +38,8 @@ from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.messages import Attendance, UserOffer
 from treaty.systems.fedxgb.secpred.routing import RowShares
-from treaty.systems.fedxgb.user_sums import Agreement, Answer, MaskedInput, MaskKey, SealedShares
+from treaty.systems.fedxgb.user_sums import Agreement, MaskKey
+from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +196,7 @@ def tags_for_nobody(party, message):
 
 
 def answer_for_others(party, message):
-    return Answer({}, {})
+    return MaskShares({}, {})
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def answer_for_others(party, message):
         (SealedShares, another_message),
         (Attendance, lambda party, message: MaskKey(b"", {})),
         (Agreement, another_message),
-        (Answer, another_message),
+        (MaskShares, another_message),
     ],
 )
 def test_who_sends_what_no_user_sends_is_left_out_for_good(crowd, kind, change):
@@ -232,7 +233,7 @@ def test_malformed_frame_leaves_its_sender_out_for_good(crowd):
     [
         (SealedShares, shares_for_others),
         (Agreement, tags_for_nobody),
-        (Answer, answer_for_others),
+        (MaskShares, answer_for_others),
     ],
 )
 def test_one_user_cannot_stop_its_domain(crowd, kind, change):

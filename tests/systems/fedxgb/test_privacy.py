@@ -20,13 +20,13 @@ from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.messages import RoundStart, Splits, Values
 from treaty.systems.fedxgb.secpred.routing import RowShares, SideShares, SplitShares, ValueShares
-from treaty.systems.fedxgb.user_sums import MaskedInput
-from treaty.systems.horizontal.members import Masked, Membership
-from treaty.systems.horizontal.quantiles import Asked
+from treaty.systems.horizontal.masked_sums import MaskedInput
+from treaty.systems.horizontal.members import Membership
+from treaty.systems.horizontal.quantiles import ProbeRequest
 
 TO_USERS = {
-    "KeyCertificate", "Task", "Domain", "Cohort", "Call", "Count", "Asked", "Agreed", "RowSummary", "RoundStart",
-    "MaskKeys", "PassedShares", "Remaining", "Agreements", "TrainingEnd",
+    "KeyCertificate", "Task", "Domain", "Cohort", "Call", "Count", "ProbeRequest", "CommonBins", "RowSummary",
+    "RoundStart", "MaskKeys", "PassedShares", "Survivors", "Agreements", "TrainingEnd",
 }  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_what_edge_servers_receive_and_open_is_uniform_and_a_planted_leak_is_not
         for k in range(3):
             assert uniform(*(numbers(m.values) for m in crowded.received(f"edge{k}", MaskedInput)))
         assert uniform(*(total.view(np.uint64) for total in crowded.of_domains))
-        assert uniform(*(numbers(m.values) for m in crowded.received("server", Masked)))
+        assert uniform(*(numbers(m.values) for m in crowded.received("server", MaskedInput)))
     monkeypatch.setattr(crowd_users, "add_masks", lambda values, added, subtracted: None)  # the server's mask
     leaking = play_crowd(other, options, classes, edges=3, tolerate=["server", "edge0", "edge1", "edge2"])
     assert not uniform(*(total.view(np.uint64) for total in leaking.of_domains[:3]))
@@ -159,7 +159,7 @@ def test_what_edge_servers_receive_and_open_is_uniform_and_a_planted_leak_is_not
 def altered(told):
     """Return another probe, other columns, another way at a split."""
     match told:
-        case Asked() if told.keys.data:
+        case ProbeRequest() if told.keys.data:
             keys = numbers(told.keys).copy()
             keys[-1] ^= 1
             return msgspec.structs.replace(told, keys=Array.of(keys))
@@ -199,7 +199,7 @@ def lying(options, layout, kind, to, monkeypatch):
     return run
 
 
-LIES = pytest.mark.parametrize("kind", [Asked, RoundStart, Splits])
+LIES = pytest.mark.parametrize("kind", [ProbeRequest, RoundStart, Splits])
 
 
 @LIES

@@ -32,7 +32,8 @@ from treaty.messaging.party import Party
 from treaty.models.trees import predict_pooled, record_split
 from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.layout import domains
-from treaty.systems.fedxgb.user_sums import MaskedInput, MaskKey
+from treaty.systems.fedxgb.user_sums import MaskKey
+from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.system import Labelled
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree

@@ -1,8 +1,8 @@
 """Differential privacy of what a horizontal job opens: every member adds its share of discrete Gaussian noise to sums.
 
 Maddock, Cormode, Wang, Maple, Jha, "Federated Boosted Decision Trees with Differential Privacy", CCS 2022. The budget
-of a training is divided beforehand among its releases, all vectors that may be opened; those that are not opened in the
-end (a search or tree that ends early) are paid for all the same.
+of a training is divided beforehand among its releases, which are all vectors that may be opened. Those that are not
+opened in the end, because a search or tree ends early, are paid for all the same.
 """
 
 from __future__ import annotations
@@ -22,16 +22,11 @@ from treaty.errors import ConfigError
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.discrete_gaussian import MOST_SIGMA, noise_share
 from treaty.privacy.ledger import DEFAULT_DELTA, Entry, Ledger, cost
-from treaty.privacy.zcdp import (
-    NoiseBudget,
-    budget,
-    level_coordinates,
-    noise_for,
-    rho_for,
-)
+from treaty.privacy.zcdp import NoiseBudget, budget, level_coordinates, noise_for, rho_for
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.horizontal.quantiles import most_probes
-from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import TreeOptions
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Labelled
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
@@ -41,15 +36,10 @@ OF_OPENING, OF_SEARCH = 0.01, 0.09  # of the budget; the rest is for trees
 
 @dataclass(frozen=True, slots=True)
 class SumNoise:
-    """A training's noise, by phase; none at all without a budget.
+    """A training's noise; none without a `budget`.
 
-    Attributes
-    ----------
-    opening, search, trees : float
-        Standard deviations, in units (`treaty.privacy.zcdp`).
-    honest : int
-        Shares that noise is made of.
-    budget : NoiseBudget or None
+    `opening`, `search` and `trees` are standard deviations by phase, in units (`treaty.privacy.zcdp`); `honest` is how
+    many members' shares noise is made of.
     """
 
     opening: float = 0.0
@@ -92,15 +82,16 @@ class SumNoise:
         return values + noise_share(np.tile(sigmas, len(values) // len(sigmas)), self.honest)
 
 
-def plan_noise(options: TreeOptions, schema: Schema, classes: Sequence[Category] | None, members: int) -> SumNoise:
-    """Divide a training's budget among what it opens.
+def plan_noise(
+    options: FederBoostHorizontal,
+    common: BoostingOptions,
+    schema: Schema,
+    classes: Sequence[Category] | None,
+    members: int,
+) -> SumNoise:
+    """Divide a training's budget among what it opens; with more than two classes a round has a tree for each.
 
-    Parameters
-    ----------
-    classes : sequence or None
-        With more than two a round has a tree for each.
-    members : int
-        The leader, if it is one of them, knows its own share: noise is made by the others.
+    The leader, if it is one of the members, knows its own share, so the other members' shares alone are the noise.
 
     Raises
     ------
@@ -117,38 +108,34 @@ def plan_noise(options: TreeOptions, schema: Schema, classes: Sequence[Category]
     search = noise_for(
         OF_SEARCH * rho,
         count=SEARCH_ROUNDS,
-        coordinates=max(1, numeric * most_probes(options.max_bin)),  # a row below all probes changes every count
+        coordinates=max(1, numeric * most_probes(common.max_bin)),  # a row below all probes changes every count
         honest=honest,
     )
     # each of a round's trees is a release of its own: with several classes a row is in every one of them
     trees = noise_for(
         (1.0 - OF_OPENING - OF_SEARCH) * rho,
-        count=options.n_estimators * options.max_depth * n_outputs,
+        count=common.n_estimators * common.max_depth * n_outputs,
         coordinates=level_coordinates(n_features),
         honest=honest,
     )
-    if trees.sigma * 2.0**options.fractional_bits > MOST_SIGMA:
+    if trees.sigma * 2.0**common.fractional_bits > MOST_SIGMA:
         raise ConfigError(
             f"epsilon_total={options.epsilon_total:g} needs more noise than fits at fractional_bits="
-            f"{options.fractional_bits}; lower fractional_bits, or raise epsilon_total"
+            f"{common.fractional_bits}; lower fractional_bits, or raise epsilon_total"
         )
     spent = budget([opening, search, trees], delta)
     return SumNoise(opening.sigma, search.sigma, trees.sigma, honest, spent)
 
 
-def noise_ledger(options: TreeOptions, kept: Path | None, name: str) -> Ledger | None:
-    """Return the privacy ledger of a participant, where there is noise and a folder to keep it in."""
-    return None if kept is None or options.epsilon_total is None else Ledger(noise_folder(kept, name))
+def noise_ledger(options: FederBoostHorizontal, store: Path | None, name: str) -> Ledger | None:
+    """Return a participant's privacy ledger, where there is noise and a folder to keep it in."""
+    return None if store is None or options.epsilon_total is None else Ledger(noise_folder(store, name))
 
 
 def pay(noise: SumNoise, ledger: Ledger | None, job: str) -> str:
     """Enter a training's noise in a participant's ledger before anything is opened; return in words what was paid.
 
-    Parameters
-    ----------
-    ledger : Ledger or None
-        None where none is kept, and for a leader without rows.
-    job : str
+    `ledger` is None where none is kept, and for a leader without rows.
     """
     if noise.budget is None:
         return ""
@@ -160,13 +147,8 @@ def pay(noise: SumNoise, ledger: Ledger | None, job: str) -> str:
     return f"{noise.budget}. In the ledger: {cost(ledger.entries())}"
 
 
-def check_noise(options: TreeOptions, data: Labelled, classes: object) -> None:
-    """Refuse noise where nothing bounds a row's gradient but the rows themselves.
-
-    Raises
-    ------
-    ConfigError
-    """
+def check_noise(options: FederBoostHorizontal, data: Labelled, classes: object) -> None:
+    """Refuse noise where a gradient's bound depends on the data: in a regression, or with sample weights."""
     if options.epsilon_total is not None and (classes is None or data.weight is not None):
         raise ConfigError(
             "epsilon_total needs gradients whose bound is known beforehand: a classification without sample weights"

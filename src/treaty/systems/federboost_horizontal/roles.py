@@ -8,27 +8,28 @@ whole model, the same at all of them.
 ==================  =============  ===================================================  ===============================
 message             from -> to     content                                              protection
 ==================  =============  ===================================================  ===============================
-`Described`         member ->      names and categories of columns, classes             TLS
-`Begin`             leader -> all  those of all, model id                               TLS
-keys                both ways      see `masked_members`                                 signatures, vouching
-sums                member ->      rows, values below probes (`horizontal_bins`);        masks; noise, if asked for
+`RowsDescription`   member ->      names and categories of columns, classes             TLS
+`ModelBegin`        leader -> all  those of all, model id                               TLS
+keys                both ways      see `horizontal.members`                             signatures, vouching
+sums                member ->      rows, values below probes (`horizontal.quantiles`);  masks; noise, if asked for
                                    bin sums of grad, hess and rows of a level's nodes
-`Count`, `Asked`,   leader -> all  the search begins; probes; the bins                  TLS
-`Agreed`
-`Step`              leader -> all  splits of the last level or values of finished        TLS
+`Count`,            leader -> all  the search for bins begins; probes; the bins         TLS
+`ProbeRequest`,
+`CommonBins`
+`TreeStep`          leader -> all  splits of the last level or values of finished       TLS
                                    trees, and which nodes' sums come next
 `Keep`, `Kept`      both ways      write a checkpoint; it is written                    TLS
-`End`               leader -> all  how many rounds the model has                        TLS
+`ModelEnd`          leader -> all  how many rounds the model has                        TLS
 ==================  =============  ===================================================  ===============================
 
-One sum per level serves all nodes, features, bins and classes. Adversary: honest but curious, members and leader;
-the leader with all members but one sees that one's histograms, whatever is done. Of a node smaller than
+One sum per level serves all nodes, features, bins and classes. Adversary: honest but curious, members and leader.
+The leader with all members but one sees that one's histograms, whatever is done. Of a node smaller than
 `min_child_samples` nothing enters the model; what the leader sees of it in sums is not hidden.
 
 **Lost participants.** Masks cancel only if all vectors come. By default a lost one ends the job: checkpoints are kept,
-and it goes on when everybody is back. With ``dropout="accept"`` sums are opened over those still there, and the round's
-trees are begun anew: from the sums before and after, the leader can tell the lost one's histograms. That is why it must
-be asked for.
+and training resumes when everybody is back. With ``dropout="accept"`` sums are opened over those still there, and the
+round's trees are begun anew: from the sums before and after, the leader can tell the lost one's histograms. That is why
+it must be asked for.
 
 Deviations from the paper: masks are fresh for every vector (there, one pairwise secret serves twice); quantiles of all
 features are sought at once, tie-aware; all bounds are checked before training; exported trees say nothing of covers.
@@ -36,79 +37,71 @@ features are sought at once, tie-aware; all bounds are checked before training; 
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from treaty.data.columns import Category
+from treaty.compute import stay_on_one_core
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.agreement import Term, agree
 from treaty.messaging.messages import Message, encode_body
-from treaty.messaging.party import Party
-from treaty.models.checkpoints import ANEW, Checkpoint, Keeper
+from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
-from treaty.privacy.ledger import Ledger, model_job
-from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, pay, plan_noise
+from treaty.privacy.ledger import model_job
+from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, noise_ledger, pay, plan_noise
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.federboost_horizontal.resuming import Draws, leaders_checkpoint, members_checkpoint, resume
 from treaty.systems.federboost_horizontal.search import agree_on_bins, answer_search
-from treaty.systems.federboost_horizontal.trees import Step, TreeLeader, TreeMember
-from treaty.systems.horizontal.members import Membership, Vouching, join
-from treaty.systems.horizontal.quantiles import Agreed, agreed_objective, pack_bins, unpack_bins
+from treaty.systems.federboost_horizontal.trees import OwnRows, TreeLeader, TreeMember, TreeStep
+from treaty.systems.horizontal.members import Membership, SumRules, join
+from treaty.systems.horizontal.quantiles import CommonBins, agreed_objective, pack_bins, unpack_bins
 from treaty.systems.horizontal.rows import (
-    Begin,
-    Categories,
-    Described,
+    ModelBegin,
+    RowsDescription,
     all_classes,
     all_columns,
     checkpoint_with,
     common_rows,
     describe,
-    kept_here,
-    led,
-    own_seed,
     printed_rows,
     sampler,
     schema_of,
     shard_of,
-    taken_up,
 )
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.pooled.training import Labelled, Progress, objective_for, watched
-from treaty.systems.tree_options import TreeOptions
-from treaty.systems.vertical.active import Keep, Kept
+from treaty.systems.pooled.rounds import Keep, Kept
+from treaty.systems.pooled.training import objective_for, watched
+from treaty.systems.system import Labelled, Seat
 from treaty.trees.boosting import Forest, RoundState, run_rounds
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
-from treaty.trees.shard import RowShard
 
 logger = logging.getLogger(__name__)
 
+_FEW_CELLS = 1 << 20  # of a participant: summed in less time than it takes to say so
 
-class End(Message):
+
+class ModelEnd(Message):
     """The model is finished, and has so many rounds."""
 
     rounds: Annotated[int, msgspec.Meta(ge=0)]
 
 
-def may_be_two(options: TreeOptions) -> bool:
+def may_be_two(options: FederBoostHorizontal) -> bool:
     """Whether two participants are enough: each sees the other's histograms in the sum."""
     return options.mode == "paper" or options.epsilon_total is not None
 
 
-def check_members(options: TreeOptions, members: Sequence[str]) -> None:
-    """Refuse so few participants that a sum shows what one of them has.
-
-    Raises
-    ------
-    ConfigError
-    """
+def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None:
+    """Refuse so few participants that a sum shows what one of them has, or that none may be lost."""
     least = 2 if may_be_two(options) else 3
     if len(members) < least:
         raise ConfigError(
@@ -128,40 +121,14 @@ def check_members(options: TreeOptions, members: Sequence[str]) -> None:
 # ---------------------------------------------------------------- leader
 
 
-def lead(
-    party: Party,
-    data: Labelled | None,
-    options: TreeOptions,
-    *,
-    members: Sequence[str],
-    classes: list[Category] | None,
-    eval_sets: Sequence[Labelled] = (),
-    threads: int = 1,
-    progress: Progress | None = None,
-    keeper: Keeper | None = None,
-    vouching: Vouching,
-    ledger: Ledger | None = None,
-) -> ModelPart:
+def leader(seat: Seat) -> ModelPart:
     """Train as the leader.
 
     Parameters
     ----------
-    party : Party
-        Connected with all other participants, `party.peers`.
-    data : Labelled or None
-        Own rows; labels are numbers of `classes`. None: the leader brings no data.
-    members : sequence of str
-        All participants with data, in the job's order; the first one's columns are everybody's.
-    classes : list or None
-        Labels by class number; None for regression. A leader without data names those of its eval sets.
-    eval_sets : sequence of Labelled
-        Watched by the leader alone.
-    keeper : Keeper or None
-        Where checkpoints go, and come from.
-    vouching : Vouching
-        Whose certificates are pinned; nobody's between threads.
-    ledger : Ledger or None
-        Where noise is entered, if there is any. None: nowhere.
+    seat : Seat
+        Connected with all other participants. `data` is None where the leader brings no rows; it then names the classes
+        of its eval sets, which it alone watches. The first owner's columns are everybody's.
 
     Returns
     -------
@@ -175,247 +142,186 @@ def lead(
     CryptoError, PeerError
         When a participant is lost, or sends what the protocol does not allow.
     """
-    agree(party, _terms(options, members))
-    check_members(options, members)
-    labels, names, categories = _labels_and_columns(party, data, options, members, classes)
-    schema = schema_of(names, categories)
-    noise = plan_noise(options, schema, labels, len(members))
-    found = _found(keeper, noise)
-    model_id = secrets.token_hex(16) if found is None else found.part.model_id
-    paid = pay(noise, None if data is None else ledger, model_job(party.job, model_id))
-    begin = _begin(party, model_id, found, names, categories, labels, options.n_estimators)
-    collector = Collector(
-        party, members, vouching, _begun(options, members, begin),
-        recover=options.dropout == "accept", allow_two=may_be_two(options),
-    )  # fmt: skip
-    table = Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0)
-    rows = common_rows(data, schema, classes, labels, party.name) if data is not None else Labelled(table, np.empty(0))
-    watching = [common_rows(e, schema, classes, labels, party.name) for e in eval_sets]
-    printed = b"" if keeper is None else printed_rows([rows, *watching], labels)
+    _meet(seat)
+    begun, found = _begin(seat)
+    collector = Collector(seat.party, seat.cast.owners, seat.vouching, _told_first(seat, begun.message), begun.sums)
+    rows, watching = _leaders_rows(seat, begun)
+    printed = b"" if seat.keeper is None else printed_rows([rows, *watching], begun.message.classes)
     if found is None:
-        new = agree_on_bins(collector, rows, data is not None, schema, labels, options, noise, threads)
-        bins, part = new.bins, _without_trees(begin, schema, new.objective, party.name, paid or new.spent)
-        rng, seed = np.random.default_rng(options.random_state), own_seed(options, party.name)
+        new = agree_on_bins(seat, collector, rows, begun.message.classes, begun.noise)
+        bins, part = new.bins, _without_trees(begun, new.objective, seat.party.name, begun.paid or new.spent)
+        draws = Draws.fresh(seat)
     else:
-        kept = taken_up(found, begin.rounds or 0, options, printed, party.name)
-        assert kept.rng is not None
-        part, bins, rng, seed = kept.part, kept.bins, kept.rng, kept.seed
+        resumed = resume(seat, found, begun.message.rounds or 0, printed)
+        part, bins, draws = resumed.part, resumed.bins, resumed.draws
     assert part.forest is not None
-    forest = part.forest
-    agreed = pack_bins(bins, forest.objective)
-    collector.tell_all(agreed)
-    shard = shard_of(rows, bins, part, threads)
-    rules = noise.rules(options.rules(forest.objective), forest.objective, options.max_bin)
-    leader = TreeLeader(
-        collector, shard, data is not None, bins, part.splits, rules,
-        sampler(shard, forest, options, seed), partial(noise.on_trees, objective=forest.objective),
-        options.colsample_bytree, rng, threads,
-    )  # fmt: skip
-
-    def keep(done: int) -> None:
-        if keeper is None or not keeper.due:
-            return
-        began = time.perf_counter()
-        leader.flush()
-        collector.tell_all(Keep(done))
-        collector.hear_all(Kept)
-        progressed = RoundState(done, shard.margins.copy(), json.dumps([rng.bit_generator.state, seed]))
-        keeper.keep(lambda: checkpoint_with(part, options, printed, progressed, agreed), began)
-
-    _grow_rounds(leader, shard, part, options, watching, keep, progress, threads)
-    collector.tell_all(End(forest.rounds))
-    if noise.budget is not None and not any(np.any(tree.left >= 0) for tree in forest.trees):
+    told = pack_bins(bins, part.forest.objective)
+    collector.tell_all(told)
+    shard = shard_of(rows, bins, part, seat.threads)
+    own = OwnRows(part, bins, shard, sampler(shard, part.forest, seat.common.subsample, draws.seed))
+    _lead_rounds(seat, collector, own, begun.noise, draws, watching, told, printed)
+    collector.tell_all(ModelEnd(part.forest.rounds))
+    if begun.noise.budget is not None and not any(np.any(tree.left >= 0) for tree in part.forest.trees):
         logger.warning("no split stood out from the noise: the model has none. Raise epsilon_total or lower max_bin")
     return part
 
 
-def _labels_and_columns(
-    party: Party,
-    data: Labelled | None,
-    options: TreeOptions,
-    members: Sequence[str],
-    classes: list[Category] | None,
-) -> tuple[list[Category] | None, list[str], Categories]:
-    """Hear what classes and columns participants have; return those of all: labels, names of columns, categories."""
-    described = {name: party.receive(name, Described) for name in members if name != party.name}
+def _begin(seat: Seat) -> tuple[_Begun, Checkpoint | None]:
+    """Receive what rows participants have, pay for noise, and tell all what model begins or is resumed."""
+    party, members, data = seat.party, seat.cast.owners, seat.data
+    described = {name: party.receive(name, RowsDescription) for name in members if name != party.name}
     if data is not None:
-        described[party.name] = describe(data, classes)
-        check_noise(options, data, classes)
+        described[party.name] = describe(data, seat.classes)
+        check_noise(seat.options, data, seat.classes)
     labels = all_classes(described)
     names, categories = all_columns([described[name] for name in members])
-    return labels, names, categories
-
-
-def _found(keeper: Keeper | None, noise: SumNoise) -> Checkpoint | None:
-    """Return the leader's checkpoint to go on from, if there is one; refuse a participant's, and any under noise."""
-    found = None if keeper is None else keeper.found()
-    if found is not None and not led(found):
-        raise ConfigError(
-            f"{found.part.party}: cannot resume as the leader: its checkpoint is of a training that another party led; "
-            f"set active back to that party, or {ANEW}",
-            public="it cannot resume as the leader: another party led the training of its checkpoint",
-        )
-    if found is not None and noise.budget is not None:
-        raise ConfigError(
-            "cannot resume with epsilon_total: sums opened since the checkpoint would be opened again, at a further "
-            "cost; begin anew without these checkpoints, which costs a whole epsilon_total again"
-        )
-    return found
-
-
-def _begin(
-    party: Party,
-    model_id: str,
-    found: Checkpoint | None,
-    names: list[str],
-    categories: Categories,
-    labels: list[Category] | None,
-    n_estimators: int,
-) -> Begin:
-    """Tell all participants what model begins, or which of its rounds are kept."""
-    rounds = None if found is None else min(found.rounds, n_estimators)
-    begin = Begin(model_id, names, categories, labels, rounds)
+    schema = schema_of(names, categories)
+    noise = plan_noise(seat.options, seat.common, schema, labels, len(members))
+    found = leaders_checkpoint(seat.keeper, noisy=noise.budget is not None)
+    model_id = secrets.token_hex(16) if found is None else found.part.model_id
+    rounds = None if found is None else min(found.rounds, seat.common.n_estimators)
+    begun = _begun(seat, ModelBegin(model_id, names, categories, labels, rounds), noise)
     for peer in party.peers:
-        party.send(peer, begin)
-    return begin
+        party.send(peer, begun.message)
+    return begun, found
 
 
-def _grow_rounds(
-    leader: TreeLeader,
-    shard: RowShard,
-    part: ModelPart,
-    options: TreeOptions,
+def _leaders_rows(seat: Seat, begun: _Begun) -> tuple[Labelled, list[Labelled]]:
+    """Return own rows, none where the leader brings none, and eval sets, in everybody's columns and classes."""
+    name, schema, classes = seat.party.name, begun.schema, begun.message.classes
+    none = Labelled(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
+    rows = none if seat.data is None else common_rows(seat.data, schema, seat.classes, classes, name)
+    return rows, [common_rows(watched_rows, schema, seat.classes, classes, name) for watched_rows in seat.eval_sets]
+
+
+def _lead_rounds(
+    seat: Seat,
+    collector: Collector,
+    own: OwnRows,
+    noise: SumNoise,
+    draws: Draws,
     watching: Sequence[Labelled],
-    keep: Callable[[int], None],
-    progress: Progress | None,
-    threads: int,
+    told: CommonBins,
+    printed: bytes,
 ) -> None:
-    """Grow the rounds that are missing; `keep` is called with how many there are, after each."""
-    assert part.forest is not None
-    forest = part.forest
+    """Grow the rounds that are missing; have everybody keep a checkpoint when one is due."""
+    part, forest, common, keeper, progress = own.part, own.forest, seat.common, seat.keeper, seat.progress
+    assert draws.rng is not None
+    trees = TreeLeader(
+        collector, own, seat.data is not None,
+        noise.rules(common.rules(forest.objective), forest.objective, common.max_bin),
+        partial(noise.on_trees, objective=forest.objective), common.colsample_bytree, draws.rng, seat.threads,
+    )  # fmt: skip
 
     def after_round(done: int) -> None:
-        forest.clipped_rows = max(forest.clipped_rows, shard.clipped)
-        keep(done)
+        forest.clipped_rows = max(forest.clipped_rows, own.shard.clipped)
+        if keeper is not None and keeper.due:
+            began = time.perf_counter()
+            trees.flush()
+            collector.tell_all(Keep(done))
+            collector.hear_all(Kept)
+            kept, given = RoundState(done, own.shard.margins.copy(), draws.state), seat.given
+            keeper.keep(lambda: checkpoint_with(part, given, printed, kept, told), began)
         if progress is not None:
             progress(done, part)
 
     if progress is not None:
         progress(forest.rounds, part)
-    evals = [watched(e, part.splits, threads) for e in watching]
-    run_rounds(leader.grow, forest, after_round, options.n_estimators, evals, options.early_stopping_rounds)
-    leader.flush()
+    evals = [watched(rows, part.splits, seat.threads) for rows in watching]
+    run_rounds(trees.grow, forest, after_round, common.n_estimators, evals, common.early_stopping_rounds)
+    trees.flush()
 
 
 # ---------------------------------------------------------------- participant
 
 
-def participate(
-    party: Party,
-    data: Labelled,
-    options: TreeOptions,
-    *,
-    members: Sequence[str],
-    classes: list[Category] | None,
-    threads: int = 1,
-    progress: Progress | None = None,
-    keeper: Keeper | None = None,
-    vouching: Vouching,
-    ledger: Ledger | None = None,
-) -> ModelPart:
-    """Train as a participant other than the leader; parameters as `lead` has them.
+def member(seat: Seat) -> ModelPart:
+    """Train as a participant other than the leader.
+
+    Parameters
+    ----------
+    seat : Seat
+        Connected with the leader, with own rows.
 
     Returns
     -------
     ModelPart
         The whole model.
+
+    Raises
+    ------
+    ConfigError
+        When parties disagree on options, are too few, or there is no checkpoint of a training that the leader resumes.
+    CryptoError, PeerError
+        When the leader is lost, or sends what the protocol does not allow.
     """
-    (leader,) = party.peers
-    agree(party, _terms(options, members))
-    check_members(options, members)
-    party.send(leader, describe(data, classes))
-    begun = party.receive(leader, Begin)
-    schema = schema_of(begun.names, begun.categories)
-    rows = common_rows(data, schema, classes, begun.classes, party.name)
-    check_noise(options, rows, begun.classes)
-    if begun.rounds is not None and options.epsilon_total is not None:
+    party, lead, data, keeper = seat.party, seat.cast.active, seat.rows, seat.keeper
+    _meet(seat)
+    party.send(lead, describe(data, seat.classes))
+    message = party.receive(lead, ModelBegin)
+    schema = schema_of(message.names, message.categories)
+    rows = common_rows(data, schema, seat.classes, message.classes, party.name)
+    check_noise(seat.options, rows, message.classes)
+    if message.rounds is not None and seat.options.epsilon_total is not None:
         raise ConfigError("cannot resume with epsilon_total: sums would be opened again, at a further cost; begin anew")
-    sums = join(
-        party, leader, members, vouching, _begun(options, members, begun),
-        recover=options.dropout == "accept", allow_two=may_be_two(options),
-    )  # fmt: skip
-    noise = plan_noise(options, schema, begun.classes, len(members))
-    paid = pay(noise, ledger, model_job(party.job, begun.model_id))
-    printed = b"" if keeper is None else printed_rows([rows], begun.classes)
-    objective = objective_for(rows, begun.classes, options)
-    if begun.rounds is None:
-        agreed = answer_search(party, leader, rows, objective, noise, sums, options.max_bin, threads)
-        bins = unpack_bins(agreed, schema, options.max_bin, leader)
-        objective = agreed_objective(agreed, objective, noise=noise.budget is not None, peer=leader)
-        part = _without_trees(begun, schema, objective, party.name, paid)
-        seed = own_seed(options, party.name)
+    rules = _sum_rules(seat.options)
+    sums = join(party, lead, seat.cast.owners, seat.vouching, _told_first(seat, message), rules)
+    begun = _begun(seat, message, plan_noise(seat.options, seat.common, schema, message.classes, len(seat.cast.owners)))
+    printed = b"" if keeper is None else printed_rows([rows], message.classes)
+    if message.rounds is None:
+        objective = objective_for(rows, message.classes, seat.options, seat.common)
+        told = answer_search(seat, sums, rows, objective, begun.noise)
+        bins = unpack_bins(told, schema, seat.common.max_bin, lead)
+        objective = agreed_objective(told, objective, noise=begun.noise.budget is not None, peer=lead)
+        part, draws = _without_trees(begun, objective, party.name, begun.paid), Draws.fresh(seat)
     else:
-        agreed = party.receive(leader, Agreed)
-        found = kept_here(keeper, begun.model_id, begun.rounds)
-        kept = taken_up(found, begun.rounds, options, printed, party.name)
-        if found.bins != encode_body(agreed):
+        told = party.receive(lead, CommonBins)
+        found = members_checkpoint(keeper, message.model_id, message.rounds)
+        resumed = resume(seat, found, message.rounds, printed)
+        if found.bins != encode_body(told):
             raise PeerProtocolError(
-                leader, f"expected the bins of the checkpoint, got others - at Agreed from {leader}"
+                lead, f"expected the bins of the checkpoint, got others - at CommonBins from {lead}"
             )
-        part, bins, seed = kept.part, kept.bins, kept.seed
+        part, bins, draws = resumed.part, resumed.bins, resumed.draws
     assert part.forest is not None
-    forest = part.forest
-    sums.hear(agreed)
-    shard = shard_of(rows, bins, part, threads)
-    member = TreeMember(
-        shard, bins, part.splits, forest, sampler(shard, forest, options, seed), leader,
-        most_rounds=options.n_estimators, max_depth=options.max_depth, cohort=lambda: sums.member.there,
-    )  # fmt: skip
-
-    def keep(done: int) -> None:
-        if keeper is not None:
-            progressed = RoundState(done, shard.margins.copy(), json.dumps([None, seed]))
-            keeper.keep(lambda: checkpoint_with(part, options, printed, progressed, agreed))
-
-    _follow_rounds(party, leader, sums, member, part, noise, keep, progress)
-    forest.clipped_rows = shard.clipped
+    sums.hear(told)
+    shard = shard_of(rows, bins, part, seat.threads)
+    own = OwnRows(part, bins, shard, sampler(shard, part.forest, seat.common.subsample, draws.seed))
+    _follow_rounds(seat, sums, own, begun.noise, draws, told, printed)
+    part.forest.clipped_rows = shard.clipped
     return part
 
 
 def _follow_rounds(
-    party: Party,
-    leader: str,
-    sums: Membership,
-    member: TreeMember,
-    part: ModelPart,
-    noise: SumNoise,
-    keep: Callable[[int], None],
-    progress: Progress | None,
+    seat: Seat, sums: Membership, own: OwnRows, noise: SumNoise, draws: Draws, told: CommonBins, printed: bytes
 ) -> None:
-    """Do what the leader asks for until the model is finished; `keep` writes a checkpoint of so many rounds."""
-    assert part.forest is not None
-    forest = part.forest
+    """Do what the leader asks for until the model is finished."""
+    party, lead, common, keeper, progress = seat.party, seat.cast.active, seat.common, seat.keeper, seat.progress
+    part, forest = own.part, own.forest
+    trees = TreeMember(
+        own, lead, most_rounds=common.n_estimators, max_depth=common.max_depth, cohort=lambda: sums.member.there
+    )
     if progress is not None:
         progress(forest.rounds, part)
     while True:
-        match party.receive(leader, Step, Keep, End):
-            case Step() as step:
+        match party.receive(lead, TreeStep, Keep, ModelEnd):
+            case TreeStep() as step:
                 sums.hear(step)
                 before = forest.rounds
-                asked = member.take(step)
-                if asked is not None:
-                    sums.give(noise.on_trees(asked, forest.objective))
+                vector = trees.take(step)
+                if vector is not None:
+                    sums.give(noise.on_trees(vector, forest.objective))
                 if forest.rounds > before and progress is not None:
                     progress(forest.rounds, part)
-            case Keep() as told:
-                sums.hear(told)
-                if told.rounds != forest.rounds:
-                    raise PeerProtocolError(
-                        leader, f"expected {forest.rounds} rounds, got others - at Keep from {leader}"
-                    )
-                keep(told.rounds)
-                party.send(leader, Kept())
-            case End() as end:
+            case Keep() as keep:
+                sums.hear(keep)
+                if keep.rounds != forest.rounds:
+                    raise PeerProtocolError(lead, f"expected {forest.rounds} rounds, got others - at Keep from {lead}")
+                if keeper is not None:
+                    kept, given = RoundState(keep.rounds, own.shard.margins.copy(), draws.state), seat.given
+                    keeper.keep(partial(checkpoint_with, part, given, printed, kept, told))
+                party.send(lead, Kept())
+            case ModelEnd() as end:
                 forest.cut(end.rounds)
                 return
 
@@ -423,20 +329,52 @@ def _follow_rounds(
 # ---------------------------------------------------------------- both
 
 
-def _without_trees(begin: Begin, schema: Schema, objective: Objective, party: str, spent: str) -> ModelPart:
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A model that begins or is resumed: the leader's message, everybody's columns, noise and what was paid for it."""
+
+    message: ModelBegin
+    schema: Schema
+    noise: SumNoise
+    paid: str
+    sums: SumRules
+
+
+def _meet(seat: Seat) -> None:
+    """Compare terms with all others, and refuse too few participants."""
+    cells = 0 if seat.data is None else seat.data.table.n_rows * len(seat.data.table.columns)
+    if not seat.alone and cells < _FEW_CELLS:
+        stay_on_one_core()
+    agree(seat.party, _terms(seat))
+    check_members(seat.options, seat.cast.owners)
+
+
+def _begun(seat: Seat, message: ModelBegin, noise: SumNoise) -> _Begun:
+    """Enter the training's noise in the own ledger, before any sum is opened."""
+    name = seat.party.name
+    ledger = None if seat.data is None else noise_ledger(seat.options, seat.store, name)
+    paid = pay(noise, ledger, model_job(seat.party.job, message.model_id))
+    return _Begun(message, schema_of(message.names, message.categories), noise, paid, _sum_rules(seat.options))
+
+
+def _sum_rules(options: FederBoostHorizontal) -> SumRules:
+    return SumRules(recover=options.dropout == "accept", allow_two=may_be_two(options))
+
+
+def _without_trees(begun: _Begun, objective: Objective, party: str, spent: str) -> ModelPart:
     """Return a party's part of the model that begins."""
+    message = begun.message
     return ModelPart(
-        model_id=begin.model_id, party=party, schema=schema, splits=SplitTable(),
-        forest=Forest(objective, (party,), begin.classes), spent=spent,
+        model_id=message.model_id, party=party, schema=begun.schema, splits=SplitTable(),
+        forest=Forest(objective, (party,), message.classes), spent=spent,
     )  # fmt: skip
 
 
-def _begun(options: TreeOptions, members: Sequence[str], begin: Begin) -> bytes:
-    """Return what all were told at the beginning: masks cancel only between those with the same."""
-    return msgspec.json.encode(_terms(options, members), order="sorted") + encode_body(begin)
+def _told_first(seat: Seat, message: ModelBegin) -> bytes:
+    """Return what all were told at the beginning: masks cancel only between those told the same."""
+    return msgspec.json.encode(_terms(seat), order="sorted") + encode_body(message)
 
 
-def _terms(options: TreeOptions, members: Sequence[str]) -> Mapping[str, Term]:
+def _terms(seat: Seat) -> dict[str, Term]:
     """Return what all must agree on before anything is sent."""
-    public = {name: getattr(options, name) for name in options.__struct_fields__ if name != "random_state"}
-    return {**public, "participants": list(members)}
+    return {**seat.public_terms, "participants": list(seat.cast.owners)}

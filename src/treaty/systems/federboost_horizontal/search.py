@@ -1,4 +1,4 @@
-"""Both ends of the search for a horizontal job's bins; `horizontal_bins` says what is summed and what that shows."""
+"""Both ends of the search for a horizontal job's bins; `horizontal.quantiles` says what is summed, what that shows."""
 
 from __future__ import annotations
 
@@ -7,37 +7,29 @@ from dataclasses import dataclass
 from treaty.data.binning import Bins
 from treaty.data.columns import Category
 from treaty.data.quantile_search import sorted_keys
-from treaty.data.table import Schema
 from treaty.errors import PeerProtocolError
-from treaty.messaging.party import Party
 from treaty.systems.federboost_horizontal.noise import SEARCH_ROUNDS, SumNoise
 from treaty.systems.horizontal.members import Membership
 from treaty.systems.horizontal.quantiles import (
     MOST_ROUNDS,
-    Agreed,
-    Asked,
+    CommonBins,
     Count,
     Opening,
+    ProbeRequest,
     answer_probes,
     choose_bins,
 )
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.pooled.training import Labelled, objective_for
-from treaty.systems.tree_options import TreeOptions
+from treaty.systems.pooled.training import objective_for
+from treaty.systems.system import Labelled, Seat
 from treaty.trees.objectives import Objective
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBins:
-    """What the search found.
+    """The bins found, the loss with bounds that hold for everybody's gradients, and what was spent, in words.
 
-    Attributes
-    ----------
-    bins : Bins
-    objective : Objective
-        With the bounds of everybody's gradients.
-    spent : str
-        In words: what the search parted, or what all noise of the training costs.
+    `spent` is how small the groups were that the search parted, or what all noise of the training costs.
     """
 
     bins: Bins
@@ -46,17 +38,11 @@ class FoundBins:
 
 
 def agree_on_bins(
-    collector: Collector,
-    rows: Labelled,
-    has_rows: bool,
-    schema: Schema,
-    classes: list[Category] | None,
-    options: TreeOptions,
-    noise: SumNoise,
-    threads: int,
+    seat: Seat, collector: Collector, rows: Labelled, classes: list[Category] | None, noise: SumNoise
 ) -> FoundBins:
-    """Open how many rows there are and what bounds gradients, then search for bins, as the leader."""
-    own_objective = objective_for(rows, classes, options)
+    """Open how many rows there are and what bounds gradients, then search for bins, as the leader of `rows`."""
+    common, has_rows, schema = seat.common, seat.data is not None, rows.table.schema
+    own_objective = objective_for(rows, classes, seat.options, common)
     opening = Opening(schema, bounds=noise.budget is None)
     own = opening.of(rows.table, own_objective)
     while True:
@@ -71,11 +57,11 @@ def agree_on_bins(
             opening,
             opened,
             schema,
-            options.max_bin,
+            common.max_bin,
             own=rows.table if has_rows else None,
-            least_rows=options.fewest_rows,
+            least_rows=common.fewest_rows,
             most_rounds=_search_rounds(noise),
-            threads=threads,
+            threads=seat.threads,
         )
         if collector.summed == cohort:  # what was opened with somebody's rows does not fit what is opened without
             break
@@ -85,16 +71,7 @@ def agree_on_bins(
     return FoundBins(bins, objective, f"the search for quantiles parted groups of as few as {fewest} rows")
 
 
-def answer_search(
-    party: Party,
-    leader: str,
-    rows: Labelled,
-    objective: Objective,
-    noise: SumNoise,
-    sums: Membership,
-    max_bin: int,
-    threads: int,
-) -> Agreed:
+def answer_search(seat: Seat, sums: Membership, rows: Labelled, objective: Objective, noise: SumNoise) -> CommonBins:
     """Take part in the search for bins, until the leader tells them.
 
     Raises
@@ -102,27 +79,30 @@ def answer_search(
     PeerProtocolError
         When the leader begins anew without need, or asks for more than a search takes.
     """
+    party, leader, max_bin, threads = seat.party, seat.cast.active, seat.common.max_bin, seat.threads
     opening = Opening(rows.table.schema, bounds=noise.budget is None)
     ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
     rounds, cohort = 0, frozenset[str]()
     while True:
-        match party.receive(leader, Count, Asked, Agreed):
+        match party.receive(leader, Count, ProbeRequest, CommonBins):
             case Count() as count:
                 sums.hear(count)
                 if sums.member.there == cohort:
                     raise PeerProtocolError(
-                        leader, f"expected the search to go on, got another - at Count from {leader}"
+                        leader, f"expected one search for bins, got another - at Count from {leader}"
                     )
                 rounds, cohort = _search_rounds(noise), sums.member.there
                 sums.give(noise.on_opening(opening.of(rows.table, objective)))
-            case Asked() as asked:
+            case ProbeRequest() as asked:
                 sums.hear(asked)
                 if rounds == 0:
-                    raise PeerProtocolError(leader, f"expected the bins, got more probes - at Asked from {leader}")
+                    raise PeerProtocolError(
+                        leader, f"expected the bins, got more probes - at ProbeRequest from {leader}"
+                    )
                 rounds -= 1
                 sums.give(noise.on_search(answer_probes(asked, ordered, max_bin, leader, threads)))
-            case Agreed() as agreed:
-                return agreed
+            case CommonBins() as bins:
+                return bins
 
 
 def _search_rounds(noise: SumNoise) -> int:

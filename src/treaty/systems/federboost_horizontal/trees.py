@@ -1,8 +1,9 @@
-"""Both ends of growing trees on sums of participants' histograms; see `federboost_horizontal`."""
+"""Both ends of growing trees on sums of participants' histograms; see `roles`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,27 +11,30 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
-from treaty.models.trees import record_split
+from treaty.models.trees import ModelPart, record_split
 from treaty.systems.horizontal.sums import Collector
 from treaty.trees.boosting import Forest, draw
-from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.shard import Divided, RowShard
 from treaty.trees.splits import SplitRules, complete_sums, scan
 
-Asked = Sequence[tuple[int, NDArray[np.int32]]]
-"""By output, the nodes of its tree whose sums are wanted."""
+NodesByOutput = Sequence[tuple[int, NDArray[np.int32]]]
+"""By output, nodes of its tree whose sums are wanted."""
 MOST_VALUE = 1e30  # of a leaf: sums of many rounds' values stay finite, and so do gradients
 Noise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
-class Step(Message):
+class TreeStep(Message):
     """What was chosen on the last sums, and what to sum next; parts are empty where there is nothing to say.
 
-    `outputs`, `nodes`, `children`, `features` int32 (k,), `left_bins` packed (k, 32): splits, by tree. `values` and
-    `gains` float64: of all nodes of the round's finished trees, one tree after the other. `columns` int32 and
-    `last_columns` int32 (n_outputs,): features of the trees of a new round, which forgets trees that were not finished.
-    `asked_outputs`, `asked_nodes` int32: whose sums come next. Tells participants the model, which all of them get.
+    * `outputs`, `nodes`, `children`, `features` int32 (k,), `left_bins` packed (k, 32): splits, by tree.
+    * `values`, `gains` float64: of all nodes of the round's finished trees, one tree after the other.
+    * `columns` int32, `last_columns` int32 (n_outputs,): features of the trees of a new round, and where each tree's
+      end. Trees that were not finished are dropped.
+    * `asked_outputs`, `asked_nodes` int32: whose sums come next.
+
+    Tells participants the model, which all of them get.
     """
 
     outputs: Array
@@ -46,50 +50,55 @@ class Step(Message):
     asked_nodes: Array
 
 
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """A participant's rows in training, perhaps none, and its part of the model.
+
+    ``sample()`` draws the own rows of each tree of a round.
+    """
+
+    part: ModelPart
+    bins: Bins
+    shard: RowShard
+    sample: Callable[[], list[NDArray[np.int32] | None]]
+
+    @property
+    def forest(self) -> Forest:
+        """The trees so far."""
+        assert self.part.forest is not None
+        return self.part.forest
+
+    def finish(self, values: Sequence[NDArray[np.float64]], gains: Sequence[NDArray[np.float64]]) -> list[Tree]:
+        """Record the round's splits and return its trees, given each node's value and gain."""
+        first = len(self.part.splits)
+        for feature, left_bins in self.shard.splits():
+            record_split(self.part.splits, self.bins, feature, left_bins)
+        return self.shard.finish(values, gains, first)
+
+
 class TreeLeader:
     """Grows trees from sums: `grow` is what `run_rounds` takes.
 
-    Parameters
-    ----------
-    collector : Collector
-    shard : RowShard
-        Own rows, perhaps none.
-    has_rows : bool
-        Whether the leader is a member of the sums.
-    bins : Bins
-    splits : SplitTable
-        Where splits are recorded.
-    rules : SplitRules
-    sample : callable
-        ``sample()`` draws the own rows of each tree of a round.
-    noise : callable
-        Adds the own share of noise to a vector.
-    share : float
-        Of the columns, drawn for each tree.
-    rng : numpy.random.Generator
-        Draws columns.
-    threads : int
+    `has_rows` says whether the leader is a member of the sums; `noise` adds its share of noise to a vector; `rng` draws
+    a `share` of the columns for each tree.
     """
 
     def __init__(
         self,
         collector: Collector,
-        shard: RowShard,
+        own: OwnRows,
         has_rows: bool,
-        bins: Bins,
-        splits: SplitTable,
         rules: SplitRules,
-        sample: Callable[[], list[NDArray[np.int32] | None]],
         noise: Noise,
         share: float,
         rng: np.random.Generator,
         threads: int,
     ) -> None:
-        self._collector, self._shard, self._has_rows, self._bins = collector, shard, has_rows, bins
-        self._splits, self._rules, self._sample, self._noise = splits, rules, sample, noise
-        self._share, self._rng, self._threads = share, rng, threads
-        self._n_outputs = len(shard.margins)
-        self._categorical = bins.schema.categorical
+        self._collector, self._own, self._has_rows, self._rules = collector, own, has_rows, rules
+        self._noise, self._share, self._rng, self._threads = noise, share, rng, threads
+        self._shard, self._bins = own.shard, own.bins
+        self._n_outputs = len(own.shard.margins)
+        self._categorical = own.bins.schema.categorical
         self._untold: list[tuple[int, Divided]] = []
         self._values: list[NDArray[np.float64]] = []
         self._gains: list[NDArray[np.float64]] = []
@@ -106,10 +115,7 @@ class TreeLeader:
             grown = self._attempt(columns)
         # exact gains would be further equations about the sums that participants are not told
         self._values, self._gains = [tree.value for tree in grown], [_three_digits(tree.gain) for tree in grown]
-        first = len(self._splits)
-        for feature, left_bins in self._shard.splits():
-            record_split(self._splits, self._bins, feature, left_bins)
-        return self._shard.finish(self._values, self._gains, first)
+        return self._own.finish(self._values, self._gains)
 
     def flush(self) -> None:
         """Tell participants of the last round, if they are not told yet."""
@@ -117,10 +123,10 @@ class TreeLeader:
             self._tell([], [])
 
     def _attempt(self, columns: list[NDArray[np.int32]]) -> list[Tree] | None:
-        """Grow the trees in step with each other; None when a participant is lost, whom the next sums lack."""
-        asked: Asked = [(output, np.zeros(1, np.int32)) for output in range(self._n_outputs)]
+        """Grow the trees level by level together; None when a participant is lost, whose rows later sums lack."""
+        asked: NodesByOutput = [(output, np.zeros(1, np.int32)) for output in range(self._n_outputs)]
         self._tell(columns, asked)
-        totals, sums = self._summed(asked, self._shard.start_round(columns, self._sample()))
+        totals, sums = self._summed(asked, self._shard.start_round(columns, self._own.sample()))
         cohort = self._collector.summed
         growths = [Growth(total, self._rules) for total in totals]
         parents: list[NDArray[np.int64] | None] = [None] * self._n_outputs
@@ -161,7 +167,7 @@ class TreeLeader:
             self._untold.append((output, divided))
 
     def _summed(
-        self, asked: Asked, totals: NDArray[np.int64] | None
+        self, asked: NodesByOutput, totals: NDArray[np.int64] | None
     ) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
         """Open the sums asked for; return the roots' totals, where they were asked for, and bin sums by tree."""
         slots = int(self._bins.offsets[-1])
@@ -171,13 +177,13 @@ class TreeLeader:
         *sums, rest = np.split(opened, np.cumsum(sizes))
         return rest.reshape(-1, 3), [part.reshape(-1, slots, 3) for part in sums]
 
-    def _tell(self, columns: Sequence[NDArray[np.int32]], asked: Asked) -> None:
+    def _tell(self, columns: Sequence[NDArray[np.int32]], asked: NodesByOutput) -> None:
         """Send all participants the next step, with what they have not been told."""
         splits = [divided for _, divided in self._untold]
         outputs = [np.full(len(divided.nodes), output, np.int32) for output, divided in self._untold]
         left = [np.packbits(divided.left_bins, axis=1) for divided in splits]
         self._collector.tell_all(
-            Step(
+            TreeStep(
                 _joined(outputs),
                 _joined([divided.nodes for divided in splits]),
                 _joined([divided.children for divided in splits]),
@@ -197,46 +203,27 @@ class TreeLeader:
 class TreeMember:
     """A participant's end: follows the leader's steps on its own rows.
 
-    Parameters
-    ----------
-    shard : RowShard
-    bins : Bins
-    splits : SplitTable
-        Where splits are recorded, as the leader does.
-    forest : Forest
-        Where finished trees go.
-    sample : callable
-        ``sample()`` draws the own rows of each tree of a round.
-    peer : str
-        The leader.
-    most_rounds, max_depth : int
-        Of the job: no more rounds are begun and no deeper nodes summed, whatever the leader asks.
-    cohort : callable
-        ``cohort()`` returns who is there: a round is begun anew, before it is finished, only after a loss.
+    No more than `most_rounds` are begun and no nodes at `max_depth` summed, whatever the leader asks. ``cohort()``
+    returns who is there: an unfinished round is begun anew only after a loss.
     """
 
     def __init__(
         self,
-        shard: RowShard,
-        bins: Bins,
-        splits: SplitTable,
-        forest: Forest,
-        sample: Callable[[], list[NDArray[np.int32] | None]],
-        peer: str,
+        own: OwnRows,
+        leader: str,
         *,
         most_rounds: int,
         max_depth: int,
         cohort: Callable[[], frozenset[str]],
     ) -> None:
-        self._shard, self._bins, self._splits, self._forest = shard, bins, splits, forest
-        self._sample, self._peer = sample, peer
-        self._most_rounds, self._max_depth, self._cohort = most_rounds, max_depth, cohort
+        self._own, self._shard, self._bins, self._forest = own, own.shard, own.bins, own.forest
+        self._leader, self._most_rounds, self._max_depth, self._cohort = leader, most_rounds, max_depth, cohort
         self._began_with: frozenset[str] = frozenset()
         self._depths: list[list[int]] = []  # of the nodes of each tree of the round that grows
         self._summed: set[tuple[int, int]] = set()
 
-    def take(self, step: Step) -> NDArray[np.int64] | None:
-        """Follow a step; return the vector it asks for, if it does.
+    def take(self, step: TreeStep) -> NDArray[np.int64] | None:
+        """Follow a step; return the vector that it asks for, int64, or None.
 
         Raises
         ------
@@ -250,19 +237,19 @@ class TreeMember:
             asked = self._asked(step)
         except (ValueError, IndexError) as error:
             raise PeerProtocolError(
-                self._peer, f"expected a step that fits the trees, got another ({error}) - at Step from {self._peer}"
+                self._leader, f"expected a step that fits the trees, got {error} - at TreeStep from {self._leader}"
             ) from None
         return level_vector(self._shard, asked, totals) if asked else None
 
     def _view(self, array: Array, what: str, length: int | None = None) -> NDArray[np.int32]:
-        return view(array, np.int32, (length,), peer=self._peer, what=f"Step.{what}")
+        return view(array, np.int32, (length,), peer=self._leader, what=f"TreeStep.{what}")
 
-    def _divide(self, step: Step) -> None:
+    def _divide(self, step: TreeStep) -> None:
         outputs = self._view(step.outputs, "outputs")
         k = len(outputs)
         nodes, children = self._view(step.nodes, "nodes", k), self._view(step.children, "children", k)
         features = self._view(step.features, "features", k)
-        packed = view(step.left_bins, np.uint8, (k, 32), peer=self._peer, what="Step.left_bins")
+        packed = view(step.left_bins, np.uint8, (k, 32), peer=self._leader, what="TreeStep.left_bins")
         left_bins = np.unpackbits(packed, axis=1).view(np.bool_)
         for output in np.unique(outputs).tolist():
             mine = outputs == output
@@ -270,21 +257,19 @@ class TreeMember:
             for node in nodes[mine].tolist():
                 self._depths[output] += [self._depths[output][node] + 1] * 2
 
-    def _finish(self, step: Step) -> None:
-        values = view(step.values, np.float64, (None,), peer=self._peer, what="Step.values")
-        gains = view(step.gains, np.float64, (len(values),), peer=self._peer, what="Step.gains")
+    def _finish(self, step: TreeStep) -> None:
+        values = view(step.values, np.float64, (None,), peer=self._leader, what="TreeStep.values")
+        gains = view(step.gains, np.float64, (len(values),), peer=self._leader, what="TreeStep.gains")
         if len(values) == 0:
             return
         sizes = self._shard.n_nodes()
         if len(values) != sum(sizes) or not np.all(np.abs(values) < MOST_VALUE) or not np.all(np.isfinite(gains)):
-            raise ValueError("values of other nodes, or beyond all measure")
-        at, first = np.cumsum(sizes)[:-1], len(self._splits)
-        for feature, bins in self._shard.splits():
-            record_split(self._splits, self._bins, feature, bins)
-        self._forest.trees.extend(self._shard.finish(np.split(values, at), np.split(gains, at), first))
+            raise ValueError("values of other nodes, or too large")
+        at = np.cumsum(sizes)[:-1]
+        self._forest.trees.extend(self._own.finish(np.split(values, at), np.split(gains, at)))
         self._depths = []
 
-    def _start(self, step: Step) -> NDArray[np.int64] | None:
+    def _start(self, step: TreeStep) -> NDArray[np.int64] | None:
         last = self._view(step.last_columns, "last_columns")
         columns = self._view(step.columns, "columns")
         if len(last) == 0:
@@ -294,20 +279,20 @@ class TreeMember:
         if len(last) != len(self._shard.margins) or last[-1] != len(columns):
             raise ValueError("columns of other trees")
         if any(np.any(np.diff(c) <= 0) or np.any((c < 0) | (c >= n_features)) for c in of_trees):
-            raise ValueError("columns there are not")
+            raise ValueError("columns that do not exist")
         if self._forest.rounds >= self._most_rounds or (self._depths and self._cohort() == self._began_with):
-            raise ValueError("more rounds than the job has")
+            raise ValueError("a round too many, or begun anew without a loss")
         self._began_with = self._cohort()
         self._depths, self._summed = [[0] for _ in of_trees], set()
-        return self._shard.start_round(of_trees, self._sample())
+        return self._shard.start_round(of_trees, self._own.sample())
 
-    def _asked(self, step: Step) -> Asked:
+    def _asked(self, step: TreeStep) -> NodesByOutput:
         outputs = self._view(step.asked_outputs, "asked_outputs")
         nodes = self._view(step.asked_nodes, "asked_nodes", len(outputs))
         sizes = self._shard.n_nodes()
         asked = [(output, nodes[outputs == output]) for output in np.unique(outputs).tolist()]
         if any(not 0 <= output < len(sizes) or np.any((n < 0) | (n >= sizes[output])) for output, n in asked):
-            raise ValueError("nodes there are not")
+            raise ValueError("nodes that do not exist")
         for node in zip(outputs.tolist(), nodes.tolist(), strict=True):
             if node in self._summed or self._depths[node[0]][node[1]] >= self._max_depth:
                 raise ValueError("a node summed twice, or too deep to be split")
@@ -315,7 +300,7 @@ class TreeMember:
         return asked
 
 
-def level_vector(shard: RowShard, asked: Asked, totals: NDArray[np.int64] | None) -> NDArray[np.int64]:
+def level_vector(shard: RowShard, asked: NodesByOutput, totals: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """Return what a participant adds to a sum: bin sums of the nodes asked for, then the roots' totals, if any."""
     parts = [shard.sums(output, nodes).ravel() for output, nodes in asked]
     return np.concatenate([*parts, np.empty(0, np.int64) if totals is None else totals.ravel()])

@@ -1,14 +1,14 @@
-"""Which users of a domain take part in a tree, and whose vectors are left out of a sum, as stated rules.
+"""Which users of a domain take part in a tree, and whose vectors are left out of a sum.
 
-**Selection.** Of the users who answer the call: those whose activity and stability are at least what the edge server
-asks; those of the running cohort first, then the steadiest (stability times activity, times the share of calls at
-which the edge server itself did not lose them), ties by lot; `most` of them.
+**Selection.** Users who answer the call qualify if their activity and stability are at least what the edge server asks.
+`most` of them are taken: those of the running cohort first, then the steadiest (stability times activity, times the
+share of calls at which the edge server itself did not lose them), ties by lot.
 
-**Changes.** From two opened sums whose cohorts differ by a few users, those few users' sums follow, and from many sums
-of what stays the same from tree to tree, such as rows by bin, so do all combinations. So the cohort of every sum is an
-earlier one of the domain, or differs from each of them by `least_change` users or more, and no combination of them all
-is of one user or two: further users, drawn by lot, are left out until it is so. A domain of n users has at most n - 3
-different cohorts in a job; after that, only earlier ones.
+**Changes.** Two opened sums whose cohorts differ by a few users give away those few users' sum. Of what stays the same
+from tree to tree, such as rows by bin, many sums give away all linear combinations. So the cohort of every sum is an
+earlier one of the domain, or differs from each of them by `least_change` users or more, and no combination of all
+cohorts isolates one user or two. Further users, drawn by lot, are left out until it is so. A domain of n users has at
+most n - 3 different cohorts in a job; after that, only earlier ones.
 """
 
 from __future__ import annotations
@@ -24,18 +24,10 @@ _ZERO = 1e-7  # of sines and their squares: what is smaller is rounding
 
 @dataclass(slots=True)
 class Standing:
-    """What an edge server knows of a user.
+    """What an edge server knows of a user: by its own account, and the trees it was called for and was lost in."""
 
-    Attributes
-    ----------
-    activity, stability : float
-        From 0 to 1, by the user's own account: how much of the time it is in use, and connected without a break.
-    called, lost : int
-        Trees it was called for, and was lost in.
-    """
-
-    activity: float = 1.0
-    stability: float = 1.0
+    activity: float = 1.0  # from 0 to 1: how much of the time it is in use
+    stability: float = 1.0  # from 0 to 1: how much of the time it is connected without a break
     called: int = 0
     lost: int = 0
 
@@ -47,47 +39,29 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a domain's cohort is chosen.
+    """How a domain's cohort is chosen."""
 
-    Attributes
-    ----------
-    most : int or None
-        Users of a cohort at most.
-    min_activity, min_stability : float
-        What a user must state to be taken.
-    least_change : int
-        Users by which cohorts differ, if they do.
-    """
-
-    most: int | None = None
+    most: int | None = None  # users of a cohort
     min_activity: float = 0.0
     min_stability: float = 0.0
-    least_change: int = 3
+    least_change: int = 3  # users by which cohorts differ, if they do
 
 
 def select(
     standings: Mapping[str, Standing], running: Collection[str], rules: Rules, rng: np.random.Generator
 ) -> list[str]:
-    """Return users in the order in which they are taken, those not fit left out.
-
-    Parameters
-    ----------
-    standings : mapping of str to Standing
-        Of the users who answered.
-    running : collection of str
-        Those of the last cohort, who go on.
-    """
-    fit = [
+    """Return those of the users who qualify, in the order in which they are taken; `running` is the last cohort."""
+    qualified = [
         name
         for name, standing in standings.items()
         if standing.activity >= rules.min_activity and standing.stability >= rules.min_stability
     ]
-    lots = dict(zip(fit, rng.random(len(fit)).tolist(), strict=True))
-    return sorted(fit, key=lambda name: (name not in running, -standings[name].rank, lots[name]))
+    lots = dict(zip(qualified, rng.random(len(qualified)).tolist(), strict=True))
+    return sorted(qualified, key=lambda name: (name not in running, -standings[name].rank, lots[name]))
 
 
 def permitted(cohort: Collection[str], earlier: Iterable[frozenset[str]], least_change: int) -> bool:
-    """Whether a cohort may be summed after the earlier ones."""
+    """Whether the sum of a cohort may be opened after those of the earlier ones."""
     there, before = frozenset(cohort), set(earlier)
     if there in before:
         return True
@@ -97,8 +71,8 @@ def permitted(cohort: Collection[str], earlier: Iterable[frozenset[str]], least_
     rows = np.array([[name in past for name in users] for past in (*before, there)], np.float64)
     _, sizes, directions = np.linalg.svd(rows, full_matrices=False)
     known = directions[sizes > _ZERO * sizes[0]]
-    unknown = np.eye(len(users)) - known.T @ known  # the projection on what no combination tells
-    # a combination is of users i and j alone where this is singular on them
+    unknown = np.eye(len(users)) - known.T @ known  # projection on the complement of the cohorts' span
+    # a 1x1 or 2x2 principal minor is zero iff some combination of cohorts isolates user i, or i and j
     diagonal = np.diag(unknown)
     minors = np.outer(diagonal, diagonal) - unknown**2 + np.eye(len(users))
     return bool(np.all(diagonal > _ZERO) and np.all(minors > _ZERO))
@@ -107,12 +81,9 @@ def permitted(cohort: Collection[str], earlier: Iterable[frozenset[str]], least_
 def cohort_of(
     ordered: Sequence[str], earlier: Iterable[frozenset[str]], least: int, rules: Rules, rng: np.random.Generator
 ) -> list[str] | None:
-    """Return the cohort of a new tree, sorted, of users in the order of `select`; None if none is permitted.
+    """Return the cohort of a new tree, sorted, of `least` users or more; None if none is permitted.
 
-    Parameters
-    ----------
-    least : int
-        Users of a cohort at least.
+    `ordered` is in the order of `select`.
     """
     most = len(ordered) if rules.most is None else min(rules.most, len(ordered))
     taken, spare = list(ordered[:most]), list(ordered[most:])
@@ -131,7 +102,7 @@ def without_some(
     least_change: int,
     rng: np.random.Generator,
 ) -> list[str] | None:
-    """Return a permitted cohort of those who came, sorted, leaving as few out as it takes; None if there is none."""
+    """Return the largest permitted cohort found among those who came, sorted; None if there is none."""
     known = [past for past in earlier if past <= frozenset(came) and len(past) >= least]
     largest = max(known, key=len, default=frozenset[str]())
     for count in range(len(came) - max(least, len(largest)) + 1):

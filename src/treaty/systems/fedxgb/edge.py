@@ -47,8 +47,9 @@ from treaty.systems.fedxgb.secpred.routing import (
 )
 from treaty.systems.fedxgb.secpred.shares import shares_of
 from treaty.systems.fedxgb.server_sums import Sum, Survived, Users
-from treaty.systems.horizontal.members import Heard, Masked, Membership, join
-from treaty.systems.horizontal.quantiles import Agreed, unpack_bins
+from treaty.systems.horizontal.masked_sums import MaskedInput
+from treaty.systems.horizontal.members import Membership, SumRules, ToldDigest, join
+from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import schema_of
 from treaty.systems.system import Seat
 
@@ -86,10 +87,10 @@ def edge(seat: Seat) -> None:
     offers = _offers(seat, credentials, domains(cast)[party.name], patience)
     party.send(server, Users({name: offer.keys for name, offer in offers.items()}))
     task = receive_task(seat, server, credentials)
-    membership = join(party, server, edges, seat.vouching, b"fedxgb edges", allow_two=True)
+    membership = join(party, server, edges, seat.vouching, b"fedxgb edges", SumRules(allow_two=True))
     domain = _domain(seat, offers, task, patience, paper=paper)
     at_start = domain.heard.digest
-    agreed: Agreed | None = None
+    agreed: CommonBins | None = None
     rows: Rows = None
     holders = edges[:2] if options.compares == "additive" else edges
     order, state = edge_order(options, holds_shares=party.name in holders), "domain"
@@ -107,7 +108,7 @@ def edge(seat: Seat) -> None:
         membership.hear(told)
         _pass_on(seat, domain, told, everybody, at_start)
         match told:
-            case Agreed():
+            case CommonBins():
                 agreed = told
             case RowSummary():
                 if options.hides_model:
@@ -164,7 +165,7 @@ def _open_sum(seat: Seat, domain: DomainSums, told: Sum, membership: Membership 
     """Open the domain's next sum and give it to the server, under masks that edge servers share."""
     opened, remaining, attempt = domain.total(told.number, told.length)
     if membership is None:  # the paper's edge servers have no masks among them
-        seat.party.send(seat.cast.active, Masked(Array.of(opened.view(np.uint64))))
+        seat.party.send(seat.cast.active, MaskedInput(Array.of(opened.view(np.uint64))))
     else:
         membership.give(opened)
     seat.party.send(seat.cast.active, Survived(remaining, attempt))
@@ -175,12 +176,12 @@ def _pass_on(seat: Seat, domain: DomainSums, told: Message, everybody: Sequence[
     if isinstance(told, RowSummary | RoundStart):  # a new round: what was late for the last one is dropped unread
         seat.party.drop_earlier(everybody)
     if isinstance(told, RoundStart):
-        domain.heard = Heard(at_start)
+        domain.heard = ToldDigest(at_start)
     domain.heard.hear(told)
     domain.send(dict.fromkeys(domain.there, told))
 
 
-def _layout(seat: Seat, agreed: Agreed, summary: RowSummary, task: Task) -> Layout:
+def _layout(seat: Seat, agreed: CommonBins, summary: RowSummary, task: Task) -> Layout:
     """Return how rows are encoded, from the bins that the server tells everybody."""
     server = seat.cast.active
     bins = unpack_bins(agreed, schema_of(task.names, task.categories), seat.common.max_bin, server)

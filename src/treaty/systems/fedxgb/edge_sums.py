@@ -1,6 +1,6 @@
 """An edge server's end of the sums of its domain: who takes part, what they send each other, what is opened.
 
-See `crowd_users` for the messages. What is opened here is uniform to the edge server: each user's vector lies under a
+See `user_sums` for the messages. What is opened here is uniform to the edge server: each user's vector lies under a
 mask that it shares with the server.
 """
 
@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.aggregation_participant import SECRET_BYTES
-from treaty.crypto.aggregation.aggregation_round import Round, RoundVoid, Unmasking, enough
+from treaty.crypto.aggregation.aggregation_round import Round, RoundVoid, enough
 from treaty.crypto.aggregation.round_keys import is_mask_key, unsigned
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
-from treaty.crypto.sharing.secret_sharing import share_length
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.messaging.messages import M, Message, view
+from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys
 from treaty.systems.fedxgb.cohorts import Rules, Standing, cohort_of, select, without_some
@@ -29,28 +27,24 @@ from treaty.systems.fedxgb.user_sums import (
     Absent,
     Agreement,
     Agreements,
-    Answer,
     Call,
     Cohort,
     Domain,
-    MaskedInput,
     MaskKey,
     MaskKeys,
-    PassedShares,
-    Remaining,
-    SealedShares,
+    sum_round,
 )
-from treaty.systems.horizontal.members import Heard
+from treaty.systems.horizontal.masked_sums import ATTEMPTS, OwnInput, SumAggregator
+from treaty.systems.horizontal.members import ToldDigest
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 3  # at one sum
 LEAST = 3  # users whose sum may be opened
 MOST_SILENCES = 3  # of a user, each of which all others wait for
 MOST_PATIENCE = 4  # times `patience` a sum waits for users lost one after another; others wait for the edge server
 
 
-class Begun(NamedTuple):
+class SumSetup(NamedTuple):
     """What an edge server has once shares are passed on: mask keys by user, sealed shares by sender and receiver."""
 
     round: Round
@@ -59,25 +53,11 @@ class Begun(NamedTuple):
     aggregator: Aggregator
 
 
-class DomainSums:
+class DomainSums(SumAggregator):
     """A domain's cohort and its sums.
 
-    Parameters
-    ----------
-    party : Party
-    users : mapping of str to CertifiedKeys
-        Of the domain, their keys checked.
-    standings : dict of str to Standing
-    rules : Rules
-    patience : float
-        Seconds after which a silent user counts as lost for the tree, and one that takes no message for good.
-
-    Attributes
-    ----------
-    heard : Heard
-        As the users have it.
-    there : list of str
-        Users not lost for good.
+    `users` have their keys, already checked. A user silent for `patience` seconds counts as lost for the tree; one that
+    takes no message for so long, for good. `heard` is as the users have it; `there` are those not lost for good.
     """
 
     def __init__(
@@ -88,7 +68,7 @@ class DomainSums:
         rules: Rules,
         patience: float,
     ) -> None:
-        self.heard = Heard(b"")
+        self.heard = ToldDigest(b"")
         self.there = list(users)
         self._party, self._users, self._standings = party, users, standings
         self._rules, self._patience = rules, patience
@@ -116,31 +96,19 @@ class DomainSums:
         self.send(dict.fromkeys(self._cohort, Cohort(self._cohort)))
 
     def total(self, number: int, length: int) -> tuple[NDArray[np.int64], list[str], int]:
-        """Open the sum of the cohort's next vectors.
+        """Open sum `number` of the cohort's next vectors, of `length` numbers.
 
-        Parameters
-        ----------
-        number : int
-            Of the sum.
-        length : int
-            Of the vectors.
-
-        Returns
-        -------
-        int64 (length,)
-            Zeros where no sum could be opened.
-        list of str
-            Whose vectors are in it, sorted.
-        int
-            The attempt at which it was opened.
+        Returns the sum int64 (length,), zeros where none could be opened; whose vectors are in it, sorted; and the
+        attempt at which it was opened.
         """
         why = ""
         self._until = time.monotonic() + MOST_PATIENCE * self._patience
         for attempt in range(ATTEMPTS):
             try:
-                this_round = self._round(number, attempt, length)
+                call = Call(number, attempt)
+                this_round = self._round(call, length)
                 enough(len(self._running), this_round.least, "users")
-                opened, users = self._attempt(this_round, Call(number, attempt))
+                opened, users = self._attempt(this_round, call)
             except CryptoError as void:
                 why = str(void)
                 logger.info("%s: sum %d, attempt %d: %s", self._party.name, number, attempt, why)
@@ -162,54 +130,18 @@ class DomainSums:
         logger.log(level, "%s adds nothing to the rest of a tree: %s", self._party.name, why)
         self._idle = True
 
-    def _round(self, number: int, attempt: int, length: int) -> Round:
-        party = self._party
+    def _round(self, call: Call, length: int) -> Round:
         if len(self._cohort) < LEAST:
             raise RoundVoid(f"the round is void: expected {LEAST} users or more, got {len(self._cohort)}")
-        return Round(
-            job_id=party.job, protocol=party.protocol, round_id=number, attempt=attempt,
-            roster={name: self._users[name].key for name in self._cohort}, length=length,
-            vector_id=self.heard.digest.hex(),
-        )  # fmt: skip
+        return sum_round(self._party, call, {name: self._users[name].key for name in self._cohort}, length, self.heard)
 
     def _attempt(self, this_round: Round, call: Call) -> tuple[NDArray[np.int64], list[str]]:
+        """Open the sum of the running cohort's vectors, once; return also whose they are."""
         self.send(dict.fromkeys(self._running, call))
-        begun = self._begin(this_round)
-        aggregator = begun.aggregator
-        came = {}
-        for name, message in self._gather(MaskedInput).items():
-            try:
-                came[name] = view(message.values, np.uint64, (this_round.length,), peer=name, what="MaskedInput.values")
-            except PeerProtocolError as error:
-                self._expel(error)
-            else:
-                aggregator.add_input(name, came[name])
-        enough(len(came), this_round.least, "inputs")
-        least_change = self._rules.least_change
-        kept = without_some(list(came), self._opened, this_round.least, least_change, self._rng)
-        if kept is None:
-            raise RoundVoid(f"the round is void: {len(came)} users came, of whom no permitted cohort can be made")
-        for name in came.keys() - set(kept):
-            aggregator.take_back(name, came[name])
-        self._lose([name for name in self._running if name not in kept])
-        remaining = aggregator.survivors()
-        self._opened.add(frozenset(remaining))
-        self.send(dict.fromkeys(remaining, Remaining(remaining)))
-        agreed = {name: message.tags for name, message in self._gather(Agreement).items()}
-        enough(len(agreed), this_round.threshold, "users who agree")
-        self.send({to: Agreements({u: tags[to] for u, tags in agreed.items() if to in tags}) for to in agreed})
-        lost = sorted(begun.sealed.keys() - set(remaining))
-        told = self._sound(self._gather(Answer), lambda m, _: _fits(m, remaining, lost), "shares of who is asked for")
-        return aggregator.open({name: Unmasking(m.remaining, m.lost) for name, m in told.items()}), remaining
+        setup = self._begin(this_round)
+        return self.open_sum(this_round, setup.aggregator, setup.sealed)
 
-    def _sound(self, came: Mapping[str, M], right: Callable[[M, str], bool], expected: str) -> dict[str, M]:
-        """Go on with those whose message is right, and without the others for good."""
-        wrong = [name for name, message in came.items() if not right(message, name)]
-        for name in wrong:
-            self._expel(PeerProtocolError(name, f"expected {expected}, got something else - from {name}"))
-        return {name: message for name, message in came.items() if name not in wrong}
-
-    def _begin(self, this_round: Round) -> Begun:
+    def _begin(self, this_round: Round) -> SumSetup:
         """Pass on mask keys and shares."""
         made = self._sound(self._gather(MaskKey), lambda m, _: is_mask_key(m.public), "a mask key")
         keys = {name: message.public for name, message in made.items()}
@@ -217,15 +149,26 @@ class DomainSums:
         self.send({
             name: MaskKeys(keys, {u: m.tags.get(name, b"") for u, m in made.items() if u != name}) for name in made
         })  # fmt: skip
-        shares = self._sound(
-            self._gather(SealedShares),
-            lambda m, name: m.sealed.keys() == keys.keys() - {name},
-            "a share for each other",
-        )
-        sealed = {name: message.sealed for name, message in shares.items()}
-        passed = aggregator.pass_shares(sealed)
-        self.send({name: PassedShares(passed[name]) for name in passed})
-        return Begun(this_round, keys, sealed, aggregator)
+        sealed, _ = self.pass_shares(aggregator, keys)
+        return SumSetup(this_round, keys, sealed, aggregator)
+
+    def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
+        """Leave users out until the cohort is one that may be summed after the earlier ones."""
+        enough(len(came), this_round.least, "inputs")
+        kept = without_some(list(came), self._opened, this_round.least, self._rules.least_change, self._rng)
+        if kept is None:
+            raise RoundVoid(f"the round is void: {len(came)} users came, of whom no permitted cohort can be made")
+        for name in came.keys() - set(kept):
+            aggregator.take_back(name, came[name])
+        self._lose([name for name in self._running if name not in kept])
+        self._opened.add(frozenset(kept))
+
+    def _pass_proofs(
+        self, this_round: Round, aggregator: Aggregator, survivors: Sequence[str], own: OwnInput | None
+    ) -> None:
+        agreed = {name: message.tags for name, message in self._gather(Agreement).items()}
+        enough(len(agreed), this_round.threshold, "users who agree")
+        self.send({to: Agreements({u: tags[to] for u, tags in agreed.items() if to in tags}) for to in agreed})
 
     def send(self, messages: Mapping[str, Message]) -> None:
         """Send to users, some of whom may be gone."""
@@ -284,10 +227,3 @@ class DomainSums:
             if name in self._running:
                 self._standings[name].lost += 1
         self._running = [name for name in self._running if name not in names]
-
-
-def _fits(answer: Answer, remaining: Sequence[str], lost: Sequence[str]) -> bool:
-    """Whether an answer is about the right users, in shares of the right length."""
-    shares = (*answer.remaining.values(), *answer.lost.values())
-    whose = answer.remaining.keys() == set(remaining) and answer.lost.keys() == set(lost)
-    return whose and all(len(share) == share_length(SECRET_BYTES) for share in shares)

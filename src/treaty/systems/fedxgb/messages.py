@@ -16,7 +16,7 @@ from treaty.systems.fedxgb.paper.routing import HiddenThresholds, ShownSplits, S
 from treaty.systems.fedxgb.secpred.routing import LeafShares, RowOwners, SideShares, SplitShares, Turn, ValueShares
 from treaty.systems.fedxgb.server_sums import Sum
 from treaty.systems.fedxgb.user_sums import Call, Cohort, Domain
-from treaty.systems.horizontal.quantiles import Agreed, Asked, Count
+from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.rows import Categories
 from treaty.systems.system import Seat
 
@@ -90,7 +90,7 @@ def user_order(options: FedXGB) -> Order:
     return {
         "begun": {Domain: "domain"},
         "domain": {Cohort: "domain", Count: "search"},
-        "search": {Call: "search", Asked: "search", Agreed: "bins"},
+        "search": {Call: "search", ProbeRequest: "search", CommonBins: "bins"},
         **_between(options),
         **trees[options.expose or "nothing"],
     }
@@ -114,7 +114,7 @@ def edge_order(options: FedXGB, *, holds_shares: bool) -> Order:
     }
     return {
         "domain": {Count: "search"},
-        "search": {Sum: "search", Asked: "search", Agreed: "bins"},
+        "search": {Sum: "search", ProbeRequest: "search", CommonBins: "bins"},
         **_between(options),
         **trees[options.expose or "nothing"],
     }

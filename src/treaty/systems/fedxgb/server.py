@@ -12,8 +12,8 @@ message               from -> to            content                             
 `UserOffer`           user -> edge          certified keys, activity, stability               signatures
 `Users`               edge -> server        the domain's users and their keys                 signatures
 `Task`                server -> all         columns, classes, options, the server's keys      signatures
-`Count`, `Asked`,     server -> all         as in `federboost_horizontal`: rows, probes and   TLS
-`Agreed`                                    the bins
+`Count`, `ProbeRequest`,     server -> all         as in `federboost_horizontal`: rows, probes and   TLS
+`CommonBins`                                    the bins
 `RowSummary`          server -> all         how many rows all have, which columns have gaps   TLS
 `RoundStart`          server -> all         a tree (one for each class) begins, its columns   TLS
 `Sum`, sums           users -> edge ->      bin sums of the level's slots, see `user_sums`    masks, domain's sums

@@ -17,8 +17,9 @@ from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.user_sums import server_mask
-from treaty.systems.horizontal.members import Heard, Vouching
+from treaty.systems.horizontal.members import SumRules, ToldDigest
 from treaty.systems.horizontal.sums import Collector
+from treaty.systems.system import Vouching
 
 logger = logging.getLogger(__name__)
 
@@ -44,27 +45,11 @@ class Survived(Message):
 
 
 class Crowd:
-    """All users, by way of their edge servers.
+    """All users, by way of their edge servers, as the server has them.
 
-    Parameters
-    ----------
-    party : Party
-        The server, connected with the edge servers.
-    edges : sequence of str
-    credentials : Credentials
-    users : mapping of str to mapping of str to CertifiedKeys
-        By edge server, keys checked.
-    vouching : Vouching
-        Whose certificates are pinned, for masks among edge servers.
-    begun : Message
-        What everybody was told first.
-    masked : bool
-        Whether domains' sums lie under masks shared with their users; not in paper mode.
-
-    Attributes
-    ----------
-    cohort : list of str
-        Users whose vectors are in the last total.
+    `users` have their keys, checked, by edge server; `vouching` is for masks among edge servers; `begun` is what
+    everybody was told first; `masked` whether domains' sums lie under masks shared with their users (not in paper
+    mode). `cohort` has the users whose vectors are in the last total.
     """
 
     def __init__(
@@ -84,9 +69,9 @@ class Crowd:
         self._seeds = {
             name: credentials.seed_with(name, offered) for of in users.values() for name, offered in of.items()
         }
-        self._collector = Collector(party, edges, vouching, b"fedxgb edges", allow_two=True)
+        self._collector = Collector(party, edges, vouching, b"fedxgb edges", SumRules(allow_two=True))
         self._number, self._masked = 0, masked
-        self._heard = Heard(b"")
+        self._heard = ToldDigest(b"")
         self._heard.hear(begun)
         self._at_start = self._heard.digest
 
@@ -102,7 +87,7 @@ class Crowd:
     def begin_tree(self, message: Message) -> None:
         """Tell everybody that a tree begins: what was told in the last one is forgotten."""
         self._party.round += 1
-        self._heard = Heard(self._at_start)
+        self._heard = ToldDigest(self._at_start)
         self.tell(message)
 
     def total(self, length: int) -> NDArray[np.int64]:

@@ -33,12 +33,12 @@ from treaty.systems.fedxgb.paper.routing import ComparedRows, ShownSplits, Sides
 from treaty.systems.fedxgb.paper.sums import PaperUserSums, paper_mode
 from treaty.systems.fedxgb.secpred.routing import RowOwners, SharedRows, SideShares, Turn, ValueShares, layout_of
 from treaty.systems.fedxgb.user_sums import Call, Cohort, Domain, UserSums
-from treaty.systems.horizontal.members import Heard
+from treaty.systems.horizontal.members import ToldDigest
 from treaty.systems.horizontal.quantiles import (
     MOST_ROUNDS,
-    Agreed,
-    Asked,
+    CommonBins,
     Opening,
+    ProbeRequest,
     agreed_objective,
     answer_probes,
     unpack_bins,
@@ -135,7 +135,7 @@ class _Instructions:
                     return told
                 case _:
                     if isinstance(told, RoundStart):
-                        sums.heard = Heard(self._at_start)
+                        sums.heard = ToldDigest(self._at_start)
                     sums.heard.hear(told)
                     if isinstance(told, RowSummary | RowOwners):
                         self._at_start = sums.heard.digest
@@ -151,7 +151,7 @@ class _Instructions:
             return None
 
 
-def _answer_search(instructions: _Instructions, rows: Labelled, objective: Objective, max_bin: int) -> Agreed:
+def _answer_search(instructions: _Instructions, rows: Labelled, objective: Objective, max_bin: int) -> CommonBins:
     """Contribute to the search for bins; return the ones agreed on."""
     opening, edge = Opening(rows.table.schema, bounds=True), instructions.edge
     instructions.next()  # Count
@@ -159,9 +159,9 @@ def _answer_search(instructions: _Instructions, rows: Labelled, objective: Objec
     instructions.vector = lambda: opening.of(rows.table, objective)
     for _ in range(MOST_ROUNDS + 1):
         told = instructions.next()
-        if isinstance(told, Agreed):
+        if isinstance(told, CommonBins):
             return told
-        assert isinstance(told, Asked)
+        assert isinstance(told, ProbeRequest)
         counted = answer_probes(told, ordered, max_bin, edge, 1)
         instructions.vector = partial(np.asarray, counted)
     raise PeerProtocolError(edge, f"expected the bins instead of more probes - from {edge}")
@@ -183,7 +183,9 @@ class _Follower:
     targets or a gap where nobody has one: then it follows the trees and takes part in none.
     """
 
-    def __init__(self, seat: Seat, rows: Labelled, objective: Objective, agreed: Agreed, summary: RowSummary) -> None:
+    def __init__(
+        self, seat: Seat, rows: Labelled, objective: Objective, agreed: CommonBins, summary: RowSummary
+    ) -> None:
         self._party, self._common, self._edge = seat.party, seat.common, seat.cast.edges[seat.party.name]
         if summary.n_rows < rows.table.n_rows:
             raise self._wrong("as many rows as there are here, or more")

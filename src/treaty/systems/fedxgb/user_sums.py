@@ -9,14 +9,12 @@ message               from -> to            content                             
 `Call`                edge -> cohort        the next sum, or another attempt at it            TLS
 `MaskKey`,            user -> edge -> all   X25519 key of this sum, a tag for each peer       tags under the channels
 `MaskKeys`
-`SealedShares`,       user -> edge -> user  shares of this sum's mask key and self-mask       AES-256-GCM
-`PassedShares`
-`MaskedInput`         user -> edge          the vector under all masks, the server's too      masks, each used once
-`Remaining`,          both ways             whose vectors came; a tag on the list for each    tags under the channels
-`Agreement`,                                peer
+`SealedShares` ...    user -> edge -> user  see `masked_sums`: shares of this sum's mask key   see there
+`MaskShares`                                and self-mask; the vector, under the server's
+                                            mask too; what removes masks, a key being told
+                                            by shares
+`Agreement`,          user -> edge -> all   tags on the list of survivors, for each peer      tags under the channels
 `Agreements`
-`Answer`              user -> edge          of who is left the share of the self-mask, of     never both for one
-                                            who is lost that of the mask key
 `Absent`              user -> edge          it takes no further part in this tree             TLS
 ====================  ====================  ================================================  =======================
 
@@ -27,7 +25,8 @@ to no list that would make its domain's cohort differ by fewer than `least_chang
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -35,15 +34,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.aggregation.aggregation_participant import Participant
-from treaty.crypto.aggregation.aggregation_round import Round
+from treaty.crypto.aggregation.aggregation_round import Round, Unmasking
 from treaty.crypto.aggregation.masks import UsedNonces, add_masks, mask_key, mask_nonce
 from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.errors import PeerProtocolError
-from treaty.messaging.messages import Array, M, Message
+from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.cohorts import permitted
-from treaty.systems.horizontal.members import Heard
+from treaty.systems.horizontal.masked_sums import contribute
+from treaty.systems.horizontal.members import ToldDigest
 
 Stage = Literal["call", "setup", "shared", "masked", "prediction"]
 """Where a user may drop out of a tree: as it begins; before it has made a key, before its vector, after it; later."""
@@ -90,47 +90,16 @@ class MaskKeys(Message):
     tags: dict[str, bytes]
 
 
-class SealedShares(Message):
-    """Shares by receiver. Tell the edge server nothing."""
-
-    sealed: dict[str, bytes]
-
-
-class PassedShares(Message):
-    """Shares by sender."""
-
-    sealed: dict[str, bytes]
-
-
-class MaskedInput(Message):
-    """A vector uint64 (n,) under masks."""
-
-    values: Array
-
-
-class Remaining(Message):
-    """Whose vectors are in the sum."""
-
-    users: list[str]
-
-
 class Agreement(Message):
-    """A user's tags on that list, by peer."""
+    """A user's tags on the list of survivors, by peer."""
 
     tags: dict[str, bytes]
 
 
 class Agreements(Message):
-    """Tags on the list made for the receiver, by those on it."""
+    """Tags on the list of survivors made for the receiver, by those on it."""
 
     tags: dict[str, bytes]
-
-
-class Answer(Message):
-    """Shares that remove the masks of one sum: by remaining user of its self-mask, by lost one of its mask key."""
-
-    remaining: dict[str, bytes]
-    lost: dict[str, bytes]
 
 
 def server_mask(party: Party, number: int, attempt: int, heard: bytes) -> bytes:
@@ -138,32 +107,25 @@ def server_mask(party: Party, number: int, attempt: int, heard: bytes) -> bytes:
     return mask_nonce(party.job, party.protocol, number, attempt, f"server {heard.hex()}")
 
 
+def sum_round(party: Party, call: Call, roster: Mapping[str, bytes], length: int, told: ToldDigest) -> Round:
+    """Return the round of secure aggregation that edge server and users of `roster` agree on for a call."""
+    return Round(
+        job_id=party.job, protocol=party.protocol, round_id=call.number, attempt=call.attempt,
+        roster=roster, length=length, vector_id=told.digest.hex(),
+    )  # fmt: skip
+
+
 class UserSums:
-    """A user's part in its domain's sums.
+    """A user's part in its domain's sums; `server_seed` is shared with the server, `leaves` says when to drop out.
 
-    Parameters
-    ----------
-    party : Party
-    edge : str
-        Its edge server.
-    credentials : Credentials
-    server_seed : bytes
-        Shared with the server.
-    leaves : Leaves or None
-        When to drop out.
-
-    Attributes
-    ----------
-    heard : Heard
-        Digest of what the server told everybody, on which masks depend.
-    awake : bool
-        False once it has dropped out of a tree, to be set when the next one begins.
+    `heard` digests what the server told everybody, on which masks depend. `awake` is False once the user has dropped
+    out of a tree, to be set when the next one begins.
     """
 
     def __init__(
         self, party: Party, edge: str, credentials: Credentials, server_seed: bytes, leaves: Leaves | None = None
     ) -> None:
-        self.heard = Heard(b"")
+        self.heard = ToldDigest(b"")
         self.awake = True
         self._party, self._edge, self._credentials, self._leaves = party, edge, credentials, leaves
         self._server_seed, self._used = server_seed, UsedNonces()
@@ -174,13 +136,7 @@ class UserSums:
         self._cohort: list[str] = []
 
     def meet(self, domain: Domain) -> None:
-        """Check the keys of the domain's users.
-
-        Raises
-        ------
-        PeerProtocolError
-            When they are not certified, or the own ones are missing.
-        """
+        """Check the keys of the domain's users; PeerProtocolError when one is not certified, or the own is missing."""
         me = self._party.name
         if me not in domain.users or domain.users[me].key != self._credentials.certified.key:
             raise PeerProtocolError(self._edge, f"expected the own keys of {me} among the users' - at Domain")
@@ -192,13 +148,7 @@ class UserSums:
         self._least_change = domain.least_change
 
     def join(self, cohort: Cohort) -> None:
-        """Take part in a tree with these users.
-
-        Raises
-        ------
-        PeerProtocolError
-            When they are not users of the domain, this one among them.
-        """
+        """Take part in a tree with these users; PeerProtocolError unless they are of the domain, this one too."""
         if self._party.name not in cohort.users or not self._keys.keys() >= set(cohort.users):
             raise PeerProtocolError(
                 self._edge, f"expected users of the domain, {self._party.name} among them - at Cohort from {self._edge}"
@@ -219,22 +169,13 @@ class UserSums:
     def give(self, call: Call, values: NDArray[np.int64], *others: type[M]) -> M | None:
         """Contribute an int64 vector to a sum.
 
-        Parameters
-        ----------
-        call : Call
-        values : int64 (n,)
-        *others : types of Message
-            What the edge server may send instead of the next step: it goes on without this user, or begins anew.
-
-        Returns
-        -------
-        Message or None
-            One of `others`, if that came.
+        `others` is what the edge server may send in place of the next step, as it goes on without this user, or begins
+        anew; what came of it is returned.
 
         Raises
         ------
         CryptoError, PeerError
-            When keys, shares or signatures are not what the protocol allows.
+            When keys, shares or tags are not what the protocol allows.
         """
         party, edge = self._party, self._edge
         if self.absent("setup"):
@@ -246,45 +187,53 @@ class UserSums:
         if not isinstance(said, MaskKeys):
             return said  # type: ignore[return-value]
         mine = Participant(this_round, keys.agree(said.public, said.tags), self._credentials.signing_key)
-        party.send(edge, SealedShares(mine.share()))
-        said = party.receive(edge, PassedShares, *others, follow=True)
-        if not isinstance(said, PassedShares):
-            return said  # type: ignore[return-value]
-        if self.absent("shared"):
-            return None
-        nonce = server_mask(party, call.number, call.attempt, self.heard.digest)
+        contribution = _TaggedContribution(self, call, keys, mine, values)
+        return contribute(party, edge, mine, contribution, Agreements, *others, absent=self.absent, follow=True)
+
+    def hide(self, call: Call, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Put the server's mask of this attempt on a vector; CryptoError when it was made before."""
+        nonce = server_mask(self._party, call.number, call.attempt, self.heard.digest)
         self._used.use(nonce)
         hidden = values.astype(np.uint64)
         add_masks(hidden, [mask_key(self._server_seed, nonce)], [])
-        party.send(edge, MaskedInput(Array.of(mine.masked_input(hidden.view(np.int64), said.sealed))))
-        gone = self.absent("masked")
-        said = party.receive(edge, Remaining, *others, follow=True)
-        if not isinstance(said, Remaining):
-            return said  # type: ignore[return-value]
-        if gone:  # the edge server has the vector, and asks before it reads that the user went
-            return None
-        agreed = mine.take_survivors(said.users)
-        if not permitted(said.users, self._agreed_to, self._least_change):
+        return hidden.view(np.int64)
+
+    def permit(self, survivors: Sequence[str]) -> None:
+        """Note whose sum is opened; PeerProtocolError when earlier ones and this isolate a few users."""
+        if not permitted(survivors, self._agreed_to, self._least_change):
             raise PeerProtocolError(
-                edge, f"expected a cohort that differs by {self._least_change} users or more, or by none - at Remaining"
+                self._edge,
+                f"expected a cohort that differs by {self._least_change} users or more, or by none - at Survivors",
             )
-        self._agreed_to.add(frozenset(said.users))
-        party.send(edge, Agreement(keys.vouch(agreed)))
-        said = party.receive(edge, Agreements, *others, follow=True)
-        if not isinstance(said, Agreements):
-            return said  # type: ignore[return-value]
-        party.send(edge, Answer(*mine.unmask_for(keys.vouched(agreed, said.tags))))
-        return None
+        self._agreed_to.add(frozenset(survivors))
 
     def _round(self, call: Call, length: int) -> Round:
-        party = self._party
-        return Round(
-            job_id=party.job, protocol=party.protocol, round_id=call.number, attempt=call.attempt,
-            roster={name: self._keys[name] for name in self._cohort}, length=length,
-            vector_id=self.heard.digest.hex(),
-        )  # fmt: skip
+        return sum_round(self._party, call, {name: self._keys[name] for name in self._cohort}, length, self.heard)
 
     def _round_keys(self, this_round: Round) -> RoundKeys:
         me = self._party.name
         peers = {name: self._channels[name] for name in self._cohort if name != me}
         return RoundKeys(self._party.job, me, this_round.key_scope, peers)
+
+
+@dataclass(slots=True)
+class _TaggedContribution:
+    """A user's vector of one attempt, under the server's mask, and its tags on the survivors."""
+
+    sums: UserSums
+    call: Call
+    keys: RoundKeys
+    mine: Participant
+    values: NDArray[np.int64]
+    agreed: bytes = b""
+
+    def vector(self, sharers: Collection[str]) -> NDArray[np.int64]:
+        return self.sums.hide(self.call, self.values)
+
+    def prove(self, survivors: Sequence[str]) -> Message:
+        self.agreed = self.mine.take_survivors(survivors)
+        self.sums.permit(survivors)
+        return Agreement(self.keys.vouch(self.agreed))
+
+    def unmask(self, proofs: Agreements) -> Unmasking:
+        return self.mine.unmask_for(self.keys.vouched(self.agreed, proofs.tags))

@@ -1,11 +1,11 @@
 """The same bins at all participants of a horizontal job, from sums alone (Tian et al. 2020, FederBoost, section 4.2).
 
-First a vector that all add up: rows, rows in which each feature is present, rows of each category, and, in unary, the
-powers of two that bound gradients. Then the quantile search of `data.quantile_search`, a summed vector of counts per
-round. Last the leader tells all participants the cuts.
+First all add up a vector: rows, rows in which each feature is present, rows of each category, and, in unary, the powers
+of two that bound gradients. Then comes the quantile search of `data.quantile_search`, with a summed vector of counts
+per round. Last the leader tells all participants the bins.
 
-What this shows the leader: sums over all participants, which are how many rows lie below each probe; see
-`data.quantile_search` for what limits that and what does not.
+The leader learns sums over all participants: how many rows lie below each probe. `data.quantile_search` says what
+limits that and what does not.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ Total = Callable[[NDArray[np.int64] | None, int], NDArray[np.int64]]
 
 
 class Count(Message):
-    """Bins are to be sought, from the beginning: give the first vector."""
+    """The search for bins begins, or begins anew: give the first vector."""
 
 
-class Asked(Message):
-    """Probes: uint32 keys of float32 numbers, int32 (numeric features + 1,) first probe of each feature.
+class ProbeRequest(Message):
+    """Probes: uint32 keys of float32 numbers; int32 (numeric features + 1,) first probe of each feature.
 
-    Tell participants about where quantiles of all rows lie.
+    They tell participants about where quantiles of all rows lie.
     """
 
     keys: Array
     offsets: Array
 
 
-class Agreed(Message):
-    """The bins: int32 (features,) how many, float32 cuts and int16 bins of categories, feature after feature.
+class CommonBins(Message):
+    """Bins: int32 (features,) how many; float32 cuts and int16 bins of categories, feature after feature.
 
-    Tell participants the quantiles of all rows, which categories are frequent, and the order of magnitude of the
+    They tell participants the quantiles of all rows, which categories are frequent, and the order of magnitude of the
     largest target and weight.
     """
 
@@ -61,14 +61,7 @@ class Agreed(Message):
 
 
 class Opening:
-    """The first vector that is summed.
-
-    Parameters
-    ----------
-    schema : Schema
-    bounds : bool
-        Whether it tells, in unary, powers of two that bound gradients.
-    """
+    """The first vector that is summed; with `bounds` it tells, in unary, powers of two that bound gradients."""
 
     def __init__(self, schema: Schema, *, bounds: bool) -> None:
         self.numeric = [f for f, categories in enumerate(schema.categories) if categories is None]
@@ -94,7 +87,7 @@ class Opening:
         return np.concatenate([np.array(part, np.int64) for part in parts])
 
     def rows(self, total: NDArray[np.int64]) -> int:
-        """Return how many rows all have."""
+        """Return how many rows all have together."""
         return max(int(total[0]), 0)
 
     def present(self, total: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -119,7 +112,7 @@ class Opening:
 
 def choose_bins(
     total: Total,
-    ask: Callable[[Asked], None],
+    ask: Callable[[ProbeRequest], None],
     opening: Opening,
     opened: NDArray[np.int64],
     schema: Schema,
@@ -130,32 +123,17 @@ def choose_bins(
     most_rounds: int,
     threads: int,
 ) -> tuple[Bins, NDArray[np.int64]]:
-    """Search for quantiles as the leader.
+    """Search for quantiles as the leader; return the bins and, of each numeric feature, the fewest rows in an interval.
 
-    Parameters
-    ----------
-    total : callable
-        ``total(own, length)`` opens the next sum.
-    ask : callable
-        Sends probes to all participants.
-    opened : int64
-        The sum of `opening`.
-    own : Table or None
-        The leader's own rows, if it has some.
-    least_rows, most_rounds
-        See `QuantileSearch`.
-
-    Returns
-    -------
-    Bins
-    int64 (n_numeric,)
-        Of each numeric feature the fewest rows that two neighbouring probes were found to part.
+    ``total(own, length)`` opens the next sum; `ask` sends probes to all participants; `opened` is the sum of `opening`;
+    `own` are the leader's own rows, if it has some; `least_rows` and `most_rounds` are `QuantileSearch`'s. The second
+    result, int64 (n_numeric,), is over intervals between neighbouring probes.
     """
     search = QuantileSearch(len(opening.numeric), max_bin, least_rows=least_rows, most_rounds=most_rounds)
     search.present(opening.present(opened))
     ordered = None if own is None else sorted_keys([own.columns[f] for f in opening.numeric], threads)
     while (probes := search.probes()) is not None:
-        ask(Asked(Array.of(probes.keys), Array.of(probes.offsets)))
+        ask(ProbeRequest(Array.of(probes.keys), Array.of(probes.offsets)))
         counted = None if ordered is None else count_below(ordered, probes, threads)
         search.take(total(counted, len(probes.keys)))
     # noise may put a cut beyond all numbers
@@ -183,29 +161,29 @@ def most_probes(max_bin: int) -> int:
 
 
 def answer_probes(
-    asked: Asked, ordered: list[NDArray[np.uint32]], max_bin: int, lead: str, threads: int
+    asked: ProbeRequest, ordered: list[NDArray[np.uint32]], max_bin: int, lead: str, threads: int
 ) -> NDArray[np.int64]:
-    """Count a participant's rows below each probe.
+    """Count a participant's rows below each probe, int64 (probes,).
 
     Raises
     ------
     PeerProtocolError
-        When more is asked of a feature than a search for `max_bin` bins needs.
+        When more is asked about a feature than a search for `max_bin` bins needs.
     """
-    offsets = view(asked.offsets, np.int32, (len(ordered) + 1,), peer=lead, what="Asked.offsets")
-    keys = view(asked.keys, np.uint32, (None,), peer=lead, what="Asked.keys")
+    offsets = view(asked.offsets, np.int32, (len(ordered) + 1,), peer=lead, what="ProbeRequest.offsets")
+    keys = view(asked.keys, np.uint32, (None,), peer=lead, what="ProbeRequest.keys")
     if offsets[0] != 0 or offsets[-1] != len(keys) or np.any(np.diff(offsets) < 0):
-        raise PeerProtocolError(lead, f"expected probes feature by feature, got others - at Asked from {lead}")
+        raise PeerProtocolError(lead, f"expected probes feature by feature, got others - at ProbeRequest from {lead}")
     first = np.zeros(len(keys), np.bool_)
     first[offsets[:-1][np.diff(offsets) > 0]] = True
     if np.any(np.diff(offsets) > most_probes(max_bin)) or np.any((keys[1:] <= keys[:-1]) & ~first[1:]):
         raise PeerProtocolError(
-            lead, f"expected at most {most_probes(max_bin)} ascending probes of a feature - at Asked from {lead}"
+            lead, f"expected at most {most_probes(max_bin)} ascending probes of a feature - at ProbeRequest from {lead}"
         )
     return count_below(ordered, Probes(keys, offsets), threads)
 
 
-def agreed_objective(agreed: Agreed, own: Objective, *, noise: bool, peer: str) -> Objective:
+def agreed_objective(agreed: CommonBins, own: Objective, *, noise: bool, peer: str) -> Objective:
     """Return the objective with the bounds that a message tells.
 
     Raises
@@ -216,14 +194,16 @@ def agreed_objective(agreed: Agreed, own: Objective, *, noise: bool, peer: str) 
     told, mine = (agreed.grad_clip, agreed.weight_bound), (own.grad_clip, own.weight_bound)
     allowed = [2.0**exponent for exponent in EXPONENTS]
     if (noise and told != mine) or any(t not in allowed or t < m for t, m in zip(told, mine, strict=True)):
-        raise PeerProtocolError(peer, f"expected bounds of everybody's gradients, got others - at Agreed from {peer}")
+        raise PeerProtocolError(
+            peer, f"expected bounds of everybody's gradients, got others - at CommonBins from {peer}"
+        )
     return replace(own, grad_clip=agreed.grad_clip, weight_bound=agreed.weight_bound)
 
 
-def pack_bins(bins: Bins, objective: Objective) -> Agreed:
+def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
     """Return what tells a participant the bins."""
     empty, none = np.empty(0, np.float32), np.empty(0, np.int16)
-    return Agreed(
+    return CommonBins(
         Array.of(bins.n_bins),
         Array.of(np.concatenate([empty, *(c for c in bins.cuts if c is not None)])),
         Array.of(np.concatenate([none, *(c for c in bins.category_bins if c is not None)])),
@@ -233,7 +213,7 @@ def pack_bins(bins: Bins, objective: Objective) -> Agreed:
     )
 
 
-def unpack_bins(agreed: Agreed, schema: Schema, max_bin: int, peer: str) -> Bins:
+def unpack_bins(agreed: CommonBins, schema: Schema, max_bin: int, peer: str) -> Bins:
     """Return the bins that a message tells.
 
     Raises
@@ -242,21 +222,21 @@ def unpack_bins(agreed: Agreed, schema: Schema, max_bin: int, peer: str) -> Bins
         When they are not those of the schema's features, or more than `max_bin`.
     """
     n_features = len(schema.names)
-    n_bins = view(agreed.n_bins, np.int32, (n_features,), peer=peer, what="Agreed.n_bins")
-    cuts = view(agreed.cuts, np.float32, (None,), peer=peer, what="Agreed.cuts")
-    of_category = view(agreed.category_bins, np.int16, (None,), peer=peer, what="Agreed.category_bins")
-    has_other = view(agreed.has_other, np.bool_, (n_features,), peer=peer, what="Agreed.has_other")
+    n_bins = view(agreed.n_bins, np.int32, (n_features,), peer=peer, what="CommonBins.n_bins")
+    cuts = view(agreed.cuts, np.float32, (None,), peer=peer, what="CommonBins.cuts")
+    of_category = view(agreed.category_bins, np.int16, (None,), peer=peer, what="CommonBins.category_bins")
+    has_other = view(agreed.has_other, np.bool_, (n_features,), peer=peer, what="CommonBins.has_other")
     numeric = np.array([c is None for c in schema.categories], np.bool_)
     sizes = np.array([0 if c is None else len(c) + 1 for c in schema.categories], np.int64)
     n_cuts = np.where(numeric, np.maximum(n_bins - 1, 0), 0)
     if np.any((n_bins < 0) | (n_bins > max_bin)) or len(cuts) != n_cuts.sum() or len(of_category) != sizes.sum():
-        raise PeerProtocolError(peer, f"expected bins of {n_features} features, got others - at Agreed from {peer}")
+        raise PeerProtocolError(peer, f"expected bins of {n_features} features, got others - at CommonBins from {peer}")
     by_cut = np.split(cuts, np.cumsum(n_cuts)[:-1]) if n_features else []
     by_category = np.split(of_category, np.cumsum(sizes)[:-1]) if n_features else []
     for f in range(n_features):
         ascending = np.all(np.isfinite(by_cut[f])) and np.all(np.diff(by_cut[f]) > 0) if numeric[f] else True
         if not ascending or np.any((by_category[f] < 0) | (by_category[f] > n_bins[f])):
-            raise PeerProtocolError(peer, f"expected ascending cuts and bins there are - at Agreed from {peer}")
+            raise PeerProtocolError(peer, f"expected ascending cuts and bins there are - at CommonBins from {peer}")
     return Bins(
         schema,
         tuple(c if numeric[f] else None for f, c in enumerate(by_cut)),

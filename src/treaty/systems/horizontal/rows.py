@@ -1,14 +1,13 @@
-"""A participant's rows in a horizontal job: brought to what all have in common, binned, kept in checkpoints."""
+"""A participant's rows in a horizontal job: brought to common columns and classes, binned, sampled, fingerprinted."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -18,12 +17,11 @@ from treaty.data.binning import Bins
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.messaging.messages import Message, decode_body, encode_body
-from treaty.models.checkpoints import Checkpoint, Keeper, checkpoint_of, fingerprint
-from treaty.models.trees import ModelPart, keep_records, records_used
-from treaty.systems.horizontal.quantiles import Agreed, unpack_bins
-from treaty.systems.pooled.training import TRAIN, Labelled
-from treaty.systems.tree_options import TreeOptions
+from treaty.messaging.messages import Message, encode_body
+from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
+from treaty.models.trees import ModelPart
+from treaty.systems.horizontal.quantiles import CommonBins
+from treaty.systems.system import TRAIN, Labelled
 from treaty.trees.boosting import Forest, RoundState, draw
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.shard import RowShard
@@ -33,10 +31,10 @@ logger = logging.getLogger(__name__)
 Categories = list[list[Category] | None]
 
 
-class Described(Message):
+class RowsDescription(Message):
     """A participant's columns and classes. Tells the leader which classes it has rows of, and which columns are empty.
 
-    An empty column, missing in all rows, is of any kind.
+    A column that is missing in all rows is empty, and fits numbers and categories alike.
     """
 
     names: list[str]
@@ -45,8 +43,8 @@ class Described(Message):
     classes: list[Category] | None
 
 
-class Begin(Message):
-    """Columns as the first participant has them, everybody's classes, the model, and kept rounds to go on from."""
+class ModelBegin(Message):
+    """The model's id, the first participant's columns, everybody's classes; after how many rounds training resumes."""
 
     model_id: str
     names: list[str]
@@ -55,33 +53,10 @@ class Begin(Message):
     rounds: Annotated[int, msgspec.Meta(ge=0)] | None
 
 
-@dataclass(frozen=True, slots=True)
-class TakenUp:
-    """What a training goes on from, at one party.
-
-    Attributes
-    ----------
-    part : ModelPart
-    bins : Bins
-    rng : numpy.random.Generator or None
-        Draws columns, at the leader.
-    seed : int
-        Of the party's own draws of rows.
-    """
-
-    part: ModelPart
-    bins: Bins
-    rng: np.random.Generator | None
-    seed: int
-
-
 def conform(table: Table, schema: Schema, party: str) -> Table:
     """Bring a participant's table to the schema of all: a feature it lacks is missing in all its rows.
 
-    Raises
-    ------
-    DataError
-        When it has columns that the schema lacks, or of another kind.
+    Raises DataError when it has columns that the schema lacks, or of another kind.
     """
     if table.schema == schema:
         return table
@@ -116,19 +91,21 @@ def conform(table: Table, schema: Schema, party: str) -> Table:
     return matched
 
 
-def describe(data: Labelled, classes: list[Category] | None) -> Described:
-    """Say what columns and classes a participant has."""
+def describe(data: Labelled, classes: list[Category] | None) -> RowsDescription:
+    """Return the description of a participant's rows."""
     schema = data.table.schema
     empty = [bool(np.isnan(column).all()) for column in data.table.columns]
-    return Described(list(schema.names), [None if c is None else list(c) for c in schema.categories], empty, classes)
+    return RowsDescription(
+        list(schema.names), [None if c is None else list(c) for c in schema.categories], empty, classes
+    )
 
 
 def schema_of(names: Sequence[str], categories: Categories) -> Schema:
-    """Return the columns that a message names."""
+    """Return the schema that a message describes."""
     return Schema(tuple(names), tuple(None if c is None else tuple(c) for c in categories))
 
 
-def all_columns(described: Sequence[Described]) -> tuple[list[str], Categories]:
+def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Categories]:
     """Return names and categories of all columns: the first participant's, of the first kind that is not empty."""
     kinds = []
     for place, name in enumerate(described[0].names):
@@ -141,8 +118,8 @@ def all_columns(described: Sequence[Described]) -> tuple[list[str], Categories]:
     return described[0].names, kinds
 
 
-def all_classes(described: Mapping[str, Described]) -> list[Category] | None:
-    """Return the classes that participants have among them, in order."""
+def all_classes(described: Mapping[str, RowsDescription]) -> list[Category] | None:
+    """Return the classes that participants have between them, sorted; None for a regression."""
     with_classes = [one.classes for one in described.values() if one.classes is not None]
     if not with_classes:
         return None
@@ -162,7 +139,7 @@ def all_classes(described: Mapping[str, Described]) -> list[Category] | None:
 def common_rows(
     data: Labelled, schema: Schema, own: list[Category] | None, classes: list[Category] | None, party: str
 ) -> Labelled:
-    """Bring rows to everybody's columns and class numbers; errors and warnings name an eval set beside its party."""
+    """Bring rows to everybody's columns and class numbers; errors and warnings name the party, and an eval set."""
     y, whose = data.y, party if data.name == TRAIN else f"{party}: {data.name}"
     if own is not None and classes is not None and own != classes:
         number = {label: k for k, label in enumerate(classes)}
@@ -174,29 +151,28 @@ def common_rows(
 
 
 def printed_rows(rows: Sequence[Labelled], classes: list[Category] | None) -> bytes:
-    """Return what tells a party's training rows and eval sets, in checkpoints."""
+    """Return the `fingerprint` of a party's training rows and eval sets."""
     return fingerprint([(of.table, (of.y, of.weight)) for of in rows], classes or ())
 
 
-def own_seed(options: TreeOptions, name: str) -> int:
-    """Seed of a participant's own draws of rows."""
-    if options.random_state is None:
+def own_seed(random_state: int | None, name: str) -> int:
+    """Return the seed of a participant's own draws of rows."""
+    if random_state is None:
         return secrets.randbits(62)
-    return int.from_bytes(hashlib.sha256(f"{options.random_state} {name}".encode()).digest()[:7], "big")
+    return int.from_bytes(hashlib.sha256(f"{random_state} {name}".encode()).digest()[:7], "big")
 
 
 def sampler(
-    shard: RowShard, forest: Forest, options: TreeOptions, seed: int
+    shard: RowShard, forest: Forest, subsample: float, seed: int
 ) -> Callable[[], list[NDArray[np.int32] | None]]:
     """Return what draws a participant's rows for each tree of the next round."""
     n_outputs, n_rows = shard.margins.shape
 
     def sample() -> list[NDArray[np.int32] | None]:
-        if options.subsample >= 1.0 or n_rows == 0:
+        if subsample >= 1.0 or n_rows == 0:
             return [None] * n_outputs
         return [
-            draw(np.random.default_rng([seed, forest.rounds, output]), n_rows, options.subsample)
-            for output in range(n_outputs)
+            draw(np.random.default_rng([seed, forest.rounds, output]), n_rows, subsample) for output in range(n_outputs)
         ]
 
     return sample
@@ -217,56 +193,9 @@ def shard_of(rows: Labelled, bins: Bins, part: ModelPart, threads: int) -> RowSh
 
 
 def checkpoint_with(
-    part: ModelPart, options: TreeOptions, printed: bytes, kept: RoundState, agreed: Agreed
+    part: ModelPart, given: dict[str, Any], rows: bytes, kept: RoundState, told: CommonBins
 ) -> Checkpoint:
-    """Return a checkpoint that holds the bins."""
-    checkpoint = checkpoint_of(part, options, printed, kept)
-    checkpoint.bins = encode_body(agreed)
+    """Return a checkpoint that holds the bins; `rows` is their `fingerprint`."""
+    checkpoint = checkpoint_of(part, given, rows, kept)
+    checkpoint.bins = encode_body(told)
     return checkpoint
-
-
-def kept_here(keeper: Keeper | None, model_id: str, rounds: int) -> Checkpoint:
-    """Return the own checkpoint of a model that the leader goes on with.
-
-    Raises
-    ------
-    ConfigError
-        When there is none with as many rounds.
-    """
-    found = None if keeper is None else keeper.found()
-    if found is None or found.part.model_id != model_id or found.part.forest is None or found.rounds < rounds:
-        raise ConfigError(
-            f"cannot resume: expected a checkpoint of model {model_id[:8]} with {rounds} rounds, got "
-            + ("none" if found is None else f"one of model {found.part.model_id[:8]} with {found.rounds}")
-            + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
-            public="it has no checkpoint of the training to resume",
-        )
-    return found
-
-
-def led(found: Checkpoint) -> bool:
-    """Whether the party of a checkpoint led its training: only the leader draws columns."""
-    state, _ = json.loads(found.random_state or "[null, 0]")
-    return state is not None
-
-
-def taken_up(found: Checkpoint, rounds: int, options: TreeOptions, printed: bytes, party: str) -> TakenUp:
-    """Return what a training goes on from that has so many rounds; what the checkpoint has of later ones is dropped.
-
-    Raises
-    ------
-    ConfigError
-        When the checkpoint is of other options, parties or rows.
-    """
-    found.check(options, (party,), printed)
-    part = found.part
-    assert part.forest is not None
-    part.forest.cut(rounds)
-    keep_records(part.splits, records_used(part.forest.trees, 1)[0])
-    bins = unpack_bins(decode_body(found.bins, Agreed, peer=party), part.schema, options.max_bin, party)
-    state, seed = json.loads(found.random_state or "")
-    if state is None:
-        return TakenUp(part, bins, None, seed)
-    rng = np.random.default_rng()
-    rng.bit_generator.state = state
-    return TakenUp(part, bins, rng, seed)

@@ -1,4 +1,4 @@
-"""Opening sums of members' masked vectors; see `masked_members` for the messages."""
+"""Opening sums of members' masked vectors; see `members` and `masked_sums` for the messages."""
 
 from __future__ import annotations
 
@@ -9,110 +9,74 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.aggregation_participant import Participant
 from treaty.crypto.aggregation.aggregation_round import Round, RoundVoid, Unmasking, open_pairwise
-from treaty.crypto.aggregation.key_agreement import Advertisement
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message, view
 from treaty.messaging.party import Party
+from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, OwnInput, SumAggregator
 from treaty.systems.horizontal.members import (
-    ATTEMPTS,
-    Advertised,
-    Again,
-    Cohort,
-    Heard,
-    Introduced,
-    Keys,
-    Masked,
+    MaskKeyPair,
+    MaskKeyPairs,
     Member,
-    Opened,
-    Passed,
+    MemberKey,
     Roster,
-    Shares,
-    Signatures,
-    Signed,
-    Survivors,
-    Unmasked,
-    Vouching,
+    SumOpened,
+    SumRules,
+    SumVoid,
+    SurvivorSignature,
+    SurvivorSignatures,
+    ToldDigest,
 )
+from treaty.systems.system import Vouching
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 0.25  # of the job's timeout, with a member that is silent: the others wait for the collector meanwhile
 
 
-class Collector:
-    """Opens sums over the members.
+class Collector(SumAggregator):
+    """Opens sums over the members, the collector among them if it is one; `begun` is `ToldDigest`'s.
 
-    Parameters
-    ----------
-    party : Party
-    members : sequence of str
-        All of them, the collector among them if it is one.
-    vouching : Vouching
-    begun : bytes
-        What the run began with, see `Heard`.
-    recover, allow_two
-        See `Cohort`.
-
-    Attributes
-    ----------
-    members : list of str
-        Those still there.
-    summed : list of str
-        Those whose vectors are in the sum opened last. Members were told so: one that is lost since they will hear of
-        with the next sum.
+    `members` are those still there; `summed` those whose vectors are in the sum opened last. Members were told so: of
+    one that is lost since, they will hear with the next sum.
     """
 
-    def __init__(
-        self,
-        party: Party,
-        members: Sequence[str],
-        vouching: Vouching,
-        begun: bytes,
-        *,
-        recover: bool = False,
-        allow_two: bool = False,
-    ) -> None:
+    def __init__(self, party: Party, members: Sequence[str], vouching: Vouching, begun: bytes, rules: SumRules) -> None:
         self.members, self.summed = list(members), list(members)
-        self._party, self._recover = party, recover
+        self._party, self._recover = party, rules.recover
         self._patience = PATIENCE * party.timeout
         self._number = 0
         waits = len(members) > 2 and party.channel.waits
         self._senders = ThreadPoolExecutor(len(members), thread_name_prefix="treaty-send") if waits else None
-        self._heard = Heard(begun)
-        own = self._own = Member(party.name, party.job, vouching, self._heard) if party.name in members else None
-        others = [name for name in members if name != party.name]
-        introduced = {name: party.receive(name, Introduced) for name in others}
+        self._told = ToldDigest(begun)
+        self._own = Member(party, vouching, self._told, rules) if party.name in members else None
+        self._introduce(rules)
+
+    def _introduce(self, rules: SumRules) -> None:
+        """Pass on the members' signing keys, then their mask keys."""
+        party, own, others = self._party, self._own, self._others()
+        introduced = {name: party.receive(name, MemberKey) for name in others}
         if own is not None:
-            introduced[party.name] = own.introduced
+            introduced[party.name] = own.key
         roster = Roster(
-            {k: one.key for k, one in introduced.items()}, {k: one.vouched for k, one in introduced.items()}
+            {name: one.key for name, one in introduced.items()}, {name: one.vouched for name, one in introduced.items()}
         )
-        self._send(dict.fromkeys(others, roster))
-        self._cohort = Cohort(party.job, party.protocol, roster.keys, recover, allow_two)
-        advertised = {name: party.receive(name, Advertised) for name in others}
+        self.send(dict.fromkeys(others, roster))
+        self._first = rules.first_round(party, roster)
+        pairs = {name: party.receive(name, MaskKeyPair) for name in others}
         if own is not None:
-            advertised[party.name] = own.advertise(roster, recover, allow_two, party.name, party.protocol)
-        self._send(dict.fromkeys(others, Keys(advertised)))
+            pairs[party.name] = own.advertise(roster, party.name)
+        told = MaskKeyPairs(pairs)
+        self.send(dict.fromkeys(others, told))
         if own is not None:
-            own.agree(Keys(advertised))
-        self._advertised = {name: Advertisement(of.channel, of.mask, of.signature) for name, of in advertised.items()}
+            own.agree(told)
+        self._advertised = told.advertisements()
 
     def total(self, length: int, own: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Open the sum of the members' next vectors, modulo 2^64.
+        """Open the sum of the members' next vectors modulo 2^64, int64 (length,); with `recover`, of those in `summed`.
 
-        Parameters
-        ----------
-        length : int
-        own : int64 (length,) or None
-            The collector's own vector, if it is a member.
-
-        Returns
-        -------
-        int64 (length,)
-            With `recover` over the members in `summed`.
+        `own` is the collector's own vector, if it is a member.
 
         Raises
         ------
@@ -124,70 +88,59 @@ class Collector:
         self._number += 1
         if self._recover:
             return self._recovered(length, own)
-        this_round = self._cohort.round(self._number, length, self._heard)
+        this_round = self._round(length)
         inputs = {}
         if self._own is not None and own is not None:
             inputs[self._own.name] = self._own.masked(own)
         for name in self._others():
-            message = self._party.receive(name, Masked)
-            inputs[name] = view(message.values, np.uint64, (length,), peer=name, what="Masked.values")
+            message = self._party.receive(name, MaskedInput)
+            inputs[name] = view(message.values, np.uint64, (length,), peer=name, what="MaskedInput.values")
         return open_pairwise(this_round, inputs)
 
     def _recovered(self, length: int, own: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """Open the sum over whoever gets through all steps, in some attempts."""
         for attempt in range(ATTEMPTS):
-            this_round = self._cohort.round(self._number, length, self._heard, attempt)
-            mine = None if self._own is None else self._own.participant(length, attempt)
+            this_round = self._round(length, attempt)
+            mine = None
+            if self._own is not None and own is not None:
+                mine = OwnInput(self._party.name, self._own.participant(length, attempt), own)
+            aggregator = Aggregator(this_round, self._advertised)
             try:
-                total = self._attempt(this_round, mine, own)
+                sealed, passed = self.pass_shares(aggregator, self._advertised, mine)
+                total, self.summed = self.open_sum(this_round, aggregator, sealed, mine, passed.get(self._party.name))
             except RoundVoid as void:
                 logger.warning("%s: %s", self._party.name, void)
                 if attempt + 1 == ATTEMPTS or len(self.members) < this_round.least:
                     raise
-                self._send_all(Again())
+                self._send_all(SumVoid())
             else:
-                self._send_all(Opened())
+                self._send_all(SumOpened())
                 return total
         raise AssertionError("the last attempt returns or raises")
 
-    def _attempt(self, this_round: Round, mine: Participant | None, own: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Try to open the sum over whoever gets through all steps."""
-        me, aggregator = self._party.name, Aggregator(this_round, self._advertised)
-        sealed = {name: message.sealed for name, message in self._gather(Shares).items()}
-        if mine is not None:
-            sealed[me] = mine.share()
-        passed = aggregator.pass_shares(sealed)
-        self._send({name: Passed(passed[name]) for name in self._others()})
-        for name, message in self._gather(Masked).items():
-            try:
-                vector = view(message.values, np.uint64, (this_round.length,), peer=name, what="Masked.values")
-            except PeerProtocolError as error:
-                logger.warning("%s: %s", me, error)
-                self._leave_out(name)
-            else:
-                aggregator.add_input(name, vector)
-        if mine is not None and own is not None:
-            aggregator.add_input(me, mine.masked_input(own, passed[me]))
-        survivors = aggregator.survivors()
-        self._send_all(Survivors(survivors))
-        signatures = {name: message.signature for name, message in self._gather(Signed).items()}
-        if mine is not None:
-            signatures[me] = mine.sign_survivors(survivors)
+    def _round(self, length: int, attempt: int = 0) -> Round:
+        return self._first.another(self._number, length, self._told.digest.hex(), attempt)
+
+    def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
+        """Leave all vectors in: members consented to sums of cohorts that differ by one."""
+
+    def _pass_proofs(
+        self, this_round: Round, aggregator: Aggregator, survivors: Sequence[str], own: OwnInput | None
+    ) -> Unmasking | None:
+        signatures = {name: message.signature for name, message in self._gather(SurvivorSignature).items()}
+        if own is not None:
+            signatures[own.name] = own.participant.sign_survivors(survivors)
         valid = aggregator.pass_signatures(signatures)
-        self._send_all(Signatures(valid))
-        answers = {name: Unmasking(told.survivors, told.lost) for name, told in self._gather(Unmasked).items()}
-        if mine is not None:
-            answers[me] = mine.unmask(valid)
-        total = aggregator.open(answers)
-        self.summed = list(survivors)
-        return total
+        self._send_all(SurvivorSignatures(valid))
+        return None if own is None else own.participant.unmask(valid)
 
     def tell_all(self, message: Message) -> None:
         """Send a message to all other members; masks depend on it from now on."""
-        self._heard.hear(message)
+        self._told.hear(message)
         self._send_all(message)
 
     def _send_all(self, message: Message) -> None:
-        self._send(dict.fromkeys(self._others(), message))
+        self.send(dict.fromkeys(self._others(), message))
 
     def hear_all(self, kind: type[M]) -> dict[str, M]:
         """Receive a message from all other members; with `recover`, from those still there."""
@@ -200,27 +153,31 @@ class Collector:
         others = self._others()
         try:
             came = self._party.gather(others, kind, timeout=self._patience)
-        except PeerProtocolError as error:  # one that sends what no member does is as good as lost
-            logger.warning("%s: %s", self._party.name, error)
-            self._leave_out(error.peer)
+        except PeerProtocolError as error:
+            self._expel(error)
             return self._gather(kind)
         for name in others:
             if name not in came:
                 self._leave_out(name)
         return came
 
-    def _send(self, messages: Mapping[str, Message]) -> None:
-        if not self._recover:
-            if self._senders is None:
-                for name, message in messages.items():
-                    self._party.send(name, message)
-            else:  # threads that stay: there is a message to all for every level
-                list(self._senders.map(self._party.send, messages, messages.values()))
-            return
-        reached = self._party.send_each(messages, self._patience)
-        for name in messages:
-            if name not in reached:
-                self._leave_out(name)
+    def send(self, messages: Mapping[str, Message]) -> None:
+        """Send to members; with `recover`, leave out whom nothing reaches."""
+        if self._recover:
+            reached = self._party.send_each(messages, self._patience)
+            for name in messages:
+                if name not in reached:
+                    self._leave_out(name)
+        elif self._senders is None:
+            for name, message in messages.items():
+                self._party.send(name, message)
+        else:  # threads that stay: there is a message to all for every level
+            list(self._senders.map(self._party.send, messages, messages.values()))
+
+    def _expel(self, error: PeerProtocolError) -> None:
+        """Go on without a member that sends what none does: it is as good as lost."""
+        logger.warning("%s: %s", self._party.name, error)
+        self._leave_out(error.peer)
 
     def _leave_out(self, name: str) -> None:
         logger.warning("%s goes on without %s", self._party.name, name)

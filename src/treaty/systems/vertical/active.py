@@ -11,6 +11,7 @@ import msgspec
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
+from treaty.systems.pooled.rounds import Keep, Kept
 from treaty.systems.pooled.training import Begun, Labelled, Progress
 from treaty.systems.tree_options import TreeOptions
 from treaty.systems.vertical.decisions import Finish, decided_by_all
@@ -28,16 +29,6 @@ class Start(Message):
     model_id: str
     resumed: bool
     records: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class Keep(Message):
-    """A round is finished: write a checkpoint. Tells how many rounds there are."""
-
-    rounds: int
-
-
-class Kept(Message):
-    """The checkpoint is written, if one is."""
 
 
 def terms(options: TreeOptions, n_rows: int, eval_rows: Sequence[int]) -> Mapping[str, str | int | float | bool | None]:

@@ -96,5 +96,5 @@ def assert_plain(part: ModelPart, tables: Mapping[str, Table], found: Mapping[st
 
 
 def layout(part: ModelPart) -> Layout:
-    bins = secpred.unpack_bins(secpred.decode_body(part.bins, secpred.Agreed, peer="x"), part.schema, 255, "x")
+    bins = secpred.unpack_bins(secpred.decode_body(part.bins, secpred.CommonBins, peer="x"), part.schema, 255, "x")
     return layout_of(bins, np.ones(len(bins.n_bins), np.bool_))

@@ -281,7 +281,7 @@ def test_bounds_of_targets_are_not_passed_on():
         e.message(secpred.PredictionTerms) for e in played.transcripts["ann"].entries if e.step == "PredictionTerms"
     ]
     assert (told.bins.grad_clip, told.bins.weight_bound) == (0.0, 0.0)
-    assert secpred.decode_body(part.bins, secpred.Agreed, peer="x").grad_clip > 1.0
+    assert secpred.decode_body(part.bins, secpred.CommonBins, peer="x").grad_clip > 1.0
 
 
 # ---------------------------------------------------------------- refused

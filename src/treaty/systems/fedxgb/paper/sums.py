@@ -45,17 +45,16 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.sharing.secret_sharing import open_bytes, share_bytes, share_length
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, M, Message, view
-from treaty.systems.fedxgb.edge_sums import Begun, DomainSums
+from treaty.systems.fedxgb.edge_sums import DomainSums, SumSetup
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.user_sums import (
     Call,
     Cohort,
     MaskKey,
     MaskKeys,
-    PassedShares,
-    SealedShares,
     UserSums,
 )
+from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares
 
 KEY_BYTES, NUMBER_BYTES = 32, 8
 KEY_SHARE = share_length(KEY_BYTES)
@@ -169,17 +168,17 @@ class PaperUserSums(UserSums):
 class PaperDomainSums(DomainSums):
     """A domain's cohort and its sums as published; see `DomainSums`."""
 
-    _begun: Begun | None  # once the tree's keys are shared
+    _setup: SumSetup | None  # once the tree's keys are shared
     _between: dict[str, dict[str, int]]  # of each lost user and every other, what is left of their masks
 
     def choose(self, answered: Sequence[str], *, everybody: bool = False) -> None:
         """Choose the cohort of a tree; see `DomainSums.choose`. It may differ from earlier ones by one user."""
         super().choose(answered, everybody=everybody)
-        self._begun, self._between = None, {}
+        self._setup, self._between = None, {}
 
     def _attempt(self, this_round: Round, call: Call) -> tuple[NDArray[np.int64], list[str]]:
         self.send(dict.fromkeys(self._running, call))
-        begun = self._begun = self._begun or self._begin(this_round)
+        setup = self._setup = self._setup or self._begin(this_round)
         total, shares = np.zeros(this_round.length, np.uint64), {}
         for name, message in self._gather(InputAndShares).items():
             try:
@@ -190,15 +189,15 @@ class PaperDomainSums(DomainSums):
                 shares[name] = message.shares
         enough(len(shares), this_round.least, "inputs")
         remaining = sorted(shares)
-        lost = sorted(begun.sealed.keys() - shares.keys())
+        lost = sorted(setup.sealed.keys() - shares.keys())
         asked = [name for name in lost if name not in self._between]
         if asked:
             self.send(dict.fromkeys(remaining, LostUsers(asked)))
             held = {name: message.shares for name, message in self._gather(KeyShares).items()}
-            secrets = rebuilt(begun.round, held, asked, KEY_BYTES)
+            secrets = rebuilt(setup.round, held, asked, KEY_BYTES)
             job = self._party.job
-            self._between |= {v: pairs_of(v, secrets[v], begun, job) for v in asked}
-        numbers = rebuilt(begun.round, shares, remaining, NUMBER_BYTES)
+            self._between |= {v: pairs_of(v, secrets[v], setup, job) for v in asked}
+        numbers = rebuilt(setup.round, shares, remaining, NUMBER_BYTES)
         offset = sum(int.from_bytes(numbers[u], "little") for u in remaining)
         offset -= sum(self._between[v][u] for v in lost for u in remaining)
         return (total - np.uint64(offset % _MODULUS)).view(np.int64), remaining
@@ -234,19 +233,19 @@ def rebuilt(
     return dict(zip(owners, open_bytes(this_round.points(holders), shares, length), strict=True))
 
 
-def pairs_of(lost: str, secret: bytes, begun: Begun, job: str) -> dict[str, int]:
+def pairs_of(lost: str, secret: bytes, setup: SumSetup, job: str) -> dict[str, int]:
     """Return zeta_vu - zeta_uv of a lost user v and every other u, from v's private key and the boxes passed on.
 
     Raises CryptoError when it is not v's key, or a box is not what its sender sealed.
     """
     own = X25519PrivateKey.from_private_bytes(secret)
-    if own.public_key().public_bytes_raw() != begun.keys[lost]:
+    if own.public_key().public_bytes_raw() != setup.keys[lost]:
         raise CryptoError(f"expected shares of the private key of {lost}, got some that give another")
     pairs = {}
-    for name in begun.sealed.keys() - {lost}:
-        seed = agree(own, begun.keys[name], job, *sorted([lost, name]))
+    for name in setup.sealed.keys() - {lost}:
+        seed = agree(own, setup.keys[name], job, *sorted([lost, name]))
         to, back = (
-            opened(seed, begun.sealed[sender][receiver], begun.round, sender, receiver)
+            opened(seed, setup.sealed[sender][receiver], setup.round, sender, receiver)
             for sender, receiver in ((lost, name), (name, lost))
         )
         pairs[name] = number(to) - number(back)

@@ -67,7 +67,7 @@ from treaty.systems.fedxgb.secpred.routing import (
     layout_of,
 )
 from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, shares_of
-from treaty.systems.horizontal.quantiles import Agreed, unpack_bins
+from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import Categories, schema_of
 
 PATIENCE = 60.0  # seconds that users have to share their rows
@@ -82,7 +82,7 @@ class PredictionTerms(Message):
 
     names: list[str]
     categories: Categories
-    bins: Agreed
+    bins: CommonBins
     n_outputs: _AtLeastOne
     base_margin: float
     most_rows: _AtLeastOne | None
@@ -120,7 +120,7 @@ def server(
     forest, n_features = part.forest, len(part.schema.names)
     if forest is None or not forest.trees or not part.bins:
         raise ConfigError('expected a model of protocol "fedxgb" with its bins and some trees, got another one')
-    agreed = decode_body(part.bins, Agreed, peer=party.name)
+    agreed = decode_body(part.bins, CommonBins, peer=party.name)
     bins = unpack_bins(agreed, part.schema, MOST_BINS, party.name)
     depths = [depth_of(tree) for tree in forest.trees]
     if sum(float(np.abs(tree.value).max()) for tree in forest.trees) >= MOST_VALUE:

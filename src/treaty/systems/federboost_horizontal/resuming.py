@@ -1,0 +1,105 @@
+"""Resuming an interrupted training by row: the leader's checkpoint decides, every participant brings its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from treaty.data.binning import Bins
+from treaty.errors import ConfigError
+from treaty.messaging.messages import decode_body
+from treaty.models.checkpoints import ANEW, Checkpoint, Keeper
+from treaty.models.trees import ModelPart, keep_records, records_used
+from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
+from treaty.systems.horizontal.rows import own_seed
+from treaty.systems.system import Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """A party's random draws: `rng` draws columns, at the leader alone; `seed` is of its own draws of rows."""
+
+    rng: np.random.Generator | None
+    seed: int
+
+    @classmethod
+    def fresh(cls, seat: Seat) -> Draws:
+        """Begin a training's draws."""
+        leads, random_state = seat.party.name == seat.cast.active, seat.common.random_state
+        return cls(np.random.default_rng(random_state) if leads else None, own_seed(random_state, seat.party.name))
+
+    @classmethod
+    def kept(cls, state: str) -> Draws:
+        """Go on with draws from their `state`."""
+        columns, seed = json.loads(state)
+        if columns is None:
+            return cls(None, seed)
+        rng = np.random.default_rng()
+        rng.bit_generator.state = columns
+        return cls(rng, seed)
+
+    @property
+    def state(self) -> str:
+        """What a checkpoint keeps."""
+        return json.dumps([None if self.rng is None else self.rng.bit_generator.state, self.seed])
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedTraining:
+    """What a party goes on from."""
+
+    part: ModelPart
+    bins: Bins
+    draws: Draws
+
+
+def leaders_checkpoint(keeper: Keeper | None, *, noisy: bool) -> Checkpoint | None:
+    """Return the leader's checkpoint, if it has one to resume from; refuse a participant's, and any under noise."""
+    found = None if keeper is None else keeper.found()
+    if found is None:
+        return None
+    if Draws.kept(found.random_state or "[null, 0]").rng is None:
+        raise ConfigError(
+            f"{found.part.party}: cannot resume as the leader: its checkpoint is of a training that another party led; "
+            f"set active back to that party, or {ANEW}",
+            public="it cannot resume as the leader: another party led the training of its checkpoint",
+        )
+    if noisy:
+        raise ConfigError(
+            "cannot resume with epsilon_total: sums opened since the checkpoint would be opened again, at a further "
+            "cost; begin anew without these checkpoints, which costs a whole epsilon_total again"
+        )
+    return found
+
+
+def members_checkpoint(keeper: Keeper | None, model_id: str, rounds: int) -> Checkpoint:
+    """Return the own checkpoint of a model that the leader resumes; ConfigError when none has as many rounds."""
+    found = None if keeper is None else keeper.found()
+    if found is None or found.part.model_id != model_id or found.part.forest is None or found.rounds < rounds:
+        raise ConfigError(
+            f"cannot resume: expected a checkpoint of model {model_id[:8]} with {rounds} rounds, got "
+            + ("none" if found is None else f"one of model {found.part.model_id[:8]} with {found.rounds}")
+            + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
+            public="it has no checkpoint of the training to resume",
+        )
+    return found
+
+
+def resume(seat: Seat, found: Checkpoint, rounds: int, rows: bytes) -> ResumedTraining:
+    """Take a training up after so many rounds; what the checkpoint has of later ones is dropped.
+
+    Raises
+    ------
+    ConfigError
+        When the checkpoint is of other options, parties or rows (`rows` is their `fingerprint`).
+    """
+    name, part = seat.party.name, found.part
+    found.check(seat.given, seat.may_change, (name,), rows)
+    assert part.forest is not None
+    part.forest.cut(rounds)
+    keep_records(part.splits, records_used(part.forest.trees, 1)[0])
+    told = decode_body(found.bins, CommonBins, peer=name)
+    bins = unpack_bins(told, part.schema, seat.common.max_bin, name)
+    return ResumedTraining(part, bins, Draws.kept(found.random_state or ""))

@@ -1,0 +1,236 @@
+"""One sum under double masks, of which some contributors may be lost: `crypto.aggregation` between parties.
+
+Both kinds of sums have these steps: those of a job's members (`members`, `sums`), and those of a crowd's users at their
+edge server (`fedxgb.user_sums`, `fedxgb.edge_sums`). "A" is the aggregator, which opens the sum.
+
+====================  ============  =================================================================  =================
+message               from -> to    content                                                            protection
+====================  ============  =================================================================  =================
+`SealedShares`        all -> A      shares of the self-mask's seed (users: and of the mask key)        AES-256-GCM
+`PassedShares`        A -> all      those that the others sealed for the receiver                      AES-256-GCM
+`MaskedInput`         all -> A      a vector under masks                                               masks, used once
+`Survivors`           A -> all      whose vectors came                                                 the proofs
+proofs                both ways     which list each survivor was told: signatures, or tags by peer     they are proofs
+`MaskShares`          all -> A      shares of survivors' seeds; of those lost, what removes masks      TLS
+                                    with them; never both for one
+====================  ============  =================================================================  =================
+
+Where they differ is how keys are introduced (by pinned certificates once a job; by a key authority, and anew for every
+sum), what proves the list of survivors, whom the aggregator loses when, and how a void sum is repeated.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.aggregation.aggregation_participant import SECRET_BYTES, Participant
+from treaty.crypto.aggregation.aggregation_round import Round, Unmasking
+from treaty.crypto.aggregation.masks import KEY_BYTES
+from treaty.crypto.aggregation.secure_aggregation import Aggregator
+from treaty.crypto.sharing.secret_sharing import share_length
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, M, Message, view
+from treaty.messaging.party import Party
+
+ATTEMPTS = 3  # at one sum
+
+Proofs = TypeVar("Proofs", bound=Message)
+ProofsTold = TypeVar("ProofsTold", bound=Message, contravariant=True)
+
+
+class SealedShares(Message):
+    """Shares by receiver. Tell the aggregator nothing."""
+
+    sealed: dict[str, bytes]
+
+
+class PassedShares(Message):
+    """Shares by sender."""
+
+    sealed: dict[str, bytes]
+
+
+class MaskedInput(Message):
+    """A vector uint64 (n,) under masks: uniform to whoever lacks them."""
+
+    values: Array
+
+
+class Survivors(Message):
+    """Whose vectors are in the sum."""
+
+    names: list[str]
+
+
+class MaskShares(Message):
+    """What removes the masks of this one sum: by survivor a share of its seed; by lost one of its key, or one mask."""
+
+    survivors: dict[str, bytes]
+    lost: dict[str, bytes]
+
+
+# ---------------------------------------------------------------- contributors
+
+
+class Contribution(Protocol[ProofsTold]):
+    """What differs between a member of a job and a user of a crowd; every method may refuse what it is told."""
+
+    def vector(self, sharers: Collection[str]) -> NDArray[np.int64]:
+        """Return the vector to be masked, once others have shared."""
+
+    def prove(self, survivors: Sequence[str]) -> Message:
+        """Return what proves to the others which list of survivors this one was told."""
+
+    def unmask(self, proofs: ProofsTold) -> Unmasking:
+        """Return what removes the masks of that list, if enough others prove that they were told the same."""
+
+
+def contribute(
+    party: Party,
+    aggregator: str,
+    mine: Participant,
+    contribution: Contribution[Proofs],
+    proofs: type[Proofs],
+    *others: type[M],
+    absent: Callable[[Literal["shared", "masked"]], bool] = lambda stage: False,
+    follow: bool = False,
+) -> M | None:
+    """Take part in one attempt at a sum; return one of `others` where that came in place of the next step.
+
+    `absent` tells whether to drop out, before the vector is sent or after; `follow` is `Party.receive`'s.
+    """
+    party.send(aggregator, SealedShares(mine.share()))
+    passed: Message = party.receive(aggregator, PassedShares, *others, follow=follow)
+    if not isinstance(passed, PassedShares):
+        return passed  # type: ignore[return-value]
+    if absent("shared"):
+        return None
+    vector = contribution.vector(passed.sealed)
+    party.send(aggregator, MaskedInput(Array.of(mine.masked_input(vector, passed.sealed))))
+    gone = absent("masked")
+    listed: Message = party.receive(aggregator, Survivors, *others, follow=follow)
+    if not isinstance(listed, Survivors):
+        return listed  # type: ignore[return-value]
+    if gone:  # the aggregator has the vector, and lists it before it reads that its sender went
+        return None
+    party.send(aggregator, contribution.prove(listed.names))
+    proved: Message = party.receive(aggregator, proofs, *others, follow=follow)
+    if not isinstance(proved, proofs):
+        return proved  # type: ignore[return-value]
+    party.send(aggregator, MaskShares(*contribution.unmask(proved)))
+    return None
+
+
+# ---------------------------------------------------------------- the aggregator
+
+
+class OwnInput(NamedTuple):
+    """The part of an aggregator that contributes as well: its vector int64 (length,) among the others'."""
+
+    name: str
+    participant: Participant
+    values: NDArray[np.int64]
+
+
+class SumAggregator(ABC):
+    """The aggregator's end: `pass_shares`, then `open_sum`. Subclasses say how contributors are reached, and lost."""
+
+    @abstractmethod
+    def send(self, messages: Mapping[str, Message]) -> None:
+        """Send to contributors, some of whom may be gone."""
+
+    @abstractmethod
+    def _gather(self, kind: type[M]) -> dict[str, M]:
+        """Receive a message of everyone who still contributes; whoever sends none does not any more."""
+
+    @abstractmethod
+    def _expel(self, error: PeerProtocolError) -> None:
+        """Go on without a contributor that sent what none does, ``error.peer``."""
+
+    @abstractmethod
+    def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
+        """Take vectors that must not be in the sum out again, before survivors are listed."""
+
+    @abstractmethod
+    def _pass_proofs(
+        self, this_round: Round, aggregator: Aggregator, survivors: Sequence[str], own: OwnInput | None
+    ) -> Unmasking | None:
+        """Have survivors prove to each other which list they were told; return what removes masks by `own`."""
+
+    def _sound(self, came: Mapping[str, M], right: Callable[[M, str], bool], expected: str) -> dict[str, M]:
+        """Go on with those whose message is right, and without the others for good."""
+        wrong = [name for name, message in came.items() if not right(message, name)]
+        for name in wrong:
+            self._expel(PeerProtocolError(name, f"expected {expected}, got something else - from {name}"))
+        return {name: message for name, message in came.items() if name not in wrong}
+
+    def pass_shares(
+        self, aggregator: Aggregator, keys: Collection[str], own: OwnInput | None = None
+    ) -> tuple[dict[str, dict[str, bytes]], dict[str, dict[str, bytes]]]:
+        """Pass on shares among those with `keys`; return them by sender and receiver, and by receiver and sender."""
+        shares = self._sound(
+            self._gather(SealedShares),
+            lambda m, name: m.sealed.keys() == set(keys) - {name},
+            "a share for each other",
+        )
+        sealed = {name: message.sealed for name, message in shares.items()}
+        if own is not None:
+            sealed[own.name] = own.participant.share()
+        passed = aggregator.pass_shares(sealed)
+        self.send({name: PassedShares(boxes) for name, boxes in passed.items() if name in shares})
+        return sealed, passed
+
+    def open_sum(
+        self,
+        this_round: Round,
+        aggregator: Aggregator,
+        sharers: Collection[str],
+        own: OwnInput | None = None,
+        passed: Mapping[str, bytes] | None = None,
+    ) -> tuple[NDArray[np.int64], list[str]]:
+        """Open the sum of the vectors that come, int64 (length,); return also whose they are, sorted.
+
+        `sharers` have shared their masks' secrets; `passed` is what others sealed for `own`.
+
+        Raises
+        ------
+        RoundVoid, CryptoError
+            When too few are left, or their shares open nothing.
+        """
+        came = {}
+        for name, message in self._gather(MaskedInput).items():
+            try:
+                came[name] = view(message.values, np.uint64, (this_round.length,), peer=name, what="MaskedInput.values")
+            except PeerProtocolError as error:
+                self._expel(error)
+            else:
+                aggregator.add_input(name, came[name])
+        if own is not None:
+            aggregator.add_input(own.name, own.participant.masked_input(own.values, passed or {}))
+        self._choose(this_round, aggregator, came)
+        survivors = aggregator.survivors()
+        self.send({name: Survivors(survivors) for name in survivors if name in came})
+        own_answer = self._pass_proofs(this_round, aggregator, survivors, own)
+        lost = sorted(set(sharers) - set(survivors))
+        of_lost = share_length(SECRET_BYTES) if this_round.dropout == "share" else KEY_BYTES
+        told = self._sound(
+            self._gather(MaskShares),
+            lambda m, _: (
+                _of_length(m.survivors, survivors, share_length(SECRET_BYTES)) and _of_length(m.lost, lost, of_lost)
+            ),
+            "shares of who is asked for",
+        )
+        answers = {name: Unmasking(m.survivors, m.lost) for name, m in told.items()}
+        if own is not None and own_answer is not None:
+            answers[own.name] = own_answer
+        return aggregator.open(answers), survivors
+
+
+def _of_length(shares: Mapping[str, bytes], names: Sequence[str], length: int) -> bool:
+    """Whether these are bytes of the right length, of just these."""
+    return shares.keys() == set(names) and all(len(share) == length for share in shares.values())

@@ -1,0 +1,15 @@
+"""What every system's leading party tells the others between rounds."""
+
+from __future__ import annotations
+
+from treaty.messaging.messages import Message
+
+
+class Keep(Message):
+    """A round is finished: write a checkpoint. Tells how many rounds there are."""
+
+    rounds: int
+
+
+class Kept(Message):
+    """The checkpoint is written, if one is."""
