@@ -49,6 +49,7 @@ from unittest.mock import patch
 import numpy as np
 import xgboost
 from numpy.typing import NDArray
+from treaty.systems.tree_options import TreeOptions, tree_options
 
 import figures
 from data import Data, adult, arguments, mnist, report, splits, verdict, write
@@ -66,11 +67,10 @@ from treaty.systems.fedxgb.secpred.routing import HiddenModel, HiddenRows, Share
 from treaty.systems.fedxgb.server import Roll
 from treaty.systems.fedxgb.server_sums import Crowd
 from treaty.systems.fedxgb.user_sums import UserSums
-from treaty.systems.horizontal.members import Heard
+from treaty.systems.horizontal.members import ToldDigest
 from treaty.systems.horizontal.quantiles import Count
 from treaty.systems.pooled import training as pooled
 from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import TreeOptions, tree_options
 
 THREADS = 2
 NEAR = 0.01
@@ -432,10 +432,10 @@ class Clock:
 
         return timed
 
-    def hearing(self, hear: Callable[[Heard, Message], None]) -> Callable[[Heard, Message], None]:
+    def hearing(self, hear: Callable[[ToldDigest, Message], None]) -> Callable[[ToldDigest, Message], None]:
         """Wrap what everybody does with what the server told all."""
 
-        def heard(own: Heard, message: Message) -> None:
+        def heard(own: ToldDigest, message: Message) -> None:
             if type(message) in HEARD:
                 self.turn(HEARD[type(message)])
             hear(own, message)
@@ -453,7 +453,7 @@ class Clock:
             for owner, names, stage in INSIDE:
                 for name in names:
                     patches.enter_context(patch.object(owner, name, self.inside(stage, getattr(owner, name))))
-            patches.enter_context(patch.object(Heard, "hear", self.hearing(Heard.hear)))
+            patches.enter_context(patch.object(ToldDigest, "hear", self.hearing(ToldDigest.hear)))
             yield
 
 
