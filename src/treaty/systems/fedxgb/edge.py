@@ -45,7 +45,7 @@ from treaty.systems.fedxgb.secpred.routing import (
     Turn,
     layout_of,
 )
-from treaty.systems.fedxgb.secpred.shares import shares_of
+from treaty.systems.fedxgb.secpred.shares import holders_of, shares_of
 from treaty.systems.fedxgb.server_sums import Sum, Survived, Users
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import Membership, SumRules, ToldDigest, join
@@ -92,8 +92,7 @@ def edge(seat: Seat) -> None:
     at_start = domain.heard.digest
     agreed: CommonBins | None = None
     rows: Rows = None
-    holders = edges[:2] if options.compares == "additive" else edges
-    order, state = edge_order(options, holds_shares=party.name in holders), "domain"
+    order, state = edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain"
     while state != "over":
         told = party.receive(server, *order[state], follow=True)
         state = after(order, state, told)

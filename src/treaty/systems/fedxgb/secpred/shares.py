@@ -20,7 +20,9 @@ with one edge server all rows, while with one it now learns none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -47,29 +49,18 @@ class SharedNumbers(Message):
     numbers: Array
 
 
-class Shares(Protocol):
-    """How numbers are shared."""
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How numbers and bits are shared and opened."""
 
     holders: list[str]  # the edge servers that have shares, in order
     dealer: str | None  # deals random numbers to them, if they need any
     number: tuple[int, ...]  # shape of a share of a number, uint64: two words, or one
     bit: type[np.uint64] | type[np.uint8]  # of a share of a bit for users: shared as a number is, or in one piece
-
-    def share(self, values: NDArray[np.int64]) -> Words:
-        """Share numbers: int64 (...) -> uint64 (holders, ..., *number)."""
-        ...
-
-    def check(self, shares: Words, what: str) -> None:
-        """Raise CryptoError for numbers that cannot be shares."""
-        ...
-
-    def integers(self, shares: Words) -> NDArray[np.int64]:
-        """Open numbers; CryptoError when shares do not belong together, as far as that is noticed."""
-        ...
-
-    def bits(self, shares: Bits) -> NDArray[np.bool_]:
-        """Open bits."""
-        ...
+    share: Callable[[NDArray[np.int64]], Words]  # int64 (...) -> uint64 (holders, ..., *number)
+    check: Callable[[Words, str], None]  # CryptoError for numbers that cannot be shares of what the text says
+    integers: Callable[[Words], NDArray[np.int64]]  # opens numbers; CryptoError for shares seen to be inconsistent
+    bits: Callable[[Bits], NDArray[np.bool_]]  # opens bits
 
 
 class Routing(Protocol):
@@ -115,62 +106,35 @@ def setting_of(layout: Layout, edges: int) -> Setting:
     return Setting(servers=edges, degree=(edges - 1) // 2, bits=layout.bits)
 
 
+def holders_of(comparison: Comparison, edges: Sequence[str]) -> list[str]:
+    """Return the edge servers that have shares, in order."""
+    return list(edges[:2] if comparison == "additive" else edges)
+
+
 def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> Shares:
     """Return how numbers are shared among some edge servers."""
-    return ShamirShares(layout, edges) if comparison == "shamir" else AdditiveShares(edges)
-
-
-class ShamirShares:
-    """Shamir shares among all edge servers; see `Shares`."""
-
-    dealer: str | None = None
-    number: tuple[int, ...] = (2,)
-    bit: type[np.uint64] | type[np.uint8] = np.uint64
-
-    def __init__(self, layout: Layout, edges: Sequence[str]) -> None:
-        self.holders, self.setting = list(edges), setting_of(layout, len(edges))
-
-    def share(self, values: NDArray[np.int64]) -> Words:
-        """See `Shares`."""
-        return secure_routing.share_integers(self.setting, values)
-
-    def check(self, shares: Words, what: str) -> None:
-        """See `Shares`."""
-        field.check_numbers(shares, what)
-
-    def integers(self, shares: Words) -> NDArray[np.int64]:
-        """See `Shares`."""
-        return secure_routing.open_integers(self.setting, shares)
-
-    def bits(self, shares: Bits) -> NDArray[np.bool_]:
-        """See `Shares`."""
-        return secure_routing.open_bits(self.setting, shares)
-
-
-class AdditiveShares:
-    """Additive shares among the first two edge servers; see `Shares`."""
-
-    number: tuple[int, ...] = ()
-    bit: type[np.uint64] | type[np.uint8] = np.uint8
-
-    def __init__(self, edges: Sequence[str]) -> None:
-        self.holders = list(edges[:2])
-        self.dealer: str | None = edges[2]
-
-    def share(self, values: NDArray[np.int64]) -> Words:
-        """See `Shares`."""
-        return additive_routing.share_integers(values)
-
-    def check(self, shares: Words, what: str) -> None:
-        """Every number is a share."""
-
-    def integers(self, shares: Words) -> NDArray[np.int64]:
-        """See `Shares`."""
-        return additive_routing.open_integers(shares)
-
-    def bits(self, shares: Bits) -> NDArray[np.bool_]:
-        """See `Shares`."""
-        return additive_routing.open_bits(shares)
+    if comparison == "additive":
+        return Shares(
+            holders=holders_of(comparison, edges),
+            dealer=edges[2],
+            number=(),
+            bit=np.uint8,
+            share=additive_routing.share_integers,
+            check=lambda shares, what: None,  # every number is a share
+            integers=additive_routing.open_integers,
+            bits=additive_routing.open_bits,
+        )
+    setting = setting_of(layout, len(edges))
+    return Shares(
+        holders=holders_of(comparison, edges),
+        dealer=None,
+        number=(2,),
+        bit=np.uint64,
+        share=partial(secure_routing.share_integers, setting),
+        check=field.check_numbers,
+        integers=partial(secure_routing.open_integers, setting),
+        bits=partial(secure_routing.open_bits, setting),
+    )
 
 
 class ShamirRouting:
