@@ -149,7 +149,8 @@ def leader(seat: Seat) -> ModelPart:
     """
     _meet(seat)
     setup, found = _begin(seat)
-    collector = Collector(seat.party, seat.cast.owners, seat.vouching, _told_first(seat, setup.message), setup.sums)
+    told_first, rules = _told_first(seat, setup.message), _sum_rules(seat.options)
+    collector = Collector(seat.party, seat.cast.owners, seat.vouching, told_first, rules)
     rows, watching = _leaders_rows(seat, setup)
     printed = b"" if seat.keeper is None else printed_rows([rows, *watching], setup.message.classes)
     if found is None:
@@ -256,8 +257,23 @@ def member(seat: Seat) -> ModelPart:
     CryptoError, PeerError
         When the leader is lost, or sends what the protocol does not allow.
     """
-    party, lead, data, keeper = seat.party, seat.cast.active, seat.rows, seat.keeper
     _meet(seat)
+    rows, sums, setup = _join(seat)
+    printed = b"" if seat.keeper is None else printed_rows([rows], setup.message.classes)
+    if setup.message.rounds is None:
+        training, told = _search(seat, sums, rows, setup)
+    else:
+        training, told = _resume_with_leader(seat, setup.message, printed)
+    sums.hear(told)
+    own = training.own_rows(seat, rows)
+    _follow_rounds(seat, sums, own, setup.noise, partial(_keep, seat, training, own, told, printed))
+    own.forest.clipped_rows = own.shard.clipped
+    return training.part
+
+
+def _join(seat: Seat) -> tuple[Labelled, Membership, _ModelSetup]:
+    """Describe own rows, bring them to everybody's columns and classes, become a member of the sums, pay for noise."""
+    party, lead, data, members = seat.party, seat.cast.active, seat.rows, seat.cast.owners
     party.send(lead, describe(data, seat.classes))
     message = party.receive(lead, ModelBegin)
     schema = schema_of(message.names, message.categories)
@@ -265,31 +281,31 @@ def member(seat: Seat) -> ModelPart:
     check_noise(seat.options, rows, message.classes)
     if message.rounds is not None and seat.options.epsilon_total is not None:
         raise ConfigError("cannot resume with epsilon_total: sums would be opened again, at a further cost; begin anew")
-    rules = _sum_rules(seat.options)
-    sums = join(party, lead, seat.cast.owners, seat.vouching, _told_first(seat, message), rules)
-    setup = _set_up(
-        seat, message, plan_noise(seat.options, seat.common, schema, message.classes, len(seat.cast.owners))
-    )
-    printed = b"" if keeper is None else printed_rows([rows], message.classes)
-    if message.rounds is None:
-        objective = objective_for(rows, message.classes, seat.options, seat.common)
-        told = answer_search(seat, sums, rows, objective, setup.noise)
-        bins = unpack_bins(told, schema, seat.common.max_bin, lead)
-        objective = agreed_objective(told, objective, noise=setup.noise.budget is not None, peer=lead)
-        training = _fresh(seat, setup, bins, objective, setup.paid)
-    else:
-        told = party.receive(lead, CommonBins)
-        found = members_checkpoint(keeper, message.model_id, message.rounds)
-        training = resume(seat, found, message.rounds, printed)
-        if found.bins != encode_body(told):
-            raise PeerProtocolError(
-                lead, f"expected the bins of the checkpoint, got others - at CommonBins from {lead}"
-            )
-    sums.hear(told)
-    own = training.own_rows(seat, rows)
-    _follow_rounds(seat, sums, own, setup.noise, partial(_keep, seat, training, own, told, printed))
-    own.forest.clipped_rows = own.shard.clipped
-    return training.part
+    sums = join(party, lead, members, seat.vouching, _told_first(seat, message), _sum_rules(seat.options))
+    noise = plan_noise(seat.options, seat.common, schema, message.classes, len(members))
+    return rows, sums, _set_up(seat, message, noise)
+
+
+def _search(seat: Seat, sums: Membership, rows: Labelled, setup: _ModelSetup) -> tuple[Training, CommonBins]:
+    """Take part in the search for bins; return a training without trees, and the bins as told."""
+    lead, classes = seat.cast.active, setup.message.classes
+    own = objective_for(rows, classes, seat.options, seat.common)
+    told = answer_search(seat, sums, rows, own, setup.noise)
+    bins = unpack_bins(told, setup.schema, seat.common.max_bin, lead)
+    objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=lead)
+    return _fresh(seat, setup, bins, objective, setup.paid), told
+
+
+def _resume_with_leader(seat: Seat, message: ModelBegin, printed: bytes) -> tuple[Training, CommonBins]:
+    """Resume the training that the leader resumes; return also the bins as told, which are the checkpoint's."""
+    told = seat.party.receive(seat.cast.active, CommonBins)
+    found = members_checkpoint(seat.keeper, message.model_id, message.rounds or 0)
+    training = resume(seat, found, message.rounds or 0, printed)
+    if found.bins != encode_body(told):
+        raise PeerProtocolError(
+            seat.cast.active, f"expected the checkpoint's bins, got others - at CommonBins from {seat.cast.active}"
+        )
+    return training, told
 
 
 def _follow_rounds(seat: Seat, sums: Membership, own: OwnRows, noise: SumNoise, keep: Callable[[int], None]) -> None:
@@ -334,7 +350,6 @@ class _ModelSetup:
     schema: Schema
     noise: SumNoise
     paid: str
-    sums: SumRules
 
 
 def _meet(seat: Seat) -> None:
@@ -351,7 +366,7 @@ def _set_up(seat: Seat, message: ModelBegin, noise: SumNoise) -> _ModelSetup:
     name = seat.party.name
     ledger = None if seat.data is None else noise_ledger(seat.options, seat.store, name)
     paid = pay(noise, ledger, model_job(seat.party.job, message.model_id))
-    return _ModelSetup(message, schema_of(message.names, message.categories), noise, paid, _sum_rules(seat.options))
+    return _ModelSetup(message, schema_of(message.names, message.categories), noise, paid)
 
 
 def _sum_rules(options: FederBoostHorizontal) -> SumRules:
