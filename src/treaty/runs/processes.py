@@ -252,6 +252,9 @@ def train_in_processes(
         When a process fails, with the error of each. What was finished is told to ``run.progress`` first.
     """
     system, cast = run.system, run.cast
+    simulated = system.only_simulated(run.options)
+    if simulated:
+        raise ConfigError(simulated)
     check_names(cast.roles)  # which those of files are made of
     # of systems without resuming, checkpoints are not looked for
     resume = checkpoints is not None and not system.cannot_resume

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Entry, Transcript
-from treaty.systems.fedxgboost_smm.paper.attacks import Answered
+from treaty.systems.fedxgboost_smm.paper.attacks import NodeExchange
 from treaty.systems.fedxgboost_smm.paper.candidates import CandidateVectors, MaskedGradients, NodeRows
 from treaty.systems.fedxgboost_smm.paper.levels import (
     PaperTree,
@@ -86,7 +86,7 @@ class SmmNode:
 
     Attributes
     ----------
-    answered : Answered
+    answered : NodeExchange
         Rows, null vectors and what came back for them.
     slots : int (columns,)
         Version 1: which slot each column that came back is about.
@@ -94,7 +94,7 @@ class SmmNode:
         Version 2: sums of grad and of hess, which came along.
     """
 
-    answered: Answered
+    answered: NodeExchange
     slots: NDArray[np.int32]
     totals: NDArray[np.float64]
 
@@ -168,7 +168,7 @@ def _nodes(
     totals: NDArray[np.int64],
 ) -> list[SmmNode]:
     return [
-        SmmNode(Answered(rows[k], vectors[k], masked[k]), slots[k], totals[k].astype(np.float64))
+        SmmNode(NodeExchange(rows[k], vectors[k], masked[k]), slots[k], totals[k].astype(np.float64))
         for k in range(len(rows))
         if vectors[k].shape[1]
     ]

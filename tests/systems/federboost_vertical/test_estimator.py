@@ -197,7 +197,7 @@ def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, 
 
     def receiving(self, frm, *kinds, **how):
         message = receive(self, frm, *kinds, **how)
-        if late and isinstance(message, Begin):  # it begins when the active party is two rounds ahead
+        if late and isinstance(message, Start):  # it begins when the active party is two rounds ahead
             wait_for(lambda: len(chosen) >= 5)
         return message
 

@@ -70,13 +70,10 @@ def prove(party: Party, peer: str, ids: Ids, matches: Sorted, common: Sorted, th
     PeerProtocolError when the peer has other ids, or another order.
     """
     challenge = party.receive(peer, Challenge)
-    key = view(challenge.key, np.uint8, (32,), peer=peer, what="Challenge.key").tobytes()
-    sealed = view(challenge.sealed, np.uint8, (32,), peer=peer, what="Challenge.sealed").tobytes()
+    key, sealed = _bytes(challenge.key, peer, "Challenge.key"), _bytes(challenge.sealed, peer, "Challenge.sealed")
     other = ranked(ids, matches, key, threads, scratch)
     party.send(peer, OrderDigest(_array(_digest("active", key, _values(common, other)))))
-    opening = view(
-        party.receive(peer, SealOpening).opening, np.uint8, (32,), peer=peer, what="SealOpening.opening"
-    ).tobytes()
+    opening = _bytes(party.receive(peer, SealOpening).opening, peer, "SealOpening.opening")
     _check(sealed, _seal(opening, _digest("passive", key, _values(common, other))), peer, "SealOpening")
     other.close()
 
@@ -87,8 +84,8 @@ def verify(party: Party, lead: str, ids: Ids, matches: Sorted, common: Sorted, t
     other = ranked(ids, matches, key, threads, scratch)
     own = _digest("passive", key, _values(common, other))
     party.send(lead, Challenge(_array(key), _array(_seal(opening, own))))
-    theirs = view(party.receive(lead, OrderDigest).digest, np.uint8, (32,), peer=lead, what="OrderDigest.digest")
-    _check(theirs.tobytes(), _digest("active", key, _values(common, other)), lead, "OrderDigest")
+    theirs = _bytes(party.receive(lead, OrderDigest).digest, lead, "OrderDigest.digest")
+    _check(theirs, _digest("active", key, _values(common, other)), lead, "OrderDigest")
     party.send(lead, SealOpening(_array(opening)))
     other.close()
 
@@ -117,3 +114,7 @@ def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
 
 def _array(data: bytes) -> Array:
     return Array.of(np.frombuffer(data, np.uint8))
+
+
+def _bytes(array: Array, peer: str, what: str) -> bytes:
+    return view(array, np.uint8, (32,), peer=peer, what=what).tobytes()

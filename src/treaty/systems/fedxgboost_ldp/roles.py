@@ -197,9 +197,7 @@ def passive(seat: Seat) -> ModelPart:
     if not math.isfinite(setup.grad_unit) or not math.isfinite(setup.hess_unit):
         raise PeerProtocolError(lead, f"expected finite units - at NoiseSetup from {lead}")
     rules = scoring_rules(
-        common.rules_of(setup.grad_unit, setup.hess_unit),
-        first_order=options.first_order,
-        noisy_hess=setup.noisy_hess,
+        common.rules_of(setup.grad_unit, setup.hess_unit), first_order=options.first_order, noisy_hess=setup.noisy_hess
     )
     owner = ScoringOwner(lead, columns, table.n_rows, rules, seat.threads, first_order=options.first_order)
     party.send(lead, ColumnCount(len(columns.categorical)))

@@ -1,4 +1,4 @@
-"""The owner's end of the conversation about its columns: what may be asked when, and who goes left at its splits."""
+"""A passive party's end of the conversation about its columns: what may be asked when, and which rows go left."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload
-from treaty.data.binning import Bins
+from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import record_split
 from treaty.privacy.commitment import COMMITMENT_BYTES
+from treaty.systems.system import Seat
+from treaty.systems.vertical.active import agree_on_terms
 from treaty.systems.vertical.encrypted_columns import (
+    BinLayout,
     Hint,
-    HintTaken,
+    HintReceipt,
     SplitAnswer,
     SplitColumns,
     SplitRequest,
@@ -27,6 +30,16 @@ from treaty.systems.vertical.encrypted_columns import (
 )
 from treaty.systems.vertical.order import Table, between_trees
 from treaty.trees.ensemble import SplitTable
+
+
+def show_layout(seat: Seat) -> tuple[Bins, NDArray[np.uint8]]:
+    """Agree on terms, then bin own columns and tell the active party their layout; return bins and codes."""
+    agree_on_terms(seat)
+    table, (lead,) = seat.rows.table, seat.party.peers
+    bins = fit_bins(table, seat.common.max_bin, seat.threads)
+    codes = bins.transform(table, seat.threads)
+    seat.party.send(lead, BinLayout(Array.of(bins.offsets), Array.of(table.schema.categorical)))
+    return bins, codes
 
 
 def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:
@@ -85,7 +98,7 @@ class TreeLimits:
 def checked_sample(
     start: TreeStart, lead: str, n_rows: int, n_features: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the tree's rows and columns, ascending numbers within the table."""
+    """Return the tree's rows and columns, int32, checked to be ascending and within the table."""
     if len(start.commitment) != COMMITMENT_BYTES:
         raise PeerProtocolError(lead, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {lead}")
     if start.rows is None:
@@ -96,7 +109,7 @@ def checked_sample(
 
 
 def ascending(sent: Array, limit: int, lead: str, what: str) -> NDArray[np.int32]:
-    """Return received numbers of rows or columns, ascending ones within the table."""
+    """Return received numbers of rows or columns, int32, checked to be ascending and below `limit`."""
     numbers = view(sent, np.int32, (None,), peer=lead, what=what)
     if len(numbers) and (numbers[0] < 0 or numbers[-1] >= limit or np.any(np.diff(numbers) <= 0)):
         raise PeerProtocolError(lead, f"expected ascending numbers below {limit} - at {what} from {lead}")
@@ -113,16 +126,9 @@ class SplitsNamed(Protocol):
 
 
 class SplitOwner:
-    """Decides rows at splits of own columns, and records the splits (paper, Algorithm 2).
+    """Decides rows at splits of own columns, and records the splits in `splits` (SecureBoost, Algorithm 2).
 
-    Parameters
-    ----------
-    lead : str
-        The active party.
-    codes : ndarray of uint8, shape (rows, features)
-    bins : Bins
-    splits : SplitTable
-        Where splits are recorded.
+    `codes` are the binned columns, uint8 (n_rows, n_features); `lead` is the active party.
     """
 
     def __init__(self, lead: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable) -> None:
@@ -130,7 +136,7 @@ class SplitOwner:
         self._told: dict[tuple[int, bytes], int] = {}
 
     def divide(self, request: SplitRequest) -> SplitAnswer | SplitColumns:
-        """Look up each node's split, write its record, decide its rows or, where these are not named, all."""
+        """Record each node's split, and decide the node's rows, or all rows where the request names none."""
         features, left_bins = self.asked(request)
         if request.node_of_row is None:
             return self._columns(features, left_bins)
@@ -144,7 +150,7 @@ class SplitOwner:
         return SplitAnswer(self.record(features, left_bins), Array.of(np.packbits(left)))
 
     def asked(self, request: SplitsNamed) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Return the features of the splits and the bins going left, bool (k, 256), checked."""
+        """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject what is no split."""
         lead, bins, what = self._lead, self._bins, type(request).__name__
         features = view(request.features, np.int32, (None,), peer=lead, what=f"{what}.features")
         packed = view(request.left_bins, np.uint8, (len(features), 32), peer=lead, what=f"{what}.left_bins")
@@ -161,7 +167,7 @@ class SplitOwner:
         return features, left_bins
 
     def record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Array:
-        """Write splits into the lookup table; return their numbers."""
+        """Record splits; return their record numbers, int32 (k,)."""
         records = [
             record_split(self._splits, self._bins, int(feature), going)
             for feature, going in zip(features, left_bins, strict=True)
@@ -187,10 +193,10 @@ class SplitOwner:
 
 
 def send_hint(party: Party, hint: Iterator[Payload]) -> None:
-    """Send a cipher's answer to the set-up piece by piece, making the next while the last one is on its way."""
+    """Send a cipher's answer to the set-up piece by piece; the next is made while the last is on its way."""
     (lead,) = party.peers
     for number, piece in enumerate(hint):
         if number:
-            party.receive(lead, HintTaken)
+            party.receive(lead, HintReceipt)
         party.send(lead, Hint(pack(piece)))
-    party.receive(lead, HintTaken)
+    party.receive(lead, HintReceipt)

@@ -1,8 +1,10 @@
 """What a party may be sent when: a table of states, the messages allowed in each, and the state that follows.
 
-order = Order(TABLE, "between trees")
-message = party.receive(lead, *order.allowed)  # refuses every other message
-order.take(message)
+In use::
+
+    order = Order(TABLE, "between trees")
+    message = party.receive(lead, *order.allowed)  # refuses every other message
+    order.take(message)
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """A passive party's shell in systems split by column: its part, rounds, checkpoints, and answers until training ends.
 
-agree_on_terms(seat)
-... the system sends what it has to say of its columns and receives its `Start` ...
-follower = Follower(seat, start)
-... it makes the owner of its columns, which records splits in follower.part.splits ...
-return follower.follow(Order(TABLE, "between trees"), {MyRequest: owner.answer, ...})
+A system's program reads so::
+
+    agree_on_terms(seat)
+    ...  # say what is to be said of the columns, and receive the system's `Start`
+    follower = Follower(seat, start)
+    ...  # make the owner of the columns, which records splits in follower.part.splits
+    return follower.follow(Order(TABLE, "between trees"), {MyRequest: owner.answer})
 """
 
 from __future__ import annotations
