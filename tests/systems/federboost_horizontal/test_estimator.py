@@ -26,7 +26,6 @@ from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.models.trees import load_part, record_split
 from treaty.runs import fit as runs
-from treaty.systems.federboost_horizontal import roles as federboost_horizontal
 from treaty.systems.federboost_horizontal import search as horizontal_search
 from treaty.systems.federboost_horizontal.system import SYSTEM
 from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember
@@ -76,20 +75,20 @@ def pooled_rows(rows):
 def seen(monkeypatch):
     """Return what later fits leave behind: the bins that were found, and every participant's part."""
     kept = {}
-    choose_bins, train = horizontal_search.choose_bins, runs.train_horizontal_in_threads
+    choose_bins, train = horizontal_search.choose_bins, runs.play_training
 
     def choosing(*arguments, **options):
         found = choose_bins(*arguments, **options)
         kept["bins"] = found[0]
         return found
 
-    def training(*arguments):
-        found = train(*arguments)
-        kept["parts"] = found[0]
-        return found
+    def training(run, keepers):
+        played = train(run, keepers)
+        kept["parts"] = played.results
+        return played
 
     monkeypatch.setattr(horizontal_search, "choose_bins", choosing)
-    monkeypatch.setattr(runs, "train_horizontal_in_threads", training)
+    monkeypatch.setattr(runs, "play_training", training)
     return kept
 
 
@@ -393,13 +392,13 @@ def test_parameters_are_cloned_and_a_refit_forgets():
 def test_threads_are_shared_among_those_that_work_at_once(monkeypatch):
     X, y = real_table("binary")
     given = {}
-    for role in ("lead", "participate"):
-        play = getattr(federboost_horizontal, role)
-        monkeypatch.setattr(
-            federboost_horizontal,
-            role,
-            lambda party, *a, play=play, **k: (given.update({party.name: k["threads"]}), play(party, *a, **k))[1],
-        )
+    for role, program in list(SYSTEM.train.items()):
+
+        def noting(seat, program=program):
+            given[seat.party.name] = seat.threads
+            return program(seat)
+
+        monkeypatch.setitem(SYSTEM.train, role, noting)
     estimator("binary", n_jobs=7).fit(share_out(X, y))
     assert given == {"north": 2, "south": 2, "east": 2}
     estimator("binary", n_jobs=7, active="aggregator").fit(share_out(X, y))

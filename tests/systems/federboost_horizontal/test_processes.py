@@ -37,7 +37,8 @@ from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems import find_system
-from treaty.systems.horizontal.members import Heard, Member, Roster, Vouching
+from treaty.systems.horizontal.members import Member, Roster, SumRules, ToldDigest
+from treaty.systems.system import Vouching
 
 MEMBERS = ("north", "south", "east")
 OPTIONS = {"min_child_samples": 5, "max_bin": 16}

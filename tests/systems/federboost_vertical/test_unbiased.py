@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import treaty
-from flat import flat
 from systems.federboost_vertical.test_roles import (
     NO_NOISE,
     bools,
@@ -314,7 +312,9 @@ def test_without_noise_the_option_changes_nothing():
     X, y = real_table("binary")
     tables = cut(with_categories(with_gaps(X)), 3)
     options = {**NO_NOISE, "n_estimators": 3, "min_child_samples": 1}
-    off, on = (flat(treaty.GBDTClassifier, **options, unbiased=value).fit(tables, y) for value in (None, True))
+    off, on = (
+        SimpleNamespace(parts_=train_both(SYSTEM, tables, y, unbiased=value, **options)[0]) for value in (None, True)
+    )
     assert_same_trees(on, off)
 
 
