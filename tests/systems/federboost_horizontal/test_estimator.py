@@ -365,7 +365,7 @@ def test_fitted_attributes_tell_what_happened():
         assert set(model.communication_) == {f"{active} -> {o}" for o in others} | {f"{o} -> {active}" for o in others}
         for pair in model.communication_.values():
             assert pair["bytes"] == sum(pair["by_type"].values()) > 0
-        assert all(model.communication_[f"{o} -> {active}"]["by_type"]["Masked"] > 0 for o in others)
+        assert all(model.communication_[f"{o} -> {active}"]["by_type"]["MaskedInput"] > 0 for o in others)
         assert model.timings_["total"] >= model.timings_["boosting"] > 0
         assert set(model.disclosures_) == {*others, active}
 

@@ -172,10 +172,7 @@ class UserSums:
         `others` is what the edge server may send in place of the next step, as it goes on without this user, or begins
         anew; what came of it is returned.
 
-        Raises
-        ------
-        CryptoError, PeerError
-            When keys, shares or tags are not what the protocol allows.
+        Raises CryptoError, PeerError when keys, shares or tags are not what the protocol allows.
         """
         party, edge = self._party, self._edge
         if self.absent("setup"):
