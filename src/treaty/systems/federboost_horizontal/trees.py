@@ -228,7 +228,7 @@ class TreeMember:
             asked = self._asked(step)
         except (ValueError, IndexError) as error:
             raise PeerProtocolError(
-                self._leader, f"expected a step that fits the trees, got {error} - at TreeStep from {self._leader}"
+                self._leader, f"expected a step that fits the trees, got another ({error}) - at TreeStep"
             ) from None
         return level_vector(self._shard, asked, totals) if asked else None
 
