@@ -73,8 +73,9 @@ from treaty.runs import threads as simulation
 from treaty.runs.threads import Played, Role, play
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.federboost_horizontal.noise import plan_noise
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.horizontal import quantiles as horizontal_bins
-from treaty.systems.tree_options import tree_options
+from treaty.systems.pooled.options import BoostingOptions
 
 PROTOCOL = "federboost-horizontal"
 THREADS = 2
@@ -180,8 +181,9 @@ def noise(data: Data, q: int, seeds: int, quick: bool) -> list[dict]:
         bare = epsilon == math.inf
         chosen = {} if bare else {"epsilon_total": epsilon, "delta": DELTA}
         for bins in (8, q):
-            options = tree_options({"protocol": PROTOCOL, "max_bin": bins, **common, **chosen})
-            sigma = plan_noise(options, to_table(x[:1]).schema, [0, 1], 3).trees
+            own = FederBoostHorizontal(**chosen)
+            options = BoostingOptions(max_bin=bins, **common).checked(own)
+            sigma = plan_noise(own, options, to_table(x[:1]).schema, [0, 1], 3).trees
             took, found, largest, spent = 0.0, [], [], ""
             for seed, (train, test) in enumerate(splits(data, seeds)):
                 shards = at_random(x[train], y[train], 3, seed)

@@ -154,6 +154,7 @@ def roles_of_training():
         name: to_table(part, party=name)
         for name, part in zip(["clinic", "lab", "shop"], cut(X, 3).values(), strict=True)
     }
+
     def role(party):
         program = secureboost.active if party.name == "clinic" else secureboost.passive
         labels = {"classes": [0, 1]} if party.name == "clinic" else {}

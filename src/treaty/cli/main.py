@@ -18,7 +18,6 @@ import treaty
 from treaty.compute import keep_to
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
-from treaty.linear.losses import beyond_taylor
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.privacy.ledger import cost, read_ledger, summary
 from treaty.runs.job import Job, id_column, load_job
@@ -225,10 +224,11 @@ def predict(
         np.save(margins, found)
         return
     columns = {} if ids is None else {id_column(described, party): ids}
-    write_predictions(path, {**columns, **find_part(described, party).predictions(found)})
-    said = beyond_taylor(found) if found.ndim == 1 else None
-    if said is not None:
-        print(f"treaty: {said}", file=sys.stderr)
+    part = find_part(described, party)
+    write_predictions(path, {**columns, **part.predictions(found)})
+    caution = part.caution(found)
+    if caution is not None:
+        print(f"treaty: {caution}", file=sys.stderr)
 
 
 def _predict_rows(job: Job, party: str | None, path: Path, *, named: bool) -> None:

@@ -27,29 +27,12 @@ FORMAT = "treaty-linear-part 1"
 class LinearPart(msgspec.Struct, kw_only=True):
     """One party's part of a linear model.
 
-    Attributes
-    ----------
-    model_id : str
-        The same in all parts of a model.
-    party : str
-    schema : Schema
-        The party's own columns.
-    preparation : Preparation
-    coef : float64 (preparation.n_columns,)
-        Weights of the prepared columns.
-    intercept : float or None
-        At the active party.
-    classes : list of Category or None
-        At the active party: the two labels; margins are log-odds of the second.
-    loss : {"taylor", "logistic"}
-    losses : list of float
-        At the active party: of every epoch, the mean loss of its batches.
-    encryption : str
-        The cipher it was trained under; empty for a pooled model.
-    alone : dict of str to int
-        Of each party, how many rows stand alone in their batch among its columns, so that its gradients reveal their
-        labels, or the active party's gradients the other parties' part of their margins; empty after a pooled training
-        and in paper mode.
+    `model_id` is the same in all parts; `coef` (preparation.n_columns,) are the weights of the prepared columns. The
+    active party alone has `intercept`, `classes` (two labels; margins are log-odds of the second) and `losses` (of
+    every epoch the mean loss of its batches). `loss` is "taylor" or "logistic"; `encryption` the cipher it was trained
+    under, empty for a pooled model. `alone` says of each party how many rows stand alone in their batch among its
+    columns, so that its gradients reveal their labels (the active party's: the others' part of their margins); it is
+    empty after a pooled training and in paper mode.
     """
 
     model_id: str
@@ -85,11 +68,8 @@ class LinearPart(msgspec.Struct, kw_only=True):
         return columns | {f"probability_{name}": of for name, of in zip(classes, (1.0 - p, p), strict=True)}
 
     def caution(self, margins: NDArray[np.float64]) -> str | None:
-        """Say when probabilities of rows with these margins are unreliable; None when not, or when training said so.
-
-        Between parties nobody has seen the training rows' margins; a pooled training has warned of them already.
-        """
-        return beyond_taylor(margins) if self.encryption else None
+        """Say when probabilities of rows with these margins are unreliable; None when they are not."""
+        return beyond_taylor(margins) if self.loss == "taylor" else None
 
     def margins(self, table: Table) -> NDArray[np.float64]:
         """Return what this part adds to rows' margins (n_rows,)."""

@@ -77,6 +77,10 @@ class ModelPart(msgspec.Struct, kw_only=True):
             return f"{splits} of its own"
         return f"{len(self.forest.trees)} trees, {splits}{' of its own' if len(self.forest.sources) > 1 else ''}"
 
+    def caution(self, margins: NDArray[np.float64]) -> str | None:
+        """Return what a user should know of these margins; nothing of trees'."""
+        return None
+
     def predictions(self, margins: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
         """Return what rows of these margins (n_rows, n_outputs) are predicted to be, by column of a file."""
         assert self.forest is not None

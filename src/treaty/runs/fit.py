@@ -188,7 +188,8 @@ def _keepers(folder: Path | None, system: System, owners: Iterable[str], active:
         left = checkpoint_file(folder, active)
         if system.cannot_resume and left.exists():
             raise ConfigError(
-                f"{system.cannot_resume}; take the model so far from the checkpoint, or remove it to begin anew - at {left}"
+                f"{system.cannot_resume}; take the model so far from the checkpoint, or remove it to begin anew - "
+                f"at {left}"
             )
     try:
         yield keepers

@@ -32,6 +32,7 @@ from treaty.data.table import Table
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_names, write_identity
 from treaty.messaging.party import FAREWELL_TIMEOUT
+from treaty.models.linear import LinearPart
 from treaty.runs.job import Job, Member
 from treaty.runs.party import find_part, owners_of_model, part_file
 from treaty.runs.report import expendable, load_reports
@@ -251,6 +252,9 @@ def train_in_processes(
         When a process fails, with the error of each. What was finished is told to ``run.progress`` first.
     """
     system, cast = run.system, run.cast
+    simulated = system.only_simulated(run.options)
+    if simulated:
+        raise ConfigError(simulated)
     check_names(cast.roles)  # which those of files are made of
     # of systems without resuming, checkpoints are not looked for
     resume = checkpoints is not None and not system.cannot_resume
@@ -270,7 +274,10 @@ def train_in_processes(
 
 
 def _tell(run: Run, part: Any) -> None:
-    if run.progress is not None:
+    """Tell a fit what is finished: the trees so far, or all epochs' losses."""
+    if run.progress is not None and isinstance(part, LinearPart):
+        run.progress(len(part.losses), part.losses)
+    elif run.progress is not None:
         run.progress(1, part)
 
 

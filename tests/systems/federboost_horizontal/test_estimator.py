@@ -15,6 +15,7 @@ import pytest
 import xgboost
 from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
+from treaty.systems.disclosures import horizontal_disclosures
 from treaty.systems.tree_options import tree_options
 
 import treaty
@@ -25,7 +26,6 @@ from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.models.trees import load_part, record_split
 from treaty.runs import fit as runs
-from treaty.systems.disclosures import horizontal_disclosures
 from treaty.systems.federboost_horizontal import roles as federboost_horizontal
 from treaty.systems.federboost_horizontal import search as horizontal_search
 from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember
@@ -365,7 +365,7 @@ def test_fitted_attributes_tell_what_happened():
         assert set(model.communication_) == {f"{active} -> {o}" for o in others} | {f"{o} -> {active}" for o in others}
         for pair in model.communication_.values():
             assert pair["bytes"] == sum(pair["by_type"].values()) > 0
-        assert all(model.communication_[f"{o} -> {active}"]["by_type"]["Masked"] > 0 for o in others)
+        assert all(model.communication_[f"{o} -> {active}"]["by_type"]["MaskedInput"] > 0 for o in others)
         assert model.timings_["total"] >= model.timings_["boosting"] > 0
         assert set(model.disclosures_) == {*others, active}
 

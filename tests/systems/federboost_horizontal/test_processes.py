@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -39,7 +40,8 @@ from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
 from treaty.runs.threads import star
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.horizontal.members import Heard, Member, Roster, Vouching
+from treaty.systems.horizontal.members import Member, Roster, SumRules, ToldDigest
+from treaty.systems.system import Vouching
 
 MEMBERS = ("north", "south", "east")
 OPTIONS = {"min_child_samples": 5, "max_bin": 16}
@@ -120,7 +122,7 @@ def test_parties_apart_have_the_estimators_model_with_a_leader_without_data(tmp_
     assert_whole_model(of_each, expected)
     assert len(load_part(tmp_path / "server" / "model" / "server.part").forest.history["eval_0"]) == 3
     report = json.loads((tmp_path / "south" / "model" / "south.report.json").read_text())
-    assert report["sent"]["server"]["by_type"]["Masked"] > 0
+    assert report["sent"]["server"]["by_type"]["MaskedInput"] > 0
     assert set(report["learned"]) == {"server", *MEMBERS}
 
 
@@ -208,14 +210,14 @@ def test_an_estimator_over_grpc_equals_the_one_in_threads():
     assert theirs.forest.trees == ours.forest.trees
     assert processes.evals_result_ == threads.evals_result_
     np.testing.assert_array_equal(processes.predict(X), threads.predict(X))
-    assert processes.communication_["south -> north"]["by_type"]["Masked"] > 0
+    assert processes.communication_["south -> north"]["by_type"]["MaskedInput"] > 0
 
 
 def test_a_training_in_processes_goes_on_without_one_that_is_killed(monkeypatch, caplog):
     X, y = real_table("binary")
     parts = np.array_split(np.arange(len(y)), 4)
     rows = {f"p{k}": (X.iloc[index], y[index]) for k, index in enumerate(parts)}
-    started_to_die(monkeypatch, "p2", ("Masked", 30, ""))
+    started_to_die(monkeypatch, "p2", ("MaskedInput", 30, ""))
     model = treaty.GBDTClassifier(
         "federboost-horizontal", transport="grpc", n_estimators=3, n_jobs=1, dropout="accept", **OPTIONS
     ).fit(rows)
@@ -361,25 +363,23 @@ def test_a_roster_with_a_key_its_owner_did_not_vouch_for_is_refused():
     pinned = {name: identity.certificate for name, identity in identities.items()}
 
     def member(name: str, vouching: Vouching, job: str = "job") -> Member:
-        return Member(name, job, vouching, Heard(b"begun"))
+        party = SimpleNamespace(name=name, job=job, protocol="federboost-horizontal")
+        return Member(party, vouching, ToldDigest(b"begun"), SumRules())
 
     members = {name: member(name, Vouching(identities[name], pinned)) for name in MEMBERS}
-    keys = {name: one.introduced.key for name, one in members.items()}
-    vouched = {name: one.introduced.vouched for name, one in members.items()}
-    members["north"].advertise(Roster(keys, vouched), False, False, "server", "federboost-horizontal")
-    stranger = member("east", Vouching(make_identity("east"), pinned)).introduced
-    other_run = member("east", Vouching(identities["east"], pinned), "another job").introduced
+    keys = {name: one.key.key for name, one in members.items()}
+    vouched = {name: one.key.vouched for name, one in members.items()}
+    members["north"].advertise(Roster(keys, vouched), "server")
+    stranger = member("east", Vouching(make_identity("east"), pinned)).key
+    other_run = member("east", Vouching(identities["east"], pinned), "another job").key
     for forged in (stranger, other_run):
         roster = Roster({**keys, "east": forged.key}, {**vouched, "east": forged.vouched})
         with pytest.raises(PeerProtocolError, match="a key of east signed with the key of its certificate"):
-            members["south"].advertise(roster, False, False, "server", "federboost-horizontal")
+            members["south"].advertise(roster, "server")
     unpinned = member("south", Vouching(identities["south"], {k: v for k, v in pinned.items() if k != "east"}))
-    own = unpinned.introduced
+    own = unpinned.key
     with pytest.raises(PeerProtocolError, match="a key of east"):
-        unpinned.advertise(
-            Roster({**keys, "south": own.key}, {**vouched, "south": own.vouched}),
-            False, False, "server", "federboost-horizontal",
-        )  # fmt: skip
+        unpinned.advertise(Roster({**keys, "south": own.key}, {**vouched, "south": own.vouched}), "server")
 
 
 @pytest.mark.parametrize(

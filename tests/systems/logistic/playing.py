@@ -10,7 +10,7 @@ import numpy as np
 from tables import cut, cut_for_guest, real_table
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
-from treaty.linear.training import FittedWeights, Optimiser, train
+from treaty.linear.training import Optimiser, train
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.threads import Played, play
@@ -31,10 +31,10 @@ OPTIONS: dict[str, Any] = {
 PAPER = {"mode": "paper", "allow_insecure": True}
 
 
-def linear_tables(parties: int = 2, rows: int = 300, *, wide_host: bool = False) -> tuple[dict[str, Table], np.ndarray]:
+def linear_tables(parties: int = 2, rows: int = 300, *, wide: bool = False) -> tuple[dict[str, Table], np.ndarray]:
     """Return tables; passive parties have few columns, as many as batches of 120 hide labels from, or all but one."""
     X, y = real_table("binary", rows=rows)
-    parts = cut(X, parties) if wide_host else cut_for_guest(X, parties)
+    parts = cut(X, parties) if wide else cut_for_guest(X, parties)
     return {name: to_table(part, party=name) for name, part in parts.items()}, y.astype(float)
 
 
@@ -101,7 +101,7 @@ def play_logistic(
     return play(roles, links, job="test", protocol=options.system, timeout=timeout, record_content=record)
 
 
-def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> tuple[np.ndarray, FittedWeights]:
+def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> tuple[np.ndarray, Any]:
     """Train in one place on the same batches; return also the whole matrix, columns rounded as the parties round."""
     _, common = options_of(**changes)
     settings = solver(**changes)

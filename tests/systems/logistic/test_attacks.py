@@ -35,7 +35,7 @@ def recovered(played, table, **changes):
 
 
 def test_passive_party_solves_for_labels_of_small_batches_in_the_papers_form():
-    tables, y = linear_tables(2, rows=240, wide_host=True)
+    tables, y = linear_tables(2, rows=240, wide=True)
     changes = {"batch_size": 10, "protocol": "sgd", "max_iter": 1, "encryption": "ou"}
     played = play_logistic(tables, y, **changes, **PAPER)
     rows, d = recovered(played, tables["p1"], **changes)
@@ -46,7 +46,7 @@ def test_passive_party_solves_for_labels_of_small_batches_in_the_papers_form():
 
 
 def test_passive_party_does_not_solve_for_labels_of_batches_ten_times_its_columns():
-    tables, y = linear_tables(2, rows=240, wide_host=True)
+    tables, y = linear_tables(2, rows=240, wide=True)
     changes = {"batch_size": 120, "protocol": "sgd", "max_iter": 1, "encryption": "ou"}
     played = play_logistic(tables, y, **changes, **PAPER)  # to have g_A from the same message; it is that of safe mode
     rows, d = recovered(played, tables["p1"], **changes)

@@ -355,8 +355,8 @@ def test_roles_that_do_not_go_together_are_refused():
         ({"p0": rows, "p1": rows}, "expected a coordinator"),
         ({"p0": rows, "p1": rows, "a": lead, "b": lead}, "at one party"),
         ({"p0": rows, LEAD: lead}, "at least two parties with data"),
-        ({"p0": rows, "p1": Place(role="dealer"), LEAD: lead}, "no other role"),
-        ({"p0": rows, "p1": Place(edge="e"), LEAD: lead}, "no other role or edge"),
+        ({"p0": rows, "p1": Place(role="dealer"), LEAD: lead}, 'role = "dealer" at p1'),
+        ({"p0": rows, "p1": Place(edge="e"), LEAD: lead}, "edge at p1"),
     ):
         with pytest.raises(ConfigError, match=words):
             cast(places, "p0", options)

@@ -225,10 +225,7 @@ class TreeMember:
     def take(self, step: TreeStep) -> NDArray[np.int64] | None:
         """Follow a step; return the vector that it asks for, int64, or None.
 
-        Raises
-        ------
-        PeerProtocolError
-            When the step does not fit the trees so far.
+        Raises PeerProtocolError when the step does not fit the trees so far.
         """
         try:
             self._divide(step)

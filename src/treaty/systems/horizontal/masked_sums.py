@@ -197,10 +197,7 @@ class SumAggregator(ABC):
 
         `sharers` have shared their masks' secrets; `passed` is what others sealed for `own`.
 
-        Raises
-        ------
-        RoundVoid, CryptoError
-            When too few are left, or their shares open nothing.
+        Raises RoundVoid, CryptoError when too few are left, or their shares open nothing.
         """
         came = {}
         for name, message in self._gather(MaskedInput).items():

@@ -115,6 +115,13 @@ def ciphertexts(array: Array, hider: Hider, shape: tuple[int, ...], peer: str, w
     return hider.check(found, shape, f"{what} from {peer}")
 
 
+def product_of_all(rows: Words, hider: Hider) -> Words:
+    """Multiply ciphertexts (n, words) into one, of the sum of their plaintexts (1, words)."""
+    product = np.empty((1, rows.shape[1]), np.uint64)
+    hider.modulus.segment_products(rows, np.arange(len(rows), dtype=np.int32), np.array([0, len(rows)]), product)
+    return product
+
+
 def sum_fields(setting: Setting, plaintext_bits: int, *, masked: bool = True) -> Fields:
     """Return how products of <4 d> with columns are packed for the coordinator."""
     bits = product_bits(setting.batch_size, WEIGHT_BITS, setting.vector_bits) + len(setting.owners).bit_length()
@@ -185,10 +192,7 @@ class CoordinatedProducts:
         for label, found in self._of_class.items():
             mine = of_passives[self._labels[rows] == label]
             if len(mine):
-                out = np.empty((1, mine.shape[1]), np.uint64)
-                index = np.arange(len(mine), dtype=np.int32)
-                self._hider.modulus.segment_products(mine, index, np.array([0, len(mine)]), out)
-                found.append(out)
+                found.append(product_of_all(mine, self._hider))
                 each = len(self._setting.passives) << (self._setting.vector_bits - 1)
                 self._offsets += label * len(mine) * each
 

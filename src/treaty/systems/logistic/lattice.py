@@ -128,7 +128,7 @@ class LatticeProducts:
         self._place = 0
 
     def _count(self, name: str) -> int:
-        """Columns of a party under the map, the active party's labels among them."""
+        """Return how many columns of a party are under the map, the active party's labels among them."""
         return self._setting.n_columns[name] + (name == self._setting.active)
 
     def times(self, rows: Integers, own: Integers, *, counted: bool) -> list[int]:

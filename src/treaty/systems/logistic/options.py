@@ -82,8 +82,8 @@ class FederatedRegression(SystemOptions):
         """Return the cipher meant: "lattice", "ou" or "paillier".
 
         Left open, it is the paper's in paper mode. In safe mode it is the lattice map, under which the coordinator has
-        no key; without a coordinator, or where a key is named, it is Okamoto-Uchiyama, which sends encrypted columns
-        once and little after that.
+        no key. Without a coordinator, or where a key is named, it is Okamoto-Uchiyama: without a coordinator encrypted
+        columns are then sent once, and little after that.
         """
         if self.encryption not in (None, "auto"):
             return self.encryption

@@ -48,6 +48,7 @@ from treaty.systems.logistic.coordinated import (
     SharedKey,
     ciphertexts,
     make_key,
+    product_of_all,
     read_key,
     sum_fields,
 )
@@ -144,37 +145,42 @@ class _Batch:
 
     def gradient(self, rows: Integers, u: Integers) -> None:
         """Send the coordinator <X^T 4 d> and, as the active party, <loss>."""
-        party, setting = self._party, self._setting
         if self._labels is None:
-            squares = None
-            if self._alone:
-                words = -(-2 * setting.vector_bits // 64)
-                squares = Array.of(self._hider.hide_words(to_words([int(x) ** 2 for x in u], words)))
-            party.send(setting.active, Margins(Array.of(self._hider.hide(u, setting.vector_bits)), squares))
-            self._send(rows, self._theirs(len(rows)), None)
+            self._contribute(rows, u, squared=self._alone)
             return
         y = self._labels[rows]
-        told = {peer: party.receive(peer, Margins) for peer in setting.passives}
-        of_passives = self._add([self._check(told[peer].rows, len(rows), peer) for peer in told])
-        d = self._share(of_passives, u - (y << (setting.fractional_bits + 1)))
-        squared = next(iter(told.values())).squares if self._alone else None
-        if self._alone and squared is None:
-            raise PeerProtocolError(setting.passives[0], f"expected squares - at Margins from {setting.passives[0]}")
-        hidden = None if squared is None else self._check(squared, len(rows), setting.passives[0])
-        self._send(rows, d, self._loss(u, y, of_passives, hidden))
+        of_passives, squares = self._collect(len(rows), squared=self._alone)
+        d = self._share(of_passives, u - (y << (self._setting.fractional_bits + 1)))
+        self._send(rows, d, self._loss(u, y, of_passives, squares))
 
     def curvature(self, rows: Integers, x_s: Integers) -> None:
         """Send the coordinator <v>."""
-        party, setting = self._party, self._setting
-        hidden = self._hider.hide(x_s, setting.vector_bits)
         if self._labels is None:
-            party.send(setting.active, Margins(Array.of(hidden), None))
-            self._send(rows, self._theirs(len(rows)), None)
+            self._contribute(rows, x_s, squared=False)
             return
-        of_passives = self._add(
-            [self._check(party.receive(peer, Margins).rows, len(rows), peer) for peer in setting.passives]
-        )
+        of_passives, _ = self._collect(len(rows), squared=False)
         self._send(rows, self._share(of_passives, x_s), None)
+
+    def _contribute(self, rows: Integers, own: Integers, *, squared: bool) -> None:
+        """As a passive party, send the own vector, perhaps with squares, and products with the sum that comes back."""
+        party, setting, squares = self._party, self._setting, None
+        if squared:
+            words = -(-2 * setting.vector_bits // 64)
+            squares = Array.of(self._hider.hide_words(to_words([int(x) ** 2 for x in own], words)))
+        party.send(setting.active, Margins(Array.of(self._hider.hide(own, setting.vector_bits)), squares))
+        whole = party.receive(setting.active, EncryptedVector).rows
+        self._send(rows, self._check(whole, len(rows), setting.active), None)
+
+    def _collect(self, n_rows: int, *, squared: bool) -> tuple[Words, Words | None]:
+        """As the active party, add up passive parties' vectors; return also the squares, if there is one such party."""
+        told = {peer: self._party.receive(peer, Margins) for peer in self._setting.passives}
+        of_passives = self._add([self._check(margins.rows, n_rows, peer) for peer, margins in told.items()])
+        if not squared:
+            return of_passives, None
+        ((peer, margins),) = told.items()
+        if margins.squares is None:
+            raise PeerProtocolError(peer, f"expected squares - at Margins from {peer}")
+        return of_passives, self._check(margins.squares, n_rows, peer)
 
     def _share(self, of_passives: Words, own: Integers) -> Words:
         """Add the own vector, freshly encrypted, and send the sum to all passive parties."""
@@ -182,11 +188,6 @@ class _Batch:
         for peer in self._setting.passives:
             self._party.send(peer, EncryptedVector(Array.of(whole)))
         return whole
-
-    def _theirs(self, n_rows: int) -> Words:
-        return self._check(
-            self._party.receive(self._setting.active, EncryptedVector).rows, n_rows, self._setting.active
-        )
 
     def _check(self, array: Array, n_rows: int, peer: str) -> Words:
         return ciphertexts(array, self._hider, (n_rows,), peer, "a vector")
@@ -214,10 +215,7 @@ class _Batch:
         weights = np.array(factors, np.int64)[:, np.newaxis]
         sums = self._hider.weigh(of_passives, weights, setting.vector_bits + 2)
         if squares is not None:
-            whole = np.empty_like(sums)
-            ends = np.array([0, len(squares)])
-            self._hider.modulus.segment_products(squares, np.arange(len(squares), dtype=np.int32), ends, whole)
-            sums = self._hider.multiply([sums, whole])
+            sums = self._hider.multiply([sums, product_of_all(squares, self._hider)])
         offset = len(setting.passives) << (setting.vector_bits - 1)
         added = (1 << (self._loss_fields.bits - 1)) + constant - offset * int(sum(factors))
         return self._hider.cover(sums, [added], self._loss_fields)

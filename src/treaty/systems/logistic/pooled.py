@@ -17,7 +17,7 @@ import numpy as np
 from treaty.data.table import Table
 from treaty.linear.batches import batch_seed
 from treaty.linear.losses import LOSSES, warn_beyond_taylor
-from treaty.linear.training import FittedWeights, Optimiser, train
+from treaty.linear.training import Optimiser, train
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.systems.logistic.options import SGD, QuasiNewton
 from treaty.systems.logistic.setup import solver_of
@@ -46,12 +46,8 @@ def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPar
     X = np.hstack([*columns, np.ones((data.table.n_rows, 1))])
     solver = solver_of(common, SGD if options.solver == "sgd" else QuasiNewton)
 
-    def on_epoch(so_far: FittedWeights) -> None:
-        if seat.progress is not None:
-            seat.progress(len(so_far.losses), so_far.losses)
-
-    if seat.progress is not None:
-        seat.progress(0, [])
+    progress = seat.progress or (lambda done, losses: None)
+    progress(0, [])
     fitted = train(
         X,
         2.0 * data.y - 1.0,
@@ -67,7 +63,7 @@ def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPar
         ),
         loss=LOSSES[loss],
         weight=data.weight,
-        on_epoch=on_epoch,
+        on_epoch=lambda so_far: progress(len(so_far.losses), so_far.losses),
     )
     if loss == "taylor":
         warn_beyond_taylor(X @ fitted.weights)

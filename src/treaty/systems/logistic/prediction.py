@@ -69,19 +69,9 @@ def predict_active(seat: Seat) -> NDArray[np.float64]:
 
 
 def predict_passive(seat: Seat) -> None:
-    """Help the active party to predict rows, without learning anything.
+    """Help the active party to predict rows, without learning anything; seat and errors as of `predict_active`.
 
-    Parameters
-    ----------
-    seat : Seat
-        As of `predict_active`.
-
-    Raises
-    ------
-    ConfigError, PeerError
-        As of `predict_active`.
-    DataError
-        When a part of a margin is too large.
+    Raises DataError when a part of a margin is too large.
     """
     party = seat.party
     agree(party, _terms(seat), remedy=OF_ONE_MODEL)

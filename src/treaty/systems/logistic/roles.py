@@ -34,7 +34,6 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import count
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,22 +73,6 @@ class StepCoefficients(Message):
 
     coefficients: Array
     keep: bool
-
-
-class HiddenSums(Protocol):
-    """Products of own columns with the sum of all parties' hidden vectors."""
-
-    def times(self, rows: Integers, own: Integers, *, counted: bool) -> list[int]:
-        """Return the products of a batch's rows; see `CoordinatedProducts.times`."""
-        ...
-
-    def loss(self, own: int) -> int | None:
-        """Return an epoch's summed loss to the active party; see `CoordinatedProducts.loss`."""
-        ...
-
-    def close(self) -> None:
-        """Settle what is kept beyond the job."""
-        ...
 
 
 # ---------------------------------------------------------------- data parties
@@ -132,23 +115,7 @@ def active(seat: Seat) -> LinearPart:
 
 
 def passive(seat: Seat) -> LinearPart:
-    """Train as a party with columns alone.
-
-    Parameters
-    ----------
-    seat : Seat
-        Connected with all other parties.
-
-    Returns
-    -------
-    LinearPart
-        Own weights.
-
-    Raises
-    ------
-    ConfigError, DataError, PeerError, CryptoError
-        As of `active`.
-    """
+    """Train as a party with columns alone, connected with all others; return its weights. Errors as of `active`."""
     table = seat.rows.table
     preparation = preparation_of(table)
     columns = fixed_columns(preparation.matrix(table.columns, table.n_rows))
@@ -194,7 +161,7 @@ def _train_slice(seat: Seat, setting: Setting, own: OwnData, batches: Integers) 
     party, columns, labels = seat.party, own.columns, own.labels
     seeds = pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
-    sums: HiddenSums
+    sums: LatticeProducts | CoordinatedProducts | OwnKeyProducts
     if setting.cipher == "lattice":
         sums = LatticeProducts(party, setting, own, batches, masks, seat.store, seat.threads)
     elif setting.coordinator is not None:
@@ -301,15 +268,7 @@ def _checked_fixed(products: Floats) -> list[int]:
 def coordinator(seat: Seat) -> None:
     """Coordinate a training without data: receive masked numbers and summed inner products, answer with coefficients.
 
-    Parameters
-    ----------
-    seat : Seat
-        Connected with all data parties; without data.
-
-    Raises
-    ------
-    ConfigError, PeerError, CryptoError
-        As of `active`.
+    Connected with all data parties; errors as of `active`.
     """
     party = seat.party
     agree(party, terms(seat))

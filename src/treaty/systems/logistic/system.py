@@ -37,11 +37,15 @@ def cast(places: Mapping[str, Place], active: str, options: FederatedRegression)
     ConfigError
         When roles and options do not go together.
     """
-    others = [name for name, place in places.items() if place.role not in (None, COORDINATOR) or place.edge]
+    others = [
+        f'role = "{place.role}" at {name}' if place.role else f"edge at {name}"
+        for name, place in places.items()
+        if place.role not in (None, COORDINATOR) or place.edge
+    ]
     if others:
         raise ConfigError(
-            f"expected role = {COORDINATOR!r} at one party and no other role or edge under protocol "
-            f"{options.system!r}, got them at {', '.join(others)}"
+            f'expected no role but "coordinator", and no edge, under protocol {options.system!r}, got '
+            + ", ".join(others)
         )
     coordinators = [name for name, place in places.items() if place.role == COORDINATOR]
     if len(coordinators) > options.has_coordinator:

@@ -3,7 +3,7 @@
 In use::
 
     order = Order(TABLE, "between trees")
-    message = party.receive(lead, *order.allowed)  # refuses every other message
+    message = party.receive(active, *order.allowed)  # refuses every other message
     order.take(message)
 """
 
