@@ -60,6 +60,7 @@ from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import Ledger
 from treaty.systems.fedxgboost_ldp.noise import NoisyGradients, scoring_rules
 from treaty.systems.fedxgboost_ldp.options import check_consent
+from treaty.systems.fedxgboost_ldp.refit import refit_leaves
 from treaty.systems.fedxgboost_ldp.scoring import (
     CONVERSATION,
     LevelDivision,
@@ -76,7 +77,6 @@ from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, 
 from treaty.systems.vertical.decisions import ask_all
 from treaty.systems.vertical.order import Order
 from treaty.systems.vertical.passive import Follower, Handlers
-from treaty.trees.refit import refit_leaves
 
 logger = logging.getLogger(__name__)
 
