@@ -54,6 +54,7 @@ import msgspec
 
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Message
+from treaty.messaging.order import Order
 from treaty.models.checkpoints import noise_folder
 from treaty.models.decisions import leaves
 from treaty.models.trees import ModelPart
@@ -75,7 +76,6 @@ from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
 from treaty.systems.vertical.decisions import ask_all
-from treaty.systems.vertical.order import Order
 from treaty.systems.vertical.passive import Follower, Handlers
 
 logger = logging.getLogger(__name__)
