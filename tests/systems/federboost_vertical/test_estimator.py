@@ -12,6 +12,7 @@ import treaty
 from flat import flat
 from runs.job_files import train_in_threads
 from runs.test_resume import Interrupted, same
+from systems.seats import split_options
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, noise_folder
@@ -19,11 +20,17 @@ from treaty.privacy.bucket_rr import BucketLedger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.report import load_reports
 from treaty.systems.federboost_vertical.roles import NoisyColumns
+from treaty.systems.system import star
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.column_owner import SplitOwner
 
 TREES = 4
 OPTIONS = {"n_estimators": TREES, "min_child_samples": 5, "max_bin": 16, "n_jobs": 1}
+
+
+def model_of(**options):
+    own, others = split_options({**OPTIONS, **options}, FederBoostVertical)
+    return treaty.GBDTClassifier(own, **others)
 
 
 def fit(tables, y, folder=None, **options):

@@ -34,7 +34,8 @@ def choose(bounds=SMALL, layouts=None, trees=20, store=None, delay=0.0, left=2.0
             common = BoostingOptions(**given)
             return choose_cipher(
                 party, own.cipher, bounds, layouts,
-                trees=trees, max_depth=common.max_depth, fractional_bits=common.fractional_bits, store=store, threads=2,
+                trees=trees, max_depth=common.max_depth, fractional_bits=common.fractional_bits,
+                store=store or HintStore(None), threads=2,
             )  # fmt: skip
         finally:
             for peer in layouts:

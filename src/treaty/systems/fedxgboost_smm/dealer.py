@@ -6,11 +6,11 @@ tell either end what it gave the other: `crypto.vectors.matrix_triples` says wha
 ====================  ==============  ==========================================================  =================
 message               from -> to      content                                                     protection
 ====================  ==============  ==========================================================  =================
-`DealOrder`              active ->       rows; bins of each passive party                            TLS
+`DealOrder`           active ->       rows; bins of each passive party                            TLS
 `AskerSeed`           -> active       seed of all A and C                                         TLS
 `HolderSeed`          -> passive      seed of B                                                   TLS
 `DealRequest`         active ->       deal for the next so many vectors                           TLS
-`DealtShares`               -> passive      D = B A - C of these                                        TLS
+`DealtShares`         -> passive      D = B A - C of these                                        TLS
 `DealEnd`             active ->       training is over                                            TLS
 ====================  ==============  ==========================================================  =================
 """
@@ -84,18 +84,18 @@ def dealer(seat: Seat) -> None:
     seat : Seat
         Without data; all parties are its peers.
     """
-    party, lead = seat.party, seat.cast.active
+    party, active = seat.party, seat.cast.active
     agree(party, seat.public_terms)
-    wanted = party.receive(lead, DealOrder)
-    holders = [peer for peer in party.peers if peer != lead]
+    wanted = party.receive(active, DealOrder)
+    holders = [peer for peer in party.peers if peer != active]
     if sorted(wanted.slots) != sorted(holders):
-        raise PeerProtocolError(lead, f"expected the bins of {', '.join(holders)} - at DealOrder.slots from {lead}")
+        raise PeerProtocolError(active, f"expected the bins of {', '.join(holders)} - at DealOrder.slots from {active}")
     made = Dealer(wanted.rows, wanted.slots, seat.threads)
-    party.send(lead, AskerSeed(made.asker_seed))
+    party.send(active, AskerSeed(made.asker_seed))
     for holder, seed in made.holder_seeds.items():
         party.send(holder, HolderSeed(seed))
     made.prepare()
-    while isinstance(request := party.receive(lead, DealRequest, DealEnd, follow=True), DealRequest):
+    while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
         for holder, shares in made.deal(request.first, request.count).items():
             party.send(holder, DealtShares(request.first, Array.of(shares)))
         made.prepare()  # while the others compute

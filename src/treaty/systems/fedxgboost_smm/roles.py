@@ -88,13 +88,13 @@ def active(seat: Seat) -> ModelPart:
         return paper.active(seat)
     party, dealer = seat.party, _meet_dealer(seat)
     if dealer is None:
-        return encrypted.lead(seat, seat.options.ciphers)
+        return encrypted.train_active(seat, seat.options.ciphers)
 
     def client_of(bounds: SumsBounds, offsets: Mapping[str, NDArray[np.int32]]) -> SumsClient:
         slots = {peer: int(of_peer[-1]) for peer, of_peer in offsets.items()}
         return dealing.asker(party, dealer, bounds, slots, seat.threads)
 
-    part = encrypted.lead(seat, seat.options.ciphers, client_of=client_of)
+    part = encrypted.train_active(seat, seat.options.ciphers, client_of=client_of)
     party.send(dealer, dealing.DealEnd())
     return part
 
@@ -116,12 +116,12 @@ def passive(seat: Seat) -> ModelPart:
         return paper.passive(seat)
     dealer = _meet_dealer(seat)
     if dealer is None:
-        return encrypted.follow(seat, seat.options.ciphers)
+        return encrypted.train_passive(seat, seat.options.ciphers)
 
     def server_of(setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> SumsServer:
         return dealing.holder(seat.party, dealer, setup, codes, offsets, seat.threads)
 
-    return encrypted.follow(seat, seat.options.ciphers, server_of=server_of)
+    return encrypted.train_passive(seat, seat.options.ciphers, server_of=server_of)
 
 
 def _meet_dealer(seat: Seat) -> str | None:

@@ -83,7 +83,7 @@ def choose_cipher(
     trees: int,
     max_depth: int,
     fractional_bits: int,
-    store: HintStore | None,
+    store: HintStore,
     threads: int,
 ) -> Choice:
     """Take the `cipher` the job names; under "auto" measure the links and go by the estimates.
@@ -108,7 +108,7 @@ def choose_cipher(
         speeds[peer], left = _measure(party, peer)
         if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > left:
             return Choice("ou", f"{peer}'s answers have told nearly all that the lattice map may tell of its table")
-    kept = store is not None and LatticeSumsClient(bounds, store).offer(offsets) is not None
+    kept = LatticeSumsClient(bounds, store).offer(offsets) is not None
     lattice = _total([
         _lattice(parameters, bounds.n_rows, len(of_peer) - 1, int(of_peer[-1]), max_depth, trees, threads, kept)
         for of_peer in offsets.values()

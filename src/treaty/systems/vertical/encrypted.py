@@ -47,6 +47,7 @@ from treaty.crypto.sums.encrypted_sums import SumsBounds, SumsClient, SumsServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array
+from treaty.messaging.order import Order
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder
 from treaty.models.trees import ModelPart
@@ -77,7 +78,6 @@ from treaty.systems.vertical.encrypted_columns import (
     take_hints,
     unpack,
 )
-from treaty.systems.vertical.order import Order
 from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.trees.columns import MayShow, SumsFinder
@@ -107,7 +107,7 @@ def _open_store(seat: Seat, options: CipherOptions) -> HintStore:
 # ---------------------------------------------------------------- active party
 
 
-def lead(
+def train_active(
     seat: Seat,
     options: CipherOptions,
     *,
@@ -187,20 +187,20 @@ def _columns_of_others(
 # ---------------------------------------------------------------- passive party
 
 
-def follow(seat: Seat, options: CipherOptions, *, server_of: MakeServer | None = None) -> ModelPart:
+def train_passive(seat: Seat, options: CipherOptions, *, server_of: MakeServer | None = None) -> ModelPart:
     """Train as a passive party; `server_of` makes the other end of the active party's `client_of`."""
     with _open_store(seat, options) as store:
-        return _follow(seat, options, store, server_of)
+        return _train_passive(seat, options, store, server_of)
 
 
-def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: MakeServer | None) -> ModelPart:
+def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_of: MakeServer | None) -> ModelPart:
     party, table, common = seat.party, seat.rows.table, seat.common
-    (lead,) = party.peers
+    (active,) = party.peers
     bins, codes = show_layout(seat)
-    setup = _set_up(party, lead, options.cipher, LEAK_LIMIT - store.spent(table.schema.names))
+    setup = _set_up(party, active, options.cipher, LEAK_LIMIT - store.spent(table.schema.names))
     follower = Follower(seat, setup)
     follower.part.encryption = setup.encryption
-    payload = unpack(setup.payload, lead, "Setup")
+    payload = unpack(setup.payload, active, "Setup")
     if server_of is not None:
         server = server_of(payload, codes, bins.offsets)
     else:
@@ -210,17 +210,17 @@ def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: Mak
             names=table.schema.names, store=store,
             blind=options.hides_nodes(setup.encryption),
         )  # fmt: skip
-    owner = SplitOwner(lead, codes, bins, follower.part.splits)
-    limits = TreeLimits(lead, common.max_depth, common.fewest_rows, options.reveals_columns(setup.encryption))
+    owner = SplitOwner(active, codes, bins, follower.part.splits)
+    limits = TreeLimits(active, common.max_depth, common.fewest_rows, options.reveals_columns(setup.encryption))
 
     def start_tree(start: TreeStart) -> None:
         follower.next_tree()
-        sample, columns = checked_sample(start, lead, *codes.shape)
+        sample, columns = checked_sample(start, active, *codes.shape)
         limits.start(columns)
-        server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample, columns)
+        server.begin_tree(unpack(start.payload, active, "TreeStart"), sample, columns)
 
     def answer_sums(request: SumsRequest) -> Sums:
-        query = unpack(request.payload, lead, "SumsRequest")
+        query = unpack(request.payload, active, "SumsRequest")
         limits.sums(server.nodes_of(query), last=request.last)
         return Sums(pack(server.answer(query)))
 
@@ -243,12 +243,12 @@ def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: Mak
         )
 
 
-def _set_up(party: Party, lead: str, cipher: str, left: float) -> Setup:
+def _set_up(party: Party, active: str, cipher: str, left: float) -> Setup:
     """Let the active party measure the link, then take its set-up; `left` is what answers may still leak."""
-    while not isinstance(message := party.receive(lead, LinkProbe, Setup), Setup):
-        party.send(lead, LinkEcho(left))
+    while not isinstance(message := party.receive(active, LinkProbe, Setup), Setup):
+        party.send(active, LinkEcho(left))
     if message.encryption not in (("lattice", "ou") if cipher == "auto" else (cipher,)):
         raise PeerProtocolError(
-            lead, f"expected encryption {cipher!r}, got {message.encryption!r} - at Setup from {lead}"
+            active, f"expected encryption {cipher!r}, got {message.encryption!r} - at Setup from {active}"
         )
     return message

@@ -16,13 +16,13 @@ from typing import Any
 
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Message
+from treaty.messaging.order import Order
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
 from treaty.systems.pooled.rounds import Keep, Kept
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, decide
-from treaty.systems.vertical.order import Order
 from treaty.trees.ensemble import SplitTable
 
 Handlers = Mapping[type[Message], Callable[[Any], Message | None]]
@@ -36,7 +36,7 @@ class Follower:
     """
 
     def __init__(self, seat: Seat, start: Start) -> None:
-        (self._lead,) = seat.party.peers
+        (self._active,) = seat.party.peers
         self._seat, table = seat, seat.rows.table
         tables = [table, *(rows.table for rows in seat.eval_sets)]
         self._printed = b"" if seat.keeper is None else fingerprint([(rows, ()) for rows in tables])
@@ -71,7 +71,7 @@ class Follower:
 
     def decide(self, request: DecideRequest) -> Decisions:
         """Tell the active party which rows of an eval set go left."""
-        return decide(request, self._lead, self._matrices, self.part.splits, self._seat.threads)
+        return decide(request, self._active, self._matrices, self.part.splits, self._seat.threads)
 
     def keep(self, _: Keep) -> Kept:
         """Write a checkpoint, where this party keeps them."""
@@ -85,12 +85,12 @@ class Follower:
 
     def _answer(self, order: Order, handlers: Handlers) -> None:
         # a method, so that no message, of many ciphertexts perhaps, is held while the next is waited for
-        party, lead = self._seat.party, self._lead
-        message = party.receive(lead, *order.allowed)
+        party, active = self._seat.party, self._active
+        message = party.receive(active, *order.allowed)
         order.take(message)
         answer = handlers[type(message)](message)
         if answer is not None:
-            party.send(lead, answer)
+            party.send(active, answer)
 
     def _resumed(self, start: Start) -> ModelPart:
         seat, keeper = self._seat, self._seat.keeper

@@ -95,30 +95,30 @@ def agree_on_seed(party: Party, client: LatticeSumsClient, offsets: Mapping[str,
 
 def follow_seed(party: Party, server: LatticeSumsServer) -> None:
     """Settle the seed as a passive party."""
-    (lead,) = party.peers
-    offer = party.receive(lead, SeedOffer)
+    (active,) = party.peers
+    offer = party.receive(active, SeedOffer)
     own = secrets.token_bytes(SHARE_BYTES)
     commitment = _commit(own)
     holds = bool(offer.binding) and server.holds(offer.binding)
-    party.send(lead, SeedCommitment(commitment, holds))
-    settled = party.receive(lead, SeedCommitments)
+    party.send(active, SeedCommitment(commitment, holds))
+    settled = party.receive(active, SeedCommitments)
     if settled.kept:
         if not holds:
-            raise PeerProtocolError(lead, f"expected a hint that is kept here - at SeedCommitments from {lead}")
+            raise PeerProtocolError(active, f"expected a hint that is kept here - at SeedCommitments from {active}")
         server.settle(b"", kept=offer.binding)
         return
     if settled.commitments.count(commitment) != 1:
-        raise PeerProtocolError(lead, f"expected this party's commitment once - at SeedCommitments from {lead}")
-    party.send(lead, SeedShare(own))
-    shares = party.receive(lead, SeedShares).shares
+        raise PeerProtocolError(active, f"expected this party's commitment once - at SeedCommitments from {active}")
+    party.send(active, SeedShare(own))
+    shares = party.receive(active, SeedShares).shares
     if len(shares) != len(settled.commitments):
-        raise PeerProtocolError(lead, f"expected {len(settled.commitments)} shares - at SeedShares from {lead}")
+        raise PeerProtocolError(active, f"expected {len(settled.commitments)} shares - at SeedShares from {active}")
     place = settled.commitments.index(commitment)
     if shares[place] != own:
-        raise PeerProtocolError(lead, f"expected this party's share unchanged - at SeedShares from {lead}")
+        raise PeerProtocolError(active, f"expected this party's share unchanged - at SeedShares from {active}")
     for commitment, share in zip(settled.commitments, shares, strict=True):
         _check(
-            commitment, share, lead
+            commitment, share, active
         )  # all of them: else the active party could choose its own after it saw this party's
     server.settle(_seed(settled.commitments, shares))
 

@@ -231,40 +231,40 @@ class CandidatesOwner:
     def __init__(
         self, party: Party, columns: OwnColumns, owner: SplitOwner, rules: SplitRules, sizes: Sizes, threads: int = 1
     ) -> None:
-        (self._lead,) = party.peers
+        (self._active,) = party.peers
         self._party, self._columns, self._owner = party, columns, owner
         self._rules, self._sizes, self._threads = rules, sizes, threads
         self._best = Splits.none(0)
 
     def find(self, asked: NodeRows, features: Int32) -> None:
         """Find the best split of each node of a level with the active party's help (paper, steps 2, 3, 6 and 7)."""
-        party, lead, columns = self._party, self._lead, self._columns
-        rows = named_rows(asked.node_of_row, len(columns.codes), asked.nodes, lead, "NodeRows.node_of_row")
+        party, active, columns = self._party, self._active, self._columns
+        rows = named_rows(asked.node_of_row, len(columns.codes), asked.nodes, active, "NodeRows.node_of_row")
         nodes = self._mixed(rows, features)
         widths = [0 if node is None else node.vectors.shape[1] for node in nodes]
         vectors = [node.vectors for node in nodes if node is not None]
-        party.send(lead, CandidateVectors(Array.of(np.array(widths, np.int32)), join_matrices(vectors)))
-        answer = party.receive(lead, MaskedGradients)
+        party.send(active, CandidateVectors(Array.of(np.array(widths, np.int32)), join_matrices(vectors)))
+        answer = party.receive(active, MaskedGradients)
         totals = np.zeros((len(rows), 3), np.int64)
-        totals[:, :2] = view(answer.totals, np.int64, (len(rows), 2), peer=lead, what="MaskedGradients.totals")
+        totals[:, :2] = view(answer.totals, np.int64, (len(rows), 2), peer=active, what="MaskedGradients.totals")
         totals[:, 2] = [len(members) for members in rows]
         widths = [0 if node is None else 2 for node in nodes]
-        masked = cut_matrices(answer.masked, rows, widths, lead, "MaskedGradients.masked")
+        masked = cut_matrices(answer.masked, rows, widths, active, "MaskedGradients.masked")
         sums = np.stack([self._sums(*of_node, features) for of_node in zip(nodes, masked, totals, strict=True)])
         self._best = scan(
             sums, totals, features, columns.offsets, columns.categorical, self._rules, threads=self._threads
         )
-        party.send(lead, BestGains(Array.of(self._best.gain)))
+        party.send(active, BestGains(Array.of(self._best.gain)))
 
     def decide(self, won: WonNodes, limits: TreeLimits) -> SplitAnswer:
         """Record the splits of nodes that were won, and say which of their rows go left."""
-        lead, what = self._lead, "WonNodes.nodes"
-        nodes = view(won.nodes, np.int32, (None,), peer=lead, what=what)
+        active, what = self._active, "WonNodes.nodes"
+        nodes = view(won.nodes, np.int32, (None,), peer=active, what=what)
         if np.any(nodes < 0) or np.any(nodes >= len(self._best.gain)) or np.any(np.diff(nodes) <= 0):
-            raise PeerProtocolError(lead, f"expected ascending nodes of the level - at {what} from {lead}")
+            raise PeerProtocolError(active, f"expected ascending nodes of the level - at {what} from {active}")
         best = self._best.take(nodes.astype(np.intp))
         if np.any(best.feature < 0):
-            raise PeerProtocolError(lead, f"expected nodes that have a split - at {what} from {lead}")
+            raise PeerProtocolError(active, f"expected nodes that have a split - at {what} from {active}")
         packed = np.packbits(best.left_bins, axis=1)
         request = SplitRequest(Array.of(best.feature), Array.of(packed), won.node_of_row)
         limits.split(request)
@@ -297,6 +297,6 @@ class CandidatesOwner:
         try:
             found = whole_numbers(product(node.mixed, masked)[node.places])
         except ValueError as error:
-            raise PeerProtocolError(self._lead, f"{error} - at MaskedGradients.masked from {self._lead}") from None
+            raise PeerProtocolError(self._active, f"{error} - at MaskedGradients.masked from {self._active}") from None
         of_node = node.candidates
         return bin_sums(found.T, of_node.slots, of_node.counts, totals, features, columns.offsets, columns.categorical)

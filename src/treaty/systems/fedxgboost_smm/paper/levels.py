@@ -105,14 +105,14 @@ def rows_of_nodes(node_of_row: Int32, n_nodes: int) -> list[Rows]:
     return [order[first:last] for first, last in pairwise(ends)]
 
 
-def named_rows(array: Array, n_rows: int, n_nodes: int, lead: str, what: str) -> list[Rows]:
+def named_rows(array: Array, n_rows: int, n_nodes: int, active: str, what: str) -> list[Rows]:
     """Return the rows of each received node; reject a node without rows."""
-    node_of_row = view(array, np.int32, (n_rows,), peer=lead, what=what)
+    node_of_row = view(array, np.int32, (n_rows,), peer=active, what=what)
     if n_rows and (node_of_row.min() < -1 or node_of_row.max() >= n_nodes):
-        raise PeerProtocolError(lead, f"expected nodes below {n_nodes} - at {what} from {lead}")
+        raise PeerProtocolError(active, f"expected nodes below {n_nodes} - at {what} from {active}")
     rows = rows_of_nodes(node_of_row, n_nodes)
     if not all(len(members) for members in rows):
-        raise PeerProtocolError(lead, f"expected rows in each of {n_nodes} nodes - at {what} from {lead}")
+        raise PeerProtocolError(active, f"expected rows in each of {n_nodes} nodes - at {what} from {active}")
     return rows
 
 

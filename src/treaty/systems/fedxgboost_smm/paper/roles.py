@@ -27,7 +27,7 @@ message               from -> to     content                                    
 2 `BestGains`         passive ->     the gain of the best own split of each node         TLS
 1 `SplitRequest`      active ->      of each node the owner won: feature, bins going     TLS
                                      left, the node's rows
-2 `WonNodes`               active ->      which nodes the owner won, their rows               TLS
+2 `WonNodes`          active ->      which nodes the owner won, their rows               TLS
 `SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
 `TreeEnd`, `Keep`, `Kept`, `DecideRequest`, `Decisions`, `Finish`: as in `secureboost`
 ====================  =============  ==================================================  ========================
@@ -58,6 +58,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from treaty.errors import ConfigError
+from treaty.messaging.order import Order
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, check_consent
 from treaty.systems.fedxgboost_smm.paper.candidates import (
@@ -83,7 +84,6 @@ from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, finish, grow, open_training
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, ascending, show_layout, tree_table
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitColumns, SplitRequest, TreeEnd
-from treaty.systems.vertical.order import Order
 from treaty.systems.vertical.passive import Follower
 
 logger = logging.getLogger(__name__)
@@ -162,26 +162,26 @@ def passive(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
     """
     _warn(seat)
     party, common = seat.party, seat.common
-    (lead,) = party.peers
+    (active,) = party.peers
     bins, codes = show_layout(seat)
     columns = OwnColumns(codes, bins.offsets, seat.rows.table.schema.categorical)
-    setup = party.receive(lead, PaperSetup)
+    setup = party.receive(active, PaperSetup)
     follower = Follower(seat, setup)
-    owner = SplitOwner(lead, codes, bins, follower.part.splits)
+    owner = SplitOwner(active, codes, bins, follower.part.splits)
     rules = common.rules_of(setup.grad_unit, setup.hess_unit)
     finding = CandidatesOwner(party, columns, owner, rules, sizes or Sizes(), seat.threads)
-    limits = TreeLimits(lead, common.max_depth, common.fewest_rows, by_column=False)
+    limits = TreeLimits(active, common.max_depth, common.fewest_rows, by_column=False)
     features = np.empty(0, np.int32)
 
     def start_tree(tree: PaperTree) -> None:
         nonlocal features
         follower.next_tree()
-        features = ascending(tree.columns, codes.shape[1], lead, "PaperTree.columns")
+        features = ascending(tree.columns, codes.shape[1], active, "PaperTree.columns")
         limits.start(features)
 
     def mask(asked: NullVectors) -> MaskedCandidates:
         limits.sums(nodes_asked(asked), last=True)
-        return mask_candidates(asked, lead, columns, features)
+        return mask_candidates(asked, active, columns, features)
 
     def split(request: SplitRequest) -> SplitAnswer | SplitColumns:
         limits.split(request)
