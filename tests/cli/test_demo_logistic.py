@@ -55,6 +55,7 @@ def test_a_cipher_that_there_is_not_is_refused_before_any_data_is_read(model, mo
         CliRunner().invoke(app, ["demo", "--model", model, "--encryption", "foo"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_as_many_parties_as_there_are_names_have_rows_enough():
     shown = played("--protocol", "sgd", "--parties", "10", "--transport", "memory")
     assert "300 rows to train on, 49 held back" in shown

@@ -20,6 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import treaty
 from flat import flat
+from marks import all_but_first_slow
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
@@ -432,7 +433,7 @@ def test_margins_are_the_log_odds_of_the_probabilities():
     np.testing.assert_allclose(model.decision_function(X), np.log(p / (1 - p)), rtol=1e-9)
 
 
-@pytest.mark.parametrize("transport", ["memory", "grpc"])
+@pytest.mark.parametrize("transport", all_but_first_slow("memory", "grpc"))
 def test_hidden_inference_predicts_the_same(transport):
     X, y = real_table("binary")
     tables = cut(with_gaps(X), 3)

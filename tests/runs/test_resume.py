@@ -9,6 +9,7 @@ import pytest
 
 import treaty
 from flat import flat
+from marks import all_but_first_slow
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
@@ -76,7 +77,7 @@ CASES = {
 
 @pytest.mark.parametrize("tree", range(TREES))
 @pytest.mark.parametrize("stop", [stop_active, stop_passive], ids=["active", "passive"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", all_but_first_slow(*CASES))
 def test_a_fit_stopped_at_any_tree_at_either_side_goes_on_to_the_same_model(monkeypatch, tmp_path, case, stop, tree):
     task, options = CASES[case]
     X, y = real_table(task, rows=150)
@@ -183,6 +184,7 @@ def stopped(monkeypatch, tmp_path):
     return tables, y, tmp_path
 
 
+@pytest.mark.slow
 def test_processes_go_on_from_what_threads_left(stopped):
     tables, y, folder = stopped
     begun = load_checkpoint(checkpoint_file(folder, "p0")).part.model_id

@@ -19,6 +19,7 @@ from sklearn.metrics import roc_auc_score
 
 import treaty
 from flat import flat, own_and_common
+from marks import all_but_first_slow
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.data.table import to_table
@@ -545,7 +546,7 @@ def stop_member(monkeypatch, round_):
 
 @pytest.mark.parametrize("round_", range(TREES))
 @pytest.mark.parametrize("stop", [stop_leader, stop_member], ids=["leader", "participant"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
 @pytest.mark.parametrize("active", ["south", "aggregator"])
 def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, active, task, stop, round_):
     X, y = real_table(task, rows=150)
@@ -602,6 +603,7 @@ def test_other_rows_are_refused_when_resuming(monkeypatch, tmp_path, rows, who):
             estimator("binary").fit(rows, checkpoint=tmp_path)
 
 
+@pytest.mark.slow
 def test_processes_go_on_from_what_threads_left(monkeypatch, tmp_path, rows):
     rows = {name: (X, np.where(y == 1, "ill", "well")) for name, (X, y) in rows.items()}
     monkeypatch.setattr(Keeper, "due", True)

@@ -122,6 +122,7 @@ def test_parties_apart_have_the_estimators_model_with_a_leader_without_data(tmp_
     assert set(report["learned"]) == {"server", *MEMBERS}
 
 
+@pytest.mark.slow
 def test_a_killed_participant_ends_the_others_and_the_resumed_model_is_the_same(tmp_path):
     victim, sent = "east", random.randint(2, 40)  # after the one that says its first round is kept
     options = {"trees": 40, "subsample": 0.8, "colsample_bytree": 0.7, "random_state": 3}
@@ -157,6 +158,7 @@ def test_a_participant_refuses_the_key_of_one_whose_certificate_is_another(tmp_p
         assert "south" in one_line(ended[name][1].removeprefix(LACKS))
 
 
+@pytest.mark.slow
 def test_the_whole_command_trains_then_each_predicts_its_own_rows(tmp_path):
     write_jobs(tmp_path)
     for name in MEMBERS:
@@ -190,6 +192,7 @@ def test_the_whole_command_trains_then_each_predicts_its_own_rows(tmp_path):
     assert {name: bool(report.spent) for name, report in load_reports(load_job(job)).items()}["north"]
 
 
+@pytest.mark.slow
 def test_an_estimator_over_grpc_equals_the_one_in_threads():
     X, y = real_table("multiclass", rows=120)
     weight = np.random.default_rng(0).random(len(y)) + 0.5
@@ -208,6 +211,7 @@ def test_an_estimator_over_grpc_equals_the_one_in_threads():
     assert processes.communication_["south -> north"]["by_type"]["MaskedInput"] > 0
 
 
+@pytest.mark.slow
 def test_a_training_in_processes_goes_on_without_one_that_is_killed(monkeypatch, caplog):
     X, y = real_table("binary")
     parts = np.array_split(np.arange(len(y)), 4)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import treaty
 from flat import flat
+from marks import all_but_first_slow
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.cli.main import app
@@ -71,7 +72,7 @@ def same_but_for_rounding(ours, theirs):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
 def test_trees_are_those_of_participants_that_sum_under_masks(task, weighted):
     X, y = real_table(task)
     rows = deal_out(with_gaps(with_categories(X)), y)
@@ -85,7 +86,7 @@ def test_trees_are_those_of_participants_that_sum_under_masks(task, weighted):
     same_but_for_rounding(trees_of(ours), trees_of(theirs))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
 def test_a_hidden_model_is_the_one_that_users_are_told(task):
     X, y = real_table(task)
     rows = deal_out(with_gaps(with_categories(X)), y)
@@ -96,6 +97,7 @@ def test_a_hidden_model_is_the_one_that_users_are_told(task):
     assert any(len(tree.left) > 1 for tree in parts[0].forest.trees)
 
 
+@pytest.mark.slow
 def test_lost_users_are_away_from_every_tenth_round_on():
     X, y = real_table("binary")
     X = X.iloc[:, :4]

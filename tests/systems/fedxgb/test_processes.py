@@ -123,6 +123,7 @@ def play_and_kill(path: Path, victim: str, kind: str, nth: int) -> dict[str, str
 # ---------------------------------------------------------------- trained apart
 
 
+@pytest.mark.slow
 def test_an_estimator_over_grpc_equals_the_one_in_threads():
     X, y = real_table("multiclass", rows=120)
     weight = np.random.default_rng(0).random(len(y)) + 0.5
@@ -142,6 +143,7 @@ def test_an_estimator_over_grpc_equals_the_one_in_threads():
     assert apart.disclosures_ == threads.disclosures_
 
 
+@pytest.mark.slow
 def test_two_edge_servers_and_a_dealer_apart_give_the_same_model(tmp_path):
     users = [f"user{k}" for k in range(9)]
     path = write_job(tmp_path, edges=(*EDGES, "oslo"), users=users, trees=1, expose="nothing", comparison="additive")
@@ -199,6 +201,7 @@ def test_a_hidden_model_of_parties_apart_is_the_estimators_at_the_server_alone(t
             CliRunner().invoke(app, [verb, str(path), "--as", "user1"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "words"), [({"shoe": 1.0}, "'shoe' besides"), (None, "got none")])
 def test_a_user_with_a_wrong_table_is_left_out_and_says_why(tmp_path, columns, words):
     users = [f"user{k}" for k in range(7)]
@@ -220,6 +223,7 @@ def test_a_user_with_a_wrong_table_is_left_out_and_says_why(tmp_path, columns, w
 # ---------------------------------------------------------------- killed
 
 
+@pytest.mark.slow
 def test_a_killed_user_ends_nothing(tmp_path):
     path = write_job(tmp_path, trees=25)
     assert play_and_kill(path, "user2", "Here", 5) == {}
@@ -231,6 +235,7 @@ def test_a_killed_user_ends_nothing(tmp_path):
     assert "user2" not in load_reports(load_job(path))
 
 
+@pytest.mark.slow
 def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(party, "FAREWELL_TIMEOUT", 1.0)
     path = write_job(tmp_path, trees=12, timeout=15)  # it counts as gone after 20 s
@@ -249,6 +254,7 @@ def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeyp
     assert [tree.count[0] for tree in trees[2:]] == [sum(len(rows_of_each()[name]) for name in USERS[1::2])] * 10
 
 
+@pytest.mark.slow
 def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
     path = write_job(tmp_path, trees=200)
     said = play_and_kill(path, "tokyo", "Survived", 60)
@@ -265,6 +271,7 @@ def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
         CliRunner().invoke(app, ["train", str(path), "--as", "owner", "--resume"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_failed_users_do_not_end_the_others_processes(monkeypatch):
     ends = {"user0": 0, "user1": 3, "owner": 0}
 

@@ -80,6 +80,7 @@ def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(
         assert all("768 bits" in " ".join(model.disclosures_[name]) for name in ("p0", "p1", "p2"))
 
 
+@pytest.mark.slow
 def test_fit_between_processes_gives_the_pooled_model(split, pooled):
     X, y = split
     model = treaty.LogisticRegression(
@@ -134,6 +135,7 @@ def test_a_job_file_is_trained_and_predicted_in_processes(split, pooled, tmp_pat
     assert (agreement == pooled.predict(split[0])).mean() > 0.95  # rows came in another order: other batches
 
 
+@pytest.mark.slow
 def test_an_aligned_job_run_again_has_the_same_rows_in_the_same_batches(split, tmp_path):
     tables = {"p0": split[0]["p0"], "p1": split[0]["p1"].join(split[0]["p2"])}
     path = job_file(tmp_path, (tables, split[1]), coordinator=False, encryption="lattice", max_iter=1)
@@ -216,6 +218,7 @@ def test_commands_that_do_not_fit_a_job_of_logistic_regression_say_so(split, tmp
         CliRunner().invoke(app, [command[0], str(path), *command[1:]], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", ["three classes", "numbers"])
 def test_labels_that_are_not_of_two_classes_name_party_column_and_count(split, tmp_path, labels):
     X, _ = split
