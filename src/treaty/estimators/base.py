@@ -41,16 +41,31 @@ def one_column(y: Any) -> Any:
     return y if y is None or len(shape) == 1 else column_or_1d(y, warn=True)
 
 
-def refuse_misplaced(estimator: object, misplaced: Iterable[str]) -> None:
-    """Refuse parameters that an estimator does not have, naming the system that has them.
+def refuse_misplaced(estimator: object, misplaced: Iterable[str], protocol: Any) -> None:
+    """Refuse parameters that an estimator does not have, naming who has them: `protocol`'s system above all.
 
     Raises
     ------
     ConfigError
     """
+    kind = type(estimator).__name__
     for name in misplaced:
-        where = place_of(name, None) or "see docs/options.md"
-        raise ConfigError(f"{type(estimator).__name__} has no parameter {name!r}; {where}")
+        own = _option_class(protocol)
+        if own is not None and name in names_of(own):
+            where = f"it belongs to the system: {kind}({own.__name__}({name}=...))"
+        else:
+            where = place_of(name, None) or "see docs/options.md"
+        raise ConfigError(f"{kind} has no parameter {name!r}; {where}")
+
+
+def _option_class(protocol: Any) -> type[SystemOptions] | None:
+    """Return the class of a system's options, where a system is named or given."""
+    if isinstance(protocol, SystemOptions):
+        return type(protocol)
+    try:
+        return find_system(protocol).options if isinstance(protocol, str) else None
+    except ConfigError:
+        return None
 
 
 class TableEstimator(BaseEstimator):
@@ -84,7 +99,7 @@ class TableEstimator(BaseEstimator):
         if isinstance(self.protocol, str) and any(name.startswith("protocol__") for name in params):
             self.protocol = find_system(params.pop("protocol", self.protocol), self._model).options()
         own = self.get_params(deep=False)
-        refuse_misplaced(self, [name for name in params if name.partition("__")[0] not in own])
+        refuse_misplaced(self, [name for name in params if name.partition("__")[0] not in own], self.protocol)
         super().set_params(**params)
         return self
 

@@ -68,7 +68,7 @@ class BoostedTrees(TableEstimator):
         transport: Literal["memory", "grpc"] = "memory",
         **misplaced: Any,
     ) -> None:
-        refuse_misplaced(self, misplaced)
+        refuse_misplaced(self, misplaced, protocol)
         self.protocol = protocol
         self.n_estimators = n_estimators
         self.max_depth = max_depth

@@ -109,7 +109,7 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         transport: Literal["memory", "grpc"] = "memory",
         **misplaced: Any,
     ) -> None:
-        refuse_misplaced(self, misplaced)
+        refuse_misplaced(self, misplaced, protocol)
         self.protocol = protocol
         self.max_iter = max_iter
         self.batch_size = batch_size

@@ -45,6 +45,7 @@ from numpy.typing import NDArray
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.order import Order, Table
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
@@ -56,7 +57,7 @@ from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.decisions import Finish, RecordCount
-from treaty.systems.vertical.order import Order, Table, between_trees
+from treaty.systems.vertical.order import between_trees
 from treaty.systems.vertical.passive import Follower
 from treaty.trees.columns import ColumnSource, JoinedFinder, SumsFinder
 from treaty.trees.objectives import Objective

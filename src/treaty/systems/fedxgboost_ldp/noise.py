@@ -17,10 +17,10 @@ from treaty.errors import BudgetSpent, ConfigError
 from treaty.privacy.ledger import Entry, Ledger, cost, model_job
 from treaty.privacy.mechanisms import ON_GRID, STEPS, clip_to_steps, keystream, largest, to_sent
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
+from treaty.systems.fedxgboost_ldp.scores import TreeGradients
 from treaty.systems.vertical.encrypted_columns import Int32, Int64
 from treaty.trees.growth import Exhausted
 from treaty.trees.objectives import Objective
-from treaty.trees.scores import TreeGradients
 from treaty.trees.splits import SplitRules
 
 MOST_SUM = 2**62

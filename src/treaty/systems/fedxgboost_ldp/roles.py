@@ -54,12 +54,14 @@ import msgspec
 
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Message
+from treaty.messaging.order import Order
 from treaty.models.checkpoints import noise_folder
 from treaty.models.decisions import leaves
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import Ledger
 from treaty.systems.fedxgboost_ldp.noise import NoisyGradients, scoring_rules
 from treaty.systems.fedxgboost_ldp.options import check_consent
+from treaty.systems.fedxgboost_ldp.refit import refit_leaves
 from treaty.systems.fedxgboost_ldp.scoring import (
     CONVERSATION,
     LevelDivision,
@@ -74,9 +76,7 @@ from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
 from treaty.systems.vertical.decisions import ask_all
-from treaty.systems.vertical.order import Order
 from treaty.systems.vertical.passive import Follower, Handlers
-from treaty.trees.refit import refit_leaves
 
 logger = logging.getLogger(__name__)
 

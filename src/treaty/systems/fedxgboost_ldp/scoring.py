@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.order import Table
 from treaty.messaging.party import Party
+from treaty.systems.fedxgboost_ldp.scores import ScoresFinder, TreeGradients
 from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64
-from treaty.systems.vertical.order import Table, between_trees
+from treaty.systems.vertical.order import between_trees
 from treaty.trees.columns import ColumnSource, SumsSource
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.partition import RowPartition
-from treaty.trees.scores import ScoresFinder, TreeGradients
 from treaty.trees.splits import Level, SplitRules, Splits
 
 MOST_SUM = 2**62

@@ -12,6 +12,7 @@ from treaty.crypto.payload import Payload
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.order import Table
 from treaty.messaging.party import Party
 from treaty.models.trees import record_split
 from treaty.privacy.commitment import COMMITMENT_BYTES
@@ -28,7 +29,7 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeStart,
     pack,
 )
-from treaty.systems.vertical.order import Table, between_trees
+from treaty.systems.vertical.order import between_trees
 from treaty.trees.ensemble import SplitTable
 
 

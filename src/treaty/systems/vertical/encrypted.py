@@ -47,6 +47,7 @@ from treaty.crypto.sums.encrypted_sums import SumsBounds, SumsClient, SumsServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array
+from treaty.messaging.order import Order
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder
 from treaty.models.trees import ModelPart
@@ -77,7 +78,6 @@ from treaty.systems.vertical.encrypted_columns import (
     take_hints,
     unpack,
 )
-from treaty.systems.vertical.order import Order
 from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.trees.columns import MayShow, SumsFinder

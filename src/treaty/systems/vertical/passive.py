@@ -16,13 +16,13 @@ from typing import Any
 
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Message
+from treaty.messaging.order import Order
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
 from treaty.systems.pooled.rounds import Keep, Kept
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, decide
-from treaty.systems.vertical.order import Order
 from treaty.trees.ensemble import SplitTable
 
 Handlers = Mapping[type[Message], Callable[[Any], Message | None]]

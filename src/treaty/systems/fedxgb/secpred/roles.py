@@ -211,7 +211,7 @@ def _some_trees(
     leaves = view(told, np.uint64, (None, 1 << depth, *number), peer=server, what="LeafShares.values")
     trees = len(leaves)
     if not 1 <= trees <= most:
-        raise PeerProtocolError(server, f"expected 1 to {most} trees, got {trees} - at HiddenLeaves from {server}")
+        raise PeerProtocolError(server, f"expected 1 to {most} trees, got {trees} - at LeafShares from {server}")
     splits = []
     for k, level in enumerate(levels):
         shape = trees, 1 << k

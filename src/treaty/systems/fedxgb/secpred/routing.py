@@ -25,7 +25,6 @@ rows each user has.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -40,8 +39,6 @@ from treaty.messaging.party import Party
 from treaty.systems.fedxgb.secpred.dealer import AdditiveRouting
 from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, ShamirRouting, shares_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
-
-logger = logging.getLogger(__name__)
 
 _MOST_VALUE = 2.0 ** (61 - VALUE_BITS)
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take up to a kilobyte each

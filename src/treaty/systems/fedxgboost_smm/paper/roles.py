@@ -58,6 +58,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from treaty.errors import ConfigError
+from treaty.messaging.order import Order
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, check_consent
 from treaty.systems.fedxgboost_smm.paper.candidates import (
@@ -83,7 +84,6 @@ from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, finish, grow, open_training
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, ascending, show_layout, tree_table
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitColumns, SplitRequest, TreeEnd
-from treaty.systems.vertical.order import Order
 from treaty.systems.vertical.passive import Follower
 
 logger = logging.getLogger(__name__)
