@@ -28,7 +28,7 @@ from data import Data, arguments, give_me_some_credit, report
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.models.trees import record_split
-from treaty.privacy.histogram_inversion import Found, OpenedTree, agreement, invert, rebuild
+from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreement, invert, rebuild
 from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.pooled.options import BoostingOptions
@@ -116,7 +116,7 @@ def train(
     return Trained(trees, bins.offsets, source.codes, float(roc_auc_score(data.y[rest], margins[:, 0])))
 
 
-def confident(found: Found, trained: Trained, y: NDArray[np.int64]) -> tuple[int, int]:
+def confident(found: RebuiltRows, trained: Trained, y: NDArray[np.int64]) -> tuple[int, int]:
     """Count the rows that are mostly known, and those of them that are right."""
     offsets, known = trained.offsets, found.known(trained.offsets)
     rows = np.flatnonzero(known >= 0.9 * (len(offsets) - 1))
@@ -136,7 +136,7 @@ def attack(data: Data, own: FederBoostHorizontal, options: BoostingOptions, seed
     start = time.perf_counter()
     found = invert(trained.trees, trained.offsets)
     took = time.perf_counter() - start
-    nothing = Found(found.possible[:0], found.labels[:0])
+    nothing = RebuiltRows(found.possible[:0], found.labels[:0])
     base, got = (agreement(*rebuild(f, by_class, trained.offsets), trained.codes, y) for f in (nothing, found))
     sure, right = confident(found, trained, y)
     return {

@@ -1,5 +1,6 @@
 """Treaty: train one model across organisations that may not pool their data."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treaty.errors import (
@@ -19,11 +20,25 @@ if TYPE_CHECKING:
     from treaty.estimators.align import align
     from treaty.estimators.linear import LogisticRegression
     from treaty.estimators.trees import GBDTClassifier, GBDTRegressor, load
+    from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+    from treaty.systems.federboost_vertical.options import FederBoostVertical
+    from treaty.systems.fedxgb.options import FedXGB
+    from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
+    from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
+    from treaty.systems.logistic.options import SGD, QuasiNewton
+    from treaty.systems.pooled.options import Pooled
+    from treaty.systems.secureboost.options import SecureBoost
 
 __all__ = [
+    "SGD",
     "ConfigError",
     "CryptoError",
     "DataError",
+    "FedXGB",
+    "FedXGBoostLDP",
+    "FedXGBoostSMM",
+    "FederBoostHorizontal",
+    "FederBoostVertical",
     "GBDTClassifier",
     "GBDTRegressor",
     "LocalProtocolError",
@@ -33,27 +48,32 @@ __all__ = [
     "PeerLost",
     "PeerProtocolError",
     "PeerTimeout",
+    "Pooled",
+    "QuasiNewton",
+    "SecureBoost",
     "TreatyError",
     "align",
     "load",
 ]
 __version__ = "0.1.0"
 
+_LATE = {
+    "align": "treaty.estimators.align",
+    "GBDTClassifier": "treaty.estimators.trees",
+    "GBDTRegressor": "treaty.estimators.trees",
+    "load": "treaty.estimators.trees",
+    "LogisticRegression": "treaty.estimators.linear",
+}
+
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: scikit-learn takes a second, which a party's process saves."""
-    if name == "align":
-        from treaty.estimators.align import align
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
+    if name in __all__:
+        from treaty.systems import option_class
 
-        return align
-    if name in ("GBDTClassifier", "GBDTRegressor", "load"):
-        from treaty.estimators import trees as estimators
-
-        return getattr(estimators, name)
-    if name == "LogisticRegression":
-        from treaty.estimators.linear import LogisticRegression
-
-        return LogisticRegression
+        return option_class(name)
     raise AttributeError(f"module 'treaty' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""How kernels are compiled and shared among threads.
+"""How kernels are compiled and shared among threads; short names of array types.
 
 Kernels release the interpreter lock and run under ordinary threads; numba's own parallel layers are not used: the
 "workqueue" layer aborts the process when two simulated parties call it at once, OpenMP's aborts after a fork.
@@ -13,6 +13,13 @@ from functools import cache
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+Flags = NDArray[np.bool_]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Item = TypeVar("Item")
@@ -32,7 +39,7 @@ def kernel(function: F) -> F:
 
 
 def cores(n_jobs: int | None = None) -> int:
-    """Return the number of threads to use: `n_jobs`, every core this process may run on for None; -2 is all but one."""
+    """Return the number of threads to use: `n_jobs`, or, for None, every core of this process; -2 is all but one."""
     if n_jobs is not None and n_jobs > 0:
         return n_jobs
     every = len(usable_cores())
@@ -53,7 +60,7 @@ def keep_to(numbers: Sequence[int]) -> None:
 def stay_on_one_core() -> None:
     """Keep the calling thread on one core, the same for all that ask, where the system lets us.
 
-    Threads that mostly hold the interpreter lock get in each other's way on several cores: 32 participants took 19 s on
+    Threads that mostly hold the interpreter lock hinder each other on several cores: 32 participants took 19 s on
     two cores and 9 s on one, three with little to do 2.3 s and 1.35 s. Threads of the pool, which work without the
     lock, stay free.
     """
@@ -62,11 +69,11 @@ def stay_on_one_core() -> None:
 
 
 def _every_core() -> set[int]:
-    return set(os.sched_getaffinity(os.getpid()))  # of the main thread, which is never kept anywhere
+    return set(os.sched_getaffinity(os.getpid()))  # of the main thread, which is never restricted
 
 
 def _set_free() -> None:
-    """Undo, in a new thread, what its maker was told: a thread begins where that one may run."""
+    """Undo, in a new thread, what its maker was restricted to: a thread inherits its maker's cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, _every_core())
 
@@ -79,16 +86,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def share(work: Callable[[int, int], None], total: int, threads: int, least: int = 1) -> None:
     """Run ``work(start, stop)`` over ``range(total)`` cut into at most `threads` even parts, and wait for all.
 
-    Not to be called from within `work`: the parts share one pool and would wait for each other.
-
-    Parameters
-    ----------
-    work : callable
-        Writes its results where they belong; parts must not overlap in what they write.
-    total, threads : int
-        Number of items, and of threads (the calling thread works on the first part).
-    least : int
-        Smallest part worth a thread of its own.
+    Each part has at least `least` items, if there are several; the calling thread works on the first. Parts must not
+    overlap in what they write. Not to be called from within `work`: the parts share one pool and would wait for each
+    other.
     """
     parts = max(1, min(threads, total // max(least, 1)))
     edges = [total * part // parts for part in range(parts + 1)]

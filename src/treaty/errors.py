@@ -66,14 +66,12 @@ class LocalProtocolError(TreatyError):
 
 
 class PeerError(TreatyError):
-    """Another party did, or failed to do, something; `peer` names it.
+    """Another party did, or failed to do, something.
 
-    Parameters
+    Attributes
     ----------
     peer : str
         Name of the party at fault.
-    message : str
-        What happened, where, and what to do.
     """
 
     def __init__(self, peer: str, message: str) -> None:

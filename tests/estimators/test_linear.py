@@ -18,11 +18,11 @@ from sklearn.linear_model import LogisticRegression as TheirRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from treaty.systems.linear_options import LINEAR_PROTOCOLS, LinearOptions, linear_options
 
 import treaty
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.models.linear import LinearPart, load_linear_part
-from treaty.systems.linear_options import LINEAR_PROTOCOLS, LinearOptions, linear_options
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows have a margin beyond 4:UserWarning")
 

@@ -17,10 +17,10 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from treaty.systems.tree_options import HORIZONTAL, TreeOptions
 
 import treaty
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
-from treaty.systems.tree_options import HORIZONTAL, TreeOptions
 from treaty.systems.vertical.column_owner import SplitOwner
 
 # These two compare a fit on weighted rows with one on repeated or removed rows; quantile cuts are of rows, not weights.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from treaty.errors import ConfigError
-from treaty.privacy.bucket_rr import BucketLedger, Column, Spent, randomise_buckets
+from treaty.privacy.bucket_rr import BucketCost, BucketLedger, Column, randomise_buckets
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 17, 256])
 
@@ -187,15 +187,15 @@ def test_no_rows_have_no_noise_and_are_entered_all_the_same(tmp_path):
 
 
 def test_draws_of_a_column_add_up_and_stay(tmp_path):
-    assert drawn(tmp_path, AGE, INCOME)[1] == Spent({"age": 1.5, "income": 2.5}, {"age": 1.5, "income": 2.5})
+    assert drawn(tmp_path, AGE, INCOME)[1] == BucketCost({"age": 1.5, "income": 2.5}, {"age": 1.5, "income": 2.5})
     assert drawn(tmp_path, AGE, INCOME)[1].ever == {"age": 1.5, "income": 2.5}  # the same draw
     moved = replace(AGE, edges=b"moved")
-    assert drawn(tmp_path, moved)[1] == Spent({"age": 1.5}, {"age": 3.0})
+    assert drawn(tmp_path, moved)[1] == BucketCost({"age": 1.5}, {"age": 3.0})
     dearer = replace(AGE, epsilon=4.0)
     ledger = BucketLedger(tmp_path)
     codes = table()[:, :1]
-    assert ledger.noisy(codes, [dearer], rows_of(codes))[1] == Spent({"age": 4.0}, {"age": 7.0})
-    assert ledger.noisy(codes, [AGE], rows_of(codes))[1] == Spent({"age": 1.5}, {"age": 7.0})
+    assert ledger.noisy(codes, [dearer], rows_of(codes))[1] == BucketCost({"age": 4.0}, {"age": 7.0})
+    assert ledger.noisy(codes, [AGE], rows_of(codes))[1] == BucketCost({"age": 1.5}, {"age": 7.0})
     spent = drawn(tmp_path, AGE, INCOME)[1]
     assert (spent.person, spent.person_ever) == (4.0, 9.5)
 
@@ -275,4 +275,4 @@ def test_a_folder_that_cannot_be_made_is_a_config_error(tmp_path):
     ],
 )  # fmt: skip
 def test_the_cost_is_printed_per_value_and_per_person(now, ever, text):
-    assert str(Spent(now, ever)).startswith(text)
+    assert str(BucketCost(now, ever)).startswith(text)

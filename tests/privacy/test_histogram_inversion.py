@@ -11,8 +11,8 @@ from sklearn.datasets import load_breast_cancer
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.privacy.histogram_inversion import (
-    Found,
     OpenedTree,
+    RebuiltRows,
     _keys,
     _taken_apart,
     agreement,
@@ -70,7 +70,7 @@ def attack(x, y, epsilon_total=None, **changes):
     opened = [OpenedTree(asked, tree.left) for asked, tree in zip(source.opened, forest.trees, strict=True)]
     found = invert(opened, bins.offsets)
     slots = source.codes + bins.offsets[:-1]
-    nothing = Found(found.possible[:0], found.labels[:0])
+    nothing = RebuiltRows(found.possible[:0], found.labels[:0])
     by_class = rows_by_class(slots, y, bins.offsets)
     base, got = (agreement(*rebuild(f, by_class, bins.offsets), source.codes, y) for f in (nothing, found))
     return found, slots, bins.offsets, base, got
@@ -205,7 +205,7 @@ def test_the_baseline_has_the_columns_of_each_class_and_the_true_table_agrees_wi
     codes, y = np.column_stack([rng.integers(0, [3, 5], (40, 2)), rng.permutation(40)]), rng.integers(0, 2, 40)
     offsets = np.array([0, 3, 8, 48], np.int32)
     by_class = rows_by_class(codes + offsets[:-1], y, offsets)
-    guessed, labels = rebuild(Found(np.zeros((0, 48), bool), np.zeros(0, np.int64)), by_class, offsets)
+    guessed, labels = rebuild(RebuiltRows(np.zeros((0, 48), bool), np.zeros(0, np.int64)), by_class, offsets)
     assert np.array_equal(rows_by_class(guessed + offsets[:-1], labels, offsets), by_class)
     same = agreement(codes[::-1], y[::-1], codes, y)
     assert (same.mean, same.mostly, same.labels) == (1.0, 1.0, 1.0)

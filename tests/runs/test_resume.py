@@ -11,8 +11,7 @@ import treaty
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
-from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.vertical import encrypted_columns
+from treaty.systems.vertical import encrypted, encrypted_columns
 from treaty.systems.vertical.column_owner import SplitOwner
 
 TREES = 5
@@ -52,7 +51,7 @@ def stop_active(monkeypatch, tree):
 def stop_passive(monkeypatch, tree):
     """Stop a passive party in the midst of a tree, once it has recorded a split."""
     divide, seen = SplitOwner.divide, []
-    checked_sample = secureboost.checked_sample
+    checked_sample = encrypted.checked_sample
 
     def counting(*arguments):
         seen.append(1)
@@ -64,7 +63,7 @@ def stop_passive(monkeypatch, tree):
             raise Interrupted
         return answer
 
-    monkeypatch.setattr(secureboost, "checked_sample", counting)
+    monkeypatch.setattr(encrypted, "checked_sample", counting)
     monkeypatch.setattr(SplitOwner, "divide", stopping)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from treaty.systems.tree_options import TreeOptions
 
 from treaty.data.table import to_table
 from treaty.errors import DataError
@@ -11,7 +12,6 @@ from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member
 from treaty.runs.rows import Rows, read_rows, with_noisy_labels
 from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import TreeOptions
 
 
 def test_labels_randomised_once_serve_every_alignment(tmp_path):

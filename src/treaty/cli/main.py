@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.console import Console
 
 import treaty
-from treaty.cli.linear_commands import predict_linear, train_linear
 from treaty.compute import keep_to
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, TreatyError
@@ -24,11 +22,11 @@ from treaty.messaging.certificates import fingerprint, load_certificate, write_i
 from treaty.privacy.ledger import cost, read_ledger, summary
 from treaty.runs.job import Job, id_column, load_job
 from treaty.runs.party import (
-    check_dealer,
     check_explainable,
-    check_rows,
+    check_training,
     explain_party,
     find_part,
+    owners_of_model,
     part_file,
     predict_party,
     train_party,
@@ -36,8 +34,6 @@ from treaty.runs.party import (
 from treaty.runs.processes import run_all
 from treaty.runs.progress import TrainingBar, steps_bar
 from treaty.runs.report import load_reports
-from treaty.systems.linear_options import linear_options
-from treaty.systems.tree_options import HORIZONTAL
 
 app = typer.Typer(
     help="Train one model across organisations that may not pool their data.",
@@ -116,37 +112,11 @@ def demo(
     Under fedxgb people's rows stay on devices of their own; a server gets the model, and the devices nothing of it.
     With --model logistic a clinic and a laboratory fit a logistic regression together, beside scikit-learn's.
     """
-    from treaty.cli.demo import run_demo
-    from treaty.cli.demo_crowd import run_crowd_demo
-    from treaty.cli.demo_logistic import run_logistic_demo
-    from treaty.cli.demo_rows import run_rows_demo
+    from treaty.cli.demos import run_demo
 
-    if model == "logistic":
-        protocol = protocol or "quasi-newton"
-        # refused before anything is printed
-        linear_options({"protocol": protocol, "encryption": None if encryption == "auto" else encryption})
-        run_logistic_demo(
-            console, protocol=protocol, parties=parties or 2, data=data, label=label, split=split,
-            transport=transport or "grpc", encryption=encryption,
-        )  # fmt: skip
-        return
-    protocol, parties = protocol or "secureboost", parties or 3
-    if protocol in HORIZONTAL:
-        if split is not None or encryption != "auto":
-            raise ConfigError(
-                f"--split and --encryption are about columns; protocol {protocol!r} splits rows: use --parties"
-            )
-        if protocol == "fedxgb":
-            run_crowd_demo(console, edges=parties, data=data, label=label, transport=transport or "memory", trees=trees)
-            return
-        run_rows_demo(
-            console, protocol=protocol, parties=parties, data=data, label=label, transport=transport or "grpc",
-            trees=trees,
-        )  # fmt: skip
-        return
     run_demo(
-        console, protocol=protocol, parties=parties, data=data, label=label, split=split,
-        transport=transport or "grpc", trees=trees, encryption=encryption,
+        console, model=model, protocol=protocol, parties=parties, data=data, label=label, split=split,
+        transport=transport, trees=trees, encryption=encryption,
     )  # fmt: skip
 
 
@@ -178,45 +148,42 @@ def train(
     described = load_job(job)
     if party is not None:
         _check_party(party, list(described.parties))
-    if described.linear:
-        train_linear(console, described, party, resume=resume, cores=cores)
-        return
-    rounds = described.tree_options().n_estimators
-    if described.horizontal:
-        check_rows(described, party, resume=resume)
-    check_dealer(described)
+    cast = check_training(described, party, resume=resume)
     if party is None:
         run_all(described, "train", progress=True, arguments=["--resume"] if resume else [])
-        reports = load_reports(described)
-        for name, report in reports.items():
-            sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
-            took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
-            without = name == described.dealer or (described.crowd and name != described.active)
-            made = "took part" if without else part_file(described.output, name)
-            console.print(f"{name}: {made}  ({took})", soft_wrap=True)
-        lead = reports[described.active]
-        if lead.encryption:
-            console.print(f"encryption: {lead.encryption}, {lead.choice}", soft_wrap=True)
-        for name, report in reports.items():
-            if report.spent and (name == described.active or not described.horizontal):
-                console.print(f"{name}: {report.spent}", soft_wrap=True)
-        console.print("What each party learned is in the .report.json files beside them.")
+        _print_reports(described)
         return
     if cores is not None:
         keep_to([int(number) for number in cores.split(",")])
+    common = described.settings()[1]
+    rounds = getattr(common, "n_estimators", None) or common.max_iter
     with TrainingBar(party, rounds, shown=party == described.active) as bar:
         part = train_party(described, party, bar, resume=resume, phase=bar.phase)
     if part is None:
-        console.print(f"{party}: took part, and has no part of the model")
+        console.print(f"{party}: took part, and has no part of the model ({cast.roles[party]})")
         return
-    kept = f"{len(part.splits)} splits{'' if described.horizontal else ' of its own'}"
-    if part.forest is not None:
-        kept = f"{len(part.forest.trees)} trees, {kept}"
-    console.print(f"{party}: {kept} in {part_file(described.output, party)}", soft_wrap=True)
-    if part.choice:
+    console.print(f"{party}: {part.summary()} in {part_file(described.output, party)}", soft_wrap=True)
+    if getattr(part, "choice", ""):
         console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
-    if part.spent:
+    if getattr(part, "spent", ""):
         console.print(f"{party}: {part.spent}", soft_wrap=True)
+
+
+def _print_reports(job: Job) -> None:
+    """Print what all parties of a training on this machine noted."""
+    reports = load_reports(job)
+    for name, report in reports.items():
+        sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
+        took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
+        made = part_file(job.output, name) if report.has_part else "took part"
+        console.print(f"{name}: {made}  ({took})", soft_wrap=True)
+    lead = reports[job.active]
+    if lead.choice:
+        console.print(f"encryption: {lead.encryption}, {lead.choice}", soft_wrap=True)
+    for name, report in reports.items():
+        if report.spent and (name == job.active or not job.by_row):
+            console.print(f"{name}: {report.spent}", soft_wrap=True)
+    console.print("What each party learned is in the .report.json files beside them.")
 
 
 @app.command()
@@ -242,10 +209,7 @@ def predict(
     path = output or Path(described.output) / "predictions.csv"
     if party is not None:
         _check_party(party, list(described.parties))
-    if described.linear:
-        predict_linear(console, described, party, path, margins)
-        return
-    if described.horizontal:
+    if described.by_row:
         _predict_rows(described, party, path, named=output is not None)
         return
     if party is None:
@@ -259,35 +223,24 @@ def predict(
     if margins is not None:
         np.save(margins, found)
         return
-    _write_predicted(described, party, found, {} if ids is None else {id_column(described, party): ids}, path)
+    columns = {} if ids is None else {id_column(described, party): ids}
+    part = find_part(described, party)
+    write_predictions(path, {**columns, **part.predictions(found)})
+    caution = part.caution(found)
+    if caution is not None:
+        print(f"treaty: {caution}", file=sys.stderr)
 
 
 def _predict_rows(job: Job, party: str | None, path: Path, *, named: bool) -> None:
     """Predict each party's own rows, or one's."""
-    owners = [job.active] if job.crowd else job.parties
-    names = [party] if party else [name for name in owners if job.parties[name].predict_table]
+    names = [party] if party else [name for name in owners_of_model(job) if job.parties[name].predict_table]
     if not names:
         raise ConfigError("the job names no rows to predict: add parties.NAME.predict_table")
     for name in names:
         _, margins = predict_party(job, name)
-        assert margins is not None
         own = path if party and named else path.with_name(f"{name}.{path.name}")
-        _write_predicted(job, name, margins, {}, own)
+        write_predictions(own, find_part(job, name).predictions(margins))
         console.print(f"{name}: {own}", soft_wrap=True)
-
-
-def _write_predicted(job: Job, party: str, margins: NDArray[np.float64], columns: dict[str, Any], path: Path) -> None:
-    """Write predictions beside the columns there are."""
-    forest = find_part(job, party).forest
-    assert forest is not None
-    predicted = forest.objective.predictions(margins)
-    if forest.classes is None:
-        columns |= {"prediction": predicted[:, 0]}
-    else:
-        p = np.hstack([1.0 - predicted, predicted]) if predicted.shape[1] == 1 else predicted
-        columns |= {"prediction": np.array(forest.classes)[np.argmax(p, axis=1)]}
-        columns |= {f"probability_{name}": p[:, k] for k, name in enumerate(forest.classes)}
-    write_predictions(path, columns)
 
 
 @app.command()
@@ -304,12 +257,12 @@ def explain(
     beyond a prediction.
     """
     described = load_job(job)
-    if party is None and described.crowd:
-        party = described.active
+    if party is None and described.by_row and not described.system.cannot_explain:
+        (party,) = owners_of_model(described)  # the server
     if party is None:
         check_explainable(described)
         run_all(described, "explain", arguments=["--ending", ending], to_all=True)
-        for name in described.owners:
+        for name in owners_of_model(described):
             console.print(f"{name}: {Path(described.output) / f'{name}.contributions.{ending}'}", soft_wrap=True)
         return
     _check_party(party, list(described.parties))

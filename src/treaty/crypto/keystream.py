@@ -1,8 +1,8 @@
 """Secret random numbers in bulk: an AES-256-CTR keystream under a key from the operating system.
 
-A stream is made for one batch and thrown away, so neither a fork nor a restored snapshot of the process makes
-two batches alike. Distinguishing it from uniform bytes breaks AES (at the few gigabytes drawn from one key the
-birthday bound of the 128-bit block leaves an advantage below 2^-70).
+A stream is made for one batch and thrown away, so neither a fork nor a restored snapshot of the process makes two
+batches alike. Distinguishing it from uniform bytes breaks AES (at the few gigabytes drawn from one key the birthday
+bound of the 128-bit block leaves an advantage below 2^-70).
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from treaty.crypto.additive.montgomery import to_words
 
 
 class Keystream:
-    """A generator of secret random numbers.
+    """A generator of secret random numbers, by default under a fresh key of the operating system's generator.
 
-    Parameters
-    ----------
-    key : bytes of length 32, optional
-        From the operating system's generator when left out; else as secret, and of this stream alone.
+    A given key of 32 bytes must be as secret, and serve this stream alone.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -30,11 +27,11 @@ class Keystream:
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
     def raw(self, count: int) -> bytes:
-        """Uniform bytes."""
+        """Return uniform bytes."""
         return self._cipher.update(bytes(count))
 
     def bits(self, bits: int, rows: int) -> NDArray[np.uint64]:
-        """Uniform numbers below 2^bits, uint64 (rows, ceil(bits / 64)), little-endian words."""
+        """Return uniform numbers below 2^bits, uint64 (rows, ceil(bits / 64)), little-endian words."""
         words = -(-bits // 64)
         raw = self._cipher.update(bytes(8 * rows * words))
         out = np.frombuffer(raw, np.dtype("<u8")).astype(np.uint64).reshape(rows, words)
@@ -43,7 +40,7 @@ class Keystream:
         return out
 
     def below(self, bound: int, rows: int) -> NDArray[np.uint64]:
-        """Exactly uniform numbers below `bound`, uint64 (rows, words): whatever is not below it is drawn again."""
+        """Return exactly uniform numbers below `bound`, uint64 (rows, words), by rejection."""
         limit = to_words([bound], -(-bound.bit_length() // 64))[0]
         out = self.bits(bound.bit_length(), rows)
         again = np.flatnonzero(~_less(out, limit))

@@ -7,38 +7,22 @@ Cheng et al., SecureBoost, arXiv 1901.08755 (Paillier with 512 bits, which only 
 Coron, Naccache, Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35, 1999.
 """
 
-OU_DEFAULT_KEY_BITS = 3072
-"""Size of n = p^2 q: 128-bit strength (SP 800-57)."""
+KEY_BITS = (2048, 3072, 4096)  # accepted sizes of n; 2048 is 112-bit strength; others need `insecure_test_key_bits`
+OU_DEFAULT_KEY_BITS = 3072  # size of n = p^2 q: 128-bit strength (SP 800-57)
+PAILLIER_DEFAULT_KEY_BITS = 3072  # size of n = p q: 128-bit strength (SP 800-57)
 
-PAILLIER_DEFAULT_KEY_BITS = 3072
-"""Size of n = p q: 128-bit strength (SP 800-57)."""
-
-KEY_BITS = (2048, 3072, 4096)
-"""Accepted sizes of either; 2048 is 112-bit strength (SP 800-57). Anything smaller needs `insecure_test_key_bits`."""
-
+# u | p - 1 and v | q - 1: finding a discrete logarithm or the order takes 2^128 steps (rho)
 OU_SUBGROUP_PRIME_BITS = 256
-"""Size of u | p - 1 and v | q - 1: finding a discrete logarithm or the order takes 2^128 steps (rho)."""
+OU_INSECURE_SUBGROUP_SHARE = 4  # test keys with primes below 512 bits: u and v take a fourth of the primes' bits
 
-OU_INSECURE_SUBGROUP_SHARE = 4
-"""Test keys with primes below 512 bits: u and v take a fourth of the primes' bits."""
-
+# p - 1 = 2 u k with primes u and k, k of this size: a random square generates all squares but for 2^-63
 PAILLIER_SMALL_PRIME_BITS = 64
-"""p - 1 = 2 u k with primes u and k, k of this size: a random square generates all squares but for 2^-63."""
-
+# test keys with primes below 128 bits: k takes half of the prime's bits, so that some k always gives a prime
 PAILLIER_INSECURE_SMALL_PRIME_SHARE = 2
-"""Test keys with primes below 128 bits: k takes half of the prime's bits, so that some k always gives a prime."""
 
-STATISTICAL_BITS = 80
-"""Exponents are drawn this many bits longer than the group's order: statistical distance at most 2^-80."""
+STATISTICAL_BITS = 80  # exponents are this much longer than the group's order: statistical distance at most 2^-80
+PRIMALITY_ROUNDS = 40  # of Miller-Rabin after Baillie-PSW: error below 4^-40 even for hostile candidates (Rabin 1980)
 
-PRIMALITY_ROUNDS = 40
-"""Miller-Rabin rounds after a Baillie-PSW test: error below 4^-40 even for hostile candidates (Rabin 1980)."""
-
-SMALL_FACTOR_BOUND = 1 << 16
-"""A public modulus with a prime factor below this is refused."""
-
-SMALL_ORDER_BOUND = 1 << 16
-"""A public base whose order has no prime power beyond this is refused: the check takes half a second at 3072 bits."""
-
-SMALL_ORDER_INSECURE_SHARE = 16
-"""Test keys below 256 bits: the bound has a sixteenth of the modulus's bits, for their subgroups are small too."""
+SMALL_FACTOR_BOUND = 1 << 16  # a public modulus with a prime factor below this is refused
+SMALL_ORDER_BOUND = 1 << 16  # so is a base whose order has no prime power beyond this: half a second at 3072 bits
+SMALL_ORDER_INSECURE_SHARE = 16  # test keys below 256 bits: the bound has a sixteenth of the modulus's bits

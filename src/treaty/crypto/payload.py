@@ -1,4 +1,4 @@
-"""What the two ends of a cipher send each other: lists of arrays, checked before use."""
+"""Payloads of the two ends of a cipher: lists of arrays, checked before use."""
 
 from __future__ import annotations
 
@@ -13,21 +13,9 @@ Payload = list[NDArray[Any]]
 
 
 def check_payload(payload: Payload, what: str, *expected: tuple[DTypeLike, tuple[int | None, ...]]) -> None:
-    """Check number, types and shapes of the arrays of a payload.
+    """Check number, dtypes and shapes (None: any length) of the arrays of a payload, and that rows are contiguous.
 
-    Parameters
-    ----------
-    payload : Payload
-        As received.
-    what : str
-        Its name in the error.
-    *expected : (dtype, shape)
-        One per array; None in a shape stands for any length.
-
-    Raises
-    ------
-    CryptoError
-        When anything differs, or rows are not contiguous.
+    CryptoError, which says `what` it was, if anything differs.
     """
     if len(payload) != len(expected):
         raise CryptoError(f"expected {len(expected)} arrays, got {len(payload)} - in {what}")

@@ -23,33 +23,20 @@ _SMALL = 1 << 16  # cells below which starting threads takes longer than the wor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bins:
-    """One party's bins, fitted once on its training rows.
-
-    Parameters
-    ----------
-    schema : Schema
-        Features of the training table.
-    cuts : tuple of (NDArray[np.float32], or None)
-        Numeric feature: ascending cuts, n_bins = len(cuts) + 1 (both 0 where every row was missing).
-        Categorical feature: None.
-    category_bins : tuple of (NDArray[np.int16], or None)
-        Categorical feature with K categories: shape (K + 1,), the bin of each code 0..K-1 and, last, of the
-        code K that unseen categories have; n_bins[f] where that is "missing". Numeric feature: None.
-    has_other : tuple of bool
-        Whether the last bin of a categorical feature is "other", shared by rare and unseen categories.
-    n_bins : NDArray[np.int32]
-        Shape (n_features,): bins of present values, at most 255; code n_bins[f] means missing.
-    """
+    """One party's bins, fitted once on its training rows."""
 
     schema: Schema
+    # numeric feature: ascending cuts, n_bins = len(cuts) + 1 (both 0 where every row was missing); else None
     cuts: tuple[NDArray[np.float32] | None, ...]
+    # categorical feature with K categories: (K + 1,), the bin of each code 0..K-1 and, last, of the code K that
+    # unseen categories have; n_bins[f] where that is "missing". Numeric feature: None
     category_bins: tuple[NDArray[np.int16] | None, ...]
-    has_other: tuple[bool, ...]
-    n_bins: NDArray[np.int32]
+    has_other: tuple[bool, ...]  # whether a categorical feature's last bin is "other", of rare and unseen categories
+    n_bins: NDArray[np.int32]  # (n_features,) bins of present values, at most 255; code n_bins[f] means missing
 
     @property
     def offsets(self) -> NDArray[np.int32]:
-        """First slot of each feature in a flat histogram, int32 of shape (n_features + 1,).
+        """First slot of each feature in a flat histogram, int32 (n_features + 1,).
 
         Feature f has n_bins[f] + 1 slots; the last of them is for missing values.
         """
@@ -58,24 +45,10 @@ class Bins:
         return offsets
 
     def transform(self, table: Table, threads: int | None = None) -> NDArray[np.uint8]:
-        """Give every value the code of its bin.
+        """Return the bin of every value, uint8 (n_rows, n_features) in C order; n_bins[f] where missing.
 
-        Parameters
-        ----------
-        table : Table
-            Made with this schema (`to_table(data, schema=bins.schema)`).
-        threads : int, optional
-            Threads to use; default all cores. The result does not depend on it.
-
-        Returns
-        -------
-        NDArray[np.uint8]
-            Shape (n_rows, n_features), C order; n_bins[f] where missing.
-
-        Raises
-        ------
-        DataError
-            The table has another schema.
+        Raises DataError for a table of another schema. The number of threads (None: all cores) does not change the
+        result.
         """
         if table.schema is not self.schema and table.schema != self.schema:
             raise DataError("expected a table made with the schema of training, got another one - at binning")
@@ -94,7 +67,7 @@ class Bins:
         return codes
 
     def _lookup(self, feature: int) -> NDArray[Any]:
-        """Table to search: padded cuts, or the bin of each category code with "missing" at the end."""
+        """Return the table to search: padded cuts, or the bin of each category code with "missing" at the end."""
         cuts, of_category = self.cuts[feature], self.category_bins[feature]
         if cuts is not None:
             return pad_cuts(cuts)
@@ -103,34 +76,17 @@ class Bins:
 
 
 def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bins:
-    """Choose the bins of every feature.
+    """Choose the bins of every feature from the training rows; raise ConfigError unless `max_bin` is in 2..255.
 
-    Parameters
-    ----------
-    table : Table
-        The training rows, and no others.
-    max_bin : int, default 32
-        Most bins of a feature, 2..255, the one for missing values not counted.
-    threads : int, optional
-        Threads to use; default all cores. The result does not depend on it.
-
-    Returns
-    -------
-    Bins
-        Of a numeric feature: tie-aware quantiles. Of a categorical one: a bin per category that occurs, in
-        code order; if those are more than `max_bin`, the max_bin - 1 most frequent (among equals the lower
-        code) keep theirs and the rest share a last bin "other".
-
-    Raises
-    ------
-    ConfigError
-        `max_bin` is not a whole number of 2..255.
+    A numeric feature gets tie-aware quantiles, a categorical one a bin per category that occurs, in code order. If
+    those are more than `max_bin`, the max_bin - 1 most frequent (among equals the lower code) keep theirs and the rest
+    share a last bin "other". The bin of missing values does not count.
     """
     if isinstance(max_bin, bool) or not isinstance(max_bin, (int, np.integer)) or not 2 <= max_bin <= MOST_BINS:
         raise ConfigError(f"expected max_bin between 2 and {MOST_BINS}, got {max_bin!r}")
     q = int(max_bin)
 
-    def fit_one(feature: int) -> _Fitted:
+    def fit_one(feature: int) -> _FeatureBins:
         values, categories = table.columns[feature], table.schema.categories[feature]
         return _fit_numbers(values, q) if categories is None else _fit_categories(values, len(categories), q)
 
@@ -146,45 +102,32 @@ def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bin
 
 
 @dataclass(frozen=True, slots=True)
-class _Fitted:
+class _FeatureBins:
     n_bins: int
     cuts: NDArray[np.float32] | None = None
     category_bins: NDArray[np.int16] | None = None
     has_other: bool = False
 
 
-def _fit_numbers(values: NDArray[np.float32], max_bin: int) -> _Fitted:
+def _fit_numbers(values: NDArray[np.float32], max_bin: int) -> _FeatureBins:
     ordered = np.sort(values)  # NaN comes last
     n_present = int(np.searchsorted(ordered, np.float32(np.nan)))
     if n_present == 0:
-        return _Fitted(0, cuts=np.empty(0, dtype=np.float32))
+        return _FeatureBins(0, cuts=np.empty(0, dtype=np.float32))
     cuts = tie_aware_cuts(ordered[:n_present], max_bin)
-    return _Fitted(len(cuts) + 1, cuts=cuts)
+    return _FeatureBins(len(cuts) + 1, cuts=cuts)
 
 
-def _fit_categories(values: NDArray[np.float32], n_categories: int, max_bin: int) -> _Fitted:
+def _fit_categories(values: NDArray[np.float32], n_categories: int, max_bin: int) -> _FeatureBins:
     codes = values[~np.isnan(values)].astype(np.intp)
     of_category, has_other, n_bins = category_bins_of(np.bincount(codes, minlength=n_categories + 1), max_bin)
-    return _Fitted(n_bins, category_bins=of_category, has_other=has_other)
+    return _FeatureBins(n_bins, category_bins=of_category, has_other=has_other)
 
 
 def category_bins_of(counts: NDArray[np.int64], max_bin: int) -> tuple[NDArray[np.int16], bool, int]:
-    """Choose the bins of a categorical feature.
+    """Choose the bins of a categorical feature from the rows of each category and, last, of unknown ones (K + 1,).
 
-    Parameters
-    ----------
-    counts : NDArray[np.int64]
-        Shape (K + 1,): training rows of each category and, last, of those the schema does not know.
-    max_bin : int
-
-    Returns
-    -------
-    NDArray[np.int16]
-        Shape (K + 1,): the bin of each.
-    bool
-        Whether the last bin is "other".
-    int
-        Bins in all.
+    Return the bin of each (K + 1,), whether the last bin is "other", and the number of bins.
     """
     of_known = counts[:-1]
     kept = np.flatnonzero(of_known)

@@ -1,8 +1,8 @@
 """One column of a dataframe or array, as numbers or as category codes.
 
-Whatever library a column comes from, what leaves this module is a float32 array with NaN for missing, and
-for a categorical column the category values whose position is the code. A column that is neither raises
-`ColumnProblem`; the caller knows the party and the column's name and puts them into the message.
+Whatever library a column comes from, the result is a float32 array with NaN for missing and, for a categorical column,
+the category values whose position is the code. An unusable column raises `ColumnProblem`; the caller, who knows the
+party and the column's name, adds them to the message.
 """
 
 import datetime
@@ -35,14 +35,9 @@ class ColumnProblem(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """A column ready for binning.
+    """A column ready for binning: own float32 values (n_rows,), NaN where missing.
 
-    Parameters
-    ----------
-    values : NDArray[np.float32]
-        Shape (n_rows,), own memory; numbers or category codes, NaN where missing.
-    categories : tuple of Category, or None
-        None for numbers; else the category value of each code.
+    `categories` are the category value of each code; None for numbers.
     """
 
     values: NDArray[np.float32]
@@ -50,18 +45,7 @@ class Column:
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether one Python object stands for "no value".
-
-    Parameters
-    ----------
-    value : object
-        Anything found in an object array.
-
-    Returns
-    -------
-    bool
-        True for None, NaN of any kind (`float`, numpy, `Decimal`), NaT and pandas' NA.
-    """
+    """Tell whether an object means "no value": None, NaN of any kind (numpy's and `Decimal` too), NaT, pandas' NA."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):  # pandas is no dependency
         return True
     if isinstance(value, (float, np.floating, Decimal)):
@@ -70,25 +54,11 @@ def is_missing(value: Any) -> bool:
 
 
 def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = False) -> Column:
-    """Convert one dataframe column.
+    """Convert one column of a pandas, polars, pyarrow, ... dataframe.
 
-    Parameters
-    ----------
-    series : narwhals.Series
-        Column of a pandas, polars, pyarrow, ... dataframe.
-    text_as_categories : bool, default False
-        Take text as categories, in sorted order; by default text is a problem.
-
-    Returns
-    -------
-    Column
-        Numbers, or codes in the categorical dtype's own order (what pandas calls `.cat.codes`).
-
-    Raises
-    ------
-    ColumnProblem
-        Text without `text_as_categories`, dates, lists, structs and other cells that are neither number nor text,
-        complex, infinite or too large numbers, odd categories.
+    Categories get the codes of the dtype's own order (pandas' `.cat.codes`); text is taken as sorted categories with
+    `text_as_categories`, else refused. Raises ColumnProblem for that, dates, lists, structs and other cells that are
+    neither number nor text, for complex, infinite or too large numbers, and for unusual categories.
     """
     dtype = series.dtype
     if dtype.is_nested():
@@ -107,7 +77,7 @@ def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = Fal
             raise _text_problem(_native_dtype(series), n_present)
         return _text(series.to_arrow())
     if dtype in (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128):
-        # as numpy these would be arrays of objects, or nothing, where a value is missing
+        # with missing values numpy has these as objects, or not at all
         return Column(_to_float32(series.cast(nw.Float64).to_numpy()))
     try:
         return column_from_array(series.to_numpy(), text_as_categories=text_as_categories)
@@ -116,26 +86,10 @@ def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = Fal
 
 
 def column_from_array(values: NDArray[Any], *, text_as_categories: bool = False) -> Column:
-    """Convert one column of a numpy array.
+    """Convert one column of a numpy array of any dtype; an object array may hold numbers only, or text only.
 
-    Parameters
-    ----------
-    values : ndarray
-        Shape (n_rows,), any dtype; an object array may hold numbers only, or text only.
-    text_as_categories : bool, default False
-        Take text as categories, in sorted order.
-
-    Returns
-    -------
-    Column
-        Numbers, or codes of text.
-
-    Raises
-    ------
-    ColumnProblem
-        Text without `text_as_categories`, dates, bytes, complex, infinite or too large numbers.
-    TypeError
-        Cells that are neither number nor text.
+    Text is taken as sorted categories with `text_as_categories`. Raises ColumnProblem for other text, dates, bytes,
+    complex, infinite or too large numbers, and TypeError for cells that are neither number nor text.
     """
     kind = values.dtype.kind
     if kind in "biuf":
@@ -152,24 +106,10 @@ def column_from_array(values: NDArray[Any], *, text_as_categories: bool = False)
 
 
 def floats_from_objects(values: NDArray[np.object_]) -> NDArray[np.float64]:
-    """Convert Python numbers; nothing that merely looks like a number is taken for one.
+    """Convert Python numbers of any real type, `Decimal` and booleans included, to float64, NaN where missing.
 
-    Parameters
-    ----------
-    values : NDArray[np.object_]
-        Shape (n_rows,), numbers of any real type (`Decimal` and booleans among them) or missing.
-
-    Returns
-    -------
-    NDArray[np.float64]
-        Shape (n_rows,), NaN where missing.
-
-    Raises
-    ------
-    ColumnProblem
-        Text, dates, bytes, complex numbers, or integers beyond float64.
-    TypeError
-        Cells that are neither number nor text.
+    Nothing that merely looks like a number is taken for one: raises ColumnProblem for text, dates, bytes, complex
+    numbers and integers beyond float64, TypeError for cells that are neither number nor text.
     """
     absent = _absent(values)
     types: set[type] = set(map(type, values[~absent]))
@@ -209,7 +149,7 @@ def _absent(values: NDArray[np.object_]) -> NDArray[np.bool_]:
 
 
 def _to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Own float32 copy; whole numbers go through float64, as they do where a value of theirs is missing."""
+    """Return an own float32 copy; whole numbers go through float64, as they do when a value of theirs is missing."""
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
         values = values.astype(np.float64)
     with np.errstate(over="ignore"):
@@ -219,18 +159,7 @@ def _to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def check_range(values: NDArray[np.float32]) -> None:
-    """Refuse a column with infinite values.
-
-    Parameters
-    ----------
-    values : NDArray[np.float32]
-        Shape (n_rows,), cast from any wider type, so that what was too large for float32 is infinite too.
-
-    Raises
-    ------
-    ColumnProblem
-        With the number of rows, where a value is infinite.
-    """
+    """Raise ColumnProblem, with the number of rows, for infinite values, or values beyond float32 before the cast."""
     n_infinite = int(np.count_nonzero(np.isinf(values)))
     if n_infinite:
         raise ColumnProblem(
@@ -258,8 +187,8 @@ def _categories(series: nw.Series[Any]) -> Column:
 
 
 def _text(strings: Any) -> Column:
-    """Categories of an arrow array of text: its distinct values, sorted."""
-    if isinstance(strings, pa.ChunkedArray):  # of a concatenated frame
+    """Return the categories of an arrow array of text: its distinct values, sorted."""
+    if isinstance(strings, pa.ChunkedArray):  # from a concatenated frame
         strings = strings.combine_chunks()
     encoded = strings.cast(pa.large_string()).dictionary_encode()
     values: list[str] = encoded.dictionary.to_pylist()
@@ -295,16 +224,5 @@ def _native_dtype(series: nw.Series[Any]) -> str:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Write column names for a message.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Column names.
-
-    Returns
-    -------
-    str
-        The names in quotes, with commas between.
-    """
+    """Return names in quotes, with commas between, for a message."""
     return ", ".join(repr(name) for name in names)

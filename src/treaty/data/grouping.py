@@ -1,7 +1,7 @@
 """Grouping the rows of a column by id: in memory, or in temporary files where it is too long to hold.
 
-There repeated ids are found by a keyed hash of 16 bytes, under a key drawn for the purpose: among 2^28 different ids
-two have the same with a probability below 2^-72, whoever chose them.
+In files, repeated ids are found by a keyed hash of 16 bytes under a fresh key: among 2^28 different ids two collide
+with a probability below 2^-72, whoever chose them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _FOUND = np.dtype([("first", np.int64), ("row", np.int64)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Grouped:
-    """Distinct ids and their rows: `data`, `offsets`, `rows` and `starts` as in `Ids`; how many rows have an id."""
+class RowGroups:
+    """Distinct ids and their rows: fields as in `Ids`; `n_present` is the number of rows with an id."""
 
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
@@ -37,26 +37,14 @@ class Grouped:
     n_present: int
 
 
-def grouped(
+def group_rows(
     rows: NDArray[np.int64], texts: Any, tag: bytes, refuse: Callable[[int], None], *, every: bool
-) -> Grouped | None:
-    """Group the rows of a column by id, ids in the order in which they first come.
+) -> RowGroups | None:
+    """Group rows by id, ids in the order of first appearance; None without any id.
 
-    Parameters
-    ----------
-    rows, texts : int64 (n,), arrow array of strings or bytes
-        The rows that have an id, and the ids.
-    tag : bytes
-        Put before each id.
-    refuse : callable
-        Called with the number of rows that have an id seen before, when there are any; may raise.
-    every : bool
-        Keep all rows of each id, or its first.
-
-    Returns
-    -------
-    Grouped or None
-        None when there is no id.
+    `texts`, an arrow array of strings or bytes, are the ids of `rows`; `tag` is put before each. `refuse`, which may
+    raise, is called with the number of rows whose id an earlier row has, if any. `every` keeps all rows of an id, not
+    the first.
     """
     if len(rows) == 0:
         return None
@@ -71,10 +59,10 @@ def grouped(
             starts[1:] = np.cumsum(np.bincount(number, minlength=n_ids))
         else:  # numbers are given in order of first appearance
             kept = rows[np.unique(number, return_index=True)[1]]
-    return Grouped(data.copy(), offsets.copy(), kept, starts, len(rows))
+    return RowGroups(data.copy(), offsets.copy(), kept, starts, len(rows))
 
 
-def grouped_in_files(
+def group_rows_in_files(
     chunks: Iterable[tuple[NDArray[np.int64], Any]],
     tag: bytes,
     n_rows: int,
@@ -82,19 +70,8 @@ def grouped_in_files(
     refuse: Callable[[int], None],
     *,
     every: bool,
-) -> Grouped | None:
-    """Do the same for a column that comes in pieces, without holding more of it than a piece.
-
-    Parameters
-    ----------
-    chunks : iterable of (rows, texts)
-    tag, refuse, every
-        As of `grouped`.
-    n_rows : int
-        Of the whole column.
-    in_memory : int
-        As of `Scratch`.
-    """
+) -> RowGroups | None:
+    """Do the same for a column of `n_rows` rows that comes as chunks (rows, texts), holding one chunk at a time."""
     with ExitStack() as stack:
         scratch = stack.enter_context(Scratch(in_memory))
         data, offsets, rows, starts = _columns(stack)
@@ -117,7 +94,7 @@ def grouped_in_files(
             return _distinct(first, data.mapped(), offsets.mapped(), rows.length, every, stack)
         for part in pieces(rows.length, scratch.part):
             starts.append(np.arange(part.start + 1, part.stop + 1))
-        return Grouped(data.mapped(), offsets.mapped(), rows.mapped(), starts.mapped(), rows.length)
+        return RowGroups(data.mapped(), offsets.mapped(), rows.mapped(), starts.mapped(), rows.length)
 
 
 def _columns(stack: ExitStack) -> tuple[Column, Column, Column, Column]:
@@ -131,7 +108,7 @@ def _columns(stack: ExitStack) -> tuple[Column, Column, Column, Column]:
 
 
 def _tagged(texts: Any, tag: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Put a tag before each string; return bytes and offsets."""
+    """Prepend a tag to each string; return bytes and offsets."""
     kind = pa.large_binary()
     tagged = pc.binary_join_element_wise(pa.scalar(tag, kind), texts.cast(kind), pa.scalar(b"", kind))
     _, offsets, data = tagged.buffers()
@@ -148,7 +125,7 @@ def _hashes(data: NDArray[np.uint8], offsets: NDArray[np.int64], key: bytes) -> 
 
 
 def _new(values: NDArray[np.uint64] | NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell which of some sorted values, (n,) or (n, 2), differ from those before."""
+    """Mark which of some sorted values, (n,) or (n, 2), differ from the one before."""
     new = np.ones(len(values), np.bool_)
     differ = values[1:] != values[:-1]
     new[1:] = differ.any(axis=1) if differ.ndim == 2 else differ
@@ -156,7 +133,7 @@ def _new(values: NDArray[np.uint64] | NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _by_first(seen: Sorted, count: int, scratch: Scratch) -> Sorted:
-    """Sort rows by the place at which their id first came, then ascending."""
+    """Sort rows by the place where their id first appeared, then ascending."""
     found = scratch.sorted(_FOUND, "first", count, count)
     for part in seen.parts():
         new = _new(part["hash"])
@@ -168,7 +145,7 @@ def _by_first(seen: Sorted, count: int, scratch: Scratch) -> Sorted:
 
 def _distinct(
     found: Sorted, texts: NDArray[np.uint8], ends: NDArray[np.int64], n_present: int, every: bool, stack: ExitStack
-) -> Grouped:
+) -> RowGroups:
     """Write each string once, in the order of first places, with its rows."""
     data, offsets, rows, starts = _columns(stack)
     for part in found.parts():
@@ -187,4 +164,4 @@ def _distinct(
             data.append(content)
             forget(texts)
             forget(ends)
-    return Grouped(data.mapped(), offsets.mapped(), rows.mapped(), starts.mapped(), n_present)
+    return RowGroups(data.mapped(), offsets.mapped(), rows.mapped(), starts.mapped(), n_present)

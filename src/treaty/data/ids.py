@@ -1,8 +1,8 @@
 """A column of ids, in one form at all parties: typed, normalised, distinct, nulls dropped.
 
-What equal ids are is settled here and nowhere else:
+This module alone defines which ids are equal:
 
-* An id has a kind, which is hashed with it, so that the text "12" and the number 12 never meet. A column has one kind.
+* An id has a kind, which is hashed with it, so that the text "12" and the number 12 never match. A column has one kind.
 * Numbers of any width are "integer", decimals and floats too where every one is whole; others are refused, for 0.1 is
   not the same number everywhere.
 * Dates, and timestamps that are all midnight without time zone, are "date". Times of day are refused.
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from treaty.compute import pieces
-from treaty.data.grouping import grouped, grouped_in_files
+from treaty.data.grouping import group_rows, group_rows_in_files
 from treaty.data.large import IN_MEMORY, forget, part_of
 from treaty.errors import ConfigError, DataError
 
@@ -35,41 +35,26 @@ NORMALISE: tuple[Normalisation, ...] = ("nfc", "strip")
 """How text is normalised by default."""
 
 _TAGS = {"integer": b"i", "text": b"t", "date": b"d", "binary": b"b"}
-_WHOLE = 2.0**53  # floats beyond skip numbers, so that two different ids may have become one
+_WHOLE = 2.0**53  # larger floats skip integers: two different ids may have become one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ids:
-    """The distinct ids of a column, and which rows hold them.
+    """The distinct ids of a column, and the rows that hold them.
 
-    Parameters
-    ----------
-    kind : str
-        "integer", "text", "date" or "binary".
-    data, offsets : uint8 (n_bytes,), int64 (n + 1,)
-        Id i is ``data[offsets[i]:offsets[i + 1]]``: its kind's letter and its canonical form.
-    rows : int64 (n_used,)
-        The rows that hold ids, grouped by id, ascending within.
-    starts : int64 (n + 1,)
-        Id i is in ``rows[starts[i]:starts[i + 1]]``.
-    n_rows, n_null, n_repeated : int
-        Rows of the column; without an id; with one that an earlier row has.
-    normalise, on_duplicate
-        As read; all parties must have the same.
-
-    Notes
-    -----
-    Of a long column the arrays lie in temporary files without names, mapped into memory.
+    All parties must use the same `normalise` and `on_duplicate`. Of a long column the arrays lie in temporary files
+    without names, mapped into memory.
     """
 
-    kind: str
+    kind: str  # "integer", "text", "date" or "binary"
+    # id i is data[offsets[i]:offsets[i + 1]]: its kind's letter and its canonical form
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    n_rows: int
-    n_null: int
-    n_repeated: int
+    rows: NDArray[np.int64]  # the rows that hold ids, grouped by id, ascending within
+    starts: NDArray[np.int64]  # id i is in rows[starts[i]:starts[i + 1]]
+    n_rows: int  # of the column
+    n_null: int  # without an id
+    n_repeated: int  # with one that an earlier row has
     normalise: tuple[Normalisation, ...]
     on_duplicate: OnDuplicate
 
@@ -77,7 +62,7 @@ class Ids:
         return len(self.offsets) - 1
 
     def strings(self, start: int, stop: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return `data` and `offsets` of some ids in succession, copied: a file's pages do not stay in memory."""
+        """Return `data` and `offsets` of consecutive ids, copied: a file's pages do not stay in memory."""
         offsets = self.offsets[start : stop + 1]
         data = self.data[offsets[0] : offsets[-1]].copy()
         offsets = offsets - offsets[0]
@@ -86,7 +71,7 @@ class Ids:
         return data, offsets
 
     def first_rows(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the first row of each of some ids in succession, int64 (stop - start,)."""
+        """Return the first row of each of some consecutive ids, int64 (stop - start,)."""
         rows = self.rows[self.starts[start:stop]]
         forget(self.rows)
         forget(self.starts)
@@ -101,33 +86,16 @@ def read_ids(
     on_duplicate: OnDuplicate = "error",
     in_memory: int = IN_MEMORY,
 ) -> Ids:
-    """Read a column of ids.
+    """Read a column of ids, of any library that `to_table` takes.
 
-    Parameters
-    ----------
-    column : series, array or list
-        Shape (n_rows,), of any library that `to_table` takes.
-    party : str, default "the table"
-        Whose column, for messages.
-    normalise : sequence of {"nfc", "strip", "lower"}, default ("nfc", "strip")
-        What is done to text; order does not matter.
-    on_duplicate : {"error", "first", "expand"}, default "error"
-        Of an id in several rows: refuse, keep the first row, or keep all of them, to be joined with every row of the
-        other parties that has it (as a plain join does).
-    in_memory : int, default 2**20
-        A column of more rows is read piece by piece, into temporary files (`treaty.data.large`).
+    `normalise` names what is done to text, in any order. Of an id in several rows, `on_duplicate` refuses it
+    ("error"), keeps the first row ("first"), or keeps all, to be joined with every row of the other parties that has
+    it ("expand"). Columns of more than `in_memory` rows are read piece by piece, into temporary files
+    (`treaty.data.large`).
 
-    Returns
-    -------
-    Ids
-
-    Raises
-    ------
-    ConfigError
-        An unknown option.
-    DataError
-        Not one column; a type that is no id; numbers with fractions; ids of several types; repeated ids under
-        "error"; no id at all. Messages count, and never show an id.
+    Raises ConfigError for an unknown option, and DataError for anything but one column, a type that is no id, numbers
+    with fractions, ids of several types, repeated ids under "error", or no id at all. Messages count, and never show
+    an id.
     """
     unknown = sorted(set(normalise) - set(get_args(Normalisation)))
     if isinstance(normalise, str) or unknown:
@@ -155,10 +123,10 @@ def read_ids(
 
     tag, every = _TAGS[kind], on_duplicate == "expand"
     if n_rows <= in_memory:
-        found = grouped(*present(slice(0, n_rows)), tag, refuse, every=every)
+        found = group_rows(*present(slice(0, n_rows)), tag, refuse, every=every)
     else:
         chunks = (present(part) for part in pieces(n_rows, part_of(in_memory)))
-        found = grouped_in_files(chunks, tag, n_rows, in_memory, refuse, every=every)
+        found = group_rows_in_files(chunks, tag, n_rows, in_memory, refuse, every=every)
     if found is None:
         raise DataError(
             f"{party}: expected ids, got a column of {n_rows} rows without any", public="its table holds no ids"
@@ -181,21 +149,9 @@ def read_ids(
 def by_id(
     column: Any, *, party: str = "the table", normalise: Sequence[Normalisation] = NORMALISE
 ) -> tuple[NDArray[np.int64], bytes]:
-    """Sort rows by their ids, the same way at every party whatever their order, and tell these rows from others.
+    """Sort rows, all with an id, by their ids: the same way at every party, whatever their order.
 
-    Parameters
-    ----------
-    column : series, array or list
-        Shape (n_rows,), all with an id.
-    party, normalise
-        See `read_ids`.
-
-    Returns
-    -------
-    order : int64 (n_rows,)
-        Rows of equal ids stay in the order they have.
-    digest : bytes
-        SHA-256 of the sorted ids in canonical form, with their kind.
+    Return the order, int64 (n_rows,), stable among equal ids, and SHA-256 of the sorted canonical ids with their kind.
     """
     kind, texts = _canonical(_whole_array(_to_arrow(column, party)), frozenset(normalise), party)
     order = pc.sort_indices(texts).to_numpy().astype(np.int64)
@@ -291,6 +247,6 @@ def _date(values: Any, party: str) -> Any:
 def _normalised(texts: Any, normalise: frozenset[str]) -> Any:
     if "lower" in normalise:
         texts = pc.utf8_lower(texts)
-    if "nfc" in normalise:  # last, as small letters may compose where large ones do not
+    if "nfc" in normalise:  # last: lower-case letters may compose where upper-case ones do not
         texts = pc.utf8_normalize(texts, form="NFC")
     return pc.utf8_trim_whitespace(texts) if "strip" in normalise else texts

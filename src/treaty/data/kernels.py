@@ -1,4 +1,4 @@
-"""The two compiled loops of binning: placing cuts, and giving every value the number of its bin.
+"""The two compiled loops of binning: placing cuts, and finding every value's bin.
 
 Both release the interpreter lock, so that threads over columns and over rows run side by side.
 """
@@ -11,33 +11,20 @@ from treaty.compute import kernel
 
 @kernel
 def _cut_between(lower: np.float32, upper: np.float32) -> np.float32:
-    # + 0 makes a negative zero positive: which of the two zeros came last in sorting must not show
+    # + 0 makes a negative zero positive: the order of the two zeros in sorting must not matter
     middle = np.float32((np.float64(lower) + np.float64(upper)) * 0.5) + np.float32(0.0)
     return middle if middle > lower else upper + np.float32(0.0)
 
 
 @kernel
 def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.float32]:
-    """Place the cuts of one numeric feature, never inside a run of equal values.
+    """Place the cuts of a numeric feature with present values `ordered` (ascending, at least one), at most q bins.
 
-    Parameters
-    ----------
-    ordered : NDArray[np.float32]
-        Shape (n,), n >= 1: the values that are present, ascending.
-    max_bin : int
-        Most bins to make, q; at least 2.
-
-    Returns
-    -------
-    NDArray[np.float32]
-        Ascending cuts, one fewer than bins: bin k holds cuts[k-1] <= x < cuts[k].
-
-    Notes
-    -----
-    With at most q distinct values each has a bin. Else a value holding more than n/q rows ("heavy") has its
-    own bin, and one walk spreads the others: a bin is opened with target R/K, R such rows and K such bins
-    being left, and closed when it holds R/K rows or a heavy value comes. With no bin left a value joins the
-    bin before it. A target is compared as held * K >= R, in whole numbers.
+    No cut falls inside a run of equal values; bin k holds cuts[k-1] <= x < cuts[k]. With at most q = `max_bin`
+    distinct values each has a bin. Else a value holding more than n/q rows ("heavy") has its own bin, and one walk
+    spreads the others: a bin is opened with target R/K, R such rows and K such bins being left, and closed when it
+    holds R/K rows or a heavy value comes. With no bin left a value joins the bin before it. A target is compared as
+    held * K >= R, in whole numbers.
     """
     n = ordered.size
     values = np.empty(n, dtype=np.float32)
@@ -97,22 +84,9 @@ def write_codes(
     start: int,
     stop: int,
 ) -> None:
-    """Write the bin of rows start..stop-1 of one numeric feature: how many cuts are <= the value.
+    """Write the bin, the number of cuts <= the value, of rows start..stop-1 into column `feature` of `codes`.
 
-    Parameters
-    ----------
-    values : NDArray[np.float32]
-        Shape (n_rows,), NaN where missing.
-    padded_cuts : NDArray[np.float32]
-        The ascending cuts, filled with +inf to 2^s - 1 of them, as `pad_cuts` returns.
-    missing : int
-        Code of a missing value.
-    codes : NDArray[np.uint8]
-        Shape (n_rows, n_features), C order; column `feature` is written.
-    feature : int
-        Column of `codes`.
-    start, stop : int
-        Range of rows, half open.
+    `padded_cuts` come from `pad_cuts`; `missing` is the code of NaN; `codes` is uint8 (n_rows, n_features) in C order.
     """
     # All values take one step of the search together: free of branches and of order, the inner loop becomes
     # vector instructions, which made it five times faster than searching value by value.
@@ -129,18 +103,7 @@ def write_codes(
 
 
 def pad_cuts(cuts: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Fill cuts with +inf up to a length of 2^s - 1, for a search in exactly s steps.
-
-    Parameters
-    ----------
-    cuts : NDArray[np.float32]
-        Shape (n_cuts,), ascending.
-
-    Returns
-    -------
-    NDArray[np.float32]
-        Shape (2^s - 1,), the least such length that holds all cuts.
-    """
+    """Fill ascending cuts with +inf up to a length of 2^s - 1, the least that holds them, for a search in s steps."""
     padded = np.full((1 << len(cuts).bit_length()) - 1, np.inf, dtype=np.float32)
     padded[: len(cuts)] = cuts
     return padded

@@ -1,4 +1,4 @@
-"""Labels and sample weights: whole, finite and as long as the table, or one clear error."""
+"""Labels and sample weights: complete, finite and as long as the table, or one clear error."""
 
 import numbers
 from typing import Any
@@ -14,27 +14,10 @@ _LABELS = (numbers.Number, np.bool_, str)
 
 
 def check_labels(y: Any, party: str, n_rows: int | None = None) -> NDArray[Any]:
-    """Check class labels; encoding them is the caller's.
+    """Return class labels as an array (n_rows,) of their own dtype; `y` may be any container that `to_table` takes.
 
-    Parameters
-    ----------
-    y : array, series or list
-        Shape (n_rows,): numbers, booleans or text, in any container that `to_table` takes columns from.
-    party : str
-        Who holds the labels, for messages.
-    n_rows : int, optional
-        Rows of the table; default: not compared.
-
-    Returns
-    -------
-    ndarray
-        Shape (n_rows,), of the dtype it came in; nothing in it is missing.
-
-    Raises
-    ------
-    DataError
-        Not one-dimensional, empty, of the wrong length, complex, dates, bytes, lists or other objects, or with missing
-        or infinite labels (counted).
+    Raises DataError if they are not one-dimensional, empty, of the wrong length, complex, dates, bytes, lists or other
+    objects, or if labels are missing or infinite (counted).
     """
     if y is None:  # scikit-learn's words
         raise DataError(f"{party}: requires y to be passed, but the target y is None")
@@ -58,52 +41,12 @@ def check_labels(y: Any, party: str, n_rows: int | None = None) -> NDArray[Any]:
 
 
 def check_targets(y: Any, party: str, n_rows: int | None = None) -> NDArray[np.float64]:
-    """Check a numeric target, for regression.
-
-    Parameters
-    ----------
-    y : array, series or list
-        Shape (n_rows,), numbers.
-    party : str
-        Who holds the target, for messages.
-    n_rows : int, optional
-        Rows of the table; default: not compared.
-
-    Returns
-    -------
-    NDArray[np.float64]
-        Shape (n_rows,), finite.
-
-    Raises
-    ------
-    DataError
-        As in `check_labels`, or the target is not numeric.
-    """
+    """Return a finite numeric target, float64 (n_rows,); raise DataError as `check_labels`, or if it is not numeric."""
     return _finite(check_labels(y, party, n_rows), party, "target")
 
 
 def check_weights(weights: Any, n_rows: int, party: str) -> NDArray[np.float64]:
-    """Check sample weights.
-
-    Parameters
-    ----------
-    weights : array, series or list
-        Shape (n_rows,), numbers >= 0.
-    n_rows : int
-        Rows of the table.
-    party : str
-        Who holds the weights, for messages.
-
-    Returns
-    -------
-    NDArray[np.float64]
-        Shape (n_rows,), finite, >= 0, not all 0.
-
-    Raises
-    ------
-    DataError
-        Not one-dimensional, of the wrong length, not numeric, missing, infinite or negative (counted), or all 0.
-    """
+    """Return sample weights, float64 (n_rows,), finite, >= 0 and not all 0; raise DataError for any others."""
     given = _one_dimensional(weights, party, "sample weights", n_rows)
     checked = _finite(given, party, "sample weights")
     n_negative = int(np.count_nonzero(checked < 0))

@@ -1,6 +1,6 @@
 """Sorting more records than memory holds: by parts, in temporary files that have no name.
 
-A file is open to its process alone from the start: it is made with mode 0600 and unlinked at once (or never linked,
+Only its own process can open a file: it is made with mode 0600 and unlinked at once (or never linked,
 where the system can), so it is gone when closed, also after a crash. Files lie in the folder of `tempfile`, which
 ``TMPDIR`` names.
 """
@@ -26,12 +26,12 @@ WORDS = 1 << 64
 
 
 def part_of(in_memory: int) -> int:
-    """Return how many records to work on at a time."""
+    """Return the number of records to work on at a time."""
     return max(1, in_memory // 8)
 
 
 def records(dtype: np.dtype[Any], **columns: Any) -> NDArray[Any]:
-    """Put columns of one length together, the first an array; (n,) of a structured dtype."""
+    """Join columns of one length into a structured array (n,); the first column must be an array."""
     out = np.empty(len(columns[next(iter(columns))]), dtype)
     for name, values in columns.items():
         out[name] = values
@@ -39,22 +39,12 @@ def records(dtype: np.dtype[Any], **columns: Any) -> NDArray[Any]:
 
 
 class Sorted:
-    """Records that come back in the order of a key.
+    """Records that come back in the order of a key; of equal keys those added first come first.
 
-    They are dealt to parts by ranges of the key, each of which is sorted when it is read. Of equal keys those added
-    first come first.
-
-    Parameters
-    ----------
-    dtype : structured dtype
-    key : str
-        The field to sort by: numbers below `span`, or uint64 words, shape (n,) or (n, 2).
-    span : int
-        Above every key, at most `WORDS`; keys should be spread evenly over it, or parts grow too large.
-    rows : int
-        About how many records will come. Two of the same span and number have the same parts.
-    in_memory : int
-        So many records at most lie in memory.
+    Records are dealt to parts by ranges of the key, and each part is sorted when it is read. The field `key` holds
+    numbers below `span` (at most `WORDS`), or uint64 words, shape (n,) or (n, 2); keys should be spread evenly over
+    the span, or parts grow too large. `rows` is about how many records will come; two of the same span and number have
+    the same parts. At most `in_memory` records lie in memory.
     """
 
     def __init__(self, dtype: DTypeLike, key: str, span: int, rows: int, in_memory: int) -> None:
@@ -75,24 +65,24 @@ class Sorted:
         return int(self._counts.sum()) + sum(map(len, self._waiting))
 
     def add(self, rows: NDArray[Any]) -> None:
-        """Take in some records, (n,)."""
+        """Add records, (n,)."""
         self._last = None
         self._waiting.append(rows)
         if sum(map(len, self._waiting)) >= self._length:
             self._flush()
 
     def parts(self) -> Iterator[NDArray[Any]]:
-        """Give all records in order, in pieces; some may be empty."""
+        """Yield all records in order, in pieces; some may be empty."""
         for number in range(self._parts):
             yield self._part(number)
 
     def pieces(self, length: int) -> Iterator[NDArray[Any]]:
-        """Give all records in order, `length` at a time but for the last."""
+        """Yield all records in order, `length` at a time but for the last."""
         for start in range(0, len(self), length):
             yield self[start : start + length]
 
     def __getitem__(self, place: slice) -> NDArray[Any]:
-        """Return the records of a range of places in the order: cheap where the ranges asked for follow each other."""
+        """Return a range of the sorted records; cheap if the ranges asked for follow each other."""
         self._flush()
         start, stop, _ = place.indices(len(self))
         ends = np.cumsum(self._counts)
@@ -102,7 +92,7 @@ class Sorted:
             if before >= stop:
                 break
             if self._last is None or self._last[0] != number:
-                self._last = None  # room for the next
+                self._last = None  # free the memory for the next
                 self._last = number, self._part(number)
             found.append(self._last[1][max(0, start - before) : stop - before])
         return np.concatenate(found)
@@ -117,7 +107,7 @@ class Sorted:
         return out
 
     def close(self) -> None:
-        """Give memory and file back."""
+        """Release memory and file."""
         self._blocks, self._waiting, self._last = [], [], None
         if self._file is not None:
             self._file.close()
@@ -157,7 +147,7 @@ class Sorted:
 
 
 class Scratch:
-    """The lists that one piece of work sorts, all closed at its end, however that comes."""
+    """The sorted lists of one piece of work, all closed at its end, also after an error."""
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
         if in_memory < 1:
@@ -184,7 +174,7 @@ class Scratch:
 
 
 class Column:
-    """An array that is written to a file piece by piece and mapped into memory when it is whole."""
+    """An array that is written to a file piece by piece and mapped into memory when complete."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self.length = 0
@@ -192,22 +182,22 @@ class Column:
         self._file = open_unnamed()
 
     def append(self, values: NDArray[Any]) -> None:
-        """Write more, (n,)."""
+        """Append values, (n,)."""
         write_all(self._file, np.ascontiguousarray(values, self._dtype))
         self.length += len(values)
 
     def mapped(self) -> NDArray[Any]:
-        """Return what the file holds, read-only; the last array to go takes the file with it, once that is closed."""
+        """Return the file's content, read-only; a closed file exists as long as an array of it does."""
         content = mmap.mmap(self._file.fileno(), self.length * self._dtype.itemsize, access=mmap.ACCESS_READ)
         return np.frombuffer(content, self._dtype)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
 def forget(array: NDArray[Any]) -> None:
-    """Take the pages of a mapped array out of memory, until they are next read; other arrays are left alone."""
+    """Release the memory pages of a mapped array until they are next read; other arrays are left alone."""
     if isinstance(array.base, memoryview) and isinstance(array.base.obj, mmap.mmap):
         array.base.obj.madvise(mmap.MADV_DONTNEED)
 
@@ -232,7 +222,7 @@ def write_all(file: IO[bytes], values: NDArray[Any]) -> None:
 
 
 def read_all(file: IO[bytes], at: int, into: NDArray[Any]) -> None:
-    """Fill an array with what a file holds from a place on."""
+    """Fill an array from a place in a file."""
     left = into.view(np.uint8).data
     file.seek(at)
     while left:

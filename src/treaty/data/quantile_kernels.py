@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import kernel
 
-_NARROW = 1 << 12  # keys, within a thousandth of the number: for the targets of other bins taken as one value
+_NARROW = 1 << 12  # keys, within a thousandth of the number: treated as one value when other bins' targets are set
 _SHARE = 8  # a bin is never more than a share / 8 off, however generous the tolerance is to small bins
 
 
@@ -76,7 +76,7 @@ def _place(
                 lacking = target - low if off <= slack else 0.0
             else:
                 is_open = False
-                # a bin closed within the slack moves no other target, or each end found would unsettle all after it
+                # a bin closed within the slack moves no other target, else each found end would move all later ones
                 lacking = target - high if off <= slack else 0.0
             if bins_left == 0:
                 is_open = False
@@ -100,33 +100,18 @@ def place_cuts(
 ) -> None:
     """Place every feature's bins by the rule of `tie_aware_cuts`, its intervals standing for values.
 
-    Parameters
-    ----------
-    keys, counts : NDArray[np.int64]
-        Shape (n_points,): the opened points, feature after feature, and the rows below them; the first and the
-        last of a feature are the ends of its domain, with 0 and n rows below.
-    offsets : NDArray[np.int64]
-        Shape (n_features + 1,): points of feature f are offsets[f]..offsets[f+1]-1, at least two.
-    max_bin : int
-        Most bins of a feature, q.
-    least_rows : int
-        Intervals of fewer rows are taken as they are; at least 2.
-    tolerance : float
-        A bin may end this share of a feature's rows away from its target.
-    wanted : NDArray[np.bool_]
-        Shape (n_points,), False throughout; set where the interval after the point has to be divided.
-    opens : NDArray[np.bool_]
-        Shape (n_points,), False throughout; set where the interval after the point is the first of a bin. Only
-        when nothing is wanted are these all bins.
+    `keys` and `counts`, int64 (n_points,), are the opened points and the rows below them; those of feature f,
+    offsets[f]..offsets[f+1]-1, begin and end with the ends of its domain, 0 and n rows below. Intervals of fewer than
+    `least_rows` (at least 2) rows are not divided; a bin may end `tolerance`, a share of a feature's rows, away from
+    its target. Written, False throughout before: `wanted`, where the interval after the point must be divided, and
+    `opens`, where it is the first of a bin; only when nothing is wanted are these all bins.
 
-    Notes
-    -----
-    Wanted are: an interval that may hold a heavy value (more than n/q rows); every divisible one while no more
-    than q intervals have rows, as the distinct values may be as few; and one with a target inside, none of whose
-    ends is near enough. There the walk goes on from the target (or from the end, of an interval so narrow that
-    it probably holds one value), so that all targets are sought in one round.
-    With tolerance 0 and least_rows 2, bins of intervals of which none is wanted are the bins of the values: a
-    walk over the values would also stop at their ends, and only there.
+    Wanted are: an interval that may hold a heavy value (more than n/q rows); every divisible one while no more than q
+    intervals have rows, as the distinct values may be as few; and one with a target inside, none of whose ends is near
+    enough. There the walk continues from the target (or from the end, of an interval so narrow that it probably holds
+    one value), so that all targets are sought in one round. With tolerance 0 and least_rows 2, bins of intervals of
+    which none is wanted are the bins of the values: a walk over the values would also stop at their ends, and only
+    there.
     """
     for feature in range(offsets.size - 1):
         a, b = offsets[feature], offsets[feature + 1]
@@ -144,20 +129,11 @@ def insert_points(
     all_keys: NDArray[np.int64],
     all_counts: NDArray[np.int64],
 ) -> None:
-    """Merge newly opened points, moving counts that noise has driven out of order to the nearest that is in order.
+    """Merge newly opened points, moving counts that noise has put out of order to the nearest that is in order.
 
-    Parameters
-    ----------
-    keys, counts, offsets
-        As in `place_cuts`; counts ascend within a feature.
-    new_keys : NDArray[np.uint32]
-        Shape (n_new,): per feature ascending, strictly between its first and last key and not opened before.
-    new_counts : NDArray[np.int64]
-        Shape (n_new,): rows below, perhaps with noise.
-    new_offsets : NDArray[np.int32]
-        Shape (n_features + 1,).
-    all_keys, all_counts : NDArray[np.int64]
-        Shape (n_points + n_new,): written; feature f begins at offsets[f] + new_offsets[f].
+    `keys`, `counts` and `offsets` are as in `place_cuts`; counts ascend within a feature. `new_keys` are per feature
+    ascending, strictly between its first and last key and not opened before. In `all_keys` and `all_counts`, written,
+    feature f begins at offsets[f] + new_offsets[f].
     """
     for feature in range(offsets.size - 1):
         new, end = new_offsets[feature], new_offsets[feature + 1]

@@ -15,8 +15,8 @@ Deviations from the paper (Tian et al., FederBoost, section on distributed bucke
 * Cuts are tie-aware, as everywhere in Treaty: targets are placed anew in every round on what is known by then, so a
   heavy value found early (a column that is 94 % zeros) leaves the other bins to the other values.
 
-What is opened, the leader learns: the number of rows below each probe. No interval of fewer than `least_rows` rows
-is probed, but a probe may cut a few rows off a large one; `smallest_interval` says how few it came to.
+The leader learns what is opened: the number of rows below each probe. No interval of fewer than `least_rows` rows
+is probed, but a probe may cut a few rows off a large one; `smallest_interval` tells the fewest that happened.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,56 +36,22 @@ _NO_INTERVAL = np.iinfo(np.int64).max  # as `least_rows`: take every interval as
 
 
 class Probes(NamedTuple):
-    """Points of one round: those of feature f are ``keys[offsets[f]:offsets[f + 1]]``, ascending.
-
-    Parameters
-    ----------
-    keys : NDArray[np.uint32]
-        Shape (n_probes,).
-    offsets : NDArray[np.int32]
-        Shape (n_features + 1,).
-    """
+    """Points of one round: those of feature f are ``keys[offsets[f]:offsets[f + 1]]``, ascending."""
 
     keys: NDArray[np.uint32]
     offsets: NDArray[np.int32]
 
 
 def sorted_keys(columns: Sequence[NDArray[np.float32]], threads: int = 1) -> list[NDArray[np.uint32]]:
-    """Prepare a participant's columns for `count_below`.
+    """Return each column's keys, ascending, without missing values, for `count_below`.
 
-    Parameters
-    ----------
-    columns : sequence of NDArray[np.float32]
-        One per feature, shape (n_rows,), NaN where missing.
-    threads : int, default 1
-        Threads to use.
-
-    Returns
-    -------
-    list of NDArray[np.uint32]
-        One per feature: keys of the values that are present, ascending. Their lengths are the participant's
-        part of what `QuantileSearch.present` takes.
+    Their lengths are the participant's part of what `QuantileSearch.present` takes.
     """
     return concurrently(lambda column: np.sort(keys_of(column[~np.isnan(column)])), columns, threads)
 
 
 def count_below(ordered: Sequence[NDArray[np.uint32]], probes: Probes, threads: int = 1) -> NDArray[np.int64]:
-    """Count a participant's rows below each probe: its part of what `QuantileSearch.take` takes.
-
-    Parameters
-    ----------
-    ordered : sequence of NDArray[np.uint32]
-        As `sorted_keys` returns.
-    probes : Probes
-        Of one round.
-    threads : int, default 1
-        Threads to use.
-
-    Returns
-    -------
-    NDArray[np.int64]
-        Shape (n_probes,).
-    """
+    """Return a participant's rows below each probe, int64 (n_probes,): its part of what `QuantileSearch.take` takes."""
     below = np.zeros(len(probes.keys), dtype=np.int64)
 
     def count(feature: int) -> None:
@@ -97,31 +63,14 @@ def count_below(ordered: Sequence[NDArray[np.uint32]], probes: Probes, threads: 
 
 
 class QuantileSearch:
-    """The leader's side: says what to probe, takes what was counted, ends with cuts.
+    """The leader's side: chooses probes, takes their counts, ends with cuts.
 
-    ``present`` first; then ``probes`` and ``take`` in turn until ``probes`` returns None; then ``cuts``.
-
-    Parameters
-    ----------
-    n_features : int
-        Number of numeric features.
-    max_bin : int
-        Most bins of a feature, 2..255, missing values apart.
-    least_rows : int
-        No interval between opened points that holds fewer rows is probed; at least 1.
-    tolerance : float, default 0.002
-        Share of a feature's rows by which a bin may end beside its target (or an eighth of a bin, if that is
-        less). With 0, least_rows = 1 and rounds enough, the rows are parted as `fit_bins` parts them.
-    domains : mapping of int to (float, float), optional
-        Lowest and highest value of a feature, by its position; those beyond count as these. Saves rounds, as
-        does any declared fact; must not come from the data.
-    most_rounds : int, default 34
-        Rounds after which what is known must do.
-
-    Raises
-    ------
-    ConfigError
-        A parameter is out of range.
+    Call ``present``, then ``probes`` and ``take`` in turn until ``probes`` returns None, then ``cuts``. No interval of
+    fewer than `least_rows` rows is probed. A bin may end `tolerance`, a share of a feature's rows (or an eighth of a
+    bin, if that is less), beside its target; with 0, least_rows = 1 and rounds enough, the rows are parted as
+    `fit_bins` parts them. `domains` may give a feature's lowest and highest value, which saves rounds but must not
+    come from the data; values beyond count as these. The search ends after `most_rounds`. Raises ConfigError for a
+    parameter out of range.
     """
 
     def __init__(
@@ -150,36 +99,14 @@ class QuantileSearch:
         self._asked: Probes | None = None
 
     def present(self, counts: NDArray[np.int64]) -> None:
-        """Take the number of rows of all participants in which each feature is present.
-
-        Parameters
-        ----------
-        counts : NDArray[np.int64]
-            Shape (n_features,); what noise made negative counts as 0.
-
-        Raises
-        ------
-        LocalProtocolError
-            It was called before, or the shape is wrong.
-        """
+        """Take the number of rows of all participants in which each feature is present (n_features,); negative is 0."""
         if self._knows_present or counts.shape != (len(self._offsets) - 1,):
             raise LocalProtocolError(f"expected one count per feature, once, got shape {counts.shape} - at present")
         self._counts[self._offsets[1:] - 1] = np.maximum(counts, 0)
         self._knows_present = True
 
     def probes(self) -> Probes | None:
-        """Return what to count next, or None at the end.
-
-        Returns
-        -------
-        Probes or None
-            Every probe lies strictly between opened points.
-
-        Raises
-        ------
-        LocalProtocolError
-            `present` was not called, or the last probes were not answered.
-        """
+        """Return the next probes, each strictly between opened points, or None at the end."""
         if not self._knows_present or self._asked is not None:
             raise LocalProtocolError("expected the counts asked for before new probes are - at probes")
         if self._rounds_left == 0:
@@ -193,25 +120,16 @@ class QuantileSearch:
         pair = np.stack([low + 1, roundest], axis=1)
         empty_above = np.append(self._counts, 0)[start + 2] == self._counts[start + 1]
         kept = np.ones_like(pair, dtype=np.bool_)
-        kept[:, 0] = empty_above & (low % 2 == 0) & (low + 1 < roundest)  # even: not opened for this already
+        kept[:, 0] = empty_above & (low % 2 == 0) & (low + 1 < roundest)  # even: not opened for this reason before
         before = np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
         offsets = before[np.searchsorted(start, self._offsets)].astype(np.int32)
         self._asked = Probes(pair[kept].astype(np.uint32), offsets)
         return self._asked
 
     def take(self, counts: NDArray[np.int64]) -> None:
-        """Take the answer to the last `probes`.
+        """Take the rows of all participants whose key is less than each of the last probes (n_probes,).
 
-        Parameters
-        ----------
-        counts : NDArray[np.int64]
-            Shape (n_probes,): rows of all participants whose key is less than the probe. Noise may have put them
-            out of order: they are moved between the counts already known on either side.
-
-        Raises
-        ------
-        LocalProtocolError
-            No probes were asked, or the shape is wrong.
+        Counts that noise has put out of order are moved between the known ones on either side.
         """
         if self._asked is None or counts.shape != self._asked.keys.shape:
             raise LocalProtocolError(f"expected one count per probe asked, got shape {counts.shape} - at take")
@@ -226,17 +144,10 @@ class QuantileSearch:
         self._rounds_left -= 1
 
     def cuts(self) -> list[NDArray[np.float32]]:
-        """Return the cuts of every feature on what is known; x < cut goes left.
+        """Return the cuts of every feature on what is known, ascending, fewer than `max_bin`; x < cut goes left.
 
-        Returns
-        -------
-        list of NDArray[np.float32]
-            Ascending, fewer than `max_bin`.
-
-        Notes
-        -----
-        Between the largest number the lower bin may hold and the smallest the upper one may hold: where the two
-        bins touch at an opened point, that point; where no row lies between two opened points, the middle.
+        A cut lies between the largest number the lower bin may hold and the smallest the upper one may hold: at the
+        opened point where the two bins touch, else, where no row lies between two opened points, in the middle.
         """
         _, opens = self._place(_NO_INTERVAL)
         cuts = []
@@ -249,14 +160,8 @@ class QuantileSearch:
         return cuts
 
     def smallest_interval(self) -> NDArray[np.int64]:
-        """Return, for every feature, the fewest rows (not 0) between neighbouring opened points: for disclosure.
-
-        Returns
-        -------
-        NDArray[np.int64]
-            Shape (n_features,); 0 where no row has the feature.
-        """
-        rows = np.diff(self._counts, append=0)  # not above 0 from one feature to the next
+        """Return every feature's fewest rows (above 0) between neighbouring opened points, for disclosure."""
+        rows = np.diff(self._counts, append=0)  # at most 0 from one feature to the next
         fewest = np.minimum.reduceat(np.where(rows > 0, rows, _NO_INTERVAL), self._offsets[:-1])
         return np.where(fewest == _NO_INTERVAL, 0, fewest)
 
@@ -267,7 +172,7 @@ class QuantileSearch:
 
 
 def _ends(n_features: int, domains: Mapping[int, tuple[float, float]]) -> NDArray[np.int64]:
-    """First key of every feature's domain and the one after its last."""
+    """Return the first key of every feature's domain and the one after its last."""
     bounds = np.full((n_features, 2), _EVERY, dtype=np.float32)
     for feature, (lowest, highest) in domains.items():
         if not 0 <= feature < n_features or not lowest <= highest:
@@ -279,14 +184,14 @@ def _ends(n_features: int, domains: Mapping[int, tuple[float, float]]) -> NDArra
 
 
 def _roundest(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of the keys in low + 1 .. high - 1 (there is one), the one that ends in the most zero bits."""
+    """Return, of the keys low + 1 .. high - 1 (there is one), the one with the most trailing zero bits."""
     differing = np.frexp((low ^ (high - 1)).astype(np.float64))[1] - 1  # the highest bit in which they do
     roundest: NDArray[np.int64] = (high - 1) >> differing << differing
     return roundest
 
 
 def _between(lower: NDArray[np.float32], upper: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Take the middle as `fit_bins` does: above `lower`, at most `upper`, never a negative zero."""
-    with np.errstate(invalid="ignore"):  # of the two infinities
+    """Return the middle as `fit_bins` does: above `lower`, at most `upper`, never a negative zero."""
+    with np.errstate(invalid="ignore"):  # the sum of the two infinities
         middle = ((lower.astype(np.float64) + upper) * 0.5).astype(np.float32) + np.float32(0)
     return np.where(middle > lower, middle, upper)

@@ -1,14 +1,14 @@
-"""The log a party keeps of its alignments: who asked, how large, and how near its ids are to those of earlier times.
+"""The log a party keeps of its alignments: who asked, with how many ids, and how close these are to earlier ones.
 
-Whoever may align again and again with slightly changed ids can find out about single ids (Guo et al., Birds of a
+A partner that aligns again and again with slightly changed ids can find out about single ids (Guo et al., Birds of a
 Feather Flock Together, USENIX Security 2022). So each party commits to its ids in every run under a key it keeps
 (`treaty.crypto.psi.hashing.commit`); the partner writes the commitment down and compares it with all earlier ones. The
 last alone would not do: a run with another table between two would hide how little these differ.
 
 A log is a file of JSON lines, only ever appended to. Each line holds the SHA-256 of the line before, so that a line
-taken out or changed shows. The party's key lies beside it, readable to the owner alone: ``NAME.jsonl.key``. Several
-jobs of a party may use the log at once, also in different processes: ``NAME.jsonl.lock`` is locked meanwhile. What a
-crash left of a line is moved to ``NAME.jsonl.torn``.
+removed or changed shows. The party's key lies beside it, readable to the owner alone: ``NAME.jsonl.key``. Several
+jobs of a party may use the log at once, also in different processes: ``NAME.jsonl.lock`` is locked meanwhile. A line
+cut off by a crash is moved to ``NAME.jsonl.torn``.
 """
 
 from __future__ import annotations
@@ -40,29 +40,10 @@ WINDOW = timedelta(days=30)
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One line.
+    """One line of the log; sizes are numbers of ids, rounded up and padded, commitments base64 of uint8 (nodes, 32)."""
 
-    Attributes
-    ----------
-    time : datetime
-        UTC.
-    event : {"started", "finished"}
-        "started" is written before anything that depends on ids is sent, and counts towards the limit.
-    job, peer : str
-    own_size, peer_size : int
-        Buckets: numbers of ids, rounded up and padded.
-    own_commitment, peer_commitment : str
-        Base64 of uint8 (nodes, 32).
-    changed : int or None
-        At least so many ids of the peer differ from those of the nearest of its earlier runs in this log; None when
-        there is none. It saturates: 256 nodes tell few changes from each other, many no more.
-    common : int or None
-        Ids found in common, where this party learned it; of "finished".
-    previous : str
-        SHA-256 of the line before, in hex; empty in the first.
-    """
-
-    time: datetime
+    time: datetime  # UTC
+    # "started" is written before anything that depends on ids is sent, and counts towards the limit
     event: Literal["started", "finished"]
     job: str
     peer: str
@@ -70,27 +51,18 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     peer_size: int
     own_commitment: str = ""
     peer_commitment: str = ""
+    # at least so many ids of the peer differ from those of the nearest of its earlier runs in this log, None without
+    # one; it saturates, as 256 nodes tell few changes from each other, many no more
     changed: int | None = None
-    common: int | None = None
-    previous: str = ""
+    common: int | None = None  # of "finished": ids in common, if this party learned it
+    previous: str = ""  # SHA-256 of the line before, in hex; empty in the first
 
 
 class RunLog:
-    """A party's log of alignments.
+    """A party's log of alignments; the file is made, with its folder and key, if it does not exist.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file; made, with its folder and key, when it is not there.
-    max_runs : int, default 20
-        Alignments a partner may start within `WINDOW`.
-
-    Raises
-    ------
-    ConfigError
-        When the file or key cannot be read or written, or `max_runs` is below 1.
-    DataError
-        When a line was changed, taken out or is malformed.
+    A partner may start `max_runs` alignments within `WINDOW`. Constructor and methods raise ConfigError when a file
+    cannot be used (or `max_runs` is below 1), and DataError when a line was changed, removed or is malformed.
     """
 
     def __init__(self, path: str | Path, *, max_runs: int = MAX_RUNS) -> None:
@@ -103,15 +75,7 @@ class RunLog:
             self._read()
 
     def entries(self) -> list[Entry]:
-        """Read and check all lines.
-
-        Raises
-        ------
-        ConfigError
-            When the file cannot be read.
-        DataError
-            When a line was changed, taken out or is malformed.
-        """
+        """Read and check all lines."""
         with self._locked():
             return self._read()[0]
 
@@ -124,19 +88,9 @@ class RunLog:
         own_commitment: NDArray[np.uint8],
         peer_commitment: NDArray[np.uint8],
     ) -> int | None:
-        """Note that an alignment with a peer begins.
+        """Record that an alignment with a peer begins; return `Entry.changed`.
 
-        Returns
-        -------
-        int or None
-            `Entry.changed`.
-
-        Raises
-        ------
-        ConfigError
-            When the peer has reached its limit, which is not noted; when the file cannot be written.
-        DataError
-            When a line was changed, taken out or is malformed.
+        Raises ConfigError when the peer has reached its limit, which is not recorded.
         """
         with self._locked():
             entries, previous = self._read()
@@ -168,7 +122,7 @@ class RunLog:
         return changed
 
     def finish(self, job: str, peer: str, own_size: int, peer_size: int, common: int | None) -> None:
-        """Note that it ended well; `common` is None where this party did not learn it. Errors as of `start`."""
+        """Record that the alignment succeeded; `common` is None if this party did not learn it."""
         with self._locked():
             self._append(
                 Entry(
@@ -185,17 +139,17 @@ class RunLog:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Have the log's files to oneself, among threads and processes: each opening of the lock is one holder."""
+        """Hold the log's files exclusively, among threads and processes: each opening of the lock is one holder."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._beside("lock").open("ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # given back when closed, also by a crash
+                fcntl.flock(lock, fcntl.LOCK_EX)  # released when closed, also by a crash
                 yield
         except OSError as error:
             raise ConfigError(f"cannot use the run log {self.path}: {error.strerror}") from None
 
     def _read(self) -> tuple[list[Entry], str]:
-        """Return the entries, checked, and the hash of the last line; mend the end of the file."""
+        """Return the entries, checked, and the hash of the last line; repair the end of the file."""
         *lines, tail = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
         if tail and self._mended(tail):
             lines.append(tail)
@@ -206,14 +160,14 @@ class RunLog:
                 raise DataError(f"expected a line of a run log, got none - at line {number} of {self.path}")
             if entry.previous != previous:
                 raise DataError(
-                    f"expected an untouched run log, but what came before line {number} of {self.path} was changed"
+                    f"expected an unchanged run log, but lines before {number} of {self.path} were changed or removed"
                 )
             entries.append(entry)
             previous = hashlib.sha256(line).hexdigest()
         return entries, previous
 
     def _mended(self, tail: bytes) -> bool:
-        """End a line that lacks its end alone; set aside what a crash left of another. Return whether it is a line."""
+        """Complete a last line that lacks only its end; set aside the rest of a crash. Return whether it is a line."""
         if _entry(tail) is not None:
             _write(self.path, b"\n")
             return True
@@ -236,7 +190,7 @@ class RunLog:
     def _read_key(self) -> bytes:
         path = self._beside("key")
         if not path.exists():
-            made = self._beside("key.new")  # a crash leaves no half a key under the name that counts
+            made = self._beside("key.new")  # a crash must not leave half a key under the final name
             made.unlink(missing_ok=True)
             with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(32))
@@ -257,7 +211,7 @@ def _entry(line: bytes) -> Entry | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Append, and see that it is on the disk."""
+    """Append and sync to disk."""
     with path.open("ab") as file:
         file.write(data)
         file.flush()
@@ -265,34 +219,12 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def nearest(before: Iterable[str], now: NDArray[np.uint8]) -> int | None:
-    """Count the nodes in which a commitment differs from the nearest of earlier ones.
-
-    Parameters
-    ----------
-    before : iterable of str
-        As `encode` writes them; empty ones do not count.
-    now : uint8 (nodes, 32)
-
-    Returns
-    -------
-    int or None
-        None when there is no earlier one.
-    """
+    """Return in how many nodes a commitment differs from the nearest of earlier ones; None without any."""
     return min((count_changed(decode(text), now) for text in set(before) if text), default=None)
 
 
 def count_changed(before: NDArray[np.uint8], now: NDArray[np.uint8]) -> int:
-    """Count the nodes of two commitments that differ: so many ids, at least, came or went.
-
-    Parameters
-    ----------
-    before, now : uint8 (nodes, 32)
-
-    Returns
-    -------
-    int
-        All of `now`'s nodes when the numbers of nodes differ.
-    """
+    """Count the nodes, uint8 (nodes, 32), that differ (all for other sizes): at least so many ids came or went."""
     if before.shape != now.shape:
         return len(now)
     return int(np.count_nonzero((before != now).any(axis=1)))

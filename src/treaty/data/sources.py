@@ -1,7 +1,7 @@
 """Files: CSV, Parquet and arrow in, predictions out.
 
 Reading gives an arrow table; `to_table(..., text_as_categories=True)` turns it into features. A CSV file is
-parsed as one block, so that the type of a column is settled by all of its values, not by the first ones.
+parsed as one block, so that all values of a column settle its type, not the first ones.
 """
 
 import csv
@@ -43,35 +43,16 @@ def read_table(
     text: Sequence[str] = (),
     party: str = "the table",
 ) -> Any:
-    """Read a CSV or Parquet file.
+    """Read a .csv, .csv.gz (with a header line, commas between), .parquet or .arrow file (IPC) into an arrow table.
 
-    Parameters
-    ----------
-    path : str or Path
-        File ending in .csv, .csv.gz (with a header line, commas between), .parquet or .arrow (IPC, which alone keeps
-        the order of categories).
-    columns : sequence of str, optional
-        Columns to keep, in this order; default all.
-    drop : sequence of str, default ()
-        Columns to leave out (an id, say).
-    drop_all : bool, default False
-        Refuse a file that lacks one of `drop`, a misspelt one perhaps; by default it is ignored.
-    text : sequence of str, default ()
-        Columns of a CSV file to take as text even where every value looks like a number.
-    party : str, default "the table"
-        Whose file this is, for messages.
+    Only .arrow keeps the order of categories. `columns` are kept, in this order (default all), less those of `drop`;
+    with `drop_all` a file that lacks one of `drop`, perhaps misspelt, is refused. `text` names columns of a CSV file
+    to take as text even where every value looks like a number. Empty cells and the usual marks (NA, NaN, null, ...)
+    are null.
 
-    Returns
-    -------
-    pyarrow.Table
-        With at least one row. Empty cells and the usual marks (NA, NaN, null, ...) are null.
-
-    Raises
-    ------
-    DataError
-        The file does not exist, has another ending, is empty or malformed (a CSV row of the wrong length is
-        named by its line, a column of text that is not UTF-8 by its name), repeats a column name, or lacks one of
-        `columns`, or of `drop` with `drop_all`.
+    Raises DataError if the file does not exist, has another ending, is empty, without rows or malformed (a CSV row of
+    the wrong length is named by its line, a column of text that is not UTF-8 by its name), repeats a column name, or
+    lacks one of `columns`.
     """
     path = Path(path)
     ending = _ending(path, party)
@@ -102,19 +83,9 @@ def read_table(
 
 
 def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> None:
-    """Write columns of equal length to a CSV or Parquet file, replacing what was there.
+    """Write columns (n_rows,) to a file as `read_table` reads them, replacing what was there.
 
-    Parameters
-    ----------
-    path : str or Path
-        File ending in .csv, .csv.gz, .parquet or .arrow.
-    columns : mapping of str to array
-        Column names and values, each of shape (n_rows,).
-
-    Raises
-    ------
-    DataError
-        Another ending, a folder that does not exist, no columns, or columns of different lengths.
+    Raises DataError for another ending, a folder that does not exist, no columns, or columns of different lengths.
     """
     path = Path(path)
     ending = _ending(path, "predictions")
@@ -138,7 +109,7 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
 
 
 def write_columns(path: str | Path, table: Table, extra: Mapping[str, NDArray[Any]]) -> None:
-    """Write a checked table, and more columns, to an arrow file for another process of ours; see `checked_columns`."""
+    """Write a checked table and further columns to an arrow file for another process; see `checked_columns`."""
     names = [f"c{k}" for k in range(len(table.columns))]
     arrays = dict(zip(names, table.columns, strict=True)) | dict(extra)
     if not arrays:  # a table without columns still has rows
@@ -149,7 +120,7 @@ def write_columns(path: str | Path, table: Table, extra: Mapping[str, NDArray[An
 
 
 def checked_columns(arrow: pa.Table) -> Table | None:
-    """Return the table that `write_columns` wrote, as it was; None for any other."""
+    """Return the table that `write_columns` wrote; None for any other."""
     metadata = arrow.schema.metadata or {}
     if _CHECKED not in metadata:
         return None
@@ -159,9 +130,9 @@ def checked_columns(arrow: pa.Table) -> Table | None:
 
 
 def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Return a column as an array, without arrow's own `to_numpy` where there are neither gaps nor text.
+    """Return a column as an array, without arrow's own `to_numpy` for plain numbers.
 
-    That imports pandas if there is one, for half a second.
+    That function imports pandas if there is one, which takes half a second.
     """
     kind = column.type
     plain = (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and column.null_count == 0
@@ -217,7 +188,7 @@ def _read_csv(path: Path, ending: str, text: Sequence[str], party: str) -> Any:
 
 
 def _refuse_absent(drop: Sequence[str], names: Sequence[str], path: Path, party: str) -> None:
-    """Refuse to drop columns that are not there: the one that is meant would stay."""
+    """Refuse to drop absent columns: the one that was meant would stay."""
     absent = [name for name in drop if name not in names]
     if absent:
         near = list(dict.fromkeys(close for name in absent for close in get_close_matches(name, names, 2)))
@@ -229,7 +200,7 @@ def _refuse_absent(drop: Sequence[str], names: Sequence[str], path: Path, party:
 
 
 def _refuse_bytes(table: Any, path: Path, party: str) -> None:
-    """Refuse columns whose text is not UTF-8, which arrow takes for bytes."""
+    """Refuse columns whose text is not UTF-8, which arrow reads as bytes."""
     undecoded = [field.name for field in table.schema if pa.types.is_binary(field.type)]
     if undecoded:
         raise DataError(

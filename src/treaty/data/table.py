@@ -1,6 +1,6 @@
 """A party's features as columns of float32, from any dataframe or array.
 
-`to_table` is the one door for data: what comes out of it is checked, so nothing behind it checks again. At
+`to_table` is the one entry for data: its result is checked, so nothing behind it checks again. At
 prediction time it is given the training table's `Schema`, takes the columns by name and maps categories by
 value, so that code k means the same category in training and ever after.
 """
@@ -26,28 +26,15 @@ from treaty.data.columns import (
 )
 from treaty.errors import DataError
 
-_ROWS_AT_ONCE = 4096  # a block of rows is turned over inside the processor's cache
+_ROWS_AT_ONCE = 4096  # a block of rows is transposed inside the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Names and kinds of a table's features.
-
-    Parameters
-    ----------
-    names : tuple of str
-        One per feature, unique.
-    categories : tuple of (tuple of Category, or None)
-        One per feature: None for a numeric feature, else the category values; position = category code.
-
-    Raises
-    ------
-    DataError
-        A name occurs twice, or the two tuples differ in length.
-    """
+    """Names and kinds of a table's features; raises DataError for a repeated name or tuples of different lengths."""
 
     names: tuple[str, ...]
-    categories: tuple[tuple[Category, ...] | None, ...]
+    categories: tuple[tuple[Category, ...] | None, ...]  # None for a numeric feature; position = category code
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.categories) or len(set(self.names)) != len(self.names):
@@ -66,31 +53,16 @@ class Schema:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """A party's checked features, column by column.
-
-    Parameters
-    ----------
-    schema : Schema
-        Names and kinds of the columns.
-    columns : list of NDArray[np.float32]
-        Each of shape (n_rows,), NaN = missing. A numeric column holds finite values; a categorical one holds
-        codes 0..K-1, or K for a category the schema does not know.
-    n_rows : int
-        Number of rows, also where there is no column.
-    """
+    """A party's checked features, column by column."""
 
     schema: Schema
+    # each (n_rows,), NaN = missing; a numeric column is finite, a categorical one holds codes 0..K-1, or K for a
+    # category the schema does not know
     columns: list[NDArray[np.float32]]
-    n_rows: int
+    n_rows: int  # also where there is no column
 
     def matrix(self) -> NDArray[np.float32]:
-        """Copy the columns into one array, row by row.
-
-        Returns
-        -------
-        NDArray[np.float32]
-            Shape (n_rows, n_features), C order, the same values.
-        """
+        """Return the columns copied into one array, float32 (n_rows, n_features) in C order."""
         rows = np.empty((self.n_rows, len(self.columns)), dtype=np.float32)
         for start in range(0, self.n_rows, _ROWS_AT_ONCE):
             block = slice(start, start + _ROWS_AT_ONCE)
@@ -117,37 +89,20 @@ def to_table(
     text_as_categories: bool = False,
     allow_no_features: bool = False,
 ) -> Table:
-    """Check a party's data and convert it to a `Table`.
+    """Check a party's data and convert it to a `Table` with its own memory.
 
-    Parameters
-    ----------
-    data : dataframe, array, list of lists or Table
-        Any eager dataframe that narwhals knows (pandas, polars, pyarrow, ...), a numpy array of shape
-        (n_rows, n_features), or nested lists. Whole, real and boolean columns (and decimals, and objects
-        that are all numbers) become numeric features; categorical dtypes become categorical features with
-        codes in the dtype's own order; None, NaN, NA and null are missing. Array columns are named f0, f1, ...
-    party : str, default "the table"
-        Whose data this is, for messages.
-    schema : Schema, optional
-        Training schema: columns are taken by name in its order (arrays by position), categories are mapped by
-        value, unseen ones to the code K = number of known categories. Text is then taken where it says so.
-    text_as_categories : bool, default False
-        Take text columns as categories, sorted; for files, which have no categorical dtype.
-    allow_no_features : bool, default False
-        Accept a table without columns (an active party that brings only labels).
+    `data` is any eager dataframe that narwhals knows (pandas, polars, pyarrow, ...), an array (n_rows, n_features),
+    nested lists, or a Table. Whole, real and boolean columns (and decimals, and objects that are all numbers) become
+    numeric features; categorical dtypes become categorical ones with the dtype's own codes; None, NaN, NA and null are
+    missing. Columns of arrays are named f0, f1, ... With the training `schema`, columns are taken by name in its order
+    (arrays by position), categories are mapped by value, unseen ones to the code K = number of known categories, and
+    text is taken where the schema has categories. `text_as_categories` takes text columns as sorted categories, for
+    files, which have no categorical dtype. `allow_no_features` accepts the table of an active party that has only
+    labels.
 
-    Returns
-    -------
-    Table
-        With its own memory.
-
-    Raises
-    ------
-    DataError
-        Not two-dimensional; no rows; no columns; repeated column names; columns that differ from `schema`;
-        text, dates, lists, structs, complex, infinite or too large numbers. One message names every column at fault.
-    TypeError
-        A sparse matrix, or cells of an array that are neither numbers nor text.
+    Raises DataError if the data is not two-dimensional, has no rows or columns, repeated names or columns that differ
+    from `schema`, or text, dates, lists, structs, complex, infinite or too large numbers (one message names every such
+    column), and TypeError for a sparse matrix, or cells of an array that are neither numbers nor text.
     """
     source = _open(data, party)
     shape = (source.n_rows, source.n_columns)
@@ -175,25 +130,7 @@ def to_table(
 
 
 def match_rows(tables: Mapping[str, Table], y: Sized | None = None) -> int:
-    """Check that all parties, and the label, have the same number of rows.
-
-    Parameters
-    ----------
-    tables : mapping of str to Table
-        Each party's table; rows correspond by position.
-    y : sized, optional
-        The labels.
-
-    Returns
-    -------
-    int
-        The number of rows.
-
-    Raises
-    ------
-    DataError
-        The counts differ (the message lists all of them), or there is no table.
-    """
+    """Return the number of rows, the same in all parties' tables and the labels; raise DataError if they differ."""
     counts = {party: table.n_rows for party, table in tables.items()}
     if not counts:
         raise DataError("expected at least one party's table, got none")
@@ -272,7 +209,7 @@ def _array_source(data: Any, party: str) -> _Source:
 
 
 def _turn(array: NDArray[Any]) -> NDArray[np.float32]:
-    """Copy numbers to float32 of shape (n_features, n_rows); infinite where they do not fit."""
+    """Copy numbers to float32 (n_features, n_rows); infinite where they do not fit."""
     wide = array.dtype.kind in "iu" and array.dtype.itemsize == 8  # see columns._to_float32
     turned = np.empty(array.shape[::-1], dtype=np.float32)
     with np.errstate(over="ignore"):
@@ -294,7 +231,7 @@ def _refuse_repeated(names: tuple[str, ...], party: str) -> None:
 
 
 def _positions(source: _Source, schema: Schema | None, party: str) -> list[int]:
-    """Position in the data of every feature, in the schema's order."""
+    """Return the position in the data of every feature, in the schema's order."""
     if schema is None:
         return list(range(source.n_columns))
     if source.names is None:
@@ -315,10 +252,10 @@ def _positions(source: _Source, schema: Schema | None, party: str) -> list[int]:
 
 
 def _match(column: Column, known: tuple[Category, ...] | None) -> Column:
-    """Bring a column to the kind and the category codes of training."""
+    """Convert a column to the kind and the category codes of training."""
     if column.categories == known:
         return column
-    if np.isnan(column.values).all():  # nothing in it, so nothing of the wrong kind
+    if np.isnan(column.values).all():  # without values it is of any kind
         return Column(column.values, known)
     if known is None:
         raise ColumnProblem("expected numbers, as in training, got categories")

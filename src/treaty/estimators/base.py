@@ -1,23 +1,30 @@
-"""What all estimators share, whatever the model: tables in, labels checked, parameters out."""
+"""What all estimators share, whatever the model: the system and its options, tables in, labels checked, models kept."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from treaty.data.labels import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
 from treaty.estimators.inputs import check_one_kind, known_tables, training_tables
-from treaty.estimators.saving import Saved
-from treaty.runs.fit import ALONE
+from treaty.estimators.saving import Saved, write_model
+from treaty.runs.fit import Predicting
+from treaty.runs.threads import Run
+from treaty.runs.warm_up import cast_of
+from treaty.systems import Model, find_system
+from treaty.systems.options import SystemOptions, converted, names_of, place_of
+from treaty.systems.pooled.system import ALONE
+from treaty.systems.system import Labelled, System
 
 Tables = Any  # one table (any dataframe or array), or {party: table}
 
@@ -34,54 +41,112 @@ def one_column(y: Any) -> Any:
     return y if y is None or len(shape) == 1 else column_or_1d(y, warn=True)
 
 
+def refuse_misplaced(estimator: object, misplaced: Iterable[str]) -> None:
+    """Refuse parameters that an estimator does not have, naming the system that has them.
+
+    Raises
+    ------
+    ConfigError
+    """
+    for name in misplaced:
+        where = place_of(name, None) or "see docs/options.md"
+        raise ConfigError(f"{type(estimator).__name__} has no parameter {name!r}; {where}")
+
+
 class TableEstimator(BaseEstimator):
     """An estimator of one table or of a mapping of party to table.
 
-    Subclasses have the parameters `protocol`, `active`, `transport` and `n_jobs`, say which protocols are vertical and
-    horizontal, and which parties a prediction needs.
+    Subclasses have the parameters `protocol`, `active`, `transport` and `n_jobs`, say which model they train and what
+    its common options are, and which parties a prediction needs.
     """
 
-    _vertical: ClassVar[tuple[str, ...]] = ()
-    _horizontal: ClassVar[tuple[str, ...]] = ()
+    _model: ClassVar[Model]
+    _common: ClassVar[Any]
     _why_needed: ClassVar[str]
 
-    protocol: str
+    protocol: str | SystemOptions
     active: str | None
     transport: str
     n_jobs: int | None
     schemas_: dict[str, Schema]
+    parts_: dict[str, Any]
+
+    # ------------------------------------------------------------ options
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, those of the system as ``protocol__NAME``; a system given by name becomes its options.
+
+        Raises
+        ------
+        ConfigError
+            For an option that the system does not have.
+        """
+        if isinstance(self.protocol, str) and any(name.startswith("protocol__") for name in params):
+            self.protocol = find_system(params.pop("protocol", self.protocol), self._model).options()
+        own = self.get_params(deep=False)
+        refuse_misplaced(self, [name for name in params if name.partition("__")[0] not in own])
+        super().set_params(**params)
+        return self
+
+    def _chosen(self) -> tuple[System, SystemOptions]:
+        """Return the system and its own options, as given."""
+        given = self.protocol
+        if isinstance(given, str):
+            system = find_system(given, self._model)
+            return system, system.options()
+        if isinstance(given, type) and issubclass(given, SystemOptions):
+            raise ConfigError(f"expected an instance, protocol={given.__name__}(), got the class {given.__name__}")
+        if not isinstance(given, SystemOptions):
+            raise ConfigError(f"expected protocol to be a system's name or its options, got {given!r}")
+        try:
+            system = find_system(type(given).system, self._model)
+        except ConfigError:
+            find_system(type(given).system)
+            raise ConfigError(
+                f"{type(given).__name__} is a system of another model than {type(self).__name__}'s"
+            ) from None
+        if system.common is not self._common:
+            raise ConfigError(f"{type(given).__name__} is a system of another model than {type(self).__name__}'s")
+        return system, given
+
+    def _settings(self, **changed: Any) -> tuple[System, Any, Any]:
+        """Return the system, its own options and the common ones, all checked; `changed` are for this call."""
+        system, given = self._chosen()
+        own = converted(given.get_params(), type(given), type(given).__name__)
+        params = {name: getattr(self, name) for name in names_of(self._common)} | changed
+        common = converted(params, self._common, type(self).__name__).checked(own)
+        own.check(common)
+        if self.n_jobs is not None and (not isinstance(self.n_jobs, (int, np.integer)) or self.n_jobs == 0):
+            raise ConfigError(f"expected n_jobs to be a number of threads, -1 or None for all, got {self.n_jobs!r}")
+        if self.transport not in ("memory", "grpc"):
+            raise ConfigError(f"expected transport 'memory' or 'grpc', got {self.transport!r}")
+        if self.transport == "grpc" and system.split == "none":
+            raise ConfigError(f"protocol {system.name!r} has one party and no transport; leave transport='memory'")
+        return system, own, common
+
+    # ------------------------------------------------------------ tables and labels
 
     def _forget(self) -> None:
         """Drop what an earlier fit left."""
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
 
-    def _check_played(self) -> None:
-        """Check how parties are played."""
-        if self.n_jobs is not None and (not isinstance(self.n_jobs, (int, np.integer)) or self.n_jobs == 0):
-            raise ConfigError(f"expected n_jobs to be a number of threads, -1 or None for all, got {self.n_jobs!r}")
-        if self.transport not in ("memory", "grpc"):
-            raise ConfigError(f"expected transport 'memory' or 'grpc', got {self.transport!r}")
-        if self.transport == "grpc" and self.protocol == "pooled":
-            raise ConfigError("protocol 'pooled' has one party and no transport; leave transport='memory'")
-
     def _tables(self, X: Tables, *, reset: bool) -> dict[str, Table]:
         """Convert X to tables by party, in the parties' order."""
+        system = self._chosen()[0]
         if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
             if not reset and ALONE not in self.schemas_:
                 raise DataError(f"expected a mapping of the parties {', '.join(self.schemas_)} to their tables")
-            if self.protocol in self._vertical:
-                raise DataError(
-                    f"protocol {self.protocol!r} expects a mapping of party to table, got {type(X).__name__}"
-                )
+            if system.split == "columns":
+                raise DataError(f"protocol {system.name!r} expects a mapping of party to table, got {type(X).__name__}")
             if not reset and getattr(X, "ndim", 2) == 2:
                 validate_data(self, X, reset=False, skip_check_array=True)
             table = to_table(X, schema=None if reset else self.schemas_[ALONE])
             if reset:
                 validate_data(self, X, reset=True, skip_check_array=True)
             return {ALONE: table}
-        if self.protocol in self._horizontal:
-            raise DataError(f"a model of protocol {self.protocol!r} takes one table, as it is whole; got a mapping")
+        if system.split == "rows":
+            raise DataError(f"a model of protocol {system.name!r} takes one table, as it is whole; got a mapping")
         if not all(isinstance(name, str) for name in X) or not X:
             raise DataError("expected a mapping of party names (text) to tables")
         if not reset:
@@ -125,27 +190,70 @@ class TableEstimator(BaseEstimator):
             raise DataError(f"{party}: expected the labels seen in training, got others - in an eval set")
         return self.classes_.tolist(), target.astype(np.float64)
 
-    def _saved(self, parties: list[str]) -> Saved:
-        """Return what is written beside the parts."""
+    # ------------------------------------------------------------ runs
+
+    def _run_on_columns(
+        self,
+        settings: tuple[System, Any, Any],
+        tables: Mapping[str, Table],
+        active: str,
+        labels: NDArray[np.float64],
+        weight: NDArray[np.float64] | None,
+        classes: list[Any] | None,
+    ) -> Run:
+        """Return the run of a training on one table, or between owners of columns of the same rows."""
+        system, own, common = settings
+        none = np.zeros(0)
+        data = {name: Labelled(table, labels if name == active else none) for name, table in tables.items()}
+        data[active] = Labelled(tables[active], labels, weight)
+        return Run(
+            system=system, options=own, common=common, cast=cast_of(system, list(tables), active, own), data=data,
+            classes=classes, n_jobs=self.n_jobs,
+        )  # fmt: skip
+
+    def _predicting(self) -> Predicting:
+        """Return the trained model with what its prediction is played with."""
+        check_is_fitted(self, "parts_")
+        system, own, common = self._settings()
+        return Predicting(system, (own, common), self.parts_, self.n_jobs)
+
+    # ------------------------------------------------------------ files
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model to a folder: one file per party, and one that names them.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made when missing.
+
+        Raises
+        ------
+        ConfigError
+            If the folder cannot be written.
+        """
+        check_is_fitted(self, "parts_")
         names = getattr(self, "feature_names_in_", None)
-        return Saved(
+        saved = Saved(
             kind=type(self).__name__,
             params=self._plain_params(),
-            parties=parties,
+            system=self._chosen()[1].get_params(),
+            parties=list(self.parts_),
             schemas=self.schemas_,
             feature_names=None if names is None else list(names),
         )
+        write_model(folder, saved, self.parts_)
 
     def _restore(self, saved: Saved) -> None:
-        """Set what `_saved` kept beside parameters and parts."""
+        """Set what `save` kept beside parameters and parts."""
         self.schemas_ = saved.schemas
         self.n_features_in_ = sum(len(schema.names) for schema in saved.schemas.values())
         if saved.feature_names is not None:
             self.feature_names_in_ = np.array(saved.feature_names, dtype=object)
 
     def _plain_params(self) -> dict[str, Any]:
-        """Return the parameters, with numpy scalars, which a parameter grid may hold, as Python's."""
-        params = self.get_params(deep=False)
+        """Return the parameters, the system by its name, with numpy scalars as Python's."""
+        params = {**self.get_params(deep=False), "protocol": type(self._chosen()[1]).system}
         return {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
 
     def __sklearn_tags__(self) -> Tags:

@@ -1,9 +1,10 @@
-"""What the two estimators share: parameters, checks, training, prediction and what is made of both."""
+"""What the classifier and the regressor of boosted trees share: parameters, checks, training, prediction."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,42 +17,33 @@ from treaty.compute import cores
 from treaty.data.labels import check_targets, check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError
-from treaty.estimators.base import TableEstimator, Tables, one_column
+from treaty.estimators.base import TableEstimator, Tables, one_column, refuse_misplaced
 from treaty.estimators.inputs import are_labelled, check_one_kind, participants
-from treaty.estimators.saving import write_model
+from treaty.models import decisions
+from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
 from treaty.models.trees import ModelPart, forest_of
-from treaty.runs.crowds import SERVER, lay_out
-from treaty.runs.fit import (
-    ALONE,
-    Trained,
-    decided,
-    explained,
-    predict,
-    train,
-    train_crowd,
-    train_horizontal,
-)
-from treaty.runs.threads import active_of
-from treaty.systems.disclosures import crowd_disclosures, disclosures, horizontal_disclosures
-from treaty.systems.fedxgboost_smm.dealer import DEALER
+from treaty.runs.fit import no_rows, train
+from treaty.runs.threads import Run, active_of
+from treaty.runs.warm_up import cast_of
+from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
-from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import HORIZONTAL, VERTICAL, TreeOptions, tree_options
-from treaty.systems.vertical import decisions
-from treaty.systems.vertical.decisions import Decided
+from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.system import ALONE
+from treaty.systems.system import Labelled, System
 from treaty.trees.boosting import Forest
 
 
 class BoostedTrees(TableEstimator):
     """What classifier and regressor share; they bring `_target`, which checks labels."""
 
-    _vertical, _horizontal = VERTICAL, HORIZONTAL
+    _model, _common = "trees", BoostingOptions
     _why_needed = "nobody can decide rows at its splits"
 
     def __init__(
         self,
-        protocol: str = "pooled",
+        protocol: str | SystemOptions = "pooled",
         *,
         n_estimators: int = 20,
         max_depth: int = 3,
@@ -74,35 +66,9 @@ class BoostedTrees(TableEstimator):
         n_jobs: int | None = None,
         active: str | None = None,
         transport: Literal["memory", "grpc"] = "memory",
-        mode: Literal["safe", "paper"] = "safe",
-        allow_insecure: bool = False,
-        encryption: str | None = None,
-        reveal: str | None = None,
-        key_bits: int | None = None,
-        insecure_test_key_bits: int | None = None,
-        rerandomise: bool | None = None,
-        rl_trees: int | None = None,
-        purity_guard: float | None = None,
-        mechanism: str | None = None,
-        epsilon: float | None = None,
-        he_inference: bool | None = None,
-        epsilon_person: float | None = None,
-        unbiased: bool | None = None,
-        dropout: str | float | None = None,
-        epsilon_total: float | None = None,
-        delta: float | None = None,
-        edges: int | None = None,
-        max_users: int | None = None,
-        feature_sample: int | None = None,
-        expose: str | None = None,
-        version: int | None = None,
-        backend: str | None = None,
-        comparison: str | None = None,
-        split_score: str | None = None,
-        clip: float | None = None,
-        clip_hess: float | None = None,
-        refit: bool | None = None,
+        **misplaced: Any,
     ) -> None:
+        refuse_misplaced(self, misplaced)
         self.protocol = protocol
         self.n_estimators = n_estimators
         self.max_depth = max_depth
@@ -125,34 +91,6 @@ class BoostedTrees(TableEstimator):
         self.n_jobs = n_jobs
         self.active = active
         self.transport = transport
-        self.mode = mode
-        self.allow_insecure = allow_insecure
-        self.encryption = encryption
-        self.reveal = reveal
-        self.key_bits = key_bits
-        self.insecure_test_key_bits = insecure_test_key_bits
-        self.rerandomise = rerandomise
-        self.rl_trees = rl_trees
-        self.purity_guard = purity_guard
-        self.mechanism = mechanism
-        self.epsilon = epsilon
-        self.he_inference = he_inference
-        self.epsilon_person = epsilon_person
-        self.unbiased = unbiased
-        self.dropout = dropout
-        self.epsilon_total = epsilon_total
-        self.delta = delta
-        self.edges = edges
-        self.max_users = max_users
-        self.feature_sample = feature_sample
-        self.expose = expose
-        self.version = version
-        self.backend = backend
-        self.comparison = comparison
-        self.split_score = split_score
-        self.clip = clip
-        self.clip_hess = clip_hess
-        self.refit = refit
 
     # ------------------------------------------------------------ fit
 
@@ -205,130 +143,100 @@ class BoostedTrees(TableEstimator):
         """
         started = time.perf_counter()
         self._forget()
-        options = self._options(early_stopping_rounds)
-        folder = None if checkpoint is None else Path(checkpoint)
-        on_rows = options.protocol in HORIZONTAL
-        trained = (self._train_on_rows if on_rows else self._train_on_columns)(
-            X, y, sample_weight, eval_set, options, folder
+        changed = {} if early_stopping_rounds is None else {"early_stopping_rounds": early_stopping_rounds}
+        settings = self._settings(**changed)
+        prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
+        run = prepare(settings, X, y, sample_weight, eval_set)
+        if run.common.early_stopping_rounds is not None and not run.eval_sets:
+            raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
+        trained = train(
+            run,
+            transport=self.transport,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            weighted=any(rows.weight is not None for rows in run.data.values()),
+            finished=self._finished,
         )
-        self.parts_, self.communication_ = trained.parts, trained.traffic.totals
+        self.parts_, self.communication_, self.disclosures_ = trained.parts, trained.traffic.totals, trained.learned
         self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
         self._keep(forest_of(list(self.parts_.values())))
         return self
 
-    def _train_on_columns(
-        self,
-        X: Tables,
-        y: ArrayLike | None,
-        sample_weight: ArrayLike | None,
-        eval_set: Any,
-        options: TreeOptions,
-        checkpoint: Path | None,
-    ) -> Trained:
-        """Train on one table, or between parties that hold columns of the same rows."""
+    def _on_columns(
+        self, settings: tuple[System, Any, Any], X: Tables, y: Any, sample_weight: Any, eval_set: Any
+    ) -> Run:
+        """Return the run of a training on one table, or between parties that hold columns of the same rows."""
         if y is None and are_labelled(X):
+            by_row = [name for name in SYSTEMS["trees"] if find_system(name, "trees").split == "rows"]
             raise DataError(
-                f"protocol {options.protocol!r} expects tables and their labels apart, fit(X, y), got (X, y) by party, "
-                f"which is for {', '.join(map(repr, HORIZONTAL))}"
+                f"protocol {settings[0].name!r} expects tables and their labels apart, fit(X, y), got (X, y) by party, "
+                f"which is for {', '.join(map(repr, by_row))}"
             )
         tables = self._tables(X, reset=True)
         active = self._active(tables)
         n_rows = next(iter(tables.values())).n_rows
         classes, target = self._target(one_column(y), active, n_rows)
         match_rows(tables, target)
-        if options.has_dealer and DEALER in tables:
-            raise ConfigError(f"fit plays a dealer and calls it {DEALER!r}; give the party of that name another one")
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
-        trained = train(
-            tables,
-            Labelled(tables[active], target, weight),
-            self._eval_sets(eval_set, active, classes, options),
-            active,
-            classes,
-            options,
-            transport=self.transport,
-            n_jobs=self.n_jobs,
-            checkpoint=checkpoint,
-            finished=self._finished,
-        )
-        if options.protocol == "pooled":
-            self.disclosures_ = {ALONE: ["everything: all columns and labels are in one place"]}
-        else:
-            others = [name for name in tables if name != active]
-            self.disclosures_ = disclosures(active, others, options, trained.parts[active].encryption)
-        return trained
+        run = self._run_on_columns(settings, tables, active, target, weight, classes)
+        return replace(run, eval_sets=self._eval_sets(eval_set, active, classes))
 
-    def _train_on_rows(
-        self, X: Any, y: Any, sample_weight: Any, eval_set: Any, options: TreeOptions, checkpoint: Path | None
-    ) -> Trained:
-        """Train between participants that hold labelled rows of the same columns."""
-        rows = participants(X, options.protocol)
+    def _on_rows(self, settings: tuple[System, Any, Any], X: Any, y: Any, sample_weight: Any, eval_set: Any) -> Run:
+        """Return the run of a training between participants that hold labelled rows of the same columns."""
+        system, own, common = settings
+        rows = participants(X, system.name)
         if y is not None or sample_weight is not None:
             raise ConfigError(
-                f"protocol {options.protocol!r} takes labels and weights with each participant's rows: expected y=None "
-                "and sample_weight=None"
+                f"protocol {system.name!r} takes labels and weights with each participant's rows: expected y=None and "
+                "sample_weight=None"
             )
-        first = next(iter(rows))
-        crowd = options.protocol == "fedxgb"
-        lead = SERVER if crowd else first if self.active is None else self.active
-        if crowd and self.active is not None:
+        if self.active is not None and (not isinstance(self.active, str) or not self.active):
             raise ConfigError(
-                f"protocol 'fedxgb' has a server, which fit plays and calls {SERVER!r}: expected active=None, got "
-                f"{self.active!r}"
+                f"expected active to be the name of a participant or of a party without data, got {self.active!r}"
             )
-        if not isinstance(lead, str) or not lead:
+        cast = cast_of(system, list(rows), self.active, own)
+        if self.active not in (None, cast.active):
             raise ConfigError(
-                f"expected active to be the name of a participant or of a party without data, got {lead!r}"
+                f"protocol {system.name!r} has a server, which fit plays and calls {cast.active!r}: expected "
+                f"active=None, got {self.active!r}"
             )
-        validate_data(self, X[first][0], reset=True, skip_check_array=True)
-        told = [describe(Labelled(own.table, own.y), None) for own in rows.values()]
+        validate_data(self, X[next(iter(rows))][0], reset=True, skip_check_array=True)
+        told = [describe(Labelled(of.table, of.y), None) for of in rows.values()]
         self.schemas_ = {ALONE: schema_of(*all_columns(told))}  # as the protocol makes it
-        labels = {name: own.y for name, own in rows.items()}
+        labels = {name: of.y for name, of in rows.items()}
         if is_classifier(self):
             check_one_kind(labels)
         else:
-            labels = {name: check_targets(y, name) for name, y in labels.items()}
-        ends = np.cumsum([own.table.n_rows for own in rows.values()])
+            labels = {name: check_targets(of, name) for name, of in labels.items()}
+        ends = np.cumsum([of.table.n_rows for of in rows.values()])
         classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(ends[-1]))
-        shards = {
-            name: Labelled(own.table, of_own, own.weight)
-            for (name, own), of_own in zip(rows.items(), np.split(target, ends[:-1]), strict=True)
+        data = {
+            name: Labelled(of.table, of_own, of.weight)
+            for (name, of), of_own in zip(rows.items(), np.split(target, ends[:-1]), strict=True)
         }
-        evals = [
-            Labelled(tables[ALONE], of_set, None, name)
-            for name, tables, of_set in self._eval_sets(eval_set, lead, classes, options)
-        ]
-        played: dict[str, Any] = {
-            "transport": self.transport, "n_jobs": self.n_jobs, "checkpoint": checkpoint, "finished": self._finished
-        }  # fmt: skip
-        if crowd:
-            layout = lay_out(list(shards), options)
-            trained = train_crowd(shards, evals, layout, classes, self.schemas_[ALONE], options, **played)
-            self.disclosures_ = crowd_disclosures(options, len(layout.edges), trained.parts[ALONE].spent)
-        else:
-            trained = train_horizontal(shards, evals, lead, classes, options, **played)
-            self.disclosures_ = horizontal_disclosures(lead, list(rows), options, trained.parts[ALONE].spent)
-        return trained
+        data |= {name: no_rows(self.schemas_[ALONE], len(classes or ())) for name in cast.having(*system.shows_columns)}
+        evals = [({cast.active: of[ALONE]}, of_set) for of, of_set in self._eval_sets(eval_set, cast.active, classes)]
+        return Run(
+            system=system, options=own, common=common, cast=cast, data=data, classes=classes, eval_sets=evals,
+            n_jobs=self.n_jobs,
+        )  # fmt: skip
 
     def _finished(self, parts: dict[str, ModelPart]) -> None:
         self.parts_ = parts  # by an error later on: what there is predicts
 
     def _eval_sets(
-        self, eval_set: Any, active: str, classes: list[Any] | None, options: TreeOptions
-    ) -> list[tuple[str, dict[str, Table], NDArray[np.float64]]]:
-        """Check eval sets against the training tables; return name, tables and labels of each."""
+        self, eval_set: Any, active: str, classes: list[Any] | None
+    ) -> list[tuple[Mapping[str, Table], NDArray[np.float64]]]:
+        """Check eval sets against the training tables; return tables and labels of each."""
         pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else eval_set
         if not isinstance(pairs, list) or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
             raise ConfigError("expected eval_set=(X, y), or a list of such pairs")
-        evals = []
-        for number, (X, y) in enumerate(pairs):
+        evals: list[tuple[Mapping[str, Table], NDArray[np.float64]]] = []
+        for X, y in pairs:
             tables = self._tables(X, reset=False)
             _, target = self._target(one_column(y), active, next(iter(tables.values())).n_rows, classes)
             match_rows(tables, target)
-            evals.append((f"eval_{number}", tables, target))
-        if options.early_stopping_rounds is not None and not evals:
-            raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
+            evals.append((tables, target))
         return evals
 
     def _keep(self, forest: Forest) -> None:
@@ -338,16 +246,6 @@ class BoostedTrees(TableEstimator):
         if forest.best_round is not None:
             self.best_iteration_ = forest.best_round - 1
         self.clipped_rows_ = forest.clipped_rows
-
-    # ------------------------------------------------------------ checks
-
-    def _options(self, early_stopping_rounds: int | None) -> TreeOptions:
-        ours = {name: value for name, value in self._plain_params().items() if name in TreeOptions.__struct_fields__}
-        if early_stopping_rounds is not None:
-            ours["early_stopping_rounds"] = early_stopping_rounds
-        options = tree_options(ours)
-        self._check_played()
-        return options
 
     def _owners(self) -> set[str]:
         """Return the parties that own a split in use; while training, all."""
@@ -359,15 +257,14 @@ class BoostedTrees(TableEstimator):
     # ------------------------------------------------------------ use
 
     def _margins(self, X: Tables) -> NDArray[np.float64]:
-        check_is_fitted(self, "parts_")
-        tables = self._matched(X)
-        return predict(self.parts_, tables, self._options(None), transport=self.transport, n_jobs=self.n_jobs)
+        predicting = self._predicting()
+        return predicting.margins(self._matched(X), self.transport)
 
-    def _decided(self, X: Tables) -> Decided:
-        check_is_fitted(self, "parts_")
-        if self.he_inference:
+    def _decided(self, X: Tables) -> RowDecisions:
+        predicting = self._predicting()
+        if predicting.settings[0].hides_decisions:
             raise ConfigError("he_inference hides which leaf a row is in; set it to None for leaves, stages or shares")
-        return decided(self.parts_, self._matched(X), self.n_jobs)
+        return predicting.decisions(self._matched(X))
 
     def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
         """Return the leaf each row ends in; parties are played in threads.
@@ -424,10 +321,10 @@ class BoostedTrees(TableEstimator):
         DataError
             For other parties or columns than those of training, or row counts that differ.
         """
-        check_is_fitted(self, "parts_")
-        if self.he_inference:
+        predicting = self._predicting()
+        if predicting.settings[0].hides_decisions:
             raise ConfigError("he_inference hides which leaf a row is in; set it to None for contributions")
-        return explained(self.parts_, self._matched(X), self.n_jobs)
+        return predicting.contributions(self._matched(X))
 
     def importances(
         self, kind: Kind = "gain", consent: Iterable[str] | None = (), *, normalised: bool = False
@@ -486,22 +383,6 @@ class BoostedTrees(TableEstimator):
         """
         check_is_fitted(self, "parts_")
         return joined_booster(list(self.parts_.values()), consent)
-
-    def save(self, folder: str | Path) -> None:
-        """Write the model to a folder: one file per party, and one that names them.
-
-        Parameters
-        ----------
-        folder : str or Path
-            Made when missing.
-
-        Raises
-        ------
-        ConfigError
-            If the folder cannot be written.
-        """
-        check_is_fitted(self, "parts_")
-        write_model(folder, self._saved(list(self.parts_)), self.parts_)
 
     def _predictions(self, X: Tables) -> NDArray[np.float64]:
         """Return probabilities or means (n_rows, n_outputs)."""

@@ -11,20 +11,18 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import type_of_target
-from sklearn.utils.validation import check_is_fitted
 
 from treaty.data.labels import check_weights
 from treaty.data.table import match_rows
 from treaty.errors import DataError
-from treaty.estimators.base import TableEstimator, Tables, one_column
-from treaty.estimators.saving import Saved, read_parts, write_model
+from treaty.estimators.base import TableEstimator, Tables, one_column, refuse_misplaced
+from treaty.estimators.saving import Saved, params_of, read_parts
 from treaty.linear.losses import probabilities, warn_beyond_taylor
 from treaty.models.linear import LinearPart, label_holder, load_linear_part
-from treaty.runs.fit import ALONE
-from treaty.runs.linear_fit import predict_linear, train_linear
-from treaty.runs.progress import steps_bar
-from treaty.systems.linear_options import FEDERATED, LinearOptions, linear_options
-from treaty.systems.pooled.training import Labelled
+from treaty.runs.fit import train
+from treaty.systems.logistic.options import RegressionOptions
+from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.system import ALONE
 
 
 class LogisticRegression(ClassifierMixin, TableEstimator):
@@ -35,9 +33,9 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
 
     Parameters
     ----------
-    protocol : {"pooled", "quasi-newton", "sgd"}
-        Where training happens: on one table; or between parties that hold different columns of the same rows, by
-        quasi-Newton steps or by gradient descent.
+    protocol : str or SystemOptions, default "pooled"
+        The system: its options, ``QuasiNewton(coordinator=False)``, or its name alone for its defaults. One table:
+        `treaty.Pooled`. Parties that hold different columns of the same rows: `treaty.QuasiNewton` or `treaty.SGD`.
     max_iter : int
         Most epochs.
     batch_size : int
@@ -58,12 +56,8 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         The party with the labels; None for the first.
     transport : {"memory", "grpc"}
         How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
-    solver : {"quasi-newton", "sgd"} or None
-        "pooled": how weights are found.
-    loss : {"taylor", "logistic"} or None
-        "pooled": the loss; None is "taylor", as federated protocols have it.
-    mode, allow_insecure, fractional_bits, coordinator, encryption, key_bits, insecure_test_key_bits
-        See `treaty.linear_options.LinearOptions`.
+    fractional_bits : int
+        Numbers are encrypted as multiples of 2^-fractional_bits.
 
     Attributes
     ----------
@@ -94,12 +88,12 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
     Regression", 2019 (arXiv 1912.00513).
     """
 
-    _vertical = FEDERATED
+    _model, _common = "logistic", RegressionOptions
     _why_needed = "margins lack its columns"
 
     def __init__(
         self,
-        protocol: str = "pooled",
+        protocol: str | SystemOptions = "pooled",
         *,
         max_iter: int = 30,
         batch_size: int = 1000,
@@ -113,15 +107,9 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         n_jobs: int | None = None,
         active: str | None = None,
         transport: Literal["memory", "grpc"] = "memory",
-        mode: Literal["safe", "paper"] = "safe",
-        allow_insecure: bool = False,
-        solver: str | None = None,
-        loss: str | None = None,
-        coordinator: bool | None = None,
-        encryption: str | None = None,
-        key_bits: int | None = None,
-        insecure_test_key_bits: int | None = None,
+        **misplaced: Any,
     ) -> None:
+        refuse_misplaced(self, misplaced)
         self.protocol = protocol
         self.max_iter = max_iter
         self.batch_size = batch_size
@@ -135,14 +123,6 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         self.n_jobs = n_jobs
         self.active = active
         self.transport = transport
-        self.mode = mode
-        self.allow_insecure = allow_insecure
-        self.solver = solver
-        self.loss = loss
-        self.coordinator = coordinator
-        self.encryption = encryption
-        self.key_bits = key_bits
-        self.insecure_test_key_bits = insecure_test_key_bits
 
     def fit(
         self,
@@ -178,7 +158,7 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         """
         started = time.perf_counter()
         self._forget()
-        options = self._options()
+        settings = self._settings()
         tables = self._tables(X, reset=True)
         active = self._active(tables)
         classes, target = self._class_numbers(one_column(y), active, next(iter(tables.values())).n_rows)
@@ -192,21 +172,14 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         if sample_weight is not None:
             weight = check_weights(sample_weight, n_rows=len(target), party=active)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
-        with steps_bar(options.protocol) as steps:
-            trained = train_linear(
-                tables,
-                Labelled(tables[active], target, weight),
-                active,
-                classes,
-                options,
-                transport=self.transport,
-                n_jobs=self.n_jobs,
-                checkpoint=None if checkpoint is None else Path(checkpoint),
-                progress=lambda losses: steps(len(losses), options.max_iter),
-            )
-        self.communication_ = trained.traffic.totals
+        trained = train(
+            self._run_on_columns(settings, tables, active, target, weight, classes),
+            transport=self.transport,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            weighted=weight is not None,
+        )
+        self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned
         self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
-        self.disclosures_ = trained.learned
         self._keep(trained.parts)
         return self
 
@@ -240,11 +213,9 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         DataError
             For other parties or columns than those of training, or row counts that differ.
         """
-        check_is_fitted(self, "parts_")
-        margins = predict_linear(
-            self.parts_, self._matched(X), self._options(), transport=self.transport, n_jobs=self.n_jobs
-        )
-        if self.protocol in FEDERATED:  # what margins are, nobody has seen in training
+        predicting = self._predicting()
+        margins = predicting.margins(self._matched(X), self.transport)
+        if not predicting.in_one_place:  # what margins are, nobody has seen in training
             warn_beyond_taylor(margins)
         return margins
 
@@ -288,28 +259,6 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         second = self.decision_function(X) > 0.0
         return np.asarray(self.classes_[second.astype(np.intp)])
 
-    def save(self, folder: str | Path) -> None:
-        """Write the model to a folder: one file per party, and one that names them.
-
-        Parameters
-        ----------
-        folder : str or Path
-            Made when missing.
-
-        Raises
-        ------
-        ConfigError
-            If the folder cannot be written.
-        """
-        check_is_fitted(self, "parts_")
-        write_model(folder, self._saved(list(self.parts_)), self.parts_)
-
-    def _options(self) -> LinearOptions:
-        params = self._plain_params()
-        options = linear_options({name: params[name] for name in LinearOptions.__struct_fields__})
-        self._check_played()
-        return options
-
     def _owners(self) -> set[str]:
         return {name for name, part in self.parts_.items() if np.any(part.coef)}
 
@@ -321,7 +270,7 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
 
 def restored(folder: str | Path, saved: Saved) -> LogisticRegression:
     """Return the model that `LogisticRegression.save` wrote to a folder; see `treaty.load`."""
-    model = LogisticRegression(**saved.params)
+    model = LogisticRegression(**params_of(saved))
     model._restore(saved)
     model._keep(read_parts(folder, saved, load_linear_part))
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ from treaty.data.table import Schema
 from treaty.errors import ConfigError
 from treaty.models.linear import LinearPart
 from treaty.models.trees import ModelPart
+from treaty.systems import find_system
+from treaty.systems.options import converted
 
 AnyPart = TypeVar("AnyPart", ModelPart, LinearPart)
 
@@ -25,7 +28,9 @@ class Saved(msgspec.Struct, kw_only=True):
     kind : str
         Class of the estimator.
     params : dict
-        Its parameters.
+        Its parameters; `protocol` is the system's name.
+    system : dict
+        The system's own options.
     parties : list of str
         Owners of the parts, in the order of columns.
     schemas : dict
@@ -36,6 +41,7 @@ class Saved(msgspec.Struct, kw_only=True):
 
     kind: str
     params: dict[str, Any]
+    system: dict[str, Any]
     parties: list[str]
     schemas: dict[str, Schema]
     feature_names: list[str] | None = None
@@ -51,7 +57,8 @@ def write_model(folder: str | Path, saved: Saved, parts: Mapping[str, ModelPart 
     """
     folder = Path(folder)
     try:
-        content = msgspec.json.format(msgspec.json.encode(saved))
+        finite = {name: "inf" if value == math.inf else value for name, value in saved.system.items()}  # JSON has none
+        content = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(saved, system=finite)))
         folder.mkdir(parents=True, exist_ok=True)
         for name, part in parts.items():
             part.save(_part_file(folder, name))
@@ -77,6 +84,20 @@ def read_saved(folder: str | Path) -> Saved:
         raise ConfigError(f"cannot read the model {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected a saved model, got something else - at {path} ({error})") from None
+
+
+def params_of(saved: Saved) -> dict[str, Any]:
+    """Return an estimator's parameters, with the system's options as it had them.
+
+    Raises
+    ------
+    ConfigError
+        For a system or an option that there is not.
+    """
+    name = saved.params["protocol"]
+    system = find_system(name, "logistic" if saved.kind == "LogisticRegression" else "trees")
+    own = converted(saved.system, system.options, system.options.__name__)
+    return {**saved.params, "protocol": own if own != system.options() else name}
 
 
 def read_parts(folder: str | Path, saved: Saved, load: Callable[[Path], AnyPart]) -> dict[str, AnyPart]:

@@ -14,8 +14,8 @@ from treaty.data.labels import check_targets
 from treaty.estimators.base import Tables
 from treaty.estimators.boosted import BoostedTrees
 from treaty.estimators.linear import LogisticRegression, restored
-from treaty.estimators.saving import read_parts, read_saved
-from treaty.models.trees import forest_of, load_part
+from treaty.estimators.saving import params_of, read_parts, read_saved
+from treaty.models.trees import forest_of, load_part, of_classes
 
 
 class GBDTClassifier(ClassifierMixin, BoostedTrees):
@@ -23,60 +23,39 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
 
     Parameters
     ----------
-    protocol : str, a name of `treaty.options.PROTOCOLS`
-        Where training happens: on one table; between parties that hold different columns of the same rows; or between
-        participants that hold different rows of the same columns: a few organisations, or hundreds of users and edge
-        servers.
-    n_estimators : int
+    protocol : str or SystemOptions, default "pooled"
+        The system: its options, ``SecureBoost(encryption="ou")``, or its name alone for its defaults. One table:
+        `treaty.Pooled`. Parties that hold different columns of the same rows: `treaty.SecureBoost`,
+        `treaty.FedXGBoostSMM`, `treaty.FedXGBoostLDP`, `treaty.FederBoostVertical`. Participants that hold different
+        rows of the same columns: `treaty.FederBoostHorizontal` for a few organisations, `treaty.FedXGB` for hundreds of
+        users.
+    n_estimators : int, default 20
         Boosting rounds: one tree each, one per class for more than two classes.
-    max_depth, learning_rate, reg_lambda, reg_alpha, min_split_loss, min_child_weight, subsample, colsample_bytree
+    max_depth : int, default 3
+        Levels of splits, 1 to 24.
+    learning_rate, reg_lambda, reg_alpha, min_split_loss, min_child_weight, subsample, colsample_bytree
         As in XGBoost.
-    min_child_samples : int or None
+    min_child_samples : int or None, default None
         Fewest training rows in a leaf, a privacy rule; None is 20, in paper mode 1.
     goss, top_rate, other_rate
         Sampling of rows by gradient in place of `subsample`.
-    max_bin : int
+    max_bin : int, default 32
         Most bins per column, 2 to 255.
-    base_score : float
+    base_score : float, default 0.5
         Where training starts: a probability for two classes, else a margin.
-    fractional_bits : int
-        Gradients are rounded once to multiples of 2^-fractional_bits, the same in every protocol.
-    early_stopping_rounds : int or None
+    fractional_bits : int, default 16
+        Gradients are rounded once to multiples of 2^-fractional_bits, the same in every system.
+    early_stopping_rounds : int or None, default None
         Stop when the last eval set's loss has not fallen for so many rounds.
-    random_state : int or None
+    random_state : int or None, default None
         Seed of row and column sampling.
-    n_jobs : int or None
+    n_jobs : int or None, default None
         Threads; None for all cores.
-    active : str or None
-        The party with the labels; None for the first. "federboost-horizontal": the participant that leads; with the
-        name of no participant, a party without data leads. "fedxgb": None.
-    transport : {"memory", "grpc"}
+    active : str or None, default None
+        The party with the labels; None for the first. `FederBoostHorizontal`: the participant that leads; with the name
+        of no participant, a party without data leads. `FedXGB`: None.
+    transport : {"memory", "grpc"}, default "memory"
         How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
-    mode, allow_insecure, encryption, reveal, key_bits, insecure_test_key_bits, rerandomise
-        See `treaty.options.TreeOptions`.
-    rl_trees, purity_guard
-        Guards of the labels under "secureboost", see docs/secureboost.md.
-    mechanism, epsilon
-        Randomised labels ("secureboost", "fedxgboost-ldp"), noise on gradients ("fedxgboost-ldp") or on buckets
-        ("federboost-vertical", by `epsilon` alone), and what it costs; see `treaty.options.TreeOptions`.
-    he_inference : bool or None
-        Predict on encrypted leaf values, see docs/prediction.md.
-    epsilon_person, unbiased
-        Of the noise of "federboost-vertical", see docs/federboost.md.
-    dropout : {"accept"}, float or None
-        Whether "federboost-horizontal" goes on without a participant that is lost. "fedxgb": the share of users that a
-        fit in threads has lost at every tenth round.
-    epsilon_total, delta : float or None
-        The noise of "federboost-horizontal"; None for none. "fedxgboost-ldp": the most that a person may pay.
-    split_score, clip, clip_hess, refit
-        What "fedxgboost-ldp" makes of gradients under noise, see docs/fedxgboost.md.
-    version : {1, 2} or None
-        Of "fedxgboost-smm" as published (`mode="paper"`), see docs/fedxgboost.md.
-    backend : {"lattice", "dealer", "ou"} or None
-        What hides the sums of "fedxgboost-smm" in safe mode, see docs/fedxgboost.md. With "dealer" `fit` plays one.
-    edges, max_users, feature_sample, expose, comparison
-        The edge servers of "fedxgb", whom they choose, columns of each tree, what users learn, and how edge servers
-        compute on shares; see `treaty.options.TreeOptions`.
 
     Attributes
     ----------
@@ -139,7 +118,7 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         DataError
             For other parties or columns than those of training, or row counts that differ.
         """
-        return _of_classes(self._predictions(X))
+        return of_classes(self._predictions(X))
 
     def predict(self, X: Tables) -> NDArray[Any]:
         """Return the most probable class of each row.
@@ -180,7 +159,7 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         DataError
             For other parties or columns than those of training, or row counts that differ.
         """
-        return map(_of_classes, self._stages(X))
+        return map(of_classes, self._stages(X))
 
     def staged_predict(self, X: Tables) -> Iterator[NDArray[Any]]:
         """Yield the most probable class of each row after each round; as `staged_predict_proba`.
@@ -261,11 +240,6 @@ class GBDTRegressor(RegressorMixin, BoostedTrees):
         return None, check_targets(y, party, n_rows)
 
 
-def _of_classes(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return probabilities (n_rows, n_classes) from those of the second class, or of all."""
-    return np.hstack([1.0 - p, p]) if p.shape[1] == 1 else p
-
-
 def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor | LogisticRegression:
     """Read what `save` wrote.
 
@@ -287,7 +261,7 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor | LogisticRegress
     saved = read_saved(folder)
     if saved.kind == "LogisticRegression":
         return restored(folder, saved)
-    model = (GBDTClassifier if saved.kind == "GBDTClassifier" else GBDTRegressor)(**saved.params)
+    model = (GBDTClassifier if saved.kind == "GBDTClassifier" else GBDTRegressor)(**params_of(saved))
     model._restore(saved)
     model.parts_ = read_parts(folder, saved, load_part)
     forest = forest_of(list(model.parts_.values()))

@@ -1,8 +1,8 @@
 """Mini-batches: one partition of the rows for the whole training, taken in the same order every epoch.
 
-Batches drawn afresh every epoch would give a party new equations about the labels in each of them; with one partition
-it gets as many in all as it has columns, per batch. An order drawn anew would add chance to an epoch's loss, whose
-change ends training: near the optimum more than the tolerance. The partition follows from a seed by SHAKE-256, so that
+Batches drawn anew every epoch would give a party new equations about the labels in each of them; with one partition
+it gets in total as many as it has columns, per batch. A new order would add chance to an epoch's loss, whose change
+ends training: near the optimum more than the tolerance. The partition follows from a seed by SHAKE-256, so that
 all parties draw the same on any machine.
 """
 
@@ -12,8 +12,8 @@ import hashlib
 import secrets
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError
 
 SEED_BYTES = 32
@@ -28,31 +28,20 @@ ALONE = 1.0 / 3.0
 """Leverage from which a row's residual shows in the gradient of its batch more than all others' do."""
 
 MANY_ROWS = 300
-"""A lattice of so many dimensions, one for each row, is beyond the reduction algorithms of today."""
+"""Today's reduction algorithms fail on a lattice of this many dimensions, one for each row."""
 
 
 def batch_seed(random_state: int | None) -> bytes:
-    """Return a seed (32 bytes) for batches: of this number, or of the system's generator for None."""
+    """Return a seed (32 bytes) for batches: from this number, or from the system's generator for None."""
     if random_state is None:
         return secrets.token_bytes(SEED_BYTES)
     return hashlib.sha256(b"treaty batches" + random_state.to_bytes(16, "little")).digest()
 
 
-def partition(n_rows: int, batch_size: int, seed: bytes) -> NDArray[np.int64]:
-    """Cut rows into batches, once for a whole training; what does not fill a last batch is left out.
+def partition(n_rows: int, batch_size: int, seed: bytes) -> Integers:
+    """Cut rows into batches, int64 (n_batches, batch_size), once per training; an incomplete last one is dropped.
 
-    Parameters
-    ----------
-    n_rows : int
-    batch_size : int
-        Taken as `n_rows` where it is more.
-    seed : bytes
-        See `batch_seed`.
-
-    Returns
-    -------
-    int64 (n_batches, batch_size)
-        Row numbers; n_batches is at least 1.
+    A `batch_size` above `n_rows` is taken as `n_rows`.
     """
     batch_size = min(batch_size, n_rows)
     n_batches = n_rows // batch_size
@@ -62,22 +51,16 @@ def partition(n_rows: int, batch_size: int, seed: bytes) -> NDArray[np.int64]:
 
 
 def fewest_rows(n_columns: int, *, of_labels: bool) -> int:
-    """Return how many rows a batch must have for the gradients of so many columns to hide what they are sums of.
+    """Return the rows a batch must have so that the gradients of `n_columns` columns hide the rows they are sums of.
 
-    Parameters
-    ----------
-    n_columns : int
-        The columns that gradients are seen of, one per category: of all who may put theirs together.
-    of_labels : bool
-        Whether those who see them do not have the labels. Then there are 40 rows for each column, or 300 rows and 10.
+    The columns, one per category, are those of all parties who may combine their gradients. If these parties have no
+    labels (`of_labels`), there are 40 rows for each column, or 300 rows and 10.
 
-    Notes
-    -----
     With w = 0 in the first batch a party has the exact integers X^T y. Where y is -1 or 1 and X has m columns of 24
-    fractional bits, y is a very short vector of a lattice of one dimension per row. Reduction (LLL, then BKZ) found all
-    labels of 40 rows and 4 columns at once, of 60 and 6 in a second, of 100 and 10 in minutes, and nothing at 20 to 30
-    rows for each column in a minute. What reduction can do falls with the dimension, and from 300 rows on ten for each
-    column are held to do. That is a heuristic from these trials, not a proof.
+    fractional bits, y is a very short vector of a lattice of one dimension per row. Reduction (LLL, then BKZ) found
+    all labels of 40 rows and 4 columns at once, of 60 and 6 in a second, of 100 and 10 in minutes, and nothing at 20
+    to 30 rows for each column in a minute. Reduction gets weaker with the dimension, and from 300 rows on ten for each
+    column are assumed to suffice. That is a heuristic from these trials, not a proof.
     """
     if not of_labels:
         return ROWS_PER_COLUMN * n_columns
@@ -85,27 +68,11 @@ def fewest_rows(n_columns: int, *, of_labels: bool) -> int:
 
 
 def check_batch_size(batch_size: int, n_columns: int, whose: str, *, n_rows: int, of_labels: bool) -> None:
-    """Refuse batches from whose gradients parties could solve for the residuals of rows, and read labels from them.
+    """Raise ConfigError for batches so small that gradients can be solved for rows' residuals; see `fewest_rows`.
 
-    Parameters
-    ----------
-    batch_size : int
-        Rows in a batch, as they are: not more than the table has.
-    n_columns, of_labels
-        See `fewest_rows`. Where gradients are of labels none of the columns is the intercept, else one is.
-    whose : str
-        Whose columns they are.
-    n_rows : int
-        Rows of the table.
-
-    Raises
-    ------
-    ConfigError
-        When there are fewer rows than `fewest_rows`.
-
-    References
-    ----------
-    Tan et al., "Residue-based Label Protection Mechanisms in Vertical Logistic Regression", 2022 (arXiv 2205.04166).
+    `batch_size` is the actual one, at most `n_rows`, the rows of the table. Where gradients are of labels, none of the
+    columns is the intercept, else one is. `whose` names the columns' owners. Tan et al., "Residue-based Label
+    Protection Mechanisms in Vertical Logistic Regression", 2022 (arXiv 2205.04166).
     """
     least = fewest_rows(n_columns, of_labels=of_labels)
     if batch_size < least:
@@ -120,22 +87,14 @@ def check_batch_size(batch_size: int, n_columns: int, whose: str, *, n_rows: int
         )
 
 
-def rows_alone(X: NDArray[np.float64]) -> int:
-    """Count the rows of a batch that stand alone: what a gradient tells of them is about themselves.
+def rows_alone(X: Floats) -> int:
+    """Count the rows of a batch that dominate its gradient; X (rows, n_columns) is one party's prepared columns.
 
-    Parameters
-    ----------
-    X : float64 (rows, n_columns)
-        One party's prepared columns.
-
-    Returns
-    -------
-    int
-        Rows whose leverage, the diagonal of A (A^T A)^+ A^T for A = [X, 1], exceeds a third. From the gradient follows
-        A (A^T A)^+ A^T d, in which d_i of such a row has this weight and all others together hardly more.
+    These are the rows whose leverage, the diagonal of A (A^T A)^+ A^T for A = [X, 1], exceeds a third. From the
+    gradient follows A (A^T A)^+ A^T d, in which d_i of such a row has this weight and all others together hardly more.
     """
     A = np.hstack([X, np.ones((len(X), 1))])
     values, vectors = np.linalg.eigh(A.T @ A)
-    spanned = values > 1e-9 * values[-1]  # constant columns, and categories that are all
+    spanned = values > 1e-9 * values[-1]  # without constant columns and complete sets of categories
     half = A @ (vectors[:, spanned] / np.sqrt(values[spanned]))
     return int(np.count_nonzero(np.einsum("ij,ij->i", half, half) > ALONE))

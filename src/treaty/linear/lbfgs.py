@@ -1,9 +1,9 @@
-"""Stochastic L-BFGS on inner products alone, so that no one needs to hold the vectors whole.
+"""Stochastic L-BFGS on inner products alone, so that no one needs to hold whole vectors.
 
-Weights, gradients, steps and correction pairs are cut into slices of columns. Whoever owns a slice keeps a `Slice`; a
+Weights, gradients, steps and correction pairs are cut into slices of columns. The owner of a slice keeps a `Slice`; a
 `Coordinator` sees nothing but inner products summed over all slices, and answers with the coefficients of the step in
-the vectors that everybody has a slice of. Trained in one place, one slice and one coordinator do the same. An
-iteration k = 1, 2, ... is, of every owner::
+the vectors that all owners have slices of. Trained in one place, one slice and one coordinator do the same. In each
+iteration k = 1, 2, ... every owner does::
 
     s = slice_.candidate()                    # None but every `period` iterations: else the gradient's batch gives v
     products = slice_.products(grad, v)       # v: the Hessian's product with s, all owners' slices of it
@@ -34,27 +34,21 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats
 from treaty.errors import DataError
 
-Floats = NDArray[np.float64]
-
-LEAST_CURVATURE = 1e-8  # of v^T s, per ||s||^2: less of it and a pair is left out
+LEAST_CURVATURE = 1e-8  # of v^T s, per ||s||^2: a pair with less is left out
 LONGEST_STEP = 10.0  # times the median of the steps before
 STEPS_REMEMBERED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a coordinator answers.
+    """A coordinator's answer.
 
-    Attributes
-    ----------
-    coefficients : float64 (2 m + 1,)
-        The step is p = sum of coefficient times vector; weights become w - p.
-    keep : bool
-        Whether the candidate pair is to be kept, if there was one; it counts from the next iteration on.
+    The step is p = sum of coefficient times vector, float64 (2 m + 1,), and weights become w - p. `keep` says whether
+    to keep the candidate pair, if there was one; it counts from the next iteration on.
     """
 
     coefficients: Floats
@@ -62,24 +56,11 @@ class Decision:
 
 
 class Slice:
-    """What the owner of some columns keeps: its slices of weights, pairs and steps.
+    """The state of the owner of some columns: its slices of weights, pairs and steps.
 
-    Parameters
-    ----------
-    n_columns : int
-    memory : int
-        Most pairs kept (M); 0 for none ever.
-    period : int
-        Iterations between pairs (L).
-    l2 : float
-        The loss gets l2/2 ||w||^2; added here, to gradients and Hessian products.
-    intercept : bool
-        Whether the last column is the intercept, which l2 leaves alone.
-
-    Attributes
-    ----------
-    weights : float64 (n_columns,)
-        Start at 0; column by column, those whose gradient is 0 stay there.
+    At most `memory` pairs (M) are kept, made every `period` (L) iterations. l2/2 ||w||^2 is added here, to gradients
+    and Hessian products, except for the last column where that is the `intercept`. `weights` (n_columns,) start at 0;
+    a column whose gradient is 0 keeps weight 0.
     """
 
     def __init__(self, n_columns: int, *, memory: int, period: int, l2: float = 0.0, intercept: bool = False) -> None:
@@ -111,18 +92,10 @@ class Slice:
         return s
 
     def products(self, grad: Floats, curvature: Floats | None = None) -> Floats:
-        """Return this slice's part of all inner products, to be summed over owners.
+        """Return this slice's part of all inner products, ((2m + 1) (2m + 2) / 2,), to be summed over owners.
 
-        Parameters
-        ----------
-        grad : float64 (n_columns,)
-            The batch's mean gradient, without l2.
-        curvature : float64 (n_columns,) or None
-            The Hessian's product with the candidate, without l2, where there is one.
-
-        Returns
-        -------
-        float64 ((2m + 1) (2m + 2) / 2,) or, with a candidate, ((2m + 3) (2m + 4) / 2,)
+        `grad` is the batch's mean gradient, `curvature` the Hessian's product with the candidate, where there is one,
+        both without l2. With a candidate, m counts its pair too.
         """
         s = self.candidate()
         assert (s is None) == (curvature is None), "a curvature goes with a candidate"
@@ -149,7 +122,7 @@ class Slice:
     def end_epoch(self, *, back: bool) -> None:
         """Go on to the next epoch; with `back`, from where the one before the last began, and without pairs.
 
-        Nothing is kept of steps that made the loss rise, nor of the pairs that may have led to them.
+        Steps that made the loss rise are forgotten, and so are the pairs that may have led to them.
         """
         if back:
             self.weights = self._starts[0]
@@ -161,15 +134,7 @@ class Slice:
 
 
 class Coordinator:
-    """What decides steps from summed inner products.
-
-    Parameters
-    ----------
-    memory : int
-        As the slices have it.
-    learning_rate : float
-
-    """
+    """Decides steps from summed inner products; `memory` as in the slices."""
 
     def __init__(self, *, memory: int, learning_rate: float) -> None:
         self._learning_rate = learning_rate
@@ -186,10 +151,7 @@ class Coordinator:
     def decide(self, products: Floats) -> Decision:
         """Return the step for these inner products, summed over all slices; see `Slice.products`.
 
-        Raises
-        ------
-        DataError
-            When they are not finite: training has diverged.
+        Raises DataError when they are not finite: training has diverged.
         """
         if not np.all(np.isfinite(products)):
             raise DataError("training diverged: inner products of steps are not finite; lower learning_rate")
@@ -217,7 +179,7 @@ class Coordinator:
         return Decision(coefficients, keep)
 
     def end_epoch(self, learning_rate: float, *, back: bool) -> None:
-        """Go on to the next epoch with this learning rate; `back` as `Slice.end_epoch` has it."""
+        """Go on to the next epoch with this learning rate; `back` as in `Slice.end_epoch`."""
         self._learning_rate = learning_rate
         if back:
             self._pairs = 0
@@ -225,16 +187,9 @@ class Coordinator:
 
 
 def two_loops(gram: Floats) -> Floats:
-    """Return the coefficients of H g, with H the L-BFGS matrix of the pairs.
+    """Return the coefficients of H g (2 m + 1,), H being the L-BFGS matrix of the pairs.
 
-    Parameters
-    ----------
-    gram : float64 (2 m + 1, 2 m + 1)
-        Inner products of s_1 ... s_m, v_1 ... v_m, g; every s_i^T v_i is above 0.
-
-    Returns
-    -------
-    float64 (2 m + 1,)
+    `gram` has the inner products of s_1 ... s_m, v_1 ... v_m, g; every s_i^T v_i is above 0.
     """
     m = len(gram) // 2
     rho = [1.0 / gram[i, m + i] for i in range(m)]

@@ -1,8 +1,8 @@
 """The logistic loss and its second-order Taylor form: values, residuals and curvatures of rows.
 
-Labels y are -1 or +1, u = w^T x are the rows' margins. With what `Loss` gives for each row, the derivatives of the mean
-loss are sums over rows: `mean_over_rows(X, residuals)` is the gradient, and of the curvatures, the Hessian's product
-with the vector s whose `X @ s` they were given.
+Labels y are -1 or +1, u = w^T x are the rows' margins. The derivatives of the mean loss are sums over rows of what
+`Loss` gives: `mean_over_rows(X, residuals)` is the gradient, and of the curvatures, the Hessian's product with the
+vector s whose `X @ s` they were given.
 
 References
 ----------
@@ -18,9 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from treaty.compute import Floats
 
 TAYLOR_RANGE = 4.0  # beyond |u| = 4 the Taylor loss rises where the logistic loss still falls or has flattened out
 TAYLOR_SHARE = 0.01
@@ -28,43 +27,12 @@ TAYLOR_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss of rows; all functions take and return float64 (n_rows,).
+    """A loss of rows; all functions take and return float64 (n_rows,)."""
 
-    Attributes
-    ----------
-    name : {"taylor", "logistic"}
-    values : callable (u, y)
-        Loss of each row.
-    residuals : callable (u, y)
-        Its derivative with respect to u: d.
-    curvatures : callable (u, x_s)
-        Its second derivative times the row's x^T s: h.
-    """
-
-    name: str
-    values: Callable[[Floats, Floats], Floats]
-    residuals: Callable[[Floats, Floats], Floats]
-    curvatures: Callable[[Floats, Floats], Floats]
-
-
-def _taylor_values(u: Floats, y: Floats) -> Floats:
-    return math.log(2.0) - 0.5 * y * u + 0.125 * u * u
-
-
-def _taylor_residuals(u: Floats, y: Floats) -> Floats:
-    return 0.25 * u - 0.5 * y
-
-
-def _taylor_curvatures(u: Floats, x_s: Floats) -> Floats:
-    return 0.25 * x_s
-
-
-def _logistic_values(u: Floats, y: Floats) -> Floats:
-    return np.logaddexp(0.0, -y * u)
-
-
-def _logistic_residuals(u: Floats, y: Floats) -> Floats:
-    return -y * probabilities(-y * u)
+    name: str  # "taylor" or "logistic"
+    values: Callable[[Floats, Floats], Floats]  # of u, y
+    residuals: Callable[[Floats, Floats], Floats]  # of u, y: d, the derivative with respect to u
+    curvatures: Callable[[Floats, Floats], Floats]  # of u, X @ s: h, the second derivative times the row's x^T s
 
 
 def _logistic_curvatures(u: Floats, x_s: Floats) -> Floats:
@@ -72,8 +40,18 @@ def _logistic_curvatures(u: Floats, x_s: Floats) -> Floats:
     return p * (1.0 - p) * x_s
 
 
-TAYLOR = Loss("taylor", _taylor_values, _taylor_residuals, _taylor_curvatures)
-LOGISTIC = Loss("logistic", _logistic_values, _logistic_residuals, _logistic_curvatures)
+TAYLOR = Loss(
+    "taylor",
+    values=lambda u, y: math.log(2.0) - 0.5 * y * u + 0.125 * u * u,
+    residuals=lambda u, y: 0.25 * u - 0.5 * y,
+    curvatures=lambda u, x_s: 0.25 * x_s,
+)
+LOGISTIC = Loss(
+    "logistic",
+    values=lambda u, y: np.logaddexp(0.0, -y * u),
+    residuals=lambda u, y: -y * probabilities(-y * u),
+    curvatures=_logistic_curvatures,
+)
 LOSSES = {loss.name: loss for loss in (TAYLOR, LOGISTIC)}
 
 
@@ -88,7 +66,7 @@ def mean_over_rows(X: Floats, of_rows: Floats) -> Floats:
 
 
 def beyond_taylor(u: Floats) -> str | None:
-    """Say when more than one margin in a hundred is beyond 4, where the Taylor loss is not the logistic loss."""
+    """Return a warning if over 1 % of margins are beyond 4, where the Taylor loss is not the logistic loss."""
     share = float(np.mean(np.abs(u) > TAYLOR_RANGE)) if len(u) else 0.0
     if share <= TAYLOR_SHARE:
         return None
@@ -99,7 +77,7 @@ def beyond_taylor(u: Floats) -> str | None:
 
 
 def warn_beyond_taylor(u: Floats) -> None:
-    """Warn of what `beyond_taylor` says."""
+    """Warn as `beyond_taylor` says."""
     said = beyond_taylor(u)
     if said is not None:
         warnings.warn(said, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Columns made ready for a linear model: missing values filled, categories taken apart, everything of one scale.
+"""Columns prepared for a linear model: missing values filled, categories split into columns, all on one scale.
 
 A numeric column's missing values become its median. A categorical column becomes a column per category, 1 in its rows
 and 0 elsewhere; a missing or unknown category is 0 in all of them. Every column then loses its mean, is divided by its
@@ -14,47 +14,33 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Floats
+
 CLIP = 10.0  # standard deviations; without it, single rows of Give Me Some Credit make training diverge
 COLUMN_FRACTION = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How a table's features become columns of a linear model.
+    """How a table's features become columns of a linear model."""
 
-    Attributes
-    ----------
-    n_categories : tuple of (int or None)
-        Of each feature; None for a numeric one.
-    median : float64 (n_features,)
-        What stands in for missing values; 0 for categorical features.
-    mean, scale : float64 (n_columns,)
-        Of the columns, in the features' order; scale 0 for a constant one.
-    clip : float
-        In standard deviations; infinite for none.
-    """
-
-    n_categories: tuple[int | None, ...]
-    median: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    scale: NDArray[np.float64]
-    clip: float = CLIP
+    n_categories: tuple[int | None, ...]  # of each feature; None for a numeric one
+    median: Floats  # (n_features,) replaces missing values; 0 for categorical features
+    mean: Floats  # (n_columns,) of the columns, in the features' order
+    scale: Floats  # (n_columns,) standard deviation; 0 for a constant column
+    clip: float = CLIP  # in standard deviations; infinite for none
 
     @property
     def n_columns(self) -> int:
         """Columns that enter the model."""
         return sum(1 if n is None else n for n in self.n_categories)
 
-    def matrix(self, features: Sequence[NDArray[np.float32]], n_rows: int) -> NDArray[np.float64]:
+    def matrix(self, features: Sequence[NDArray[np.float32]], n_rows: int) -> Floats:
         """Return the prepared columns (n_rows, n_columns), in multiples of 2^-24.
 
-        Between parties columns are integers of that unit. Were they rounded there alone, weights would differ from a
-        pooled training's, the more the nearer columns come to following from each other.
-
-        Parameters
-        ----------
-        features : sequence of float32 (n_rows,)
-            As a `Table` has them: NaN is missing; categories are codes, a code beyond them an unknown one.
+        Between parties columns are integers of that unit. If only they rounded, weights would differ from a pooled
+        training's, the more the closer columns are to being linearly dependent. `features` (n_rows,) are as in a
+        `Table`: NaN is missing, categories are codes, a code beyond them an unknown one.
         """
         columns = _spread(features, self.n_categories, self.median, n_rows)
         columns -= self.mean
@@ -63,7 +49,7 @@ class Preparation:
         return np.rint(columns * 2.0**COLUMN_FRACTION) * 2.0**-COLUMN_FRACTION
 
     def names(self, features: Sequence[str], categories: Sequence[Sequence[object] | None]) -> list[str]:
-        """Name the columns: as the feature, or "feature=category"."""
+        """Return the columns' names: the feature's, or "feature=category"."""
         return [
             name if values is None else f"{name}={value}"
             for name, values in zip(features, categories, strict=True)
@@ -74,15 +60,7 @@ class Preparation:
 def prepare(
     features: Sequence[NDArray[np.float32]], n_categories: Sequence[int | None], n_rows: int, clip: float = CLIP
 ) -> Preparation:
-    """Learn from the training rows how to prepare columns.
-
-    Parameters
-    ----------
-    features : sequence of float32 (n_rows,)
-        See `Preparation.matrix`.
-    n_categories : sequence of (int or None)
-        One per feature, None for numeric ones.
-    """
+    """Learn from the training rows how to prepare columns; `n_categories` has None for numeric features."""
     known = tuple(n_categories)
     median = np.zeros(len(features))
     for feature, (values, n) in enumerate(zip(features, known, strict=True)):
@@ -95,13 +73,10 @@ def prepare(
 
 
 def _spread(
-    features: Sequence[NDArray[np.float32]],
-    n_categories: Sequence[int | None],
-    median: NDArray[np.float64],
-    n_rows: int,
-) -> NDArray[np.float64]:
+    features: Sequence[NDArray[np.float32]], n_categories: Sequence[int | None], median: Floats, n_rows: int
+) -> Floats:
     """Return columns without missing values, a categorical feature as one per category (n_rows, n_columns)."""
-    columns: list[NDArray[np.float64]] = []
+    columns: list[Floats] = []
     for values, n, middle in zip(features, n_categories, median, strict=True):
         if n is None:
             columns.append(np.where(np.isnan(values), middle, values.astype(np.float64)))

@@ -7,32 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats
 from treaty.errors import DataError
 from treaty.linear.batches import partition
 from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
 
-Floats = NDArray[np.float64]
-
-LARGEST_RISE = 0.1  # an epoch's loss may be above the last that stood by a tenth; else it is undone
+LARGEST_RISE = 0.1  # an epoch is undone if its loss is more than a tenth above the last accepted one
 
 
 @dataclass(slots=True)
 class Schedule:
-    """What the label holder decides after every epoch, from the mean loss of its batches.
+    """The label holder's decisions after every epoch, from the mean loss of its batches.
 
-    Attributes
-    ----------
-    learning_rate : float
-        Halved after an epoch whose loss has risen by more than a tenth, which is then undone.
-    tol : float
-        Training ends when the losses of two epochs differ by less.
-    max_iter : int
-        Most epochs.
-    losses : list of float
-        Of every epoch so far: the mean over batches, each at the weights it was met with.
+    The learning rate is halved after an epoch whose loss has risen by more than a tenth, which is then undone.
+    Training ends after `max_iter` epochs, or when the losses of two differ by less than `tol`. `losses` has each
+    epoch's mean over batches, each at the weights it was computed with.
     """
 
     learning_rate: float
@@ -48,13 +39,7 @@ class Schedule:
         return steady or len(self.losses) >= self.max_iter
 
     def end_epoch(self, loss: float) -> bool:
-        """Take in an epoch's loss; return whether to go back, see `Slice.end_epoch`.
-
-        Raises
-        ------
-        DataError
-            When it is not finite.
-        """
+        """Take in an epoch's loss (finite, else DataError); return whether to go back, see `Slice.end_epoch`."""
         if not math.isfinite(loss):
             raise DataError(
                 f"training diverged: the loss of epoch {len(self.losses) + 1} is {loss}; lower learning_rate"
@@ -69,15 +54,8 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """What `train` found.
-
-    Attributes
-    ----------
-    weights : float64 (n_columns,)
-    losses : list of float
-        Of every epoch, see `Schedule`.
-    """
+class FittedWeights:
+    """The result of `train`: weights (n_columns,) and the loss of every epoch, see `Schedule`."""
 
     weights: Floats
     losses: list[float]
@@ -110,8 +88,8 @@ def train(
     *,
     loss: Loss = TAYLOR,
     weight: Floats | None = None,
-    on_epoch: Callable[[Fitted], None] | None = None,
-) -> Fitted:
+    on_epoch: Callable[[FittedWeights], None] | None = None,
+) -> FittedWeights:
     """Train by mini-batches on prepared columns X (n_rows, n_columns), labels y of -1 or +1 and weights of rows.
 
     Weights (n_rows,) are scaled to mean 1. `on_epoch` gets the state after every epoch; its losses are without the
@@ -123,7 +101,7 @@ def train(
     slice_ = Slice(X.shape[1], memory=memory, period=period, l2=optimiser.l2, intercept=optimiser.intercept)
     coordinator = Coordinator(memory=memory, learning_rate=optimiser.learning_rate)
     schedule = Schedule(optimiser.learning_rate, optimiser.tol, optimiser.max_iter)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite ends the training
+    with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite ends the training
         while not schedule.finished:
             of_batches = []
             for rows in batches:
@@ -138,5 +116,5 @@ def train(
             slice_.end_epoch(back=back)
             coordinator.end_epoch(schedule.learning_rate, back=back)
             if on_epoch is not None:
-                on_epoch(Fitted(slice_.weights, schedule.losses))
-    return Fitted(slice_.weights, schedule.losses)
+                on_epoch(FittedWeights(slice_.weights, schedule.losses))
+    return FittedWeights(slice_.weights, schedule.losses)

@@ -17,13 +17,13 @@ OF_ONE_MODEL = "give all parties their parts of one training, and files of the s
 
 
 class Terms(Message):
-    """One party's public parameters; they hold nothing that another party may not know."""
+    """One party's public parameters; they hold nothing that another party must not know."""
 
     values: dict[str, Term]
 
 
 class Verdict(Message):
-    """What one party found when comparing; empty when its terms equal those of all its peers."""
+    """One party's finding: the first difference between terms, empty for none."""
 
     difference: str
 
@@ -38,31 +38,14 @@ def agree(
 ) -> None:
     """Compare public parameters with every peer; raise the same error everywhere when they differ.
 
-    Every party of the job calls it at the same place. All send, then all receive; then all exchange what
-    they found, so that in a star a passive party learns of a difference between two others.
+    Every party of the job calls it at the same place. All send, then all receive; then all exchange what they found,
+    so that in a star a passive party learns of a difference between two others. Values are equal when type and value
+    are (1 is not 1.0, and not True). `peers` are those to compare with (default: all), `timeout` the seconds to wait
+    for each.
 
-    Parameters
-    ----------
-    party : Party
-        Whose peers to ask.
-    terms : mapping of str to str, int, float, bool, None or list of these
-        The parameters. Values are equal when type and value are (1 is not 1.0, and not True).
-    timeout : float, optional
-        Seconds to wait for each peer's terms; the party's `timeout` by default.
-    peers : sequence of str, optional
-        Whom to compare with; all peers by default.
-    remedy : str, optional
-        What is to be done about a difference.
-
-    Raises
-    ------
-    ConfigError
-        When a parameter differs: names the first one in alphabetical order, both values and both parties.
-        This party has then left the job in good order, so `run_role` sends no abort after it.
-    PeerError
-        When a peer is lost, silent, malformed or has stopped.
-    LocalProtocolError
-        When a term is none of the types above.
+    Raises ConfigError for the first difference in alphabetical order, with both values, both parties and the `remedy`;
+    this party has then left the job in good order, so `run_role` sends no abort after it. Raises PeerError when a peer
+    is lost, silent, malformed or has stopped, and LocalProtocolError for a term of another type than `Term`.
     """
     own, peers = _checked(terms), party.peers if peers is None else peers
     for peer in peers:

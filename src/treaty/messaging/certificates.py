@@ -1,7 +1,9 @@
 """Who a party is on the network: a private key and a self-signed certificate that its peers pin.
 
-Certificates are ECDSA P-256 (gRPC's TLS accepts no Ed25519) with the party's name as the only subject
-alternative name. There is no authority: organisations exchange certificates and compare fingerprints.
+Certificates are ECDSA P-256 (gRPC's TLS accepts no Ed25519) with the party's name as the only subject alternative
+name. There is no authority: organisations exchange certificates and compare fingerprints.
+
+All functions raise ConfigError for files, names, keys or certificates that cannot be used.
 """
 
 import datetime
@@ -26,37 +28,16 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")  # one DNS
 
 
 class Identity(NamedTuple):
-    """A party's private key and certificate.
-
-    Parameters
-    ----------
-    key : bytes
-        Private key, PEM (PKCS #8, not encrypted).
-    certificate : bytes
-        Certificate, PEM.
-    """
+    """A party's private key (PKCS #8, not encrypted) and certificate, both PEM."""
 
     key: bytes
     certificate: bytes
 
 
 def make_identity(name: str) -> Identity:
-    """Make a new key and its self-signed certificate.
+    """Make a new key and its self-signed certificate, valid from yesterday (clocks differ) for `VALIDITY`.
 
-    Parameters
-    ----------
-    name : str
-        The party: at most 63 letters, digits, ``-`` and ``_``, with a letter or digit at both ends.
-
-    Returns
-    -------
-    Identity
-        Valid from yesterday (clocks differ) for `VALIDITY`.
-
-    Raises
-    ------
-    ConfigError
-        When the name cannot stand in a certificate.
+    The name has at most 63 letters, digits, ``-`` and ``_``, with a letter or digit at both ends.
     """
     check_names([name])
     key = ec.generate_private_key(ec.SECP256R1())
@@ -81,12 +62,7 @@ def make_identity(name: str) -> Identity:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names that cannot stand in a certificate; the others can in a file's name, too.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Refuse names that a certificate cannot hold; those it can hold are also safe in file names."""
     for name in names:
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -96,20 +72,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def write_identity(folder: str | Path, name: str) -> Identity:
-    """Make an identity and write ``<name>.key.pem`` (mode 0600) and ``<name>.cert.pem``.
-
-    Parameters
-    ----------
-    folder : path
-        Made when missing.
-    name : str
-        The party, as in `make_identity`.
-
-    Raises
-    ------
-    ConfigError
-        When one of the files exists (nothing is overwritten), or the folder cannot be written.
-    """
+    """Make an identity and write ``<name>.key.pem`` (mode 0600) and ``<name>.cert.pem``; never overwrite a file."""
     identity = make_identity(name)
     key_file, certificate_file = _files(folder, name)
     for file in (key_file, certificate_file):
@@ -127,11 +90,8 @@ def write_identity(folder: str | Path, name: str) -> Identity:
 def load_identity(folder: str | Path, name: str) -> Identity:
     """Read what `write_identity` wrote.
 
-    Raises
-    ------
-    ConfigError
-        When a file is missing or malformed, the key file is open to other users, the key is not that of
-        the certificate, or the certificate is not valid for `name`.
+    Refuses a key file open to other users, a key that is not the certificate's, and a certificate not valid for
+    `name`.
     """
     key_file, certificate_file = _files(folder, name)
     key = _read(key_file)
@@ -143,48 +103,20 @@ def load_identity(folder: str | Path, name: str) -> Identity:
 
 
 def load_certificate(file: str | Path) -> bytes:
-    """Read a peer's certificate, PEM.
-
-    Raises
-    ------
-    ConfigError
-        When the file is missing or does not hold exactly one certificate.
-    """
+    """Read a peer's certificate, PEM, from a file that holds exactly one."""
     pem = _read(Path(file))
     _parse(pem, str(file))
     return pem
 
 
 def fingerprint(certificate: bytes) -> str:
-    """Name a certificate for comparison over the telephone.
-
-    Parameters
-    ----------
-    certificate : bytes
-        PEM.
-
-    Returns
-    -------
-    str
-        ``SHA256:`` and 64 hexadecimal digits in groups of four, of the DER form.
-
-    Raises
-    ------
-    ConfigError
-        When it is not exactly one certificate.
-    """
+    """Return ``SHA256:`` and 64 hexadecimal digits in groups of four, to be compared over the telephone."""
     digest = _parse(certificate, "fingerprint").fingerprint(hashes.SHA256()).hex()
     return "SHA256:" + " ".join(digest[i : i + 4] for i in range(0, 64, 4))
 
 
 def check_identity(identity: Identity, name: str) -> None:
-    """Check that a party can use this key and certificate under this name.
-
-    Raises
-    ------
-    ConfigError
-        When the key is malformed or not that of the certificate, or as in `check_certificate`.
-    """
+    """Check that a party can use this key and certificate under this name."""
     public = check_certificate(identity.certificate, name).public_key()
     try:
         key = serialization.load_pem_private_key(identity.key, password=None)
@@ -195,17 +127,7 @@ def check_identity(identity: Identity, name: str) -> None:
 
 
 def check_certificate(certificate: bytes, name: str) -> x509.Certificate:
-    """Check that a certificate can be pinned for a party.
-
-    Returns
-    -------
-    cryptography.x509.Certificate
-
-    Raises
-    ------
-    ConfigError
-        When it is not exactly one certificate, is not ECDSA P-256, does not bear `name`, or is out of date.
-    """
+    """Check that a certificate can be pinned for a party: one ECDSA P-256 certificate for `name`, valid today."""
     parsed = _parse(certificate, name)
     key = parsed.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):

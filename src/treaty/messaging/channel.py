@@ -1,4 +1,4 @@
-"""What a party needs of a transport, and the mailbox both transports share."""
+"""The interface of a transport, and the mailbox that both transports share."""
 
 import heapq
 import threading
@@ -30,43 +30,22 @@ class Channel(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether sending takes the time of a way to the peer and back, so that several at a time are worth it."""
+        """Whether sending takes a round trip to the peer, so that sending to several peers at once pays."""
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:
-        """Hand `frame` over to the peer's mailbox; returns when it is there.
+        """Deliver an encoded envelope to a peer's mailbox; returns when it is there.
 
-        Parameters
-        ----------
-        to : str
-            A peer of this channel.
-        frame : bytes
-            One encoded envelope.
-        timeout : float
-            Seconds after which a peer that is alive but takes nothing is given up.
-
-        Raises
-        ------
-        PeerLost
-            When the peer is gone.
-        PeerTimeout
-            When `timeout` has passed.
-        PeerProtocolError
-            When the peer refuses to talk to us.
-        LocalProtocolError
-            When `to` is unknown, the frame is larger than the peer takes, or this channel is closed.
+        Raises PeerLost when the peer is gone, PeerTimeout when it took nothing for `timeout` seconds,
+        PeerProtocolError when it refuses to talk to us, and LocalProtocolError when `to` is unknown, the frame is
+        larger than the peer accepts, or this channel is closed.
         """
 
     def receive(self, timeout: float) -> Arrival | None:
         """Return the next frame of any peer, or None when `timeout` seconds have passed.
 
-        Raises
-        ------
-        PeerLost
-            Once for each peer that is gone, after the frames it delivered before.
-        PeerProtocolError
-            When a peer tried something the transport refuses (oversized frame, false name).
-        LocalProtocolError
-            When this channel is closed.
+        Raises PeerLost once for each peer that is gone, after the frames it delivered before, PeerProtocolError when a
+        peer tried something the transport refuses (oversized frame, false name), and LocalProtocolError when this
+        channel is closed.
         """
 
     def close(self) -> None:
@@ -74,13 +53,7 @@ class Channel(Protocol):
 
 
 class Inbox:
-    """Arrivals and notices of trouble, in order; filled by any thread, emptied by the party's.
-
-    Parameters
-    ----------
-    owner : str
-        The party, for the error message.
-    """
+    """Arrivals and notices of trouble, in order; filled by any thread, emptied by the party's."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
@@ -92,12 +65,8 @@ class Inbox:
     def put(self, item: Arrival | PeerError, due: float = 0.0) -> None:
         """Add an arrival, or an error that `get` raises in its turn; dropped when closed.
 
-        Parameters
-        ----------
-        item : Arrival or PeerError
-            What has come, or is on its way.
-        due : float
-            Monotonic time before which `get` does not see it; items come out by `due`, equal ones as they were put in.
+        `get` does not see it before the monotonic time `due`; items come out by `due`, equal ones in the order of
+        `put`.
         """
         with self._changed:
             if not self._closed:
@@ -126,7 +95,7 @@ class Inbox:
         return item
 
     def close(self) -> None:
-        """Drop everything and wake whoever waits."""
+        """Drop everything and wake all waiting threads."""
         with self._changed:
             self._closed = True
             self._items.clear()

@@ -1,4 +1,4 @@
-"""What two parties have said to each other, checked message by message; no I/O here.
+"""The conversation of two parties, checked message by message; no I/O here.
 
 Each message is checked against the place it claims. When it comes in: job, protocol, sender (the name the channel
 has authenticated), receiver, and ``seq``, which must be exactly the next number of its ordered pair. When the role
@@ -26,23 +26,10 @@ from treaty.messaging.messages import (
 
 
 class Conversation:
-    """One party's talk with one peer.
+    """One party's conversation with one peer, both in the same job and protocol.
 
-    Parameters
-    ----------
-    me, peer : str
-        The two parties.
-    job, protocol : str
-        What both must be talking about.
-
-    Attributes
-    ----------
-    left : bool
-        The peer said goodbye or aborted; it sends nothing more.
-    abort_reason : str or None
-        Why the peer stopped the job, when it did.
-    missed : int
-        Last round that went on without a message of the peer, -1 if none; see `drop_late`.
+    `left`: the peer said goodbye or aborted and sends nothing more; `abort_reason` says why, if it stopped the job.
+    `missed` is the last round that went on without a message of the peer, -1 if none; see `drop_late`.
     """
 
     def __init__(self, me: str, peer: str, job: str, protocol: str) -> None:
@@ -68,27 +55,19 @@ class Conversation:
         return self._unread[0].round
 
     def write(self, message: Message, round: int) -> bytes:
-        """Encode the next message to the peer; the number is used up only by `wrote`."""
+        """Encode the next message to the peer; only `wrote` advances the message number."""
         kind = type(message).__name__
         return encode_envelope(Envelope(self.job, self.protocol, round, kind, self.me, self.peer, self._sent, message))
 
     def wrote(self) -> None:
-        """Note that what `write` returned has been delivered."""
+        """Record that the message from `write` has been delivered."""
         self._sent += 1
 
     def take_in(self, frame: Frame) -> Envelope[msgspec.Raw]:
-        """Check all of a frame that does not depend on what the role expects, and file it.
+        """Check everything in a frame that does not depend on what the role expects, and queue it, body undecoded.
 
-        Returns
-        -------
-        Envelope
-            What came in, body undecoded. A goodbye or abort is noted in `left` and `abort_reason`
-            instead of waiting for `read`.
-
-        Raises
-        ------
-        PeerProtocolError
-            When it is malformed, of another job or protocol, not from `peer` to `me`, or not the next.
+        A goodbye or abort sets `left` and `abort_reason` instead. Raises PeerProtocolError for a frame that is
+        malformed, of another job or protocol, not from `peer` to `me`, or not the next.
         """
         envelope = decode_envelope(frame, peer=self.peer)
         self._expect("job", self.job, envelope.job)
@@ -131,10 +110,7 @@ class Conversation:
     def peek(self, kinds: Sequence[type[M]], round: int) -> M:
         """Decode the oldest unread message as one of those the role expects now; it stays unread.
 
-        Raises
-        ------
-        PeerProtocolError
-            When it is of another class or round, or its body is not exactly one of that class.
+        Raises PeerProtocolError for another class or round, or a body that is not exactly one of that class.
         """
         envelope = self._unread[0]
         kind = next((kind for kind in kinds if kind.__name__ == envelope.step), None)

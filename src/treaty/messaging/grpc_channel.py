@@ -3,7 +3,7 @@
 Every party listens at one address and dials each of its peers; frames go over a connection of
 the sender's. What each part guarantees:
 
-**Identity.** A server lets in none but the pinned certificates and holds the name a caller claims against the one
+**Identity.** A server admits only the pinned certificates and compares the name a caller claims with the certificate
 presented; a client trusts only the certificate pinned for the peer it dials.
 
 **Delivery.** `send` returns when the frame lies in the peer's mailbox. After a broken connection the identical bytes
@@ -13,8 +13,7 @@ arrives once or `send` raises. (`Party` refuses repeated messages on top of that
 **Death.** Each party holds a watch stream open to each peer, on a connection of its own, where pings do not queue
 behind frames. A killed process breaks it at once, a stopped one or a dead network after ``keepalive_time +
 keepalive_timeout``; when no new watch of the same process can be opened within ``reconnect`` seconds, the peer is
-lost. A peer that computes, even without ever releasing Python's lock, goes
-on answering pings.
+lost. A peer that computes goes on answering pings, even without ever releasing Python's lock.
 
 Do not fork a process that has made a channel; start subprocesses afresh.
 """
@@ -41,15 +40,7 @@ LATE_PATIENCE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where a peer listens and how it proves who it is.
-
-    Parameters
-    ----------
-    address : str or None
-        ``host:port``; None when it is given to `GrpcChannel.connect` instead.
-    certificate : bytes
-        Its certificate, PEM.
-    """
+    """Where a peer listens (``host:port``; None when `GrpcChannel.connect` is given it), and its certificate, PEM."""
 
     address: str | None
     certificate: bytes
@@ -58,28 +49,12 @@ class Peer:
 class GrpcChannel:
     """One party's end; listens from the moment it is made, dials in `connect`. Also a context manager.
 
-    Parameters
-    ----------
-    name : str
-        This party.
-    address : str
-        ``host:port`` to listen at; port 0 lets the system choose, see `address`.
-    key, certificate : bytes
-        Of this party, PEM (see `certificates`).
-    peers : mapping of str to Peer
-        The parties to talk to, by name. Others cannot connect.
-    max_message_bytes : int, default 4 GiB
-        Largest message accepted, and largest amount one peer may have unread here; what is announced as
-        larger is refused before it is allocated, with an error at both sides.
-    keepalive_time, keepalive_timeout : float, default 10 and 8
-        Seconds of silence after which a peer is pinged, and for which an answer is awaited.
-    reconnect : float, default 2
-        Seconds for which a broken connection is dialled again before the peer counts as lost.
-
-    Raises
-    ------
-    ConfigError
-        When a certificate or key does not fit its name, or the address cannot be listened at.
+    `address` is the ``host:port`` to listen at; with port 0 the system chooses. `key` and `certificate` are PEM; only
+    `peers` can connect. `max_message_bytes` is the largest message accepted, and the most one peer may have unread
+    here; larger ones are refused, with an error at both sides, before they are allocated. A peer is pinged after
+    `keepalive_time` seconds of silence and has `keepalive_timeout` to answer; a broken connection is dialled again for
+    `reconnect` seconds before the peer counts as lost. Raises ConfigError when a certificate or key does not fit its
+    name, or the address cannot be listened at.
     """
 
     def __init__(
@@ -127,28 +102,13 @@ class GrpcChannel:
     def connect(
         self, timeout: float, addresses: Mapping[str, str] | None = None, may_lose: Collection[str] = ()
     ) -> None:
-        """Dial all peers and wait until each has answered and has dialled us.
+        """Dial all peers and wait up to `timeout` seconds until each has answered and has dialled us.
 
-        Parameters
-        ----------
-        timeout : float
-            Seconds to wait for peers that are not up yet.
-        addresses : mapping of str to str, optional
-            Addresses of peers, in place of those given as `Peer`.
-        may_lose : collection of str
-            Peers that are taken for lost, and no more, if they do not come in time or have gone again.
-
-        Raises
-        ------
-        PeerProtocolError
-            When a connection was refused for `REFUSAL_PATIENCE` seconds, in most cases because a
-            certificate is not the one pinned. Which one, its text says.
-        PeerLost
-            When a peer was not reachable in time (all such are named), or has gone meanwhile.
-        ConfigError
-            When a peer's address is unknown.
-        LocalProtocolError
-            When called twice.
+        `addresses` replace those given as `Peer`. Peers in `may_lose` that do not come in time, or have gone again,
+        only count as lost. Raises PeerProtocolError when a connection was refused for `REFUSAL_PATIENCE` seconds, in
+        most cases because of a certificate that is not the one pinned (the text says which); PeerLost when others were
+        not reachable in time (all are named), or have gone meanwhile; ConfigError when an address is unknown;
+        LocalProtocolError when called twice.
         """
         if self._links:
             raise LocalProtocolError(f"expected connect to be called once, got a second call - at {self._name}")
@@ -168,7 +128,7 @@ class GrpcChannel:
                     gone, deadline = link.lost, min(deadline, now + LATE_PATIENCE)
                 if link.refused_since is not None and now - link.refused_since > REFUSAL_PATIENCE:
                     raise PeerProtocolError(link.peer, link.trouble)
-            # whoever is still on the way would wait in vain for us: let it come, to be told
+            # a peer that is still starting would wait for us in vain: let it connect first, and be told
             if gone is not None and (now > deadline or all(self._links[peer].lost is not None for peer in missing)):
                 raise gone
             if now > deadline:
@@ -176,7 +136,7 @@ class GrpcChannel:
                     f"expected all peers within {timeout:g} s, {self._name} is not connected with {', '.join(missing)}"
                 )
                 error = PeerLost(next(iter(missing)), f"{text}: {'; '.join(missing.values())}")
-                error.public = text  # without addresses
+                error.public = text  # peers must not see addresses
                 raise error
             time.sleep(0.02)
         if gone is not None:
@@ -221,7 +181,7 @@ class GrpcChannel:
         return resolved
 
     def _missing(self, may_lose: Collection[str]) -> dict[str, str]:
-        """Say of each peer without a connection in both directions what is wrong, but of those that may be gone."""
+        """Return the trouble with each peer not connected in both directions, less those lost that may be."""
         troubles = {peer: link.trouble for peer, link in self._links.items() if not link.connected}
         for peer in self._links:
             if peer not in self._server.callers:

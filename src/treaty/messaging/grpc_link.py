@@ -63,31 +63,8 @@ class Pings:
 class Link:
     """The connection of one party to one peer.
 
-    Parameters
-    ----------
-    introduction : Introduction
-        Who we are.
-    peer, address : str
-        Whom to dial, and its ``host:port``.
-    identity : Identity
-        Our key and certificate.
-    pinned : x509.Certificate
-        The only certificate we accept of the peer.
-    pings : Pings
-        When to take the peer for lost.
-    on_lost : callable
-        Called once, with the error, when it does.
-
-    Attributes
-    ----------
-    connected : bool
-        The peer has answered at least once.
-    lost : PeerError or None
-        Why the peer is gone.
-    trouble : str
-        Why the last attempt to dial failed.
-    refused_since : float or None
-        Monotonic time of the first attempt that failed for a reason that waiting does not mend.
+    `pinned` is the only certificate accepted of the peer; `on_lost` is called once, with the error, when the peer is
+    taken for lost.
     """
 
     def __init__(
@@ -101,9 +78,10 @@ class Link:
         on_lost: Callable[[PeerError], None],
     ) -> None:
         self.peer = peer
-        self.connected = False
-        self.lost: PeerError | None = None
-        self.trouble = "not dialled yet"
+        self.connected = False  # whether the peer has answered at least once
+        self.lost: PeerError | None = None  # why the peer is gone
+        self.trouble = "not dialled yet"  # why the last attempt to dial failed
+        # monotonic time of the first attempt that failed for a reason that waiting does not mend
         self.refused_since: float | None = None
         self._introduction = introduction
         self._address = address
@@ -137,7 +115,7 @@ class Link:
         self._watcher.start()
 
     def deliver(self, frame: bytes, timeout: float) -> None:
-        """Deliver a frame; see `Channel.send`. Only one is under way at a time."""
+        """Deliver a frame, one at a time; see `Channel.send`."""
         deadline = time.monotonic() + timeout
         silence = PeerTimeout(
             self.peer, f"{self.peer} took no message for {timeout:g} s, though its connection is alive"
@@ -153,7 +131,7 @@ class Link:
                 self._raise_if_ended()
                 try:
                     failed = self._hand_over(announcement, frame, max(0.0, deadline - time.monotonic()))
-                except ValueError:  # grpc's word for a connection that we have closed
+                except ValueError:  # gRPC raises it for a connection that we have closed
                     self._raise_if_ended()
                     raise
                 if failed is None:
@@ -170,7 +148,7 @@ class Link:
             self._sending.release()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close both connections."""
         self._ended.set()
         for channel in self._channels:
             channel.close()
@@ -178,20 +156,20 @@ class Link:
             self._watcher.join(5.0)
 
     def _hand_over(self, announcement: Announcement, frame: bytes, timeout: float) -> tuple[Any, str] | None:
-        """Make one attempt to deliver; return why it failed. Closing the connection ends it."""
+        """Make one attempt to deliver; return why it failed. Closing the connection ends the attempt."""
         try:
             if len(frame) <= CHUNK:
                 # This thread waits for the answer itself; for a `future`, grpc starts one that does.
                 self._post_call(encode(Parcel(announcement, memoryview(frame))), timeout=timeout)
             else:
-                # When an interrupt ends its waiting, a `future` still comes to an end; else its feeding thread stays.
+                # If an interrupt ends the waiting, a `future` still ends; without it, the feeding thread would stay.
                 self._deliver_call.future(chunks(announcement, frame), timeout=timeout).result()
         except grpc.RpcError as error:
             return _outcome(error)
         return None
 
     def _watch(self) -> None:
-        """Keep a watch open; its end, and no new one within `reconnect` seconds, means that the peer is lost."""
+        """Keep a watch open; when it ends and no new one opens within `reconnect` seconds, the peer is lost."""
         broken_since: float | None = None
         while not self._ended.is_set():
             try:
@@ -227,7 +205,7 @@ class Link:
         return heard
 
     def _hear(self, data: bytes) -> None:
-        """Take a notice: that the peer is there, or that it is leaving."""
+        """Handle a notice: the peer is there, or it is leaving."""
         try:
             notice = decode(data, Notice)
         except ValueError:
@@ -238,7 +216,7 @@ class Link:
             gone = "it has closed its channel"
         elif self._incarnation not in (None, notice.incarnation):
             gone = "it was restarted, another process answers now"
-        if gone is not None:  # what it has taken in already, it still acknowledges
+        if gone is not None:  # it still acknowledges what it has taken in
             self._lose(PeerLost(self.peer, f"{self.peer} is lost: {gone}"), cancel=False)
             return
         self._incarnation = notice.incarnation
@@ -254,9 +232,9 @@ class Link:
             self._on_lost(error)
 
     def _explain(self, code: Any, details: str) -> None:
-        """Put an attempt that failed into words, and note whether waiting may mend it."""
+        """Describe a failed attempt to dial, and note whether waiting may help."""
         if code is grpc.StatusCode.CANCELLED:
-            return  # by ourselves, for the trouble noted before
+            return  # by ourselves; the trouble is already noted
         lower = details.lower()
         where = f"{self.peer} at {self._address}"
         refused = True
@@ -297,17 +275,17 @@ class Link:
 
 
 def _outcome(error: Any) -> tuple[Any, str]:
-    """Return code and details of a call that failed.
+    """Return code and details of a failed call.
 
-    The error is the call itself, which its traceback's frames refer to. Left in that ring, it lives until the process
-    ends, when the thread that serves it may have been stopped with its lock held, for which its end waits forever.
+    The error is the call itself, which its traceback's frames refer to. In that cycle it would live until the process
+    ends; the thread that serves it may have been stopped with its lock held by then, and its end would wait forever.
     """
     error.__traceback__ = None
     return error.code(), clean(error.details() or "")
 
 
 def _lost(peer: str, event: str, trouble: str) -> PeerLost:
-    """Make the error for a peer that is gone; addresses, which `trouble` may hold, are not for the other peers."""
+    """Return the error for a lost peer; its public text has no addresses, which `trouble` may hold."""
     error = PeerLost(peer, f"{peer} is lost: {event} ({trouble})")
     error.public = f"{peer} is lost: {event}"
     return error

@@ -33,48 +33,21 @@ _TURN_TIMEOUT = 60.0  # seconds a delivery waits for an earlier, broken one of t
 
 
 class _Sender:
-    """What the server remembers about one pinned peer."""
+    """The server's state of one pinned peer."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()  # held during a delivery: one at a time and sender
+        self.turn = threading.Lock()  # held during a delivery: one at a time per sender
         self.incarnation: bytes | None = None
         self.last = -1  # number of the newest delivery that reached the inbox
         self.unread = 0  # bytes in the inbox
 
 
 class Server:
-    """Takes frames of pinned peers into an inbox; starts listening at once.
+    """Takes frames of pinned peers into an inbox; starts listening at once, at `address` with the actual port.
 
-    Parameters
-    ----------
-    name : str
-        The party.
-    address : str
-        ``host:port`` to listen at; port 0 lets the system choose.
-    identity : Identity
-        The party's key and certificate.
-    pinned : mapping of str to x509.Certificate
-        The peers' certificates by name.
-    inbox : Inbox
-        Where arrivals and a peer's offences go.
-    max_message_bytes : int
-        Largest frame accepted, and largest number of bytes one peer may have unread here.
-    keepalive_time : float
-        Seconds of silence after which a caller is pinged.
-
-    Attributes
-    ----------
-    address : str
-        Where it listens, with the actual port.
-    incarnation : bytes
-        16 random bytes.
-    callers : set of str
-        The peers that have dialled us.
-
-    Raises
-    ------
-    ConfigError
-        When the address cannot be listened at.
+    Arrivals and offences of peers go to the inbox. `max_message_bytes` is the largest frame accepted, and the most one
+    peer may have unread here; a caller is pinged after `keepalive_time` seconds of silence. `incarnation` are 16
+    random bytes, `callers` the peers that have dialled us. Raises ConfigError when the address cannot be listened at.
     """
 
     def __init__(
@@ -135,7 +108,7 @@ class Server:
         self._server.start()
 
     def mark_read(self, sender: str, nbytes: int) -> None:
-        """Note that a frame has left the inbox."""
+        """Record that a frame has left the inbox."""
         with self._lock:
             self._senders[sender].unread -= nbytes
 
@@ -178,7 +151,7 @@ class Server:
         return self._take(parcel.announcement, [parcel.frame], context)
 
     def _take(self, announced: Announcement, pieces: Iterable[Frame], context: Any) -> bytes:
-        """Take one frame in. A frame already taken in (a resend after a lost answer) is dropped by its number."""
+        """Take one frame in; one already taken in (a resend after a lost answer) is dropped by its number."""
         peer = self._authenticate(announced.introduction, context)
         sender = self._senders[peer]
         if not sender.turn.acquire(timeout=_TURN_TIMEOUT):
@@ -188,7 +161,7 @@ class Server:
                 return b""
             self._refuse_oversized(announced.size, peer, sender, context)
             frame = _gather(pieces, announced.size, context)
-            if frame is not None and context.is_active():  # else the caller has given up, or sends it again
+            if frame is not None and context.is_active():  # else the caller has given up or is resending
                 sender.last = announced.number
                 with self._lock:
                     sender.unread += announced.size
@@ -198,14 +171,14 @@ class Server:
         return b""
 
     def _authenticate(self, introduction: Introduction, context: Any) -> str:
-        """Hold the name claimed against the certificate presented; return the name."""
+        """Compare the name claimed with the certificate presented; return the name."""
         pem = context.auth_context()["x509_pem_cert"][0]
         owner = self._owner_by_pem.get(pem)
         if owner is None:  # parsed once, not for every message
             owner = self._owner.get(x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER))
             if owner is not None:
                 self._owner_by_pem[pem] = owner
-        if owner is None:  # TLS lets none but pinned certificates through; this does not rest on it
+        if owner is None:  # TLS admits only pinned certificates; this check does not rely on it
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not pinned here")
             raise AssertionError("abort raises")
         if introduction.sender != owner:
@@ -230,7 +203,7 @@ class Server:
         if not known:
             context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"{self._name} has already talked to another process of {owner}; start the job anew",
+                f"{self._name} has already talked to another process of {owner}; restart the job",
             )
         return owner
 
@@ -248,7 +221,7 @@ class Server:
             )
 
     def _offence(self, peer: str, code: Any, text: str, context: Any) -> NoReturn:
-        """Report what an authenticated peer did wrong at both sides."""
+        """Report at both sides what an authenticated peer did wrong."""
         self._inbox.put(PeerProtocolError(peer, text))
         context.abort(code, text)
         raise AssertionError("abort raises")
@@ -267,7 +240,7 @@ def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
     The frame ends at a multiple of 8 bytes: the array with which a message ends, its largest, is then aligned, and
     `view` need not copy it.
     """
-    whole = np.empty(size + 7, np.uint8)  # not zeroed: pages are taken up only as chunks come in
+    whole = np.empty(size + 7, np.uint8)  # not zeroed: pages are allocated only as chunks arrive
     skipped = -(whole.ctypes.data + size) % 8
     buffer = whole.data[skipped : skipped + size]
     filled = 0
@@ -285,14 +258,14 @@ def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
 
 
 class _DaemonThreads(futures.Executor):
-    """Runs calls in daemon threads, of which there are as many as calls were ever under way at once.
+    """Runs calls in daemon threads, as many as calls were ever under way at once.
 
-    No call waits for another, and one lying open does not keep the process from ending.
+    No call waits for another, and an open one does not keep the process from ending.
     """
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)  # counts the threads that wait for a task nobody has submitted yet
+        self._idle = threading.Semaphore(0)  # counts the threads that wait for a task
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "futures.Future[Any]":
         future: futures.Future[Any] = futures.Future()
@@ -309,12 +282,12 @@ class _DaemonThreads(futures.Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let each thread end when it is idle; nothing may be submitted any more."""
+        """End each thread when it is idle; nothing may be submitted afterwards."""
         self._tasks.put(None)
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # with it goes the call
+            del task  # releases the call
             self._idle.release()
-        self._tasks.put(None)  # for the next
+        self._tasks.put(None)  # for the next thread

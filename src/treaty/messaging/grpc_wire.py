@@ -1,10 +1,10 @@
-"""What both ends of the gRPC transport share: method names, the structs of its own talk, options.
+"""What both ends of the gRPC transport share: method names, the transport's own structs, options.
 
 Three methods, bytes in and out, no generated stubs:
 
 ``/treaty.Mail/Watch``
     request: `Introduction`; response stream: a `Notice` at once, and one with ``closing=True`` when the server
-    closes. In between the stream lies open: its break is how a death is noticed.
+    closes. In between the stream stays open: its break is how a death is noticed.
 ``/treaty.Mail/Deliver``
     request stream: an `Announcement`, then the frame in chunks of `CHUNK` bytes; response: empty, sent when the
     frame lies in the receiver's mailbox.
@@ -41,16 +41,10 @@ _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who calls.
+    """The caller: transport version (both ends must have the same), party name, and incarnation.
 
-    Parameters
-    ----------
-    version : int
-        Of this transport; both ends must have the same.
-    sender : str
-        Party name; the certificate of the connection must be the one pinned for it.
-    incarnation : bytes
-        Random, drawn when the sender's channel was made: tells a lost connection from a restarted process.
+    The connection must have the certificate pinned for the name. The incarnation, drawn when the sender's channel was
+    made, tells a lost connection from a restarted process.
     """
 
     version: int
@@ -59,14 +53,14 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a watched server says of itself: which incarnation it is, and whether it is closing."""
+    """What a watched server reports: which incarnation it is, and whether it is closing."""
 
     incarnation: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     closing: bool
 
 
 class Announcement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What comes: the frame's sender, its number among all deliveries of that sender here, its bytes."""
+    """A frame to come: its sender, its number among all deliveries of that sender here, its bytes."""
 
     introduction: Introduction
     number: _Size
@@ -86,13 +80,7 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """Decode one of the structs above.
-
-    Raises
-    ------
-    ValueError
-        When the bytes are not exactly one `kind`.
-    """
+    """Decode one of the structs above; raise ValueError unless the bytes are exactly one `kind`."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except RecursionError as error:
@@ -108,11 +96,11 @@ def chunks(announcement: Announcement, frame: bytes) -> Iterator[bytes]:
 
 
 def ping_options(time: float, timeout: float = BULK_PING_TIMEOUT) -> list[tuple[str, Any]]:
-    """Options of either end: ping a connection every `time` seconds, close it after `timeout` without answer.
+    """Return options of either end: ping a connection every `time` seconds, close it after `timeout` without answer.
 
-    The C library answers pings in its own threads, without Python's lock: a party that computes for
-    minutes still answers, a stopped process does not. Two options give the timeout because the second alone
-    decides about pings on some releases (1.85: the first is ignored, and the second's default is a minute).
+    The C library answers pings in its own threads, without Python's lock: a party that computes for minutes still
+    answers, a stopped process does not. Two options give the timeout because on some releases the second alone decides
+    about pings (1.85: the first is ignored, and the second's default is a minute).
     """
     return [
         ("grpc.keepalive_time_ms", int(time * 1000)),

@@ -14,28 +14,13 @@ from treaty.messaging.channel import Arrival, Inbox
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The line of every party to the others, as at a home or an office: its own uplink is what is scarce.
+    """The uplink of every party, as at a home or an office: scarce, and shared by what it sends to all peers.
 
-    A frame of n bytes waits until the frames sent before it, to whatever peer, have left; takes ``8 n /
-    bits_per_second`` to leave; and arrives whole `delay` after that. All in real time.
-
-    Parameters
-    ----------
-    bits_per_second : float
-        Of each party's uplink, shared by what it sends to all its peers.
-    delay : float
-        Seconds one way: a path with a round trip of 100 ms has ``delay=0.05``.
-
-    Raises
-    ------
-    ConfigError
-        When the rate is not above 0 or the delay below 0.
-
-    Notes
-    -----
-    Left out: the downlink (of many times the rate in most houses, but a leader who hears of 32 parties at once may
-    find it scarce too), losses and TCP's slow start, the bytes of TLS and TCP. `send` does not wait, as if there was
-    always room in a socket's buffer; `GrpcChannel.send` waits for an acknowledgment, one round trip a message.
+    A frame of n bytes waits until the frames sent before it, to any peer, have left; takes ``8 n / bits_per_second``
+    to leave; and arrives `delay` seconds after that (a round trip of 100 ms has ``delay=0.05``), all in real time.
+    Left out: the downlink (usually many times faster, but a leader that receives from 32 parties at once may find it
+    scarce too), losses and TCP's slow start, the bytes of TLS and TCP. `send` does not wait, as if a socket's buffer
+    always had room; `GrpcChannel.send` waits for an acknowledgment, one round trip a message.
     """
 
     bits_per_second: float
@@ -50,25 +35,7 @@ class Link:
 
 
 def memory_channels(names: Iterable[str], link: Link | None = None) -> dict[str, "MemoryChannel"]:
-    """Connect parties of one process, each with each.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Party names, all different.
-    link : Link, optional
-        How slow each party's line is; None: frames are there at once.
-
-    Returns
-    -------
-    dict of str to MemoryChannel
-        One end per party.
-
-    Raises
-    ------
-    LocalProtocolError
-        When a name occurs twice.
-    """
+    """Connect parties of one process, each with each; names must differ. Without a link, frames arrive at once."""
     names = list(names)
     if len(set(names)) != len(names):
         raise LocalProtocolError(f"expected different party names, got {names}")
@@ -80,8 +47,8 @@ def memory_channels(names: Iterable[str], link: Link | None = None) -> dict[str,
 class MemoryChannel:
     """One party's end; made by `memory_channels`. Closing it tells all others that this party is gone.
 
-    Over a `Link` that news travels as a frame of no bytes, behind the frames sent before; until it is there, what
-    others send to the party vanishes without an error.
+    Over a `Link` that news travels as an empty frame behind the frames sent before; until it arrives, what others send
+    to the party vanishes without an error.
     """
 
     def __init__(self, name: str, inboxes: dict[str, Inbox], departures: dict[str, float], link: Link | None) -> None:
@@ -105,7 +72,7 @@ class MemoryChannel:
         return False
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:
-        """Put the frame into the peer's inbox, or on its way there; never waits. See `Channel.send`."""
+        """Put the frame into the peer's inbox, at the time it arrives; never waits. See `Channel.send`."""
         if to not in self._names or to == self._name:
             raise LocalProtocolError(f"expected a peer of {self._name}, got {to!r} - at send")
         if self._name not in self._inboxes:

@@ -6,9 +6,9 @@ A protocol declares one frozen struct per message, named by its content::
         node_of_row: Array      # uint8 (rows,)
         level: int
 
-Decoding is validation: the receiver says which type it expects, the struct's types are checked by msgspec,
-and `view` checks dtype, shape and byte length of every array before anything is used. No class is looked up
-by a name on the wire and nothing is unpickled.
+Decoding is validation: the receiver says which type it expects, msgspec checks the struct's types, and `view` checks
+dtype, shape and byte length of every array before anything is used. No class is looked up by a name on the wire and
+nothing is unpickled.
 
 Wire form (msgpack): ``Envelope(job, protocol, round, step, sender, receiver, seq, body)``, where ``step`` is
 the name of the message class and ``body`` the message as a map of its fields.
@@ -53,18 +53,8 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False)
 class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
     """A numpy array on the wire: element type, shape, raw little-endian bytes in C order.
 
-    Parameters
-    ----------
-    dtype : str
-        One of `DTYPES`.
-    shape : tuple of int
-        Lengths of the axes.
-    data : memoryview
-        The elements. After decoding it points into the received frame and keeps that frame alive.
-
-    Notes
-    -----
-    A decoded `Array` is a claim of the sender. Use it through `view` only.
+    A decoded `Array` is a claim of the sender: use it through `view` only. Its data points into the received frame and
+    keeps that frame alive.
     """
 
     dtype: str
@@ -73,21 +63,9 @@ class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> "Array":
-        """Wrap an array for sending, without a copy when it is C-contiguous and little-endian.
+        """Wrap an array of a dtype in `DTYPES`, which must not change until the message is sent.
 
-        Parameters
-        ----------
-        values : ndarray, any shape, dtype in `DTYPES`
-            Must not change until the message is sent.
-
-        Returns
-        -------
-        Array
-
-        Raises
-        ------
-        LocalProtocolError
-            When the dtype is not in `DTYPES`.
+        Nothing is copied if it is C-contiguous and little-endian. Raises LocalProtocolError for another dtype.
         """
         values = np.asarray(values, order="C")
         name = _NAMES.get(values.dtype.newbyteorder("="))
@@ -100,39 +78,14 @@ class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
 
 
 def view(
-    array: Array,
-    dtype: type[Scalar] | np.dtype[Scalar],
-    shape: tuple[int | None, ...],
-    *,
-    peer: str,
-    what: str,
+    array: Array, dtype: type[Scalar] | np.dtype[Scalar], shape: tuple[int | None, ...], *, peer: str, what: str
 ) -> NDArray[Scalar]:
-    """Check a received array against what the protocol expects and return it read-only.
+    """Check a received array against what the protocol expects and return it read-only, aligned, in native byte order.
 
-    Parameters
-    ----------
-    array : Array
-        As decoded from a message.
-    dtype : numpy dtype or scalar type
-        Expected element type, one of `DTYPES`.
-    shape : tuple of int or None
-        Expected lengths; None accepts any length of that axis.
-    peer : str
-        The sender, for the error message.
-    what : str
-        The field, for the error message, e.g. ``"LevelQuery.rows"``.
-
-    Returns
-    -------
-    ndarray
-        Read-only, aligned, native byte order. It shares memory with the frame; where the elements
-        happen to lie unaligned in the frame (never for one-byte types) it is a copy.
-
-    Raises
-    ------
-    PeerProtocolError
-        When dtype, shape or number of bytes differ, or a bool is neither 0 nor 1. Nothing is allocated
-        before all three agree.
+    In `shape`, None accepts any length of that axis. `peer` (the sender) and `what` (the field, e.g.
+    ``"LevelQuery.rows"``) are for the error message. The result shares memory with the frame, except where its
+    elements lie unaligned there (never for one-byte types). Raises PeerProtocolError when dtype, shape or number of
+    bytes differ, or a bool is neither 0 nor 1; nothing is allocated before all three agree.
     """
     expected = np.dtype(dtype)
     name = _NAMES.get(expected)
@@ -164,51 +117,32 @@ def view(
 
 
 class Envelope(msgspec.Struct, Generic[Body], frozen=True, forbid_unknown_fields=True, eq=False):
-    """Who says what to whom, in which job, round and place of the conversation.
+    """Who says what to whom, in which job, round and place of the conversation."""
 
-    Parameters
-    ----------
-    job, protocol : str
-        Both must be those of the receiving party.
-    round : int
-        The protocol's round, from 0.
-    step : str
-        Name of the message class in `body`.
-    sender, receiver : str
-        Party names.
-    seq : int
-        Number of the message within its ordered pair (sender, receiver), from 0 without gaps.
-    body : Message (to encode) or msgspec.Raw (decoded, not yet looked into)
-        The message.
-    """
-
-    job: _Label
+    job: _Label  # this and the next must be those of the receiving party
     protocol: _Label
-    round: _Count
-    step: _Label
+    round: _Count  # the protocol's, from 0
+    step: _Label  # name of the message class in `body`
     sender: _Label
     receiver: _Label
-    seq: _Count
-    body: Body
+    seq: _Count  # number of the message within its ordered pair (sender, receiver), from 0 without gaps
+    body: Body  # a Message to encode, or a decoded msgspec.Raw that is not yet looked into
 
 
 class Abort(Message):
-    """The sender stops the job; `reason` is fit to be shown to the receiver's operator."""
+    """The sender stops the job; `reason` may be shown to the receiver's operator."""
 
     reason: str
 
 
 class Goodbye(Message):
-    """The sender has done its part; that its connection ends now is not a failure."""
+    """The sender has finished its part; the end of its connection is no failure from now on."""
 
 
 def encode_envelope(envelope: Envelope[M]) -> bytes:
     """Encode an envelope and its message in one pass.
 
-    Raises
-    ------
-    LocalProtocolError
-        When a field of the message cannot be encoded, e.g. an integer beyond 64 bits.
+    Raises LocalProtocolError when a field cannot be encoded, e.g. an integer beyond 64 bits.
     """
     return _encode(envelope, envelope.step)
 
@@ -219,20 +153,7 @@ def encode_body(message: Message) -> bytes:
 
 
 def decode_envelope(frame: Frame, *, peer: str) -> Envelope[msgspec.Raw]:
-    """Decode an envelope, leaving the body untouched.
-
-    Parameters
-    ----------
-    frame : bytes or memoryview
-        What the channel delivered.
-    peer : str
-        Who sent it, as the channel knows; for the error message.
-
-    Raises
-    ------
-    PeerProtocolError
-        When the bytes are not exactly one well-formed envelope.
-    """
+    """Decode an envelope from `peer`, leaving the body untouched; raise PeerProtocolError if it is malformed."""
     try:
         return msgspec.msgpack.decode(frame, type=Envelope[msgspec.Raw])
     except _MALFORMED as error:
@@ -240,21 +161,10 @@ def decode_envelope(frame: Frame, *, peer: str) -> Envelope[msgspec.Raw]:
 
 
 def decode_body(body: Frame | msgspec.Raw, kind: type[M], *, peer: str) -> M:
-    """Decode a message body as the type the receiver expects.
+    """Decode a message body, from an `Envelope` or a transcript, as the type the receiver expects.
 
-    Parameters
-    ----------
-    body : bytes, memoryview or msgspec.Raw
-        The body of an `Envelope`, or the content a transcript kept.
-    kind : type of Message
-        The expected class.
-    peer : str
-        The sender, for the error message.
-
-    Raises
-    ------
-    PeerProtocolError
-        When the bytes are not exactly one `kind`: a missing, unknown or wrongly typed field, bytes left over.
+    Raises PeerProtocolError when the bytes are not exactly one `kind`: a missing, unknown or wrongly typed field, or
+    bytes left over.
     """
     try:
         return msgspec.msgpack.decode(body, type=kind)

@@ -11,14 +11,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from typing import TypeVar
 
 from treaty.compute import concurrently
-from treaty.errors import (
-    LocalProtocolError,
-    PeerAborted,
-    PeerLost,
-    PeerProtocolError,
-    PeerTimeout,
-    TreatyError,
-)
+from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout, TreatyError
 from treaty.messaging.channel import Arrival, Channel
 from treaty.messaging.conversation import Conversation
 from treaty.messaging.messages import Abort, Goodbye, M, Message, clean, encode_body
@@ -35,42 +28,15 @@ Result = TypeVar("Result")
 class Party:
     """One party of one job, talking to the others over a channel.
 
-    Parameters
-    ----------
-    name : str
-        This party.
-    job : str
-        Identifier of the job; messages of another one are refused.
-    protocol : str
-        Name of the protocol; messages of another one are refused.
-    channel : Channel
-        This party's end; it stays the caller's, who closes it after the job.
-    peers : sequence of str
-        The parties this one talks to.
-    transcript : Transcript, optional
-        Where to record messages; a new one without contents by default.
-    timeout : float, default 3600
-        Seconds to wait for a message, or for a peer to take one, where a call names no other.
+    A role sets `round`, from 0, which is put on what is sent and demanded of what is received. `peers` are the parties
+    this one talks to, less those it has left out or set aside. Messages of another job or protocol are refused. The
+    channel stays the caller's, who closes it after the job. `timeout` is in seconds, for a message to come or a peer
+    to take one, where a call names no other. One thread receives; any thread may send.
 
-    Attributes
-    ----------
-    round : int
-        Set by the protocol, from 0; put on what is sent and demanded of what is received.
-    peers : tuple of str
-        The parties this one talks to, less those it has left out or set aside.
+    Where peers may vanish, a role collects with `gather`, speaks to many with `send_each`, and calls `leave_out` for
+    whoever was absent or not reached; whoever is not left out is still a failure to `receive` and `send`.
 
-    Raises
-    ------
-    LocalProtocolError
-        When the names do not fit each other or the channel.
-
-    Notes
-    -----
-    One thread receives; any thread may send.
-
-    Where peers may vanish, a role collects with `gather`, speaks to many with `send_each`, and
-    calls `leave_out` for whoever was absent or not reached; what it does not leave out is still a failure to
-    `receive` and `send`.
+    Methods that send or receive raise LocalProtocolError for a name that is no peer, and after this party has left.
     """
 
     def __init__(
@@ -104,28 +70,12 @@ class Party:
         self._over = False
 
     def send(self, to: str, message: Message) -> None:
-        """Send a message; returns when it lies in the peer's mailbox.
+        """Send a message to one of `peers`; returns when it lies in the peer's mailbox.
 
-        Parameters
-        ----------
-        to : str
-            One of `peers`.
-        message : Message
-            What to say.
-
-        Raises
-        ------
-        PeerAborted
-            When any peer has stopped the job.
-        PeerLost
-            When `to` is gone or has left.
-        PeerTimeout
-            When `to` takes nothing for `timeout` seconds.
-        PeerProtocolError
-            When a peer has sent something wrong meanwhile, or `to` refuses to talk to us.
-        LocalProtocolError
-            When `to` is no peer, the message cannot be encoded or is larger than `to` accepts, or this
-            party has already left.
+        Raises PeerAborted when any peer has stopped the job; PeerLost when `to` is gone or has left; PeerTimeout when
+        it takes nothing for `timeout` seconds; PeerProtocolError when a peer has sent something wrong meanwhile, or
+        `to` refuses to talk to us; LocalProtocolError also when the message cannot be encoded or is larger than `to`
+        accepts.
         """
         talk, doing = self._outgoing(to, message)
         with self._sending[to]:
@@ -140,29 +90,13 @@ class Party:
                 raise
 
     def send_each(self, messages: Mapping[str, Message], timeout: float | None = None) -> list[str]:
-        """Send a message to each of several peers of whom some may be gone.
+        """Send a message to each of several peers of whom some may be gone; return those reached, in order.
 
-        Parameters
-        ----------
-        messages : mapping of str to Message
-            What to say to whom; keys are of `peers`. Where sending takes time, all at once.
-        timeout : float, optional
-            Seconds that each has to take its message; the party's `timeout` by default.
+        The others are gone, have left, have stopped the job or took nothing for `timeout` seconds: call `leave_out`
+        for them, since they have missed a message. Where sending takes time, all are sent at once.
 
-        Returns
-        -------
-        list of str
-            Those reached, in the order of `messages`. The others are gone, have left, have stopped the job or took
-            nothing for `timeout` seconds; call `leave_out` for them, since they have missed a message.
-
-        Raises
-        ------
-        PeerAborted
-            When a peer not in `messages` has stopped the job; nothing has been sent.
-        PeerProtocolError
-            When a peer has sent something wrong before (nothing has been sent), or refuses to talk to us.
-        LocalProtocolError
-            As in `send`. Nothing has been sent if one of the keys is no peer.
+        Raises PeerAborted when a peer not in `messages` has stopped the job, and PeerProtocolError when a peer has
+        sent something wrong before, both with nothing sent; PeerProtocolError too when a peer refuses to talk to us.
         """
         outgoing = {to: self._outgoing(to, message) for to, message in messages.items()}
         self._listen()
@@ -184,36 +118,14 @@ class Party:
         return [to for to, was in zip(outgoing, reached, strict=True) if was]
 
     def receive(self, frm: str, *kinds: type[M], timeout: float | None = None, follow: bool = False) -> M:
-        """Wait for the next message of a peer.
+        """Wait for a peer's next message: one of the classes `kinds`, usually one, of the current `round`.
 
-        Parameters
-        ----------
-        frm : str
-            One of `peers`.
-        *kinds : types of Message
-            The classes the protocol allows here, usually one.
-        timeout : float, optional
-            Seconds to wait; the party's `timeout` by default.
-        follow : bool
-            The peer counts the rounds: take a message of a later one, and its `round` as the current one.
+        With `follow` the peer counts the rounds: a message of a later round sets this party's `round`.
 
-        Returns
-        -------
-        Message
-            An instance of one of `kinds`, of the current `round`.
-
-        Raises
-        ------
-        PeerAborted
-            At once when any peer has stopped the job.
-        PeerLost
-            At once when any peer is gone without goodbye, or `frm` has left and nothing of it is unread.
-        PeerTimeout
-            When nothing came in time.
-        PeerProtocolError
-            When any peer sent something malformed, repeated or out of order, or `frm` something else.
-        LocalProtocolError
-            When `frm` is no peer or this party has already left.
+        Raises at once PeerAborted when any peer has stopped the job, and PeerLost when any peer is gone without
+        goodbye, or `frm` has left and nothing of it is unread; PeerTimeout when nothing came for `timeout` seconds;
+        PeerProtocolError when any peer sent something malformed, repeated or out of order, or `frm` a message of
+        another class or round.
         """
         awaited = " or ".join(kind.__name__ for kind in kinds)
         talk = self._talk(frm, awaited)
@@ -236,46 +148,21 @@ class Party:
             self._listen(remaining)
 
     def gather(self, peers: Iterable[str], *kinds: type[M], timeout: float | None = None) -> dict[str, M]:
-        """Wait for the next message of each of several peers of whom some may vanish.
+        """Wait for the next message of each of several peers of whom some may vanish; return them by peer.
 
         Ends when nothing more can come, or after `timeout` seconds. A peer from which nothing came because it is gone,
-        has left, has stopped the job or is slow is absent from the result. A message that came counts, whatever has
-        become of its sender since.
+        has left, has stopped the job or is slow is absent from the result. A message that came counts even if its
+        sender is gone since. Peers that are neither among `peers` nor left out raise as in `receive`, and so does
+        anything malformed.
 
-        Parameters
-        ----------
-        peers : iterable of str
-            Of `Party.peers`.
-        *kinds : types of Message
-            The classes the protocol allows here, usually one.
-        timeout : float, optional
-            Seconds to wait; the party's `timeout` by default.
-
-        Returns
-        -------
-        dict of str to Message
-            By peer, in the order of `peers`: instances of one of `kinds`, of the current `round`.
-
-        Raises
-        ------
-        PeerAborted, PeerLost
-            At once when a peer that is neither among `peers` nor left out has stopped the job or is gone.
-        PeerProtocolError
-            When any peer sent something malformed, repeated or out of order, or one of `peers` something else.
-        LocalProtocolError
-            When one of `peers` is no peer or this party has already left.
-
-        Notes
-        -----
-        An error takes nothing away: the messages of others stay unread for another call.
-
-        A caller may treat the sender of something malformed as absent, by ``leave_out(error.peer)`` and another call:
-        one faulty party among hundreds must not be able to stop the rest. It is an error first, since it is no
-        accident of a network but a bug or an attack, and whoever goes on should have decided and noted so.
+        An error consumes nothing: the messages of others stay unread for another call. A caller may treat the sender
+        of something malformed as absent, by ``leave_out(error.peer)`` and another call: one faulty party among
+        hundreds must not be able to stop the rest. It is an error first, because it is no accident of a network but a
+        bug or an attack, and the caller should decide and log it.
 
         A peer that was only slow may be gathered from again. What it still sends for the round it missed is dropped
         unread once `round` is higher, by `gather` and `receive` alike. Within one round a late message cannot be told
-        from the next one, so a role that goes on with slow peers counts `round` up between two calls.
+        from the next one, so a role that continues with slow peers increases `round` between two calls.
         """
         peers = list(peers)
         awaited = " or ".join(kind.__name__ for kind in kinds)
@@ -307,21 +194,11 @@ class Party:
         return {peer: found[peer] for peer in talks if peer in found}
 
     def leave_out(self, peer: str) -> None:
-        """Go on without a peer, for good.
+        """Continue without one of `peers`, for good; it need not be gone.
 
-        Its loss, abort, goodbye and messages are ignored from now on (what comes whole is in the transcript, and
-        dropped unread), nothing can be sent to it, and `peers` no longer names it. `abort` and `close` tell it, after
-        the others. Leaving a peer out twice is fine.
-
-        Parameters
-        ----------
-        peer : str
-            One of `peers`; it need not be gone.
-
-        Raises
-        ------
-        LocalProtocolError
-            When it never was a peer.
+        Its loss, abort, goodbye and messages are ignored from now on (well-formed ones are in the transcript), nothing
+        can be sent to it, and `peers` no longer names it. `abort` and `close` tell it, after the others. Twice is
+        fine.
         """
         if peer not in self._talks:
             raise LocalProtocolError(f"{self._expected_peer()}, got {peer!r} - at leave_out")
@@ -330,19 +207,9 @@ class Party:
         self._talks[peer].drop_unread()
 
     def set_aside(self, peer: str) -> None:
-        """Take a peer out of `peers`, whom a role speaks to alike: it is talked to by name alone from now on.
+        """Remove a peer from `peers`, whom a role treats alike: from now on it is addressed by name alone.
 
-        For who helps and takes no part, a dealer say. Its loss still ends the job. Twice is fine.
-
-        Parameters
-        ----------
-        peer : str
-            One of `peers`.
-
-        Raises
-        ------
-        LocalProtocolError
-            When it is no peer, or was left out.
+        For one that helps without taking part, such as a dealer. Its loss still ends the job. Twice is fine.
         """
         self._talk(peer, "set_aside")
         self.peers = tuple(other for other in self.peers if other != peer)
@@ -353,24 +220,21 @@ class Party:
             self._talks[peer].missed = self.round - 1
 
     def may_lose(self, peers: Iterable[str]) -> None:
-        """Let the loss, abort or malformed frames of some peers end nothing by themselves: only what is asked of them.
+        """Let the loss, abort or malformed frames of some peers end nothing, except calls that address them.
 
         For roles that speak to many now and then; what came of a peer that is gone can still be gathered.
         """
         self._expendable = frozenset(peers)
 
     def heed(self) -> None:
-        """Raise PeerAborted if a peer has stopped the job; for a failure of the channel, which such a stop explains."""
+        """Raise PeerAborted if a peer has stopped the job, which may explain a failure of the channel."""
         self._listen()
         self._raise_if_stopped([], "")
 
     def abort(self, reason: str) -> None:
         """Tell every peer, once and best effort, that this party stops the job.
 
-        Parameters
-        ----------
-        reason : str
-            Why; shown to the peers, so without labels, keys, ids or values. Cut at 500 characters.
+        Peers are shown the reason, cut at 500 characters: it must hold no labels, keys, ids or values.
         """
         self._leave(Abort(clean(reason, 500)))
 
@@ -384,7 +248,7 @@ class Party:
         self._over = True
         for peer in (*self._heard, *(peer for peer in self._talks if peer not in self._heard)):
             talk = self._talks[peer]
-            # A thread stuck in `send` to this peer keeps the lock: then the broken connection has to tell.
+            # A thread stuck in `send` holds the lock: then the broken connection must tell the peer.
             if talk.left or peer in self._lost or not self._sending[peer].acquire(timeout=FAREWELL_TIMEOUT):
                 continue
             try:
@@ -393,12 +257,12 @@ class Party:
                 if isinstance(message, Abort):
                     self._record_sent(peer, message, len(frame))
             except TreatyError as error:
-                logger.info("%s could not take leave of %s: %s", self.name, peer, error)
+                logger.info("%s could not send its last message to %s: %s", self.name, peer, error)
             finally:
                 self._sending[peer].release()
 
     def _outgoing(self, to: str, message: Message) -> tuple[Conversation, str]:
-        """Check that a message may be sent; return the talk it belongs to, and what errors shall say of it."""
+        """Check that a message may be sent; return its conversation, and what errors shall say of it."""
         kind = type(message).__name__
         if kind in (Abort.__name__, Goodbye.__name__):
             raise LocalProtocolError(f"expected a protocol's own message, got {kind}; call abort() or close()")
@@ -452,9 +316,7 @@ class Party:
                         self._lost[lost.peer] = lost
                 except PeerProtocolError as error:
                     if error.peer in self._expendable:
-                        self._lost.setdefault(
-                            error.peer, PeerLost(error.peer, f"{error.peer} is as good as lost: {error}")
-                        )
+                        self._lost.setdefault(error.peer, PeerLost(error.peer, f"{error.peer} counts as lost: {error}"))
                         self._talks[error.peer].drop_unread()
                     elif error.peer in self._heard or error.peer not in self._talks:
                         raise
@@ -487,25 +349,10 @@ class Party:
 
 
 def run_role(party: Party, role: Callable[[], Result]) -> Result:
-    """Run a party's role to its end and let the peers know how it ended.
+    """Run a party's role, a callable without arguments, to its end, return its result and tell the peers how it ended.
 
-    Parameters
-    ----------
-    party : Party
-        Its `close` is called after success, its `abort` after any exception. The channel stays open.
-    role : callable without arguments
-        The program, e.g. ``lambda: active(party, table, params)``.
-
-    Returns
-    -------
-    object
-        What `role` returns.
-
-    Raises
-    ------
-    BaseException
-        Whatever `role` raises. Peers are told what a `TreatyError` says is public, of any other exception the type
-        alone.
+    `party.close` is called after success, `party.abort` after any exception, which is raised again. Peers are told
+    what a `TreatyError` says is public, of any other exception the type alone. The channel stays open.
     """
     try:
         result = role()

@@ -1,6 +1,6 @@
 """What one party sent and received.
 
-The one source of byte counts in reports, of leakage audits and of protocol tests about what was said.
+The one source of byte counts in reports, of leakage audits and of protocol tests about what was sent.
 """
 
 import threading
@@ -23,7 +23,7 @@ class Pair(NamedTuple):
 
 
 class Total(NamedTuple):
-    """How much went over the wire."""
+    """Messages and bytes that went over the wire."""
 
     messages: int
     nbytes: int
@@ -31,33 +31,15 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message.
-
-    Parameters
-    ----------
-    direction : "sent" or "received"
-        Seen from the party that keeps the transcript.
-    peer : str
-        The other party.
-    step : str
-        Name of the message class.
-    round : int
-        The protocol's round.
-    nbytes : int
-        Length of the encoded envelope, body included, without TLS.
-    seconds : float
-        Monotonic time since the transcript was opened.
-    content : bytes or None
-        The encoded body when the transcript keeps contents; read it with `message`.
-    """
+    """One message, seen from the party that keeps the transcript."""
 
     direction: Direction
     peer: str
-    step: str
+    step: str  # name of the message class
     round: int
-    nbytes: int
-    seconds: float
-    content: bytes | None = None
+    nbytes: int  # of the encoded envelope, body included, without TLS
+    seconds: float  # monotonic, since the transcript was opened
+    content: bytes | None = None  # the encoded body, if the transcript keeps contents
 
     def message(self, kind: type[M]) -> M | None:
         """Decode the kept content as `kind`; None when the transcript keeps no contents."""
@@ -67,18 +49,9 @@ class Entry:
 class Transcript:
     """Record of one party's messages; safe to use from several threads.
 
-    Parameters
-    ----------
-    party : str
-        Who keeps it.
-    record_content : bool, default False
-        Keep the bodies too. They never leave this process by way of the transcript.
-
-    Notes
-    -----
-    Received messages are recorded when the party takes them in, whether or not the protocol reads them:
-    an audit asks what reached the house. Goodbyes are not recorded (whether one is still taken in is
-    a matter of timing), aborts are.
+    With `record_content` bodies are kept too; they never leave this process by way of the transcript. Received
+    messages are recorded when the party takes them in, whether or not the protocol reads them: an audit asks what
+    reached the party. Goodbyes are not recorded (whether one is still taken in is a matter of timing), aborts are.
     """
 
     def __init__(self, party: str, *, record_content: bool = False) -> None:
@@ -89,13 +62,7 @@ class Transcript:
         self._entries: list[Entry] = []
 
     def record(
-        self,
-        direction: Direction,
-        peer: str,
-        step: str,
-        round: int,
-        nbytes: int,
-        content: bytes | None = None,
+        self, direction: Direction, peer: str, step: str, round: int, nbytes: int, content: bytes | None = None
     ) -> None:
         """Add one message; `content` is dropped unless the transcript keeps contents."""
         kept = content if self.record_content else None
@@ -110,18 +77,14 @@ class Transcript:
             return tuple(self._entries)
 
     def by_pair(self, direction: Direction | None = None) -> dict[Pair, Total]:
-        """Messages and bytes per ordered pair of parties.
+        """Return messages and bytes per ordered pair of parties, sent, received or both (None).
 
-        Parameters
-        ----------
-        direction : "sent", "received" or None
-            Which messages to count; None counts both. The "sent" totals of all parties together cover
-            every message of a job once.
+        The "sent" totals of all parties together cover every message of a job once.
         """
         return self._totals(direction, self._pair)
 
     def by_type(self, direction: Direction | None = None) -> dict[str, Total]:
-        """Messages and bytes per message class name; `direction` as in `by_pair`."""
+        """Return messages and bytes per message class name; `direction` as in `by_pair`."""
         return self._totals(direction, lambda entry: entry.step)
 
     def _pair(self, entry: Entry) -> Pair:

@@ -1,8 +1,9 @@
 """What a finished model says about its columns: importance, contributions of single rows, one joined XGBoost model.
 
-A column's name belongs to its owner. Towards a viewer, a foreign column that some split uses goes by a pseudonym
+A column's name belongs to its owner. A viewer sees a foreign column that some split uses under a pseudonym
 ("laboratory #3") unless its owner consents. Pseudonyms count a party's columns in the order of its records that first
-use them: the same in every importance and every explanation of a model, and they say nothing of a column's position.
+use them: they are the same in every importance and every explanation of a model, and do not reveal a column's
+position.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def order_of_first_use(columns: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
 
 
 def pseudonym(party: str, number: int) -> str:
-    """Name a party's column by its place, from 0, in `order_of_first_use`."""
+    """Return the pseudonym of a party's column, given its place, from 0, in `order_of_first_use`."""
     return f"{party} #{number + 1}"
 
 
@@ -46,34 +47,13 @@ def importances(
     *,
     normalised: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Return how much the trees rest on each column, by party, as `viewer` may see it.
+    """Return how much the trees rest on each column, by party, as `viewer`, who sees its own names, may see it.
 
-    Parameters
-    ----------
-    parts : sequence of ModelPart
-        Of all parties.
-    viewer : str
-        Sees the names of its own columns.
-    kind : {"gain", "cover", "count"}, default "gain"
-        Total gain of the splits on the column, total cover (sum of hess) of their nodes, or their number; XGBoost
-        calls these total_gain, total_cover and weight.
-    consent : iterable of str or None, default ()
-        Parties whose columns' names the viewer may see; None for all.
-    normalised : bool, default False
-        Divide by the sum over all parties.
-
-    Returns
-    -------
-    dict of str to (dict of str to float)
-        Every column of the viewer and of consenting parties (0.0 where it has no split); of others the columns with
-        splits, by pseudonym.
-
-    Raises
-    ------
-    ConfigError
-        For another kind, or a name that is no party; for covers of a model that has none.
-    DataError
-        If the parts are not those of one model, or lack splits.
+    Of all parties' parts. Kinds are the total gain of the splits on a column, the total cover (sum of hess) of their
+    nodes, or their count; XGBoost calls these total_gain, total_cover and weight. The viewer and parties that
+    `consent` (None: all) have every column, 0.0 without a split; others the columns with splits, by pseudonym.
+    `normalised` divides by the sum over all parties. Raises ConfigError for another kind, a name that is no party, or
+    covers of a model without them; DataError if the parts are not those of one model, or lack splits.
     """
     if kind not in ("gain", "cover", "count"):
         raise ConfigError(f"expected importance kind 'gain', 'cover' or 'count', got {kind!r}")
@@ -113,7 +93,7 @@ def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[NDArray[np.int32]
 
 
 def _check_covers(forest: Forest, what: str) -> None:
-    """Refuse what needs the nodes' covers of a model that has none."""
+    """Raise ConfigError if a model has no covers of nodes."""
     if any(tree.count[0] == 0 for tree in forest.trees):
         raise ConfigError(
             f"{what} are made from covers (how many rows, and how much hess, a node has), and a model trained on "
@@ -141,29 +121,13 @@ def _willing(parties: Iterable[str], consent: Iterable[str] | None) -> set[str]:
 
 
 def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] | None = None) -> Any:
-    """Join the parts of willing parties into one XGBoost model.
+    """Join the parts of consenting parties (None: all here), in any order, into one XGBoost model.
 
-    Parameters
-    ----------
-    parts : sequence of ModelPart
-        The active party's and any others', in any order; `treaty.models.load_part` reads what another organisation
-        was willing to hand over.
-    consent : iterable of str or None, default None
-        Parties that agree to be joined; None: all whose part is here. The active party always does.
-
-    Returns
-    -------
-    xgboost.Booster
-        Over the columns of the willing parties side by side, in the order of the training parties, the party's name
-        in front (``"bank.age"``) where the model has several.
-
-    Raises
-    ------
-    ConfigError
-        If a party owns splits that the trees use but does not consent or its part is not here; for a consenting name
-        that is no party; if XGBoost is not installed.
-    DataError
-        If the parts are not those of one model, or lack splits.
+    The active party always consents. The `xgboost.Booster` is over the columns of the consenting parties side by side,
+    in the order of the training parties, the party's name in front (``"bank.age"``) where the model has several.
+    Raises ConfigError if a party owns splits that the trees use but does not consent or its part is not here, for a
+    consenting name that is no party, or if XGBoost is not installed; DataError if the parts are not those of one
+    model, or lack splits.
     """
     forests = [part.forest for part in parts if part.forest is not None]
     if len(forests) != 1 or len({part.model_id for part in parts}) != 1 or len({p.party for p in parts}) != len(parts):
@@ -195,14 +159,11 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] | None = N
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """What columns add to rows' margins (TreeSHAP), apart by party.
+    """What columns add to rows' margins (TreeSHAP), by party.
 
-    Attributes
-    ----------
-    values : dict of str to float64 (n_rows, n_features) or (n_rows, n_outputs, n_features)
-        Of each party, its own columns in the order of its table; the axis of outputs where there are several.
-    bias : float64 (n_outputs,)
-        What every row starts from. With the values of all parties it adds up to the margin.
+    `values` has each party's own columns in the order of its table, float64 (n_rows, n_features), or (n_rows,
+    n_outputs, n_features) with several outputs. `bias` (n_outputs,) is what every row starts from; with the values of
+    all parties it adds up to the margin.
     """
 
     values: dict[str, NDArray[np.float64]]
@@ -221,17 +182,9 @@ def rows_first(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def explain_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads: int = 1) -> NDArray[np.float64]:
-    """Return TreeSHAP with all parts and tables at hand, in the order of the forest's sources.
+    """Return TreeSHAP (`trees.shap.contributions`) of complete parts and tables, in the order of the sources.
 
-    Returns
-    -------
-    float64 (n_outputs, n_rows, n_features + 1)
-        All columns side by side, the bias last; as `treaty.trees.shap.contributions`.
-
-    Raises
-    ------
-    ConfigError
-        For a model without covers.
+    Raises ConfigError for a model without covers.
     """
     forest = forest_of(parts)
     _check_covers(forest, "contributions")

@@ -1,13 +1,14 @@
 """What training a linear model leaves at each party, and the file it is kept in.
 
-Every party has the weights of its own columns, and what is needed to prepare them; the label holder has the intercept
-and the classes as well. A row's margin is the sum over all parts.
+Every party has the weights of its own columns, and what is needed to prepare them; the active party, which has the
+labels, has the intercept and the classes as well. A row's margin is the sum over all parts.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
+from treaty.linear.losses import beyond_taylor, probabilities
 from treaty.linear.preparation import Preparation, prepare
 from treaty.models.trees import read_file, write_file
 
@@ -25,28 +27,12 @@ FORMAT = "treaty-linear-part 1"
 class LinearPart(msgspec.Struct, kw_only=True):
     """One party's part of a linear model.
 
-    Attributes
-    ----------
-    model_id : str
-        The same in all parts of a model.
-    party : str
-    schema : Schema
-        The party's own columns.
-    preparation : Preparation
-    coef : float64 (preparation.n_columns,)
-        Weights of the prepared columns.
-    intercept : float or None
-        At the label holder.
-    classes : list of Category or None
-        At the label holder: the two labels; margins are log-odds of the second.
-    loss : {"taylor", "logistic"}
-    losses : list of float
-        At the label holder: of every epoch, the mean loss of its batches.
-    encryption : str
-        The cipher it was trained under; empty for a pooled model.
-    alone : dict of str to int
-        Of each party, how many rows stand alone in their batch among its columns, so that its gradients tell their
-        labels, or the label holder's gradients others' part of their margins; empty where there was no such protocol.
+    `model_id` is the same in all parts; `coef` (preparation.n_columns,) are the weights of the prepared columns. The
+    active party alone has `intercept`, `classes` (two labels; margins are log-odds of the second) and `losses` (of
+    every epoch the mean loss of its batches). `loss` is "taylor" or "logistic"; `encryption` the cipher it was trained
+    under, empty for a pooled model. `alone` says of each party how many rows stand alone in their batch among its
+    columns, so that its gradients reveal their labels (the active party's: the others' part of their margins); it is
+    empty after a pooled training and in paper mode.
     """
 
     model_id: str
@@ -65,6 +51,26 @@ class LinearPart(msgspec.Struct, kw_only=True):
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""
         write_file(path, self, FORMAT)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether this is the active party's part, with intercept and classes."""
+        return self.intercept is not None
+
+    def summary(self) -> str:
+        """Say how many weights there are and, at the active party, how training ended."""
+        ended = f", loss {self.losses[-1]:.6f} after {len(self.losses)} epochs" if self.losses else ""
+        return f"{len(self.coef)} weights{ended}"
+
+    def predictions(self, margins: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+        """Return the predicted labels and each class's probability, as columns of a file, from all parts' margins."""
+        classes, p = self.classes or [], probabilities(margins)
+        columns: dict[str, NDArray[Any]] = {"prediction": np.array(classes)[(margins > 0.0).astype(np.intp)]}
+        return columns | {f"probability_{name}": of for name, of in zip(classes, (1.0 - p, p), strict=True)}
+
+    def caution(self, margins: NDArray[np.float64]) -> str | None:
+        """Say when probabilities of rows with these margins are unreliable; None when they are not."""
+        return beyond_taylor(margins) if self.loss == "taylor" else None
+
     def margins(self, table: Table) -> NDArray[np.float64]:
         """Return what this part adds to rows' margins (n_rows,)."""
         own = self.preparation.matrix(table.columns, table.n_rows) @ self.coef
@@ -82,13 +88,7 @@ def preparation_of(table: Table) -> Preparation:
 
 
 def load_linear_part(path: str | os.PathLike[str]) -> LinearPart:
-    """Read a part that `LinearPart.save` wrote.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such file, or it is no part of a linear model.
-    """
+    """Read a part that `LinearPart.save` wrote; ConfigError if there is none, or something else."""
     part = read_file(path, LinearPart, FORMAT)
     try:
         check_linear_part(part)
@@ -105,21 +105,21 @@ def check_linear_part(part: LinearPart) -> None:
     ):
         raise ValueError("a preparation of other columns")
     if not len(part.coef) == len(made.mean) == len(made.scale) == made.n_columns:
-        raise ValueError("as many weights as the party has no columns")
+        raise ValueError("another number of weights than of columns")
     if not all(np.all(np.isfinite(numbers)) for numbers in (part.coef, made.median, made.mean, made.scale)):
         raise ValueError("weights that are not finite")
 
 
 def label_holder(parts: Iterable[LinearPart]) -> LinearPart:
-    """Return the part with the intercept, checking that all belong to one model.
-
-    Raises
-    ------
-    DataError
-        If parts of different models are mixed, or there is none or more than one of a label holder.
-    """
+    """Return the active party's part; DataError unless the parts are of one model and one has the intercept."""
     parts = list(parts)
-    holders = [part for part in parts if part.intercept is not None]
+    holders = [part for part in parts if part.is_active]
     if len(holders) != 1 or len({part.model_id for part in parts}) != 1:
         raise DataError(f"expected the parts of one model, got {', '.join(part.party for part in parts)}")
     return holders[0]
+
+
+def pooled_margins(parts: Mapping[str, LinearPart], tables: Mapping[str, Table]) -> NDArray[np.float64]:
+    """Return the margins (n_rows,) of all parties' parts and tables: log-odds of the second class."""
+    margins: NDArray[np.float64] = np.sum([part.margins(tables[name]) for name, part in parts.items()], axis=0)
+    return margins

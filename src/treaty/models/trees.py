@@ -65,6 +65,37 @@ class ModelPart(msgspec.Struct, kw_only=True):
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""
         write_file(path, self, FORMAT)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the part has the trees."""
+        return self.forest is not None
+
+    def summary(self) -> str:
+        """Say in a few words what the part has."""
+        splits = f"{len(self.splits)} splits"
+        if self.forest is None:
+            return f"{splits} of its own"
+        return f"{len(self.forest.trees)} trees, {splits}{' of its own' if len(self.forest.sources) > 1 else ''}"
+
+    def caution(self, margins: NDArray[np.float64]) -> str | None:
+        """Return what a user should know of these margins; nothing of trees'."""
+        return None
+
+    def predictions(self, margins: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+        """Return what rows of these margins (n_rows, n_outputs) are predicted to be, by column of a file."""
+        assert self.forest is not None
+        predicted = self.forest.objective.predictions(margins)
+        if self.forest.classes is None:
+            return {"prediction": predicted[:, 0]}
+        p = of_classes(predicted)
+        columns = {"prediction": np.array(self.forest.classes)[np.argmax(p, axis=1)]}
+        return columns | {f"probability_{name}": p[:, k] for k, name in enumerate(self.forest.classes)}
+
+
+def of_classes(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return probabilities (n_rows, n_classes) from those of the second class alone, or of all."""
+    return np.hstack([1.0 - p, p]) if p.shape[1] == 1 else p
+
 
 def load_part(path: str | os.PathLike[str]) -> ModelPart:
     """Read a part that `ModelPart.save` wrote.

@@ -1,14 +1,14 @@
-"""Randomised response on buckets: every value's bucket is randomised once, and whatever is made of it costs no more.
+"""Randomised response on buckets: every bucket is randomised once, and whatever is computed from it costs no more.
 
 A value in one of k buckets stays with probability p = e^epsilon / (e^epsilon + k - 1) and goes to each other bucket
 with r = (1 - p) / (k - 1): epsilon-local differential privacy of the value, given the buckets' edges, which are not
-themselves randomised. A person has a value in every column: the columns' epsilons add up, and more so where columns are
-copies of each other.
+themselves randomised. A person has a value in every column: the columns' epsilons add up, and more so where columns
+are copies of each other.
 
 Noise drawn again for the same value would average out. So it is not stored but computed, from a secret key, the row's
 number in the party's own table, its bucket and the column's edges: the same value gets the same noise in every later
 job, whatever rows it is aligned with and in whichever order. Other edges or another epsilon give independent noise,
-which a ledger enters.
+which is entered in a ledger.
 
 References
 ----------
@@ -28,6 +28,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from treaty.compute import Floats, Integers
+from treaty.privacy.label_rr import change_limit
 from treaty.privacy.ledger import Entry, Ledger
 
 MECHANISM = "bucket_rr"
@@ -35,18 +37,10 @@ MECHANISM = "bucket_rr"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How a column is randomised.
+    """How a column of `size` buckets (k) is randomised, with `epsilon` per value (infinite: no noise).
 
-    Parameters
-    ----------
-    name : str
-        In the ledger, which does not leave the party.
-    size : int
-        Buckets, k.
-    epsilon : float
-        Per value; infinite for no noise.
-    edges : bytes
-        What tells the buckets: the noise of other edges is independent.
+    `name` is for the ledger, which does not leave the party. `edges` identify the buckets: other edges get independent
+    noise.
     """
 
     name: str
@@ -55,22 +49,14 @@ class Column:
     edges: bytes
 
     def digest(self) -> str:
-        """Name a draw of this column's noise."""
+        """Return the name of a draw of this column's noise."""
         content = msgspec.msgpack.encode([self.name, self.size, self.epsilon, self.edges])
         return hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What the values of a table's columns have cost.
-
-    Attributes
-    ----------
-    now : dict of str to float
-        Column -> epsilon of this draw.
-    ever : dict of str to float
-        Column -> sum of epsilon over all draws in the ledger.
-    """
+class BucketCost:
+    """The epsilon of each column by name: of this draw (`now`), and summed over the ledger's draws (`ever`)."""
 
     now: dict[str, float]
     ever: dict[str, float]
@@ -97,36 +83,17 @@ class Spent:
 def randomise_buckets(
     codes: NDArray[np.uint8], size: int, epsilon: float, words: NDArray[np.uint64]
 ) -> NDArray[np.uint8]:
-    """Send the buckets of one column through k-ary randomised response.
+    """Randomise the buckets (rows,) of one column, all below `size`, with uniform `words`, uint64 (rows, 2).
 
-    Parameters
-    ----------
-    codes : ndarray of uint8, shape (rows,)
-        Below `size`.
-    size : int
-        k; of one bucket nothing can be told, and nothing is done.
-    epsilon : float
-        Per value, above 0; infinite for no noise.
-    words : ndarray of uint64, shape (rows, 2)
-        Uniform: whether to change, and to what.
-
-    Returns
-    -------
-    ndarray of uint8, shape (rows,)
-
-    Notes
-    -----
-    Integers are compared with the probability of a change, rounded up by more than what floats are off by and the
-    remainder is biased by: no value costs more than `epsilon`. From epsilon 44 on the rounding shows: a value changes
-    with 2^-64 at least.
+    The first word of a row decides whether its bucket changes, the second to what. It is compared with the probability
+    of a change, rounded up by more than the error of floats and the bias of the remainder: no value costs more than
+    `epsilon`. From epsilon 44 on the rounding shows: a value changes with 2^-64 at least.
     """
     if size < 2 or epsilon == math.inf:
         return codes
     others = size - 1
-    change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))
-    limit = max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64))
     other = (words[:, 1] % np.uint64(others)).astype(np.uint8)
-    return np.where(words[:, 0] < np.uint64(limit), other + (other >= codes), codes).astype(np.uint8)
+    return np.where(words[:, 0] < change_limit(others, epsilon), other + (other >= codes), codes).astype(np.uint8)
 
 
 def chances(size: int, epsilon: float) -> tuple[float, float]:
@@ -138,53 +105,26 @@ def chances(size: int, epsilon: float) -> tuple[float, float]:
     return fade / total, -math.expm1(-epsilon) / total
 
 
-def unbiased(sums: NDArray[np.int64], totals: NDArray[np.int64], size: int, epsilon: float) -> NDArray[np.float64]:
-    """Return sums over true buckets, right on average, from sums over noisy ones.
+def unbiased(sums: Integers, totals: Integers, size: int, epsilon: float) -> Floats:
+    """Return unbiased sums over true buckets, float64 (..., size, parts), from sums over noisy ones of that shape.
 
-    Parameters
-    ----------
-    sums : ndarray of int64, shape (..., size, parts)
-        Of numbers that do not depend on the noise, over rows that were not chosen by it.
-    totals : ndarray of int64, shape (..., parts)
-        Of the same rows.
-    size : int
-        k
-    epsilon : float
-        Per value, above 0; infinite for no noise.
-
-    Returns
-    -------
-    ndarray of float64, shape (..., size, parts)
-
-    Notes
-    -----
-    E[noisy sum of b] = p sum_b + r (total - sum_b), so that sum_b is (noisy sum - r total) / (p - r) on average, with a
-    deviation larger by 1 / (p - r) than that of the noisy sum.
+    `totals` (..., parts) are of the same rows, which were not chosen by the noise and whose numbers do not depend on
+    it. E[noisy sum of b] = p sum_b + r (total - sum_b), so the estimate of sum_b is (noisy sum - r total) / (p - r),
+    whose deviation is 1 / (p - r) times that of the noisy sum.
     """
     r, excess = chances(size, epsilon)
     return (sums - r * totals[..., np.newaxis, :]) / excess
 
 
 class BucketLedger(Ledger):
-    """A party's privacy ledger, as it draws noisy buckets."""
+    """A party's privacy ledger, which also draws its noisy buckets."""
 
     def noisy(
-        self,
-        codes: NDArray[np.uint8],
-        columns: Sequence[Column],
-        row_numbers: NDArray[np.int64],
-        job: str = "",
-    ) -> tuple[NDArray[np.uint8], Spent]:
-        """Return noisy buckets, and what they and all earlier ones cost.
+        self, codes: NDArray[np.uint8], columns: Sequence[Column], row_numbers: Integers, job: str = ""
+    ) -> tuple[NDArray[np.uint8], BucketCost]:
+        """Return noisy buckets, uint8 (rows, columns), and what they and all earlier ones cost.
 
-        Parameters
-        ----------
-        codes : ndarray of uint8, shape (rows, columns)
-        columns : sequence of Column
-        row_numbers : ndarray of int64, shape (rows,)
-            Of each row in the party's own table.
-        job : str
-            For the ledger.
+        `row_numbers` are the rows' places in the party's own table.
         """
         digests = [column.digest() for column in columns]
         self.spend([
@@ -201,12 +141,12 @@ class BucketLedger(Ledger):
         for entry in self.entries():
             if entry.mechanism == MECHANISM and entry.what in ever:
                 ever[entry.what] += entry.epsilon
-        return noisy, Spent(now, ever)
+        return noisy, BucketCost(now, ever)
 
-    def _words(self, digest: str, row_numbers: NDArray[np.int64], codes: NDArray[np.uint8]) -> NDArray[np.uint64]:
-        """Two words for every row and bucket: the block (row, bucket) under a key of the draw's own.
+    def _words(self, digest: str, row_numbers: Integers, codes: NDArray[np.uint8]) -> NDArray[np.uint64]:
+        """Return two words for every row and bucket: the block (row, bucket) encrypted under a key of this draw.
 
-        With the row's number alone, a changed value would show: what changes it would stay the same.
+        The row's number alone would not do: the words would stay the same when a value changes, which would show.
         """
         key = hashlib.sha256(b"treaty noisy buckets" + self.key + digest.encode()).digest()
         blocks = np.stack([row_numbers.astype("<u8"), codes.astype("<u8")], axis=1)

@@ -1,8 +1,8 @@
 """Instance clustering: guess labels from which rows shared the nodes of trees.
 
-A passive party is asked about sets of rows and so learns, tree after tree, who is with whom. Trees put rows of similar
-labels together, so rows that keep meeting mostly have the same label. `cluster_scores` needs no label at all,
-`known_label_scores` takes a few rows' labels the attacker has from elsewhere.
+A passive party is asked about sets of rows and so learns, tree after tree, which rows are together. Trees put rows of
+similar labels together, so rows that keep meeting mostly have the same label. `cluster_scores` needs no label at all,
+`known_label_scores` uses a few rows' labels that the attacker has from elsewhere.
 
 References
 ----------
@@ -22,30 +22,22 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-NodeSets = Sequence[Sequence[NDArray[np.int32]]]
+from treaty.compute import Floats, Int32s
+
+NodeSets = Sequence[Sequence[Int32s]]
 """For each tree, partitions of the rows: node number of each row, -1 where the attacker does not know it."""
 
 ROUNDS = 500
 CLOSE_ENOUGH = 1e-6  # of the scores' standard deviation, in one round
 
 
-def cluster_scores(trees: NodeSets, n_rows: int) -> NDArray[np.float64]:
+def cluster_scores(trees: NodeSets, n_rows: int) -> Floats:
     """Score rows by reciprocal averaging over the nodes they shared: the attack without any label.
 
     Every node's score is the mean of its rows', every row's the mean of its nodes'; repeated, with the mean taken out,
-    what remains is the direction in which the rows come apart best.
-
-    Parameters
-    ----------
-    trees : sequence of sequences of int32 (n_rows,)
-        What the attacker saw; `treaty.attacks.node_sets_from_transcript` reads it from a transcript.
-    n_rows : int
-
-    Returns
-    -------
-    float64 (n_rows,)
-        Mean 0, standard deviation 1, high for the smaller group (of two classes mostly the rarer one); all 0 when
-        nothing was seen.
+    this converges to the direction that separates the rows best. `trees` is what the attacker saw
+    (`treaty.attacks.node_sets_from_transcript` reads it from a transcript). Scores have mean 0 and standard deviation
+    1 and are high for the smaller group, of two classes mostly the rarer one; all are 0 if nothing was seen.
     """
     seen = _Nodes.of(trees, n_rows)
     scores = np.random.default_rng(0).normal(size=n_rows)  # any start will do, the end is the same
@@ -56,23 +48,10 @@ def cluster_scores(trees: NodeSets, n_rows: int) -> NDArray[np.float64]:
     return scores * (1.0 if np.mean(scores**3) >= 0.0 else -1.0)
 
 
-def known_label_scores(
-    trees: NodeSets, n_rows: int, known: NDArray[np.intp], labels: NDArray[np.integer]
-) -> NDArray[np.float64]:
-    """Score rows by the labels the attacker knows in the nodes they were in (naive Bayes).
+def known_label_scores(trees: NodeSets, n_rows: int, known: NDArray[np.intp], labels: NDArray[np.integer]) -> Floats:
+    """Score rows by the labels, 0 or 1, of the `known` rows in the nodes they were in (naive Bayes).
 
-    Parameters
-    ----------
-    trees, n_rows
-        As in `cluster_scores`.
-    known : integers (n_known,)
-        Rows whose labels the attacker has.
-    labels : 0 or 1 (n_known,)
-
-    Returns
-    -------
-    float64 (n_rows,)
-        Mean over a row's nodes of the log odds of label 1 in each, with one row of either label added.
+    A score is the mean over a row's nodes of the log odds of label 1 in each, with one row of either label added.
     """
     seen = _Nodes.of(trees, n_rows)
     nodes, ones = seen.node[known].ravel(), np.repeat(labels, seen.node.shape[1])
@@ -81,19 +60,19 @@ def known_label_scores(
     return seen.rows_from_nodes(np.log(odds))
 
 
-def attack_auc(scores: NDArray[np.float64], y: NDArray[np.integer] | NDArray[np.floating]) -> float:
-    """Return how well scores tell the labels 0 and 1 apart, whichever way round: max(AUC, 1 - AUC), 0.5 for nothing."""
+def attack_auc(scores: Floats, y: NDArray[np.integer] | NDArray[np.floating]) -> float:
+    """Return how well scores separate the labels 0 and 1, in either direction: max(AUC, 1 - AUC)."""
     auc = float(roc_auc_score(y, scores))
     return max(auc, 1.0 - auc)
 
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """All nodes of all partitions under one numbering; the last stands for "not known" and counts nothing."""
+    """All nodes of all partitions under one numbering; the last means "not known" and is left out of all means."""
 
     node: NDArray[np.intp]  # (n_rows, n_partitions)
-    size: NDArray[np.float64]  # (n_nodes + 1,)
-    seen: NDArray[np.float64]  # (n_rows,): nodes each row was seen in
+    size: Floats  # (n_nodes + 1,)
+    seen: Floats  # (n_rows,): nodes each row was seen in
 
     @classmethod
     def of(cls, trees: NodeSets, n_rows: int) -> _Nodes:
@@ -106,21 +85,21 @@ class _Nodes:
         size = np.bincount(node.ravel(), minlength=int(first[-1]) + 1).astype(np.float64)
         return cls(node, np.maximum(size, 1.0), np.count_nonzero(node < first[-1], axis=1).astype(np.float64))
 
-    def nodes_from_rows(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    def nodes_from_rows(self, scores: Floats) -> Floats:
         """Return the mean score of each node's rows."""
         totals = np.bincount(self.node.ravel(), np.repeat(scores, self.node.shape[1]), len(self.size))
-        means: NDArray[np.float64] = totals / self.size
+        means: Floats = totals / self.size
         return means
 
-    def rows_from_nodes(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    def rows_from_nodes(self, scores: Floats) -> Floats:
         """Return the mean score of each row's nodes."""
         known = scores.copy()
         known[-1] = 0.0
-        total: NDArray[np.float64] = known[self.node].sum(axis=1) / np.maximum(self.seen, 1.0)
+        total: Floats = known[self.node].sum(axis=1) / np.maximum(self.seen, 1.0)
         return total
 
-    def centred(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Take out the mean (that all rows are alike is the trivial solution) and scale to standard deviation 1."""
+    def centred(self, scores: Floats) -> Floats:
+        """Remove the mean (that all rows are alike is the trivial solution) and scale to standard deviation 1."""
         seen = self.seen > 0.0
         scores = np.where(seen, scores - scores.sum(where=seen) / max(np.count_nonzero(seen), 1), 0.0)
         spread = float(scores.std())

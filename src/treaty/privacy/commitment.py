@@ -17,41 +17,31 @@ import hashlib
 import secrets
 
 import numpy as np
-from numpy.typing import NDArray
+
+from treaty.compute import Integers
 
 NONCE_BYTES = 32
 COMMITMENT_BYTES = 32
-_LABEL = b"treaty gradients of a tree 1"  # so that the hash is of use nowhere else
+_LABEL = b"treaty gradients of a tree 1"  # separates this hash from all others
 
 
-def commit(grad: NDArray[np.int64], hess: NDArray[np.int64], tree: int) -> tuple[bytes, bytes]:
-    """Commit to a tree's gradients.
+def commit(grad: Integers, hess: Integers, tree: int) -> tuple[bytes, bytes]:
+    """Commit to a tree's grad and hess (n_sampled,) in the order of encryption; return commitment and nonce.
 
-    Parameters
-    ----------
-    grad, hess : int64 (n_sampled,)
-        Fixed-point derivatives of the tree's sampled rows, in the order they are encrypted.
-    tree : int
-        Number of the tree within its model, from 0.
-
-    Returns
-    -------
-    commitment : bytes (32,)
-        For the passive parties: SHA-256 of nonce, tree number, gradients and hessians. Hides them as long as the nonce
-        is kept, and fits no others.
-    nonce : bytes (32,)
-        The opening, for the auditor alone; from the operating system's generator.
+    The commitment is SHA-256 of nonce, the tree's number within its model, gradients and hessians. It goes to the
+    passive parties, hides the gradients as long as the nonce is kept, and fits no others. The nonce, from the
+    operating system's generator, is the opening, for the auditor alone.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     return _hash(nonce, grad, hess, tree), nonce
 
 
-def check_opening(commitment: bytes, nonce: bytes, grad: NDArray[np.int64], hess: NDArray[np.int64], tree: int) -> bool:
+def check_opening(commitment: bytes, nonce: bytes, grad: Integers, hess: Integers, tree: int) -> bool:
     """Tell whether `nonce` opens `commitment` to these gradients; arguments as in `commit`."""
     return len(nonce) == NONCE_BYTES and grad.shape == hess.shape and _hash(nonce, grad, hess, tree) == commitment
 
 
-Derivatives = tuple[NDArray[np.int64], NDArray[np.int64]]
+Derivatives = tuple[Integers, Integers]
 """grad and hess of a tree's sampled rows, in fixed point and in the order they are encrypted."""
 
 
@@ -94,7 +84,7 @@ def audit_tree(
     return findings
 
 
-def _hash(nonce: bytes, grad: NDArray[np.int64], hess: NDArray[np.int64], tree: int) -> bytes:
+def _hash(nonce: bytes, grad: Integers, hess: Integers, tree: int) -> bytes:
     assert grad.dtype == hess.dtype == np.int64
     message = hashlib.sha256(_LABEL + nonce + tree.to_bytes(8, "little"))
     message.update(grad.astype("<i8", copy=False).tobytes())

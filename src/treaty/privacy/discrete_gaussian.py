@@ -1,14 +1,15 @@
 """Discrete Gaussian noise: sampled exactly, and in shares that participants of a sum add before anybody sees it.
 
 N_Z(0, sigma^2) gives the integer x with a probability proportional to exp(-x^2 / (2 sigma^2)). Nothing here is rounded
-from real numbers, so that the low bits of a noisy sum tell nothing (Mironov's attack on floating-point noise).
+from real numbers, so the low bits of a noisy sum reveal nothing (Mironov's attack on floating-point noise).
 
-**Exact:** given uniform random bits, every number drawn has the very distribution. Only integers are compared, with
+**Exact:** given uniform random bits, every number drawn has exactly this distribution. Only integers are compared, with
 uniform integers that are exactly uniform. The standard deviation is a fraction s / 2^f of 41 significant bits, the next
 one at or above what was asked for: noise is larger by a factor of at most 1 + 2^-40, never smaller.
 
-**Not exact:** bits are an AES-256-CTR keystream under a key of the operating system (telling them from uniform ones is
-breaking AES, whatever the statistical distance); and the time taken, which depends on what is drawn, is not hidden.
+**Not exact:** bits are an AES-256-CTR keystream under a key of the operating system (distinguishing them from uniform
+ones is breaking AES, whatever the statistical distance); and the time taken, which depends on what is drawn, is not
+hidden.
 
 How a number is drawn: its size is i = (k + x) sigma, k whole and 0 <= x < 1. k comes with exp(-k^2 / 2), a sign and i
 uniformly among the integers of the k-th step, and x is a fraction a / s. The number is kept with exp(-x (2k + x) / 2),
@@ -32,37 +33,23 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import Floats, Integers, kernel
 from treaty.errors import ConfigError
 
 LEAST_SIGMA, MOST_SIGMA = 0.5, 2.0**40
 LEAST_SHARE = 1.0
 """Least standard deviation of one participant's share: below it, a sum of shares is too far from the distribution."""
 
-_PRECISION = 41  # significant bits of a standard deviation: those of the largest
+_PRECISION = 41  # significant bits of a standard deviation
 _CHUNK = 1 << 15  # random words at a time: they stay in the cache
-_WORDS = 32  # random words at a time for each of the last numbers: as many as they need on average, or twice that
+_WORDS = 32  # random words at a time for each of the last numbers: one to two times the mean need
 
 
-def discrete_gaussian(sigma: NDArray[np.float64], key: bytes | None = None) -> NDArray[np.int64]:
-    """Draw independent numbers from N_Z(0, sigma^2).
+def discrete_gaussian(sigma: Floats, key: bytes | None = None) -> Integers:
+    """Draw independent numbers from N_Z(0, sigma^2), int64 (length,); beyond 10 sigma with a chance below 2^-71.
 
-    Parameters
-    ----------
-    sigma : float64 (length,)
-        Of every number, from 0.5 to 2^40; rounded up to 41 significant bits.
-    key : bytes of length 32, optional
-        From the operating system's generator when left out. Only tests give one.
-
-    Returns
-    -------
-    int64 (length,)
-        Beyond 10 sigma with a chance below 2^-71.
-
-    Raises
-    ------
-    ConfigError
-        When a sigma is out of range or not a number.
+    Each `sigma` is from 0.5 to 2^40, rounded up to 41 significant bits; others raise ConfigError. Only tests give a
+    key, of 32 bytes; by default it is from the operating system's generator.
     """
     if sigma.ndim != 1 or not np.all((sigma >= LEAST_SIGMA) & (sigma <= MOST_SIGMA)):
         raise ConfigError("expected standard deviations from 0.5 to 2^40 in one dimension - at the noise")
@@ -78,36 +65,20 @@ def discrete_gaussian(sigma: NDArray[np.float64], key: bytes | None = None) -> N
     return out
 
 
-def noise_share(sigma: NDArray[np.float64], honest: int, key: bytes | None = None) -> NDArray[np.int64]:
-    """Draw one participant's share of the noise on a sum: N_Z(0, sigma^2 / honest) for every coordinate.
+def noise_share(sigma: Floats, honest: int, key: bytes | None = None) -> Integers:
+    """Draw one participant's share of the noise on a sum, int64 (length,): N_Z(0, sigma^2 / honest) per coordinate.
 
-    Parameters
-    ----------
-    sigma : float64 (length,)
-        Standard deviation that the sum's noise shall have at least, in the units of each coordinate's integers.
-    honest : int
-        Fewest participants whose shares are in the sum and unknown to those it is to be protected from: all n when
-        nobody drops out and none of them looks at the sum, n - 1 when one that does knows its own share, fewer by
-        those who may drop out or collude. More than that many shares only add noise.
-    key : bytes of length 32, optional
-        From the operating system's generator when left out. Only tests give one.
+    `sigma` is the least standard deviation of the sum's noise, in the units of each coordinate's integers. `honest` is
+    the fewest participants whose shares are in the sum and unknown to those it is to be protected from: all n when
+    nobody drops out and none of them looks at the sum, n - 1 when one that does knows its own share, fewer by those
+    who may drop out or collude. More than that many shares only add noise. A sum of `honest` shares is beyond 10 sigma
+    with a chance below 2^-71: leave room for that in the integers. It is not quite a discrete Gaussian: accounts must
+    add `convolution_gap`.
 
-    Returns
-    -------
-    int64 (length,)
-        A sum of `honest` shares is beyond 10 sigma with a chance below 2^-71: leave room for that in the integers.
-
-    Raises
-    ------
-    ConfigError
-        When `honest` is below 1, or sigma / sqrt(honest) below 1 or above 2^40 somewhere.
-
-    Notes
-    -----
-    A sum of shares is not quite a discrete Gaussian: see `convolution_gap`, for which accounts are to provide.
+    Raises ConfigError when `honest` is below 1, or sigma / sqrt(honest) below 1 or above 2^40 somewhere.
     """
     _check_honest(honest)
-    each = sigma * ((1.0 + 2.0**-50) / math.sqrt(honest))  # the factor is above what the floats are off by
+    each = sigma * ((1.0 + 2.0**-50) / math.sqrt(honest))  # the factor covers the error of the floats
     if not np.all(each >= LEAST_SHARE):
         raise ConfigError(
             f"expected noise of a standard deviation of {math.sqrt(honest):g} or more for {honest} to share, got "
@@ -119,28 +90,12 @@ def noise_share(sigma: NDArray[np.float64], honest: int, key: bytes | None = Non
 def convolution_gap(sigma: float, honest: int) -> float:
     """Bound how far a sum of `honest` shares is from a discrete Gaussian of variance sigma^2.
 
-    Parameters
-    ----------
-    sigma : float
-        Of the sum: the least over coordinates, in the units of the integers.
-    honest : int
-
-    Returns
-    -------
-    float
-        tau = 10 sum_{k=1}^{honest-1} exp(-2 pi^2 (sigma^2 / honest) k / (k + 1)), rounded up. Probabilities of any
-        outcome differ by a factor of at most exp(tau / 2), and between sums that differ by d the Rényi divergence of
-        order a is at most a (|d| / sigma + tau)^2 / 2. At shares of standard deviation 1, 2, 3 and 4 tau is below
-        6e-4, 8e-17, 3e-38 and 3e-68 with up to 100 shares.
-
-    Raises
-    ------
-    ConfigError
-        When `honest` is below 1 or a share's standard deviation below 1.
-
-    References
-    ----------
-    Kairouz, Liu, Steinke 2021, theorem on sums of discrete Gaussians (it needs shares of 1/2 or more).
+    `sigma` is the least over coordinates. Returns tau = 10 sum_{k=1}^{honest-1} exp(-2 pi^2 (sigma^2 / honest) k / (k
+    + 1)), rounded up. Probabilities of any outcome differ by a factor of at most exp(tau / 2), and between sums that
+    differ by d the Rényi divergence of order a is at most a (|d| / sigma + tau)^2 / 2 (Kairouz, Liu, Steinke 2021,
+    theorem on sums of discrete Gaussians, which needs shares of 1/2 or more). At shares of standard deviation 1, 2, 3
+    and 4 tau is below 6e-4, 8e-17, 3e-38 and 3e-68 with up to 100 shares. Raises ConfigError when `honest` is below 1
+    or a share's standard deviation below 1.
     """
     _check_honest(honest)
     share = sigma**2 / honest
@@ -150,7 +105,7 @@ def convolution_gap(sigma: float, honest: int) -> float:
     return 10.0 * math.fsum(terms) * (1.0 + 1e-9)
 
 
-def _fractions(sigma: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _fractions(sigma: Floats) -> tuple[Integers, Integers]:
     """Return s and f of the least s / 2^f >= sigma with s of 41 bits; every step is exact in float64."""
     fractional = _PRECISION - np.frexp(sigma)[1]
     return np.ceil(np.ldexp(sigma, fractional)).astype(np.int64), fractional.astype(np.int64)
@@ -165,7 +120,7 @@ def _check_honest(honest: int) -> None:
 
 
 @kernel
-def _below(words: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int:
+def _below(words: NDArray[np.uint64], at: Integers, bound: int) -> int:
     """Return an exactly uniform number below `bound`; `bound` itself when words run out."""
     modulus = np.uint64(bound)
     last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - np.uint64(1))
@@ -174,12 +129,12 @@ def _below(words: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int:
         at[0] += 1
         rest = word % modulus
         if word - rest <= last:  # within a whole multiple of bound
-            return int(np.int64(rest))  # int of an unsigned one would stay unsigned
+            return int(np.int64(rest))  # int() of a uint64 stays unsigned in numba
     return bound
 
 
 @kernel
-def _exp_minus(words: NDArray[np.uint64], at: NDArray[np.int64], numerator: int, denominator: int) -> bool:
+def _exp_minus(words: NDArray[np.uint64], at: Integers, numerator: int, denominator: int) -> bool:
     """Return true with a chance of exp(-numerator / denominator), a fraction in [0, 1]."""
     trial = 1
     while _below(words, at, denominator * trial) < numerator:
@@ -188,7 +143,7 @@ def _exp_minus(words: NDArray[np.uint64], at: NDArray[np.int64], numerator: int,
 
 
 @kernel
-def _exp_minus_square(words: NDArray[np.uint64], at: NDArray[np.int64], numerator: int, denominator: int) -> bool:
+def _exp_minus_square(words: NDArray[np.uint64], at: Integers, numerator: int, denominator: int) -> bool:
     """Return true with a chance of exp(-x^2 / 2), x = numerator / denominator in [0, 1)."""
     trial = 1
     while _below(words, at, denominator) < numerator and _below(words, at, 2 * trial * denominator) < numerator:
@@ -197,8 +152,8 @@ def _exp_minus_square(words: NDArray[np.uint64], at: NDArray[np.int64], numerato
 
 
 @kernel
-def _attempt(words: NDArray[np.uint64], at: NDArray[np.int64], scaled: int, fractional: int) -> tuple[bool, int]:
-    """Propose a number; false when it is to be thrown away."""
+def _attempt(words: NDArray[np.uint64], at: Integers, scaled: int, fractional: int) -> tuple[bool, int]:
+    """Propose a number; false when it is to be rejected."""
     k = 0
     while _exp_minus(words, at, 1, 2):
         k += 1
@@ -223,13 +178,11 @@ def _attempt(words: NDArray[np.uint64], at: NDArray[np.int64], scaled: int, frac
 
 
 @kernel
-def _fill(
-    out: NDArray[np.int64], scaled: NDArray[np.int64], fractional: NDArray[np.int64], words: NDArray[np.uint64]
-) -> tuple[int, int]:
+def _fill(out: Integers, scaled: Integers, fractional: Integers, words: NDArray[np.uint64]) -> tuple[int, int]:
     """Draw numbers until words run out; return how many, and how many words they took.
 
-    A number is drawn only when words are left after it. The words of one that is not are to be given again, with more
-    behind them: thrown away, they would take numbers that need many words with them.
+    A number is drawn only when words are left after it. The words of a number that was not finished must be given
+    again, with more behind them: discarding them would bias the noise against numbers that need many words.
     """
     at = np.zeros(1, np.int64)
     used = 0

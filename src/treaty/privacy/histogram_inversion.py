@@ -1,11 +1,11 @@
-"""Histogram inversion: rebuild training rows from the sums that whoever opens histograms sees.
+"""Histogram inversion: rebuild training rows from opened histograms.
 
-Who chooses splits sees at every node, for each feature and bin, the sums of grad and hess and the number of rows. Of
-one feature that says how many rows are where. What joins the features is that sums are exact: from the second tree on
-gradients differ from row to row, a bin of one row shows its (grad, hess), and in another feature's histogram of the
-same node the bin with the same pair holds the same row. Bins of two and three rows are taken apart into pairs that are
-known from bins of one. So a row gets its bins feature by feature, its label from the sign of its gradient, and what
-several nodes and trees say of it is put together. Leaf values, which tell how a row's gradient changes from tree to
+The party that chooses splits sees at every node, for each feature and bin, the sums of grad and hess and the number of
+rows. For one feature that is a row count per bin. What joins the features is that sums are exact: from the second tree
+on gradients differ from row to row, a bin of one row shows its (grad, hess), and in another feature's histogram of the
+same node the bin with the same pair holds the same row. Bins of two and three rows are split into pairs that are
+known from bins of one. So a row gets its bins feature by feature, its label from the sign of its gradient, and the
+findings of several nodes and trees are combined. Leaf values, which tell how a row's gradient changes from tree to
 tree, are not used, nor are sums that are nearly equal: what is found is a lower bound of what can be found.
 
 References
@@ -24,7 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
-Masks = NDArray[np.bool_]
+from treaty.compute import Flags, Floats, Int32s, Integers
+
+Masks = Flags
 """Bins that rows may have, (n, slots): a feature is known where one of its slots is left."""
 
 
@@ -32,21 +34,16 @@ Masks = NDArray[np.bool_]
 class OpenedTree:
     """What was opened while a tree of a binary classifier grew, with up to 28 fractional bits.
 
-    Splits are not needed: bins off a node's path hold no rows.
-
-    Attributes
-    ----------
-    asked : mapping of int to int64 (slots, 3)
-        Node number -> sums of grad and hess and number of rows in each slot; siblings may be left out.
-    left : int32 (n_nodes,)
-        Left child of each node (the right one's number is one higher), -1 at leaves.
+    Splits are not needed: bins off a node's path hold no rows. `asked` maps a node to its slots' sums of grad and hess
+    and number of rows, int64 (slots, 3); siblings may be left out. `left` is each node's left child (the right one's
+    number is one higher), -1 at leaves.
     """
 
-    asked: Mapping[int, NDArray[np.int64]]
-    left: NDArray[np.int32]
+    asked: Mapping[int, Integers]
+    left: Int32s
 
-    def nodes(self) -> dict[int, NDArray[np.int64]]:
-        """Return the sums of the asked nodes and their siblings, parents first: a sibling is parent minus asked one."""
+    def nodes(self) -> dict[int, Integers]:
+        """Return the sums of the asked nodes and their siblings, parents first; a sibling is parent minus asked one."""
         sums = {0: self.asked[0]}
         for parent in np.flatnonzero(self.left >= 0).tolist():
             left = int(self.left[parent])
@@ -57,33 +54,27 @@ class OpenedTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RebuiltRows:
     """Rows that an attack put together; not all are rows of the table, nor are all different.
 
-    Attributes
-    ----------
-    possible : bool (n_found, slots)
-    labels : int64 (n_found,)
-        0 or 1.
+    `possible` is bool (n_found, slots), `labels` int64 (n_found,) of 0 and 1.
     """
 
     possible: Masks
-    labels: NDArray[np.int64]
+    labels: Integers
 
-    def known(self, offsets: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return how many features of each row are known."""
+    def known(self, offsets: Int32s) -> Integers:
+        """Return the number of known features of each row."""
         bins = np.add.reduceat(self.possible, offsets[:-1], axis=1, dtype=np.int64)
         return np.asarray((bins == 1).sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How well a rebuilt table agrees with the true one, rows matched one to one as agrees best.
+    """How well a rebuilt table agrees with the true one, rows matched one to one to agree best.
 
-    Attributes
-    ----------
-    mean, mostly, labels : float
-        Share of right bins; of rows of which at least 90 % of the bins are right; of right labels.
+    `mean` is the share of right bins, `mostly` that of rows with at least 90 % right bins, `labels` that of right
+    labels.
     """
 
     mean: float
@@ -91,50 +82,25 @@ class Agreement:
     labels: float
 
 
-def invert(trees: Sequence[OpenedTree], offsets: NDArray[np.int32]) -> Found:
-    """Put rows together from opened histograms.
-
-    Parameters
-    ----------
-    trees : sequence of OpenedTree
-        At least one.
-    offsets : int32 (n_features + 1,)
-        First slot of each feature in a node's sums.
-
-    Returns
-    -------
-    Found
-        Most known features first.
-    """
+def invert(trees: Sequence[OpenedTree], offsets: Int32s) -> RebuiltRows:
+    """Put rows together from at least one tree's opened histograms, most known features first."""
     counts = np.max([tree.asked[0][:, 2] for tree in trees], axis=0)  # a tree may leave columns out
-    n_rows = max(1, int(counts[: offsets[1]].sum()))  # under noise it may be anything
-    surprise = -np.log(np.maximum(counts, 1) / n_rows)  # that two rows share a slot
+    n_rows = max(1, int(counts[: offsets[1]].sum()))  # noise may have made it anything
+    surprise = -np.log(np.maximum(counts, 1) / n_rows)  # of two rows sharing a slot
     found = _rows_of_tree(trees[0], offsets)
     for tree in trees[1:]:
         found = _join(found, _rows_of_tree(tree, offsets), surprise, 2.0 * np.log(n_rows), offsets)
     order = np.argsort(-found.known(offsets), kind="stable")
-    return Found(found.possible[order], found.labels[order])
+    return RebuiltRows(found.possible[order], found.labels[order])
 
 
-def rebuild(
-    found: Found, by_class: NDArray[np.int64], offsets: NDArray[np.int32], seed: int = 0
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Make a whole table: rows that were found, and guesses for what is not known of them and for all others.
+def rebuild(found: RebuiltRows, by_class: Integers, offsets: Int32s, seed: int = 0) -> tuple[Integers, Integers]:
+    """Make a whole table, codes (n_rows, n_features) and labels (n_rows,): found rows, and guesses for everything else.
 
-    Guesses are drawn so that every column is right by class. With no rows found, this is the baseline: columns shuffled
-    one by one.
-
-    Parameters
-    ----------
-    found : Found
-        Most reliable first; those above the number of rows of their class are left out.
-    by_class : int64 (2, slots)
-        Rows of each class in each slot. The first tree's root says it, for all gradients of a class are the same there.
-
-    Returns
-    -------
-    codes : int64 (n_rows, n_features)
-    labels : int64 (n_rows,)
+    Guesses are drawn so that every column is right by class. With no rows found, this is the baseline: columns
+    shuffled one by one. `found` are most reliable first; those above the number of rows of their class are left out.
+    `by_class` (2, slots) are the rows of each class in each slot: the first tree's root gives them, for there all
+    gradients of a class are the same.
     """
     rng = np.random.default_rng(seed)
     tables, sizes = [], by_class[:, : offsets[1]].sum(axis=1)
@@ -149,9 +115,7 @@ def rebuild(
     return np.concatenate(tables), np.repeat([0, 1], sizes)
 
 
-def agreement(
-    codes: NDArray[np.int64], labels: NDArray[np.int64], true_codes: NDArray[np.integer], y: NDArray[np.integer]
-) -> Agreement:
+def agreement(codes: Integers, labels: Integers, true_codes: NDArray[np.integer], y: NDArray[np.integer]) -> Agreement:
     """Compare a rebuilt table, codes (n_rows, n_features) and labels (n_rows,), with the true one."""
     alike = np.zeros((len(codes), len(true_codes)), np.float32)
     for ours, theirs in zip(codes.T, true_codes.T, strict=True):
@@ -162,15 +126,15 @@ def agreement(
     return Agreement(float(right.mean()), float((right >= 0.9).mean()), float(labels_right.mean()))
 
 
-def _keys(sums: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Make one number of grad and hess, which adds up as they do (sums of a few rows' hess are below 2^32)."""
+def _keys(sums: Integers) -> Integers:
+    """Combine grad and hess into one number that adds up as they do (sums of a few rows' hess are below 2^32)."""
     return (sums[..., 0] << 32) + sums[..., 1]
 
 
-def _taken_apart(sums: NDArray[np.int64], known: NDArray[np.int64]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-    """Say how often, 0, 1 or 2 for more, each slot holds each known key (n_known, slots), and which slots are settled.
+def _taken_apart(sums: Integers, known: Integers) -> tuple[NDArray[np.int8], Flags]:
+    """Return how often (2 for more) each slot holds each known key (n_known, slots), and which slots are settled.
 
-    Slots of up to three rows are, when they are a sum of known keys in one way alone.
+    A slot of up to three rows is settled when it is a sum of known keys in one way alone.
     """
     keys, counts = _keys(sums), sums[:, 2]
     held, settled = np.zeros((len(known), len(keys)), np.int8), counts == 0
@@ -189,8 +153,8 @@ def _taken_apart(sums: NDArray[np.int64], known: NDArray[np.int64]) -> tuple[NDA
     return held, settled
 
 
-def _rows_of_tree(tree: OpenedTree, offsets: NDArray[np.int32]) -> Found:
-    """Put together what all nodes of one tree say of rows with the same key."""
+def _rows_of_tree(tree: OpenedTree, offsets: Int32s) -> RebuiltRows:
+    """Combine what all nodes of one tree say of rows with the same key."""
     nodes = tree.nodes()
     known = np.unique(np.concatenate([_keys(sums[sums[:, 2] == 1]) for sums in nodes.values()]))
     known = known[known >> 32 != 0]  # a gradient rounded to 0 has no label
@@ -205,17 +169,17 @@ def _rows_of_tree(tree: OpenedTree, offsets: NDArray[np.int32]) -> Found:
         often = np.add.reduceat(held, offsets[:-1], axis=1, dtype=np.int64)
         unasked = np.add.reduceat(nodes[node][:, 2], offsets[:-1]) == 0
         possible = np.where(np.repeat(often > 0, widths, axis=1), held > 0, ~settled | np.repeat(unasked, widths))
-        whole = np.logical_or.reduceat(possible, offsets[:-1], axis=1).all(axis=1)  # else two rows are taken for one
+        whole = np.logical_or.reduceat(possible, offsets[:-1], axis=1).all(axis=1)  # else two rows were taken for one
         for key in np.flatnonzero((often.max(axis=1, initial=0) == 1) & whole).tolist():
-            below.setdefault(key, [possible[key]])  # a child's sums say all that its parent's do
+            below.setdefault(key, [possible[key]])  # a child's sums tell all that its parent's tell
         rows[node] = below
     found = [mask for of_key in rows[0].values() for mask in of_key]
     labels = [known[key] < 0 for key, of_key in rows[0].items() for _ in of_key]
-    return Found(np.array(found, np.bool_).reshape(-1, int(offsets[-1])), np.array(labels, np.int64))
+    return RebuiltRows(np.array(found, np.bool_).reshape(-1, int(offsets[-1])), np.array(labels, np.int64))
 
 
-def _join(a: Found, b: Found, surprise: NDArray[np.float64], enough: float, offsets: NDArray[np.int32]) -> Found:
-    """Unite rows of two trees that nothing speaks against and that share more than chance explains."""
+def _join(a: RebuiltRows, b: RebuiltRows, surprise: Floats, enough: float, offsets: Int32s) -> RebuiltRows:
+    """Unite rows of two trees that nothing contradicts and that share more than chance explains."""
     if not len(a.labels) or not len(b.labels):
         return a if len(a.labels) else b
     evidence = np.zeros((len(a.labels), len(b.labels)))
@@ -230,11 +194,11 @@ def _join(a: Found, b: Found, surprise: NDArray[np.float64], enough: float, offs
     possible = a.possible.copy()
     possible[rows] &= b.possible[best_b[rows]]
     rest = np.setdiff1d(np.arange(len(b.labels)), best_b[rows])
-    return Found(np.concatenate([possible, b.possible[rest]]), np.concatenate([a.labels, b.labels[rest]]))
+    return RebuiltRows(np.concatenate([possible, b.possible[rest]]), np.concatenate([a.labels, b.labels[rest]]))
 
 
-def _draw(masks: Masks, left: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw a bin for every row among those its mask (n_rows, bins) leaves, the scarcest choices first."""
+def _draw(masks: Masks, left: Integers, rng: np.random.Generator) -> Integers:
+    """Draw a bin for every row among those its mask (n_rows, bins) allows, the scarcest choices first."""
     codes, all_of_them = np.empty(len(masks), np.int64), left.copy()
     for row in np.argsort(masks.sum(axis=1) + rng.random(len(masks))):
         chances = next(c for c in (masks[row] * left, masks[row] * all_of_them, masks[row]) if c.any())

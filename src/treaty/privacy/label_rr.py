@@ -1,8 +1,8 @@
 """Randomised response on labels: every label is randomised once, and whatever is computed from them costs no more.
 
-A label of K classes is kept with probability p = e^epsilon / (e^epsilon + K - 1) and becomes each other class with
-r = 1 / (e^epsilon + K - 1). All trees of all jobs together cost `epsilon`, as long as the labels are never drawn again:
-`stored_noisy_labels` sees to that. The objective debiases them (`treaty.trees.objectives.FixedPointLoss.debiasing`).
+A label of K classes is kept with probability p = e^epsilon / (e^epsilon + K - 1) and becomes each other class with r =
+1 / (e^epsilon + K - 1). All trees of all jobs together cost `epsilon`, as long as the labels are never drawn again:
+`stored_noisy_labels` ensures that. The objective debiases them (`treaty.trees.objectives.FixedPointLoss.debiasing`).
 
 References
 ----------
@@ -24,88 +24,41 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.errors import ConfigError, DataError
 
 FORMAT = "treaty-noisy-labels 1"
 Randomness = Callable[[int], bytes]
-"""Gives so many uniform random bytes: `os.urandom`, or a numpy Generator's `bytes` in tests."""
+"""Returns this many uniform random bytes: `os.urandom`, or a numpy Generator's `bytes` in tests."""
 
 
 def randomise_labels(
-    y: NDArray[np.integer] | NDArray[np.floating],
-    n_classes: int,
-    epsilon: float,
-    randomness: Randomness | None = None,
-) -> NDArray[np.int64]:
-    """Send labels through K-ary randomised response.
+    y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float, randomness: Randomness | None = None
+) -> Integers:
+    """Send class numbers (n_rows,) below `n_classes` (K >= 2) through K-ary randomised response, `epsilon` per label.
 
-    Parameters
-    ----------
-    y : integers, or whole numbers as floats (n_rows,)
-        Class numbers below `n_classes`.
-    n_classes : int
-        K, at least 2.
-    epsilon : float
-        Per label, above 0.
-    randomness : callable, optional
-        Default: the operating system's generator.
-
-    Returns
-    -------
-    int64 (n_rows,)
-        Noisy class numbers.
-
-    Raises
-    ------
-    ConfigError
-        When `epsilon` is not a finite number above 0, or there are fewer than two classes.
-    DataError
-        When a label is not a class number.
-
-    Notes
-    -----
     64-bit random integers are compared with the probability of a change, rounded up to a multiple of 2^-64: no label
     costs more than `epsilon` (Mironov's attack on floating-point noise finds nothing here). From epsilon 44 on the
-    rounding shows: a label changes with 2^-64 at least.
+    rounding shows: a label changes with 2^-64 at least. Raises ConfigError unless `epsilon` is finite and above 0 and
+    there are two classes, DataError for a label that is no class number.
     """
     noisy = _class_numbers(y, n_classes, epsilon)
     draw = os.urandom if randomness is None else randomness
     others = n_classes - 1
-    change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))  # (K - 1) r
-    limit = max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64))  # the factor is above what the floats are off by
-    changed = np.flatnonzero(uniform64(draw, len(noisy)) < np.uint64(limit))
+    changed = np.flatnonzero(uniform64(draw, len(noisy)) < change_limit(others, epsilon))
     drawn = uniform_below(draw, others, len(changed))
     noisy[changed] = drawn + (drawn >= noisy[changed])  # skip the label itself
     return noisy
 
 
 def stored_noisy_labels(
-    path: str | os.PathLike[str],
-    y: NDArray[np.integer] | NDArray[np.floating],
-    n_classes: int,
-    epsilon: float,
-) -> NDArray[np.int64]:
+    path: str | os.PathLike[str], y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float
+) -> Integers:
     """Return the noisy labels kept in a file, drawing them when there is no such file yet.
 
-    Parameters
-    ----------
-    path : path
-        Keep it as long as the labels are in use: labels drawn twice cost `epsilon` twice. Readable by its owner alone.
-    y, n_classes, epsilon
-        As in `randomise_labels`.
-
-    Returns
-    -------
-    int64 (n_rows,)
-        The same in every call with this file.
-
-    Raises
-    ------
-    ConfigError
-        When the file belongs to other labels, another order of rows, another epsilon or number of classes, is damaged,
-        or cannot be read or written. It is never replaced.
-    DataError
-        When a label is not a class number.
+    Keep the file, readable by its owner alone, as long as the labels are in use: labels drawn twice cost `epsilon`
+    twice. Raises ConfigError when it belongs to other labels, another order of rows, another epsilon or number of
+    classes, is damaged, or cannot be read or written; it is never replaced. Otherwise as `randomise_labels`.
     """
     labels, path = _class_numbers(y, n_classes, epsilon), Path(path)
     digest = _digest(labels, n_classes, epsilon)
@@ -121,7 +74,7 @@ def stored_noisy_labels(
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is written; `digest` binds the noisy labels to the true ones."""
+    """The file's content; `digest` binds the noisy labels to the true ones."""
 
     format: str
     n_classes: int
@@ -130,7 +83,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: bytes
 
 
-def _read(data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, epsilon: float) -> NDArray[np.int64]:
+def _read(data: bytes, path: Path, labels: Integers, n_classes: int, epsilon: float) -> Integers:
     try:
         kept = msgspec.msgpack.decode(data, type=_File)
     except msgspec.MsgspecError as error:
@@ -138,8 +91,8 @@ def _read(data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, ep
     if kept.format != FORMAT:
         raise ConfigError(f"expected a file of format {FORMAT!r}, got {kept.format[:40]!r} - at {path}")
     remedy = (
-        "labels drawn again cost their epsilon again: go on with what they were drawn for, or move this file away (in "
-        "a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
+        "labels drawn again cost their epsilon again: keep the options they were drawn with, or move this file away "
+        "(in a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
     )
     for name, wanted, got in (("epsilon", epsilon, kept.epsilon), ("classes", n_classes, kept.n_classes)):
         if wanted != got:
@@ -155,7 +108,7 @@ def _read(data: bytes, path: Path, labels: NDArray[np.int64], n_classes: int, ep
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a file that is whole from its first moment, readable by its owner alone; one written meanwhile stays."""
+    """Write a file, for its owner alone, that is complete from its first moment; one written meanwhile stays."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # readable by its owner alone
     try:
         with os.fdopen(handle, "wb") as file:
@@ -169,12 +122,12 @@ def write_new(path: Path, content: bytes) -> None:
         Path(temporary).unlink()
 
 
-def _digest(labels: NDArray[np.int64], n_classes: int, epsilon: float) -> bytes:
-    """SHA-256 of epsilon, K and the labels in their order."""
+def _digest(labels: Integers, n_classes: int, epsilon: float) -> bytes:
+    """Return SHA-256 of epsilon, K and the labels in their order."""
     return hashlib.sha256(struct.pack("<dq", epsilon, n_classes) + labels.astype("<i8").tobytes()).digest()
 
 
-def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float) -> NDArray[np.int64]:
+def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float) -> Integers:
     if not 0.0 < epsilon < math.inf:
         raise ConfigError(f"expected a finite epsilon above 0, got {epsilon}")
     if n_classes < 2:
@@ -184,12 +137,18 @@ def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int
     return y.astype(np.int64)
 
 
+def change_limit(others: int, epsilon: float) -> np.uint64:
+    """Return how many of 2^64 words change a value into one of `others`: (K - 1) r, rounded up."""
+    change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))
+    return np.uint64(max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64)))  # the factor covers the error of floats
+
+
 def uniform64(draw: Randomness, count: int) -> NDArray[np.uint64]:
     """Return uniform integers of 64 bits."""
     return np.frombuffer(draw(8 * count), np.uint64)
 
 
-def uniform_below(draw: Randomness, bound: int, count: int) -> NDArray[np.int64]:
+def uniform_below(draw: Randomness, bound: int, count: int) -> Integers:
     """Return uniform integers in [0, bound): 64-bit ones above the last whole multiple of bound are drawn again."""
     last = np.uint64(2**64 - 1 - 2**64 % bound)
     values = uniform64(draw, count).copy()

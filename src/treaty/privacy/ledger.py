@@ -1,8 +1,8 @@
 """The privacy ledger of a party: one account of all noisy releases about its rows, over mechanisms and jobs.
 
 An entry says what a release costs: `epsilon` of a mechanism that is local or pure, or `rho` of Gaussian noise on sums
-(zero-concentrated differential privacy). It is written down before the release, and refused where a person would pay
-more than is allowed. What was drawn once and comes again costs nothing: entries are known by their draw, and noise is
+(zero-concentrated differential privacy). It is written before the release, and refused if a person would pay
+more than is allowed. A draw that is used again costs nothing: entries are identified by their draw, and noise is
 computed from a secret key that lies beside the ledger.
 
 **Per person** everything adds up: a person has a value in every column, a gradient in every tree and a row in every
@@ -12,7 +12,8 @@ and the smaller counts. Releases may depend on earlier ones.
 **Neighbours.** Of a value or label: it is replaced by another. Of a row in sums: it is added or removed. A ledger of
 both kinds counts the second as replaced as well, which is four times the rho.
 
-What another copy of the table, another name of a column or a deleted ledger hide from it, it does not count.
+The ledger cannot count releases about another copy of the table, under another name of a column, or in a ledger that
+was deleted.
 
 References
 ----------
@@ -40,61 +41,39 @@ from treaty.privacy.zcdp import epsilon_of, renyi_epsilon
 KEY_BYTES = 32
 FILE = "ledger"
 DEFAULT_DELTA = 1e-6
-_WAIT = 60.0  # seconds for other jobs to let go of the file, which takes them milliseconds
+_WAIT = 60.0  # seconds for other jobs to release the file, which takes them milliseconds
 _VERSION = 1
 _TABLE = """CREATE TABLE entries (draw TEXT PRIMARY KEY, job TEXT NOT NULL, mechanism TEXT NOT NULL, what TEXT NOT NULL,
     epsilon REAL NOT NULL CHECK (typeof(epsilon) = 'real' AND epsilon >= 0),
     rho REAL NOT NULL CHECK (typeof(rho) = 'real' AND rho >= 0), delta REAL NOT NULL)"""
 _COLUMNS = "draw, job, mechanism, what, epsilon, rho, delta"
-_ROUNDED = 1.0 + 1e-9  # ten times 0.1 is 1, whatever floats say
+_ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one release costs.
+    """What one release costs."""
 
-    Parameters
-    ----------
-    draw : str
-        What tells this draw of noise from all others.
-    job, mechanism, what : str
-        For people: which job (and model, see `model_job`), which noise, and on what.
-    epsilon : float
-        Of a value, where the noise is on values; infinite for no noise.
-    rho : float
-        Of a row added or removed, where the noise is on sums.
-    delta : float
-        That the job stated its cost with; 0 where it needs none.
-    """
-
-    draw: str
-    job: str
+    draw: str  # what distinguishes this draw of noise from all others
+    job: str  # for people: which job (and model, see `model_job`), which noise, and on what
     mechanism: str
     what: str
-    epsilon: float = 0.0
-    rho: float = 0.0
-    delta: float = 0.0
+    epsilon: float = 0.0  # of a value, where the noise is on values; infinite for no noise
+    rho: float = 0.0  # of a row added or removed, where the noise is on sums
+    delta: float = 0.0  # that the job stated its cost with; 0 where it needs none
 
 
 def model_job(job: str, model_id: str) -> str:
-    """Name a training in the ledger: jobs may be called the same, and all fits of an estimator are."""
+    """Return the ledger's name of a training; the job's name is not enough, as all fits of an estimator share it."""
     return f"{job}, model {model_id[:8]}"
 
 
 def per_person(entries: Sequence[Entry], delta: float | None = None) -> float:
     """Return the epsilon that entries cost a person together.
 
-    Parameters
-    ----------
-    entries : sequence of Entry
-    delta : float or None
-        With one, the smaller of the sum of epsilons and what an accountant finds at this delta. None: the sum, but with
-        Gaussian noise among them, which has no epsilon without a delta: at the largest that its jobs stated.
-
-    Raises
-    ------
-    ConfigError
-        When an accountant is needed and dp-accounting is not installed, or `delta` is out of range.
+    With a delta it is the smaller of the sum of epsilons and what an accountant finds at this delta. Without, it is
+    the sum; Gaussian noise, which has no epsilon without a delta, is taken at the largest that its jobs stated. Raises
+    ConfigError when an accountant is needed and dp-accounting is not installed, or `delta` is out of range.
     """
     rho = math.fsum(entry.rho for entry in entries)
     added = math.fsum(entry.epsilon for entry in entries)
@@ -108,14 +87,7 @@ def per_person(entries: Sequence[Entry], delta: float | None = None) -> float:
 
 
 def cost(entries: Sequence[Entry], delta: float | None = None) -> str:
-    """Say what entries cost a value and a person; never the one without the other.
-
-    Parameters
-    ----------
-    entries : sequence of Entry
-    delta : float or None
-        As of `per_person`.
-    """
+    """Describe what entries cost, always per value and per person together; `delta` as of `per_person`."""
     values = sorted({entry.epsilon for entry in entries if entry.epsilon > 0.0})
     each = "none" if not values else f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
     rho = math.fsum(entry.rho for entry in entries)
@@ -126,7 +98,7 @@ def cost(entries: Sequence[Entry], delta: float | None = None) -> str:
 
 
 def summary(entries: Sequence[Entry]) -> str:
-    """Say what entries are about, by the first and the last of them."""
+    """Describe what entries are about, by the first and the last of them."""
     first, last = entries[0].what, entries[-1].what
     return first if first == last else f"{first} to {last}"
 
@@ -143,15 +115,8 @@ def _person(entries: Sequence[Entry], delta: float | None) -> str:
 class Ledger:
     """A party's ledger, and the key of its noise.
 
-    Parameters
-    ----------
-    folder : Path or None
-        Where both are kept, readable by the owner alone: one for all jobs about a table. None: for this object.
-
-    Raises
-    ------
-    ConfigError
-        By every method too: when what is kept cannot be used.
+    Both are kept in `folder`, readable by the owner alone, one for all jobs about a table (None: in memory, for this
+    object). Constructor and methods raise ConfigError when the files cannot be used.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -166,13 +131,14 @@ class Ledger:
             self._open(folder / FILE)
             if not self.entries() and not (folder / "key").exists():
                 write_new(folder / "key", secrets.token_bytes(KEY_BYTES))
-            self._key = (folder / "key").read_bytes()  # of the draws there are: another would be new noise at no cost
+            # never replaced while there are entries: another key would be new noise at no cost
+            self._key = (folder / "key").read_bytes()
         if len(self._key) != KEY_BYTES:
             raise ConfigError(f"expected a key of {KEY_BYTES} bytes, got {len(self._key)} - at {folder / 'key'}")
 
     @property
     def key(self) -> bytes:
-        """What noise is computed from, so that the same draw is the same noise in a later job (32 bytes)."""
+        """The 32 bytes that noise is computed from, so that a draw has the same noise in a later job."""
         return self._key
 
     def entries(self) -> list[Entry]:
@@ -183,19 +149,9 @@ class Ledger:
     def spend(self, entries: Sequence[Entry], *, most: float | None = None, delta: float | None = None) -> None:
         """Enter releases before they are made: all of them, or none.
 
-        Parameters
-        ----------
-        entries : sequence of Entry
-            Those whose draw is in the ledger already cost nothing.
-        most : float or None
-            The most that a person may pay for everything in the ledger; None: no limit.
-        delta : float or None
-            As of `per_person`, for the comparison with `most`.
-
-        Raises
-        ------
-        BudgetSpent
-            When `most` would be passed; nothing is entered then, and nothing may be released.
+        Entries whose draw is in the ledger already cost nothing. Raises BudgetSpent, and then nothing may be released,
+        when a person would pay more than `most` (None: no limit) for everything in the ledger, at `delta` as of
+        `per_person`.
         """
         with self._transaction() as db:
             new = self._affordable(db, entries, most, delta)
@@ -205,7 +161,8 @@ class Ledger:
     def check(self, entries: Sequence[Entry], *, most: float | None = None, delta: float | None = None) -> None:
         """Refuse releases that would cost too much, as `spend` would, and enter nothing.
 
-        For those that are of use together alone. Another job may spend meanwhile: what is released is entered first.
+        For releases that are only useful together. Another job may spend meanwhile, so each must still be entered
+        before it is made.
         """
         with self._transaction() as db:
             self._affordable(db, entries, most, delta)
@@ -218,7 +175,7 @@ class Ledger:
             if not entry.epsilon >= 0.0 or not 0.0 <= entry.rho < math.inf:
                 raise ConfigError(f"expected costs of 0 or more, got {entry.epsilon} and {entry.rho} - in the ledger")
         wanted: dict[str, Entry] = {}
-        for entry in entries:  # of one draw the dearest counts
+        for entry in entries:  # of one draw the most expensive counts
             other = wanted.get(entry.draw)
             if other is None or (entry.epsilon, entry.rho) > (other.epsilon, other.rho):
                 wanted[entry.draw] = entry
@@ -237,7 +194,7 @@ class Ledger:
     def _open(self, file: str | Path) -> None:
         self._db = sqlite3.connect(file, timeout=_WAIT, isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._db.close)
-        self._db.execute("PRAGMA synchronous = FULL")  # what is committed outlives a loss of power
+        self._db.execute("PRAGMA synchronous = FULL")  # a commit survives a power loss
         with self._transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version not in (0, _VERSION):
@@ -255,28 +212,22 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Have the ledger to oneself, among processes."""
+        """Hold the ledger exclusively, among processes."""
         with self._translated():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
                 self._db.commit()
             finally:
-                self._db.rollback()  # nothing after the commit
+                self._db.rollback()  # does nothing after the commit
 
 
 def read_ledger(path: Path) -> list[Entry]:
-    """Return the entries of a ledger's file, or of the folder it is in.
-
-    Raises
-    ------
-    ConfigError
-        When there is none, or it cannot be used.
-    """
+    """Return the entries of a ledger's file, or of the folder it is in; raise ConfigError if there is none."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ConfigError(f"expected a ledger, got no such file - at {file}")
-    try:  # for writing: what a job that was killed has left half written is taken back before anything is read
+    try:  # opened for writing, so that a killed job's unfinished transaction is rolled back before reading
         db = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", timeout=_WAIT, uri=True)
         try:
             return _entries(db)

@@ -1,10 +1,10 @@
-"""Local differential privacy of numbers: noise that each value gets for itself, on a grid and not in real numbers.
+"""Local differential privacy of numbers: each value gets its own noise, on a grid and not in real numbers.
 
-A value t in [-1, 1] is first rounded to a multiple of 2^-20. What comes out is one again, whose distribution is known
+A value t in [-1, 1] is first rounded to a multiple of 2^-20. The result is one again, whose distribution is known
 in integers: no outcome is more than e^epsilon times as likely for one value as for another. Noise of real numbers,
-rounded to floats, does not have that property: its low bits tell which sums could have given them (Mironov 2012).
+rounded to floats, does not have that property: its low bits reveal which sums could have given them (Mironov 2012).
 
-All four mechanisms are right on average. Where a value is drawn again noise averages out: keep the draw, or its key.
+All four mechanisms are unbiased. Noise averages out if a value is drawn again: keep the draw, or its key.
 
 References
 ----------
@@ -23,7 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, pieces
+from treaty.compute import Floats, Int32s, Integers, kernel, pieces
 from treaty.errors import ConfigError
 from treaty.privacy.label_rr import Randomness, uniform64
 
@@ -40,14 +40,14 @@ HYBRID_FROM = 0.61
 _CHUNK = 1 << 15  # random words at a time: they stay in the cache
 _ZEROS = memoryview(bytes(8 * _CHUNK))
 _ROOT = 0.5**0.5  # the curve 2^-x at x = 1/2, where its chords meet
-_TOSSES = np.array([10, *((k & -k).bit_length() - 1 for k in range(1, 1024))], np.uint8)  # zeros at a number's end
-_ROUNDED = 1.0 + 2.0**-50  # above what floats are off by in a few operations
+_TRAILING_ZEROS = np.array([10, *((k & -k).bit_length() - 1 for k in range(1, 1024))], np.uint8)
+_ROUNDED = 1.0 + 2.0**-50  # covers the error of a few float operations
 
 
 def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
-    """Return a source of random bytes: AES-256-CTR under a key, by default one of the operating system's generator.
+    """Return a source of random bytes: AES-256-CTR under `key`, by default one of the operating system's generator.
 
-    Streams of other numbers, from 0 to 2^64 - 1, share no byte below 2^68.
+    Streams of different numbers, from 0 to 2^64 - 1, share no byte below 2^68.
     """
     start = modes.CTR(stream.to_bytes(8, "big") + bytes(8))
     cipher = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), start).encryptor()
@@ -57,39 +57,21 @@ def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
 # ---------------------------------------------------------------- the mechanisms
 
 
-def laplace(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
-    """Add discrete Laplace noise: a multiple k 2^-20 comes with a chance in proportion to exp(-|k| / s).
+def laplace(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
+    """Add discrete Laplace noise to t (n,): a multiple k 2^-20 comes with a chance in proportion to exp(-|k| / s).
 
-    Parameters
-    ----------
-    t : float64 (n,)
-        In [-1, 1].
-    epsilon : float
-        Per value, from 2^-20 on.
-    randomness : callable, optional
-        Default: an AES keystream under a new key.
+    Returns multiples of 2^-20. `randomness` is by default an AES keystream under a new key. Raises ConfigError unless
+    `epsilon`, per value, is finite and at least 2^-20, and all values are in [-1, 1].
 
-    Returns
-    -------
-    float64 (n,)
-        Multiples of 2^-20.
-
-    Raises
-    ------
-    ConfigError
-        When `epsilon` is no finite number from 2^-20 on, or a value not in [-1, 1].
-
-    Notes
-    -----
     Noise halves with every L steps, L a whole number, and s = L / ln 2 is at least 2^21 / epsilon. The size is
     V L + U: V from coin tosses, U below L, kept with a chance of 2^(-U/L). That chance is at least 1/2 and off by less
-    than 2^-49 of it, which L makes up for: it is larger than needed by 2^-26 of it. Most of the time chords above that
-    curve or tangents below it tell already whether U is kept.
+    than 2^-49 of it, which L makes up for: it is larger than needed by 2^-26 of it. Mostly chords above that curve or
+    tangents below it already decide whether U is kept.
     """
     return _laplace(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _laplace(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _laplace(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     halving = math.ceil(2 * STEPS * math.log(2.0) / epsilon * (1.0 + 2.0**-26))
     noisy = np.empty(len(steps))
     done, words = 0, np.empty(0, np.uint64)
@@ -101,50 +83,43 @@ def _laplace(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDAr
     return noisy
 
 
-def duchi(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
-    """Return one of two numbers, (e^epsilon + 1) / (e^epsilon - 1) or its negative (Duchi et al. 2018).
+def duchi(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
+    """Return one of two numbers, (e^epsilon + 1) / (e^epsilon - 1) or its negative (Duchi et al. 2018); see `laplace`.
 
-    Parameters, Returns and Raises as of `laplace`.
-
-    Notes
-    -----
-    The larger comes with a chance of 1/2 + t (e^epsilon - 1) / (2 (e^epsilon + 1)), a multiple of 2^-63 that is rounded
-    towards 1/2. From epsilon 29 on the rounding shows: the other one comes with 2^-43 at least.
+    The larger comes with a chance of 1/2 + t (e^epsilon - 1) / (2 (e^epsilon + 1)), a multiple of 2^-63 that is
+    rounded towards 1/2. From epsilon 29 on the rounding shows: the other one comes with 2^-43 at least.
     """
     return _duchi(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _duchi(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _duchi(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     slope = min(math.floor(math.tanh(epsilon / 2.0) / 2.0 * 2.0**43 / _ROUNDED), 2**42 - 1)
     either = np.empty(len(steps))
     _one_of_two(steps, uniform64(draw, len(steps)), slope, np.rint(2.0**42 / slope * STEPS) / STEPS, either)
     return either
 
 
-def piecewise(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
-    """Return a number near t with a large chance, else another one (Wang et al. 2019, Algorithm 2).
+def piecewise(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
+    """Return a number near t with a large chance, else another one (Wang et al. 2019, Algorithm 2); see `laplace`.
 
-    Parameters, Returns and Raises as of `laplace`.
-
-    Notes
-    -----
     C = (e^(epsilon/2) + 1) / (e^(epsilon/2) - 1). Of the whole numbers from -M to M, M = C 2^20, those of a window of
     width C - 1 around a multiple of t are e^epsilon times as likely as the others. What is drawn is scaled so that it
-    is right on average for the window and the chances there are, and rounded to the grid.
+    is unbiased for the actual window and chances, and rounded to the grid.
     """
     return _piecewise(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _piecewise(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _piecewise(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     most, width, change = _window(epsilon)
     limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))  # of words that leave the window, rounded up
     reach = most - width // 2  # centre of the window of t = 1
     chance = limit * 2.0**-64
-    more = (1.0 - chance) / width - chance / (2 * most + 1 - width)  # of a number within than of one without
+    # chance of a number inside the window, less that of one outside
+    more = (1.0 - chance) / width - chance / (2 * most + 1 - width)
     found, scale = np.empty(len(steps)), STEPS / (more * width * reach)
     for rows in pieces(len(steps), _CHUNK):
         part = steps[rows]
-        words = uniform64(draw, len(part))  # once: whether places are drawn anew depends on them
+        words = uniform64(draw, len(part))  # drawn once: whether places are drawn again depends on them
         while not _near_or_far(
             part, words, uniform64(draw, len(part)), np.uint64(limit), most, width, scale, found[rows]
         ):
@@ -152,35 +127,27 @@ def _piecewise(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> ND
     return found
 
 
-def hybrid(t: NDArray[np.float64], epsilon: float, randomness: Randomness | None = None) -> NDArray[np.float64]:
-    """Take `piecewise` with a chance of 1 - e^(-epsilon/2), else `duchi`, and below epsilon 0.61 always that.
+def hybrid(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
+    """Take `piecewise` with a chance of 1 - e^(-epsilon/2), else `duchi`; below epsilon 0.61 always `duchi`.
 
-    Parameters, Returns and Raises as of `laplace`. Wang et al. 2019, section III-C.
+    Wang et al. 2019, section III-C; see `laplace`.
     """
     return _hybrid(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _hybrid(steps: NDArray[np.int32], epsilon: float, draw: Randomness) -> NDArray[np.float64]:
+def _hybrid(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     limit = min(math.floor(_piecewise_share(epsilon) * 2.0**64), 2**64 - 1)
-    chosen = uniform64(draw, len(steps)) < np.uint64(limit)  # whatever t is
+    chosen = uniform64(draw, len(steps)) < np.uint64(limit)  # independently of t
     return np.where(chosen, _piecewise(steps, epsilon, draw), _duchi(steps, epsilon, draw))
 
 
 MECHANISMS = {"laplace": laplace, "duchi": duchi, "piecewise": piecewise, "hybrid": hybrid}
 ON_GRID = {"laplace": _laplace, "duchi": _duchi, "piecewise": _piecewise, "hybrid": _hybrid}
-"""The same of whole multiples of 2^-20, int32 (n,), which are taken for what they should be."""
+"""The same for whole multiples of 2^-20, int32 (n,), without checking them."""
 
 
-def variance(mechanism: str, t: NDArray[np.float64], epsilon: float) -> NDArray[np.float64]:
-    """Return the variance of what a mechanism makes of each value.
-
-    Parameters
-    ----------
-    mechanism : {"laplace", "duchi", "piecewise", "hybrid"}
-    t : float64 (n,)
-        In [-1, 1].
-    epsilon : float
-    """
+def variance(mechanism: str, t: Floats, epsilon: float) -> Floats:
+    """Return the variance of a mechanism's outcome for each value t (n,) in [-1, 1]."""
     check_epsilon(epsilon)
     if mechanism == "laplace":
         return np.full(np.shape(t), 8.0 / epsilon**2)
@@ -194,7 +161,7 @@ def variance(mechanism: str, t: NDArray[np.float64], epsilon: float) -> NDArray[
 
 
 def largest(mechanism: str, epsilon: float) -> float:
-    """Return a number that outcomes pass with a chance below 2^-64: the largest there is, but of `laplace`."""
+    """Return a bound that outcomes exceed with a chance below 2^-64; the largest outcome but for `laplace`."""
     check_epsilon(epsilon)
     if mechanism == "laplace":
         return 1.0 + 66.0 * math.log(2.0) * 2.0 / epsilon
@@ -202,12 +169,7 @@ def largest(mechanism: str, epsilon: float) -> float:
 
 
 def check_epsilon(epsilon: float) -> None:
-    """Refuse what is no finite number from 2^-20 on.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Raise ConfigError unless `epsilon` is finite and at least 2^-20."""
     if not LEAST_EPSILON <= epsilon < math.inf:
         raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {epsilon}")
 
@@ -215,7 +177,7 @@ def check_epsilon(epsilon: float) -> None:
 # ---------------------------------------------------------------- parts
 
 
-def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int32]:
+def _steps(t: Floats, epsilon: float) -> Int32s:
     """Return whole multiples of 2^-20."""
     check_epsilon(epsilon)
     steps = np.empty(t.size, np.int32)
@@ -225,8 +187,8 @@ def _steps(t: NDArray[np.float64], epsilon: float) -> NDArray[np.int32]:
 
 
 @kernel
-def clip_to_steps(values: NDArray[np.int64], factor: float, shift: float, steps: NDArray[np.int32]) -> None:
-    """Bring values to [-1, 1] and write multiples of 2^-20.
+def clip_to_steps(values: Integers, factor: float, shift: float, steps: Int32s) -> None:
+    """Scale and clip values to [-1, 1], and write them as multiples of 2^-20.
 
     A factor of 1 / C, no shift: values clipped to [-C, C]. A factor of 2 / C, a shift of -1: values clipped to [0, C].
     """
@@ -235,14 +197,14 @@ def clip_to_steps(values: NDArray[np.int64], factor: float, shift: float, steps:
 
 
 @kernel
-def to_sent(values: NDArray[np.float64], steps_of_one: float, sent: NDArray[np.int64]) -> None:
+def to_sent(values: Floats, steps_of_one: float, sent: Integers) -> None:
     """Write the nearest multiples of ``1 / steps_of_one``."""
     for i in range(len(values)):
         sent[i] = np.int64(np.rint(values[i] * steps_of_one))
 
 
 @kernel
-def _to_steps(t: NDArray[np.float64], steps: NDArray[np.int32]) -> bool:
+def _to_steps(t: Floats, steps: Int32s) -> bool:
     """Write whole multiples of 2^-20; return whether all values are from -1 to 1."""
     fine = True
     for i in range(len(t)):
@@ -252,34 +214,32 @@ def _to_steps(t: NDArray[np.float64], steps: NDArray[np.int32]) -> bool:
 
 
 @kernel
-def _one_of_two(
-    steps: NDArray[np.int32], words: NDArray[np.uint64], slope: int, size: float, out: NDArray[np.float64]
-) -> None:
-    """Write `size` where a word is below 2^63 times the chance of it, else its negative."""
+def _one_of_two(steps: Int32s, words: NDArray[np.uint64], slope: int, size: float, out: Floats) -> None:
+    """Write `size` where a word is below 2^63 times its chance, else its negative."""
     for i in range(len(steps)):
         out[i] = size if words[i] >> np.uint64(1) < np.uint64(2**62 + steps[i] * slope) else -size
 
 
 @kernel
 def _near_or_far(
-    steps: NDArray[np.int32],
+    steps: Int32s,
     words: NDArray[np.uint64],
     places: NDArray[np.uint64],
     limit: np.uint64,
     most: int,
     width: int,
     scale: float,
-    out: NDArray[np.float64],
+    out: Floats,
 ) -> bool:
     """Write `scale` times a number of the window around a value, or of those beside it if a word is below `limit`.
 
-    Return whether all `places` lay within whole multiples of how many numbers there are; if not, draw them anew.
+    Return whether all `places` lay within whole multiples of the count of numbers; if not, draw them anew.
     """
     reach, whole = most - width // 2, np.uint64(0xFFFFFFFFFFFFFFFF)
     near, far = np.uint64(width), np.uint64(2 * most + 1 - width)
     last_near, last_far = whole - (whole - near + np.uint64(1)) % near, whole - (whole - far + np.uint64(1)) % far
     even = True
-    for i in range(len(steps)):  # no branch: a third of them would be guessed wrong
+    for i in range(len(steps)):  # no branch: a third would be mispredicted
         first = ((steps[i] * reach + STEPS // 2) >> GRID_BITS) - width // 2  # of the window
         outside = words[i] < limit
         even &= places[i] <= (last_far if outside else last_near)
@@ -291,17 +251,15 @@ def _near_or_far(
 
 
 @kernel
-def _add_laplace(
-    steps: NDArray[np.int32], halving: int, words: NDArray[np.uint64], out: NDArray[np.float64]
-) -> tuple[int, int]:
+def _add_laplace(steps: Int32s, halving: int, words: NDArray[np.uint64], out: Floats) -> tuple[int, int]:
     """Write steps with discrete Laplace noise until words run out; return how many, and how many words they took.
 
-    A word has 32 bits for the rest, 21 for the level that tells whether it is kept, ten coins and a sign. Every try is
-    written, and counts if it is kept: a branch on what was drawn is guessed wrong a third of the time.
+    A word has 32 bits for the rest, 21 for the level that decides whether it is kept, ten coins and a sign. Every try
+    is written, and counts if it is kept: a branch on it would be mispredicted a third of the time.
     """
     modulus, half, one = np.uint64(halving), np.uint64(0xFFFFFFFF), np.uint64(1)
     short = halving <= half
-    least = (half + one) % modulus  # below: not within a whole multiple, so not uniform (Lemire 2019)
+    least = (half + one) % modulus  # products below it are not uniform (Lemire 2019)
     last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - one)
     inverse, first_fall, second_fall = 1.0 / halving, np.log(2.0) * 2.0**-0.25, np.log(2.0) * 2.0**-0.75
     first_tangent, second_tangent = 2.0**-0.25 + 0.25 * first_fall, 2.0**-0.75 + 0.75 * second_fall
@@ -311,23 +269,23 @@ def _add_laplace(
         if short:
             product = (word >> np.uint64(32)) * modulus
             rest, uneven = product >> np.uint64(32), (product & half) < least
-        else:  # 32 bits do not suffice for it
+        else:  # 32 bits are too few
             rest, used = words[at + 1] % modulus, at + 2
             uneven = words[at + 1] - rest > last
         share, level = np.float64(rest) * inverse, np.float64((word & half) >> np.uint64(11)) * 2.0**-21
         below = level + 2.0**-21 <= max(first_tangent - first_fall * share, second_tangent - second_fall * share)
         above = level >= max(1.0 - (2.0 - 2.0 * _ROOT) * share, 2.0 * _ROOT - 0.5 - (2.0 * _ROOT - 1.0) * share)
         coins, negative = (word >> one) & np.uint64(1023), word & one == one
-        halvings = np.int64(_TOSSES[coins])
+        halvings = np.int64(_TRAILING_ZEROS[coins])
         if uneven | (coins == 0) | (rest == 0) | ((not below) & (not above)):
             if (not below) and (not above):  # further bits of the level
                 below = level + np.float64(words[used] >> np.uint64(11)) * 2.0**-74 < np.exp2(-share)
                 used += 1
-            while coins == 0:  # all fell on one side: those of further words
+            while coins == 0:  # all coins fell on one side: toss those of further words
                 if used == len(words):
                     return done, at
                 coins = words[used] & np.uint64(1023)
-                halvings += np.int64(_TOSSES[coins])
+                halvings += np.int64(_TRAILING_ZEROS[coins])
                 used += 1
             below &= not (uneven | (negative & (rest == 0) & (halvings == 0)))  # zero has one sign
         value = np.int64(rest) + halvings * halving
@@ -337,7 +295,7 @@ def _add_laplace(
 
 
 def _window(epsilon: float) -> tuple[int, int, float]:
-    """Return M, the width of the window (odd) and the chance to leave it, for which the ratio is e^epsilon."""
+    """Return M, the window's width (odd) and the chance to leave it, for which the ratio is e^epsilon."""
     whole = 1.0 / math.tanh(epsilon / 4.0)
     most = round(whole * STEPS)
     width = 2 * round(((whole - 1.0) * STEPS - 1.0) / 2.0) + 1

@@ -1,4 +1,4 @@
-"""Leaf purity: how nearly the leaves of a tree are classes, so that who knows a leaf's rows knows their labels."""
+"""Leaf purity: how close each leaf is to one class, so that knowing a leaf's rows reveals their labels."""
 
 from __future__ import annotations
 
@@ -7,56 +7,32 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Floats, Int32s
 from treaty.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
 class LeafPurity:
-    """Purity of every tree, in three forms; float64 (n_trees,) each.
+    """Purity of every tree in three forms, float64 (n_trees,) each."""
 
-    Attributes
-    ----------
-    raw : float64 (n_trees,)
-        sum over leaves of (n_leaf / n) max_k theta_k, theta_k the share of class k in the leaf. Never below the largest
-        class's share of all rows, however little the leaves say.
-    balanced : float64 (n_trees,)
-        The same with every row counted 1 / (K prior of its class), so that all classes weigh alike: 1 / K when the
-        leaves say nothing.
-    adjusted : float64 (n_trees,)
-        (raw - majority) / (1 - majority): 0 when the leaves say nothing, 1 when every leaf is of one class. 0 as well
-        for a table of one class, of which nothing is left to learn.
-    """
-
-    raw: NDArray[np.float64]
-    balanced: NDArray[np.float64]
-    adjusted: NDArray[np.float64]
+    # sum over leaves of (n_leaf / n) max_k theta_k, theta_k the share of class k in the leaf; never below the largest
+    # class's share of all rows, however little the leaves say
+    raw: Floats
+    # the same with every row counted 1 / (K prior of its class), so that all classes weigh alike: 1 / K when the
+    # leaves say nothing
+    balanced: Floats
+    # (raw - majority) / (1 - majority): 0 when the leaves say nothing, 1 when every leaf is of one class; 0 as well for
+    # a table of one class, of which nothing is left to learn
+    adjusted: Floats
 
 
-def leaf_purity(leaves: NDArray[np.int32], y: NDArray[np.integer], n_classes: int) -> LeafPurity:
+def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafPurity:
     """Measure how pure the leaves of each tree are.
 
-    Parameters
-    ----------
-    leaves : int32 (n_rows, n_trees)
-        Leaf of each row in each tree, numbered from 0 in any way, as `predict_leaf` returns it.
-    y : integers (n_rows,)
-        Class numbers below `n_classes`.
-    n_classes : int
-        K. A class without rows counts in no form.
-
-    Returns
-    -------
-    LeafPurity
-
-    Raises
-    ------
-    DataError
-        When shapes differ, there is no row, or a leaf or class number is out of range.
-
-    References
-    ----------
-    Cheng et al., "SecureBoost", IEEE Intelligent Systems 2021 (arXiv 1901.08755), definition of leaf purity: `raw`.
-    The other two forms are ours: raw purity of a rare class's table is near 1 whatever the tree.
+    `leaves`, int32 (n_rows, n_trees), are numbered from 0 in any way; `y` are class numbers below `n_classes`. A class
+    without rows counts in no form. `raw` is leaf purity as Cheng et al. define it ("SecureBoost", IEEE Intelligent
+    Systems 2021, arXiv 1901.08755); the other two forms are ours, as raw purity of a rare class's table is near 1
+    whatever the tree. Raises DataError when shapes differ, there is no row, or a leaf or class number is out of range.
     """
     if leaves.ndim != 2 or y.shape != (len(leaves),) or len(y) == 0:
         raise DataError(f"expected leaves (rows, trees) and as many labels, got {leaves.shape} and {y.shape}")

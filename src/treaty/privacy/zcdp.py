@@ -1,14 +1,14 @@
 """What Gaussian noise on opened sums costs a row, by zero-concentrated differential privacy (zCDP).
 
 A release is one vector opened with discrete Gaussian noise. The noise of every coordinate is `sigma` units of that
-coordinate, a unit being the most by which one row changes it: the bound on |g| for a sum of gradients and that on h for
-one of hessians, times the scale of their fixed point, and 1 for a count. No unit is below 1, in integers. A row that
-changes c coordinates has an L2 sensitivity of at most sqrt(c) units then, and a release costs it::
+coordinate, a unit being the most by which one row changes it: the bound on |g| for a sum of gradients and that on h
+for one of hessians, times the scale of their fixed point, and 1 for a count. No unit is below 1, in integers. A row
+that changes c coordinates then has an L2 sensitivity of at most sqrt(c) units, and a release costs it::
 
     rho = c (1 / sigma + tau)^2 / 2        tau: `convolution_gap`, for noise that is a sum of shares
 
-rho adds up over releases, also where later ones depend on earlier ones. All nodes of a level are one release, because a
-row is in one of them.
+rho adds up over releases, also where later ones depend on earlier ones. All nodes of a level are one release, because
+a row is in one of them.
 
 **Unit of protection:** one row added or removed. Of a row whose values are replaced by others, every difference can be
 twice as large: four times the rho. Of a person with m rows: m^2 times. What is opened without noise (number of rows,
@@ -34,38 +34,21 @@ import numpy as np
 from treaty.errors import ConfigError
 from treaty.privacy.discrete_gaussian import LEAST_SHARE, convolution_gap
 
-_ORDERS = 1.0 + np.exp2(np.arange(-6.0, 24.0, 1 / 64))  # fixed: epsilon grows with rho
-_MOST_PURE = 700.0  # exp of more is no float
-_PURE_ORDERS = _ORDERS[::8]  # each is computed by itself, and neighbours differ little
+_ORDERS = 1.0 + np.exp2(np.arange(-6.0, 24.0, 1 / 64))  # fixed, so that epsilon grows with rho
+_MOST_PURE = 700.0  # exp of more overflows
+_PURE_ORDERS = _ORDERS[::8]  # fewer: each is computed separately, and neighbours differ little
 _LEAST_RHO, _MOST_RHO = 2.0**-100, 2.0**40
 _HALVINGS = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """Vectors opened with the same noise.
+    """Vectors opened with the same noise; raises ConfigError for a number out of range or a share's sigma below 1."""
 
-    Parameters
-    ----------
-    count : int
-        Vectors, 1 or more.
-    coordinates : int
-        Of each vector, those that one row changes, 1 or more, as `level_coordinates`.
-    sigma : float
-        Standard deviation of the noise in the sum, in units.
-    honest : int, default 1
-        Shares the noise is the sum of: the number that `noise_share` is given as well.
-
-    Raises
-    ------
-    ConfigError
-        When a number is out of range, or a share's standard deviation below 1.
-    """
-
-    count: int
-    coordinates: int
-    sigma: float
-    honest: int = 1
+    count: int  # vectors, 1 or more
+    coordinates: int  # of each vector, those that one row changes, 1 or more, as `level_coordinates`
+    sigma: float  # standard deviation of the noise in the sum, in units
+    honest: int = 1  # shares the noise is the sum of: the number that `noise_share` is given as well
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.coordinates < 1:
@@ -89,14 +72,7 @@ class Releases:
 
 @dataclass(frozen=True, slots=True)
 class NoiseBudget:
-    """What a training costs a row.
-
-    Attributes
-    ----------
-    releases : tuple of Releases
-    delta, epsilon : float
-        (epsilon, delta)-differential privacy of one row added or removed.
-    """
+    """What a training costs a row: (epsilon, delta)-differential privacy of one row added or removed."""
 
     releases: tuple[Releases, ...]
     delta: float
@@ -120,37 +96,14 @@ class NoiseBudget:
 
 
 def budget(releases: Sequence[Releases], delta: float) -> NoiseBudget:
-    """Add up what releases cost a row.
-
-    Parameters
-    ----------
-    releases : sequence of Releases
-        All of a training: of the search for quantiles as of the trees.
-    delta : float
-        Above 0 and below 1.
-
-    Raises
-    ------
-    ConfigError
-        When `delta` is out of range, or dp-accounting is not installed.
-    """
+    """Add up what all releases of a training (quantile search and trees) cost a row."""
     return NoiseBudget(tuple(releases), delta, epsilon_of(math.fsum(each.rho for each in releases), delta))
 
 
 def epsilon_of(rho: float, delta: float) -> float:
     """Return an epsilon, at most 10^-4 of it above the least known, for which rho-zCDP is (epsilon, delta)-DP.
 
-    Parameters
-    ----------
-    rho : float
-        0 or more.
-    delta : float
-        Above 0 and below 1.
-
-    Raises
-    ------
-    ConfigError
-        When one is out of range, or dp-accounting is not installed.
+    Raises ConfigError when a number is out of range, or dp-accounting is not installed; so do the next functions.
     """
     if not 0.0 <= rho < math.inf:
         raise ConfigError(f"expected a finite rho of 0 or more, got {rho}")
@@ -168,19 +121,7 @@ def epsilon_of(rho: float, delta: float) -> float:
 def renyi_epsilon(epsilons: Sequence[float], rho: float, delta: float) -> float:
     """Return an epsilon of mechanisms of pure epsilons and of rho-zCDP together, for one value or row replaced.
 
-    Parameters
-    ----------
-    epsilons : sequence of float
-        Above 0 and finite. The worst such mechanism is randomised response of two outcomes.
-    rho : float
-        0 or more, for a row replaced.
-    delta : float
-        Above 0 and below 1.
-
-    Raises
-    ------
-    ConfigError
-        When a number is out of range, or dp-accounting is not installed.
+    The worst mechanism of a pure epsilon, above 0 and finite, is randomised response of two outcomes.
     """
     if not 0.0 <= rho < math.inf or not all(0.0 < epsilon < math.inf for epsilon in epsilons):
         raise ConfigError("expected finite epsilons above 0 and a finite rho of 0 or more")
@@ -191,7 +132,7 @@ def renyi_epsilon(epsilons: Sequence[float], rho: float, delta: float) -> float:
     except ImportError as error:
         raise ConfigError("accounting at a delta needs dp-accounting: pip install 'treaty[dp]'") from error
     if any(epsilon > _MOST_PURE for epsilon in epsilons):
-        return math.inf  # its chances are no longer told apart in floats
+        return math.inf  # floats cannot distinguish its chances
     accountant = rdp.RdpAccountant(_PURE_ORDERS, NeighboringRelation.REPLACE_ONE)
     for epsilon, count in Counter(epsilons).items():
         accountant.compose(RandomizedResponseDpEvent(2.0 / (math.exp(epsilon) + 1.0), 2), count)
@@ -200,21 +141,9 @@ def renyi_epsilon(epsilons: Sequence[float], rho: float, delta: float) -> float:
 
 
 def rho_for(epsilon: float, delta: float) -> float:
-    """Return the largest rho that costs `epsilon` at most: the inverse of `epsilon_of`, never above it.
+    """Return the largest rho that costs at most `epsilon`: the inverse of `epsilon_of`, never above it.
 
-    Share it out among the phases of a training and give each part to `noise_for`.
-
-    Parameters
-    ----------
-    epsilon : float
-        Above 0.
-    delta : float
-        Above 0 and below 1.
-
-    Raises
-    ------
-    ConfigError
-        When one is out of range, or dp-accounting is not installed.
+    Divide it among the phases of a training and give each part to `noise_for`.
     """
     if not 0.0 < epsilon < math.inf:
         raise ConfigError(f"expected a finite epsilon above 0, got {epsilon}")
@@ -228,20 +157,7 @@ def rho_for(epsilon: float, delta: float) -> float:
 
 
 def noise_for(rho: float, *, count: int, coordinates: int, honest: int = 1) -> Releases:
-    """Return releases with the least noise that costs `rho` at most, and of which shares can be drawn.
-
-    Parameters
-    ----------
-    rho : float
-        Above 0.
-    count, coordinates, honest : int
-        As in `Releases`.
-
-    Raises
-    ------
-    ConfigError
-        When a number is out of range.
-    """
+    """Return releases (see `Releases`) with the least noise that costs at most `rho` and can be drawn in shares."""
     if not 0.0 < rho < math.inf:
         raise ConfigError(f"expected a finite rho above 0, got {rho}")
     low = high = LEAST_SHARE * math.sqrt(max(honest, 1))
@@ -260,7 +176,7 @@ def level_coordinates(n_features: int) -> int:
 
 
 def _rounded_up(value: float) -> str:
-    """Write a number with three digits, rounded up (but for what floats are off by)."""
+    """Write a number with three digits, rounded up (except for errors of floats)."""
     if value <= 0.0:
         return "0"
     places = 2 - math.floor(math.log10(value))

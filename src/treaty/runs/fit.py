@@ -1,4 +1,4 @@
-"""What estimators have done for them: training and prediction on one table, in threads, or in processes."""
+"""What estimators have done for them: training and prediction in one place, in threads, or in processes."""
 
 from __future__ import annotations
 
@@ -16,34 +16,20 @@ from numpy.typing import NDArray
 
 from treaty.compute import cores
 from treaty.data.table import Schema, Table
-from treaty.errors import ConfigError, DataError
+from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, checkpoint_file, noise_folder
+from treaty.models.decisions import RowDecisions, row_decisions
 from treaty.models.interpretation import Contributions, explain_pooled, rows_first
+from treaty.models.linear import pooled_margins
 from treaty.models.trees import ModelPart, cut_to_records, predict_pooled
 from treaty.privacy.ledger import Ledger
-from treaty.runs.crowds import Layout, train_crowd_in_threads
+from treaty.runs.processes import predict_in_processes, train_in_processes
 from treaty.runs.progress import TrainingBar, steps_bar
-from treaty.runs.threads import (
-    Traffic,
-    decide_in_threads,
-    explain_in_threads,
-    predict_in_threads,
-    traffic_of,
-    train_horizontal_in_threads,
-    train_in_threads,
-)
-from treaty.runs.tree_processes import (
-    predict_in_processes,
-    train_crowd_in_processes,
-    train_horizontal_in_processes,
-    train_in_processes,
-)
-from treaty.systems.pooled import training as pooled
-from treaty.systems.pooled.training import Labelled, noisy_labels
-from treaty.systems.tree_options import TreeOptions
-from treaty.systems.vertical.decisions import Decided
-
-ALONE = "pooled"  # the party of a plain table
+from treaty.runs.threads import Run, Traffic, decide_in_threads, explain_in_threads, predict_in_threads, traffic_of
+from treaty.runs.threads import train_in_threads as play_training
+from treaty.systems.pooled.system import ALONE, side_by_side
+from treaty.systems.pooled.training import noisy_labels
+from treaty.systems.system import Labelled, Seat, System
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,215 +39,143 @@ class Trained:
     Attributes
     ----------
     parts : dict
-        Of each party.
+        Of each party; where rows are split, or there is one table, the whole model is the part of `ALONE`.
     traffic : Traffic
     seconds : dict
         Per phase, and in total.
+    learned : dict
+        What each party, or role, learned beyond its own data, in words.
     """
 
-    parts: dict[str, ModelPart]
+    parts: dict[str, Any]
     traffic: Traffic
     seconds: dict[str, float]
+    learned: dict[str, list[str]]
 
 
 def train(
-    tables: Mapping[str, Table],
-    data: Labelled,
-    evals: Sequence[tuple[str, Mapping[str, Table], NDArray[np.float64]]],
-    active: str,
-    classes: list[Any] | None,
-    options: TreeOptions,
+    run: Run,
     *,
     transport: str,
-    n_jobs: int | None,
     checkpoint: Path | None,
-    finished: Callable[[dict[str, ModelPart]], None],
+    weighted: bool = False,
+    finished: Callable[[dict[str, Any]], None] = lambda parts: None,
 ) -> Trained:
-    """Train as the options say, playing every party on this machine.
+    """Train as a run says, playing every party on this machine.
 
     Parameters
     ----------
-    data : Labelled
-        The active party's table, with labels and weights.
-    evals : sequence of (name, tables, labels)
     transport : {"memory", "grpc"}
     checkpoint : Path or None
-        Folder for checkpoints, and for noisy labels.
+        Folder for checkpoints, and for what serves later fits on the same rows.
+    weighted : bool
+        Whether rows have weights.
     finished : callable
         Given all parties' parts after every round, so that what is finished survives an error.
     """
     started = time.perf_counter()
-    begun: list[float] = []
-    parties = [ALONE] if options.protocol == "pooled" else list(tables)
-    kept: dict[str, ModelPart] = {}
-    rounds = 0
-
-    def progress(done: int, part: ModelPart) -> None:
-        nonlocal rounds
-        kept[part.party], rounds = part, max(rounds, done)
-        if part.forest is not None:
-            begun.append(time.perf_counter())
-            bar(done, part)
-        if rounds and len(kept) == len(parties):  # the last party to begin may be behind the others by a round
-            finished({name: kept[name] for name in parties})
-
+    system, cast = run.system, run.cast
+    progress = _Progress(run, finished)
     with ExitStack() as held:
-        keepers = held.enter_context(_keepers(checkpoint, parties))
-        bar = held.enter_context(TrainingBar(options.protocol, options.n_estimators, shown=transport == "memory"))
+        keepers = held.enter_context(_keepers(checkpoint, system, cast.having(*system.has_model), cast.active))
+        rounds = getattr(run.common, "n_estimators", None) or run.common.max_iter
+        bar = held.enter_context(TrainingBar(system.name, rounds, shown=transport == "memory"))
+        progress.bar = bar
+        run = replace(run, progress=progress, phase=bar.phase, store=checkpoint)
         noisy: Path | None = None
-        # randomised labels are kept for this fit, or as long as the checkpoints' folder
-        if options.mechanism == "label_rr":
+        if run.options.label_epsilon is not None:
+            # randomised labels are kept for this fit, or as long as the checkpoints' folder
             noisy = (checkpoint or Path(held.enter_context(TemporaryDirectory()))) / "noisy_labels"
             if transport == "memory":
-                ledger = Ledger(None if checkpoint is None else noise_folder(checkpoint, active))
-                data = replace(data, y=noisy_labels(noisy, data.y, classes, options, ledger, "fit"))
-        if options.protocol == "pooled":
-            joined = replace(data, table=join(tables))
-            watched = [Labelled(join(rows), y, None, name) for name, rows, y in evals]
-            part = pooled.train(
-                joined, options, classes=classes, eval_sets=watched, threads=cores(n_jobs), progress=progress,
-                keeper=keepers.get(ALONE),
-            )  # fmt: skip
-            parts, traffic = {ALONE: part}, Traffic()
+                run = _randomised(run, noisy, checkpoint)
+        if system.split == "none":
+            parts, traffic = _train_alone(run, keepers), Traffic()
         elif transport == "grpc":
-            parts, traffic = train_in_processes(
-                data, tables, evals, active, classes, options, n_jobs, progress, checkpoint, noisy
-            )
+            parts, traffic = train_in_processes(run, weighted=weighted, checkpoints=checkpoint, noisy_labels=noisy)
         else:
             try:
-                parts, traffic = train_in_threads(
-                    data, tables, evals, active, classes, options, n_jobs, progress, keepers, checkpoint, bar.phase
-                )
+                played = play_training(run, keepers)
             except BaseException:
-                if len(kept) == len(parties):
-                    cut_to_records(list(kept.values()))
+                progress.cut()
                 raise
-    return Trained(parts, traffic, _seconds(traffic, started, begun))
+            owners = cast.having(*system.has_model)
+            parts, traffic = {name: played.results[name] for name in owners}, traffic_of(played.transcripts.values())
+    part = parts[cast.active] if cast.active in parts else next(iter(parts.values()))
+    if system.split == "rows":
+        parts = {ALONE: whole(part)}
+    learned = system.disclosures(cast, run.options, run.common, part)
+    return Trained(parts, traffic, _seconds(run, traffic, started, progress.begun), learned)
 
 
-def train_horizontal(
-    shards: Mapping[str, Labelled],
-    evals: Sequence[Labelled],
-    lead: str,
-    classes: list[Any] | None,
-    options: TreeOptions,
-    *,
-    transport: str,
-    n_jobs: int | None,
-    checkpoint: Path | None,
-    finished: Callable[[dict[str, ModelPart]], None],
-) -> Trained:
-    """Train between participants that hold rows of the same columns, playing all of them on this machine.
+class _Progress:
+    """Keeps what is finished, and notes when training began: `Run.progress` of a fit."""
 
-    The model is whole and the same at all of them, so what is returned has one part, `ALONE`.
+    bar: TrainingBar
 
-    Parameters
-    ----------
-    shards : mapping of str to Labelled
-        Every participant's rows; labels are class numbers.
-    evals : sequence of Labelled
-        Watched by the leader.
-    lead : str
-        A participant, or a party without data.
-    transport, n_jobs, checkpoint, finished
-        As `train` has them.
-    """
-    started = time.perf_counter()
-    begun: list[float] = []
+    def __init__(self, run: Run, finished: Callable[[dict[str, Any]], None]) -> None:
+        self.begun: list[float] = []
+        self._run, self._finished = run, finished
+        self._kept: dict[str, ModelPart] = {}
+        self._owners = run.cast.owners if run.system.split == "columns" else [ALONE]
+        self._rounds = 0
 
-    def progress(done: int, part: ModelPart) -> None:
-        begun.append(time.perf_counter())
-        bar(done, part)
-        if done and part.party == lead:  # processes tell, after a failure, what each of them has
-            finished({ALONE: _whole(part)})
+    def __call__(self, done: int, part: Any) -> None:
+        """Take what a party has after so many rounds."""
+        if not isinstance(part, ModelPart):  # losses of a regression
+            self.begun.append(time.perf_counter())
+            self.bar(done, part)
+            return
+        by_row = self._run.system.split == "rows"
+        if by_row and part.party != self._run.cast.active:
+            return
+        if part.is_active:
+            self.begun.append(time.perf_counter())
+            self.bar(done, part)
+        self._kept[ALONE if by_row else part.party], self._rounds = part, max(self._rounds, done)
+        if self._rounds and self._all_here:  # the last party to begin may be behind the others by a round
+            self._finished({name: whole(part) if by_row else self._kept[name] for name in self._owners})
 
-    with ExitStack() as held:
-        keepers = held.enter_context(_keepers(checkpoint, dict.fromkeys([*shards, lead])))
-        bar = held.enter_context(TrainingBar(options.protocol, options.n_estimators, shown=transport == "memory"))
-        if transport == "grpc":
-            parts, traffic = train_horizontal_in_processes(
-                shards, evals, lead, classes, options, n_jobs, progress, checkpoint
-            )
-        else:
-            parts, traffic = train_horizontal_in_threads(
-                shards, evals, lead, classes, options, n_jobs, progress, keepers, checkpoint
-            )
-    return Trained({ALONE: _whole(parts[lead])}, traffic, _seconds(traffic, started, begun))
+    @property
+    def _all_here(self) -> bool:
+        return len(self._kept) == len(self._owners)
+
+    def cut(self) -> None:
+        """Drop rounds that not every owner has recorded."""
+        if self._run.system.split == "columns" and self._all_here:
+            cut_to_records(list(self._kept.values()))
 
 
-def train_crowd(
-    shards: Mapping[str, Labelled],
-    evals: Sequence[Labelled],
-    layout: Layout,
-    classes: list[Any] | None,
-    schema: Schema,
-    options: TreeOptions,
-    *,
-    transport: str,
-    n_jobs: int | None,
-    checkpoint: Path | None,
-    finished: Callable[[dict[str, ModelPart]], None],
-) -> Trained:
-    """Train among users, edge servers and a server that gets the model, playing all of them on this machine.
-
-    Parameters
-    ----------
-    shards : mapping of str to Labelled
-        Every user's rows; labels are class numbers.
-    evals : sequence of Labelled
-        Watched by the server.
-    layout : Layout
-        Who is who.
-    schema : Schema
-        All users' columns.
-    transport, n_jobs, checkpoint, finished
-        As `train` has them; a checkpoint is kept, and cannot be gone on from.
-
-    Raises
-    ------
-    ConfigError
-        When there is a checkpoint, or options do not fit the columns or the transport.
-    """
-    started = time.perf_counter()
-    begun: list[float] = []
-    options.column_share(len(schema.names))  # refused before anything is summed
-    if transport == "grpc" and options.dropout is not None:
-        raise ConfigError("dropout has simulations in threads lose users; leave it out with transport='grpc'")
-
-    def progress(done: int, part: ModelPart) -> None:
-        begun.append(time.perf_counter())
-        bar(done, part)
-        if done:
-            finished({ALONE: _whole(part)})
-
-    with ExitStack() as held:
-        keeper = held.enter_context(_keepers(checkpoint, [layout.server])).get(layout.server)
-        if keeper is not None and keeper.found() is not None:
-            raise ConfigError(
-                "cannot resume: users of protocol 'fedxgb' do not come back as they were; take the model so far from "
-                f"the checkpoint, or remove it to begin anew - at {keeper.path}"
-            )
-        bar = held.enter_context(TrainingBar(options.protocol, options.n_estimators, shown=transport == "memory"))
-        if transport == "grpc":
-            part, traffic = train_crowd_in_processes(
-                shards, evals, layout, classes, schema, options, n_jobs, progress, checkpoint
-            )
-        else:
-            played = train_crowd_in_threads(
-                shards, evals, classes, schema, options, n_jobs, progress, keeper, layout=layout
-            )
-            part, traffic = played.results[layout.server], traffic_of(played.transcripts.values())
-    return Trained({ALONE: _whole(part)}, traffic, _seconds(traffic, started, begun))
+def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
+    """Train in one place; eval sets of several tables are put side by side."""
+    assert run.system.alone is not None
+    evals = [
+        Labelled(side_by_side(tables), labels, None, f"eval_{number}")
+        for number, (tables, labels) in enumerate(run.eval_sets)
+    ]
+    seat = Seat(
+        party=None, options=run.options, common=run.common, cast=run.cast, data=run.data[run.cast.active],  # type: ignore[arg-type]
+        classes=run.classes, eval_sets=evals, threads=cores(run.n_jobs), progress=run.progress,
+        keeper=keepers.get(ALONE),
+    )  # fmt: skip
+    return run.system.alone({name: data.table for name, data in run.data.items()}, seat)
 
 
-def _whole(part: ModelPart) -> ModelPart:
+def _randomised(run: Run, path: Path, checkpoint: Path | None) -> Run:
+    """Put labels that were randomised once in the place of true ones."""
+    active = run.cast.active
+    ledger = Ledger(None if checkpoint is None else noise_folder(checkpoint, active))
+    y = noisy_labels(path, run.data[active].y, run.classes, run.options, ledger, "fit")
+    return replace(run, data={**run.data, active: replace(run.data[active], y=y)})
+
+
+def whole(part: ModelPart) -> ModelPart:
     """Return a participant's part, which is a whole model, as that of a plain table."""
     assert part.forest is not None
     return msgspec.structs.replace(part, party=ALONE, forest=replace(part.forest, sources=(ALONE,)))
 
 
 @contextmanager
-def _keepers(folder: Path | None, parties: Iterable[str]) -> Iterator[dict[str, Keeper]]:
+def _keepers(folder: Path | None, system: System, owners: Iterable[str], active: str) -> Iterator[dict[str, Keeper]]:
     """Yield what keeps parties' checkpoints, if there is a folder: written after an error, removed at the end."""
     keepers: dict[str, Keeper] = {}
     if folder is not None:
@@ -269,7 +183,14 @@ def _keepers(folder: Path | None, parties: Iterable[str]) -> Iterator[dict[str, 
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot keep checkpoints in {folder}: {error.strerror}; expected a folder") from None
-        keepers = {name: Keeper(checkpoint_file(folder, name), resume=True) for name in parties}
+        names = [ALONE] if system.split == "none" else dict.fromkeys([*owners, active])
+        keepers = {name: Keeper(checkpoint_file(folder, name), resume=not system.cannot_resume) for name in names}
+        left = checkpoint_file(folder, active)
+        if system.cannot_resume and left.exists():
+            raise ConfigError(
+                f"{system.cannot_resume}; take the model so far from the checkpoint, or remove it to begin anew - "
+                f"at {left}"
+            )
     try:
         yield keepers
     except BaseException:
@@ -280,59 +201,69 @@ def _keepers(folder: Path | None, parties: Iterable[str]) -> Iterator[dict[str, 
         keeper.done()
 
 
-def _seconds(traffic: Traffic, started: float, begun: Sequence[float]) -> dict[str, float]:
+def _seconds(run: Run, traffic: Traffic, started: float, begun: Sequence[float]) -> dict[str, float]:
     ended = time.perf_counter()
-    seconds = traffic.seconds or {"setup": begun[0] - started, "boosting": ended - begun[0]}
+    first = begun[0] if begun else ended
+    training = "training" if run.system.common.table == "regression" else "boosting"
+    seconds = traffic.seconds or {"setup": first - started, training: ended - first}
     return {**seconds, "total": ended - started}
 
 
-def predict(
-    parts: Mapping[str, ModelPart],
-    tables: Mapping[str, Table],
-    options: TreeOptions,
-    *,
-    transport: str,
-    n_jobs: int | None,
-) -> NDArray[np.float64]:
-    """Return margins (n_rows, n_outputs)."""
-    threads = cores(n_jobs)
-    if len(parts) == 1:
-        return predict_pooled(list(parts.values()), [join(tables)], threads)
-    if transport == "grpc":
-        return predict_in_processes(parts, tables, options, n_jobs)
-    with steps_bar("predicting") as steps:
-        return predict_in_threads(parts, tables, options, n_jobs, steps)
+@dataclass(frozen=True, slots=True)
+class Predicting:
+    """A trained model and what its prediction is played with.
+
+    Attributes
+    ----------
+    system : System
+    settings : (SystemOptions, BoostingOptions or RegressionOptions)
+    parts : mapping of str to ModelPart or LinearPart
+    n_jobs : int or None
+    """
+
+    system: System
+    settings: tuple[Any, Any]
+    parts: Mapping[str, Any]
+    n_jobs: int | None
+
+    @property
+    def in_one_place(self) -> bool:
+        """Whether nobody else is needed."""
+        return self.system.split != "columns"
+
+    def margins(self, tables: Mapping[str, Table], transport: str) -> NDArray[np.float64]:
+        """Return margins: (n_rows, n_outputs) of trees, (n_rows,) of a regression."""
+        if self.in_one_place and self.system.common.table == "regression":
+            return pooled_margins(self.parts, tables)
+        if self.in_one_place:
+            return predict_pooled(list(self.parts.values()), [side_by_side(tables)], cores(self.n_jobs))
+        if transport == "grpc":
+            return predict_in_processes(self.system, self.parts, tables, self.settings, self.n_jobs)
+        with steps_bar("predicting") as steps:
+            found = predict_in_threads(
+                self.system, self.system.predict, self.parts, tables, self.settings, self.n_jobs,
+                lambda title, done, total: steps(done, total),
+            )  # fmt: skip
+        active = next(name for name, part in self.parts.items() if part.is_active)
+        return np.asarray(found[active])
+
+    def decisions(self, tables: Mapping[str, Table]) -> RowDecisions:
+        """Return all owners' decisions, from which the active party has leaves and margins of every stage."""
+        if self.in_one_place:
+            (part,) = self.parts.values()
+            return row_decisions(part, side_by_side(tables), cores(self.n_jobs))
+        return decide_in_threads(self.system, self.parts, tables, self.settings, self.n_jobs)
+
+    def contributions(self, tables: Mapping[str, Table]) -> NDArray[np.float64] | Contributions:
+        """Return contributions: of a pooled model one array with the bias last, of a vertical one apart by party."""
+        if self.in_one_place:
+            parts = list(self.parts.values())
+            return rows_first(explain_pooled(parts, [side_by_side(tables)], cores(self.n_jobs)))
+        return explain_in_threads(self.system, self.parts, tables, self.settings, self.n_jobs)
 
 
-def decided(parts: Mapping[str, ModelPart], tables: Mapping[str, Table], n_jobs: int | None) -> Decided:
-    """Return all owners' decisions, from which the active party has leaves and margins of every stage."""
-    if len(parts) == 1:
-        (part,) = parts.values()
-        return pooled.decided(part, join(tables), cores(n_jobs))
-    return decide_in_threads(parts, tables, n_jobs)
-
-
-def explained(
-    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], n_jobs: int | None
-) -> NDArray[np.float64] | Contributions:
-    """Return contributions: of a pooled model one array with the bias last, of a vertical one apart by party."""
-    if len(parts) == 1:
-        return rows_first(explain_pooled(list(parts.values()), [join(tables)], cores(n_jobs)))
-    return explain_in_threads(parts, tables, n_jobs)
-
-
-def join(tables: Mapping[str, Table]) -> Table:
-    """Put tables side by side, the party's name in front of each column's where there are several."""
-    if len(tables) == 1:
-        return next(iter(tables.values()))
-    names = tuple(f"{party}.{name}" for party, table in tables.items() for name in table.schema.names)
-    if len(set(names)) < len(names):
-        raise DataError("two columns are called the same once the party is put in front; rename a party")
-    return Table(
-        schema=Schema(
-            names,
-            tuple(kind for table in tables.values() for kind in table.schema.categories),
-        ),
-        columns=[column for table in tables.values() for column in table.columns],
-        n_rows=next(iter(tables.values())).n_rows,
-    )
+def no_rows(schema: Schema, n_classes: int) -> Labelled:
+    """Return rows that say which columns and classes there are: one of each class, all values missing."""
+    missing = np.full(max(1, n_classes), np.nan, np.float32)
+    table = Table(schema, [missing] * len(schema.names), len(missing))
+    return Labelled(table, np.arange(len(missing), dtype=np.float64))

@@ -1,4 +1,4 @@
-"""The job file: who takes part, with which tables, under which protocol and options.
+"""The job file: who takes part, with which tables, under which system and options.
 
 The same file serves every organisation; each fills in only what is its own business (`table`, `key`) and leaves the
 others' out. Paths are relative to the file.
@@ -13,8 +13,9 @@ import msgspec
 
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate
 from treaty.errors import ConfigError
-from treaty.systems.linear_options import FEDERATED, LinearOptions, linear_options
-from treaty.systems.tree_options import HORIZONTAL, VERTICAL, TreeOptions, tree_options
+from treaty.systems import SYSTEMS, find_system
+from treaty.systems.options import converted, place_of
+from treaty.systems.system import Cast, Place, System
 
 Address = Annotated[str, msgspec.Meta(pattern=r"^.+:\d{1,5}$")]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]  # stands in a certificate
@@ -34,9 +35,9 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     id : str or None
         Its column of ids, where it is called otherwise than `align.on`.
     table : str or None
-        Path of its training rows, CSV or Parquet; only its own copy names it. In a horizontal job it says who brings
-        rows: everybody's copy names one for each participant, and only a party's own is read. That of the server of
-        "fedxgb" says which columns and classes there are; without it the first of its `eval_tables` does.
+        Path of its training rows, CSV or Parquet; only its own copy names it. Where tables are split by row it says who
+        brings rows: everybody's copy names one for each participant, and only a party's own is read. That of the server
+        of "fedxgb" says which columns and classes there are; without it the first of its `eval_tables` does.
     eval_tables, predict_table : list of str, str or None
         Paths of its rows of the eval sets, and of the rows to predict.
     columns : list of str or None
@@ -46,10 +47,10 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     noisy_labels : str or None
         At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that no later
         job on the same table draws them again. None: beside the table.
-    role : {"server", "edge", "user", "authority", "dealer", "coordinator"} or None
-        Under "quasi-newton" and "sgd", "coordinator" at one party, which has no table and no part in prediction.
-        Under "fedxgb". None: the active party is the server, whoever has a table a user. Under "fedxgboost-smm" with
-        ``backend = "dealer"``, "dealer" at one party, which has no table and takes no part in prediction.
+    role : str or None
+        Only where a system has special roles. "fedxgb": "edge" or "authority"; the active party is the server, and who
+        has a table is a user. "fedxgboost-smm" with ``backend = "dealer"``: "dealer" at one party, which has no table
+        and takes no part in prediction. "quasi-newton" and "sgd": "coordinator" likewise.
     edge : str or None
         Under "fedxgb": a user's edge server. None: users are dealt out in order.
     """
@@ -64,7 +65,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     columns: list[str] | None = None
     drop: list[str] = []
     noisy_labels: str | None = None
-    role: Literal["server", "edge", "user", "authority", "dealer", "coordinator"] | None = None
+    role: str | None = None
     edge: str | None = None
 
 
@@ -103,16 +104,19 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     name : str
         Put on every message; the same at all parties.
     active : str
-        The party with the labels; in a horizontal job the leader, which may bring no table.
+        The party with the labels; where tables are split by row the leader or server, which may bring no rows.
     label, weight : str, str or None
-        Columns of the active party's table; in a horizontal job of every table.
+        Columns of the active party's table; where tables are split by row of every table.
     parties : dict of str to Member
-        In the order of the joined table's columns; in a horizontal job the first table's columns are everybody's.
+        In the order of the joined table's columns; where tables are split by row the first table's columns are
+        everybody's.
+    protocol : str
+        The system, by its name in `treaty.systems.SYSTEMS`, or as ``package.module:NAME`` of a `System` record.
+    own, common : dict
+        Its own options and the common ones: in a file a table called like the system, and ``[boosting]`` or
+        ``[regression]``.
     align : Align or None
         How rows are brought into common order first. None: they are in the same order in all tables.
-    options : dict
-        See `treaty.options.TreeOptions`, under "quasi-newton" and "sgd" `treaty.linear_options.LinearOptions`;
-        `protocol` defaults to "secureboost".
     task : {"classification", "regression"}
     output : str
         Folder for the models and predictions.
@@ -131,7 +135,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     active: str
     label: str
     parties: dict[Name, Member]
-    options: dict[str, Any] = {}
+    protocol: str = "secureboost"
+    own: dict[str, Any] = {}
+    common: dict[str, Any] = {}
     align: Align | None = None
     task: Literal["classification", "regression"] = "classification"
     weight: str | None = None
@@ -141,47 +147,51 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     n_jobs: int | None = None
 
-    def tree_options(self) -> TreeOptions:
-        """Return the checked options."""
-        options = tree_options({"protocol": "secureboost", **self.options})
-        if options.protocol not in (*VERTICAL, *HORIZONTAL):
-            known = ", ".join((*VERTICAL, *HORIZONTAL, *FEDERATED))
-            raise ConfigError(f"a job runs between parties: expected one of {known}, got {options.protocol!r}")
-        return options
-
-    def linear_options(self) -> LinearOptions:
-        """Return the checked options of a logistic regression."""
-        return linear_options(self.options)
+    @property
+    def system(self) -> System:
+        """The record of the job's system."""
+        system = find_system(self.protocol)
+        if system.split == "none":
+            known = ", ".join(name for systems in SYSTEMS.values() for name in systems if name != system.name)
+            raise ConfigError(
+                f"a job runs between parties: expected protocol to be one of {known}, got {system.name!r}"
+            )
+        return system
 
     @property
-    def linear(self) -> bool:
-        """Whether the model is a logistic regression."""
-        return self.options.get("protocol") in FEDERATED
-
-    @property
-    def coordinator(self) -> str | None:
-        """The party without data that coordinates a logistic regression, where there is one."""
-        return next((name for name, member in self.parties.items() if member.role == "coordinator"), None)
-
-    @property
-    def horizontal(self) -> bool:
+    def by_row(self) -> bool:
         """Whether parties hold rows of the same columns, each with labels."""
-        return self.options.get("protocol") in HORIZONTAL
+        return self.system.split == "rows"
 
-    @property
-    def dealer(self) -> str | None:
-        """The party without data that deals random matrices, where there is one."""
-        return next((name for name, member in self.parties.items() if member.role == "dealer"), None)
+    def settings(self) -> tuple[Any, Any]:
+        """Return the checked options: the system's own, and the common ones."""
+        system = self.system
+        own = converted(self.own, system.options, f"[{system.name}]")
+        common = converted(self.common, system.common, f"[{system.common.table}]").checked(own)
+        own.check(common)
+        return own, common
 
-    @property
-    def owners(self) -> list[str]:
-        """All parties but the dealer, or the coordinator, in the job's order."""
-        return [name for name, member in self.parties.items() if member.role not in ("dealer", "coordinator")]
+    def cast(self) -> Cast:
+        """Return who plays which role.
 
-    @property
-    def crowd(self) -> bool:
-        """Whether parties have the roles of a crowd: users and edge servers, a server, a key authority."""
-        return self.options.get("protocol") == "fedxgb"
+        Raises
+        ------
+        ConfigError
+            When roles are wrong or missing, or parties so few that nothing would be hidden.
+        """
+        system = self.system
+        places = {
+            # a copy of the file names only its own party's table, where tables are split by column
+            name: Place(member.role, member.edge, member.table is not None or (not self.by_row and member.role is None))
+            for name, member in self.parties.items()
+        }
+        return system.cast(places, self.active, self.settings()[0])
+
+    def encoded(self) -> bytes:
+        """Return the job as a file's JSON."""
+        plain = msgspec.to_builtins(self)
+        own, common = plain.pop("own"), plain.pop("common")
+        return msgspec.json.encode({**plain, self.system.name: own, self.system.common.table: common})
 
 
 def load_job(path: str | Path) -> Job:
@@ -190,38 +200,71 @@ def load_job(path: str | Path) -> Job:
     Raises
     ------
     ConfigError
-        If the file cannot be read, a field is unknown, missing, of the wrong type, the active party is none of
-        the parties, or rows are to be aligned that are of different people.
+        If the file cannot be read, a field is unknown, missing, or of the wrong type, options or roles do not fit the
+        system, or rows are to be aligned that are of different people.
     """
     path = Path(path)
     try:
         data = path.read_bytes()
         decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
-        job = decode(data, type=Job)
+        job = msgspec.convert(_named_tables(decode(data)), Job)
     except OSError as error:
         raise ConfigError(f"cannot read the job {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{error} - in the job {path}") from None
+    except ConfigError as error:
         raise ConfigError(f"{error} - in the job {path}") from None
     if job.active not in job.parties:
         raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {path}")
     if len(job.parties) < 2:
         raise ConfigError(f"expected at least two parties, got {', '.join(job.parties)} - in {path}")
-    _ = job.linear_options() if job.linear else job.tree_options()
-    if job.horizontal and job.align is not None:
+    job.settings()
+    if job.by_row and job.align is not None:
         raise ConfigError(
-            f"expected no [align] with protocol {job.options['protocol']!r}, whose parties hold different people's "
-            f"rows; take it out - in {path}"
+            f"expected no [align] with protocol {job.protocol!r}, whose parties hold different people's rows; take it "
+            f"out - in {path}"
         )
-    with_roles = [name for name in job.owners if job.parties[name].role or job.parties[name].edge]
-    if with_roles and not job.crowd:
+    _check_classifies(job, path)
+    return _absolute(job, path.resolve().parent)
+
+
+def _named_tables(raw: Any) -> Any:
+    """Put a file's tables of options, named by the system, into the fields `own` and `common`."""
+    if not isinstance(raw, dict):
+        return raw
+    system = find_system(raw.get("protocol", "secureboost"))
+    ours, theirs = {system.name, system.common.table}, {"boosting", "regression"}
+    theirs |= {name for systems in SYSTEMS.values() for name in systems}
+    stray = sorted((theirs - ours) & set(raw))
+    if stray:
         raise ConfigError(
-            f"expected role and edge with protocol 'fedxgb' alone, got them at {', '.join(with_roles)} - in {path}"
+            f"expected options in [{system.name}] and [{system.common.table}], got a table [{stray[0]}]: the job's "
+            f"protocol is {system.name!r}"
         )
-    _check_dealer(job, path)
-    _check_coordinator(job, path)
-    if job.linear:
-        _check_linear(job, path)
-    here = path.resolve().parent
+    for name in set(raw) - ours - set(Job.__struct_fields__):
+        where = place_of(name, Job)
+        raise ConfigError(f"the job has no field {name!r}" + (f"; {where}" if where else ""))
+    fields = {name: value for name, value in raw.items() if name not in ours}
+    return {**fields, "own": raw.get(system.name, {}), "common": raw.get(system.common.table, {})}
+
+
+def _check_classifies(job: Job, path: Path) -> None:
+    """Refuse what a job of trees may ask for and a logistic regression does not have."""
+    if job.system.common.table != "regression":
+        return
+    asked = ['task = "regression"'] if job.task != "classification" else []
+    asked += ["weight"] if job.weight is not None else []
+    for name, member in job.parties.items():
+        asked += [f"parties.{name}.{what}" for what in ("eval_tables", "noisy_labels") if getattr(member, what)]
+    if asked:
+        raise ConfigError(
+            f"expected none of task, weight, eval_tables and noisy_labels with protocol {job.protocol!r}, which "
+            f"classifies rows that all weigh the same, got {', '.join(asked)} - in {path}"
+        )
+
+
+def _absolute(job: Job, here: Path) -> Job:
+    """Return the job with absolute paths."""
 
     def absolute(name: str | None) -> str | None:
         return None if name is None else str(here / name)
@@ -247,52 +290,6 @@ def load_job(path: str | Path) -> Job:
         checkpoints=absolute(job.checkpoints),
         store=absolute(job.store),
     )
-
-
-def _check_dealer(job: Job, path: Path) -> None:
-    """Refuse a dealer where none is asked for, several, and one that has data."""
-    dealers = [name for name, member in job.parties.items() if member.role == "dealer"]
-    if len(dealers) > (not job.linear and job.tree_options().has_dealer):
-        raise ConfigError(
-            'expected role = "dealer" at one party, with backend = "dealer" of protocol \'fedxgboost-smm\' alone, got '
-            f"it at {', '.join(dealers)} - in {path}"
-        )
-    for name in dealers:
-        if name == job.active or job.parties[name].table is not None or len(job.owners) < 2:
-            raise ConfigError(
-                f"expected {name}, the dealer, to have no table and to be another than the active party and at least "
-                f"one passive party: who has data must not deal - in {path}"
-            )
-
-
-def _check_coordinator(job: Job, path: Path) -> None:
-    """Refuse a coordinator where none is asked for, several, one that has data, and other roles beside it."""
-    coordinators = [name for name, member in job.parties.items() if member.role == "coordinator"]
-    wanted = job.linear and job.linear_options().has_coordinator
-    if len(coordinators) > wanted:
-        raise ConfigError(
-            'expected role = "coordinator" at one party, under protocols "quasi-newton" and "sgd" with coordinator = '
-            f"true alone, got it at {', '.join(coordinators)} - in {path}"
-        )
-    for name in coordinators:
-        if name == job.active or job.parties[name].table is not None:
-            raise ConfigError(
-                f"expected {name}, the coordinator, to have no table and not to be the active party: who has data must "
-                f"not coordinate - in {path}"
-            )
-
-
-def _check_linear(job: Job, path: Path) -> None:
-    """Refuse what a job of trees may ask for and a logistic regression does not have."""
-    asked = ['task = "regression"'] if job.task != "classification" else []
-    asked += ["weight"] if job.weight is not None else []
-    for name, member in job.parties.items():
-        asked += [f"parties.{name}.{what}" for what in ("eval_tables", "noisy_labels") if getattr(member, what)]
-    if asked:
-        raise ConfigError(
-            f"expected none of task, weight, eval_tables and noisy_labels with protocol {job.options['protocol']!r}, "
-            f"which classifies rows that all weigh the same, got {', '.join(asked)} - in {path}"
-        )
 
 
 def id_column(job: Job, name: str) -> str:

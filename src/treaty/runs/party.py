@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509 import load_pem_x509_certificate
 from numpy.typing import NDArray
 
 from treaty.compute import cores
@@ -19,29 +21,30 @@ from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.models.interpretation import explain_pooled
-from treaty.models.trees import ModelPart, load_part
-from treaty.runs.crowd_jobs import check_crowd, crowd_of, train_in_crowd
-from treaty.runs.horizontal_jobs import participants, predict_rows, train_on_rows
+from treaty.models.linear import load_linear_part
+from treaty.models.trees import load_part, predict_pooled
 from treaty.runs.job import Job, id_column
+from treaty.runs.reading import (
+    TrainingTables,
+    among_owners,
+    order_file,
+    pinned_vouching,
+    read_by_column,
+    read_by_row,
+    store_of,
+)
 from treaty.runs.report import write_report
 from treaty.runs.rows import open_rows, read_rows
-from treaty.runs.threads import star
-from treaty.runs.vertical_jobs import Phase, order_file, train_on_columns
-from treaty.systems.alignment.roles import Progress as Steps
-from treaty.systems.disclosures import crowd_disclosures, disclosures, horizontal_disclosures
-from treaty.systems.fedxgboost_smm.dealer import dealer as deal
-from treaty.systems.pooled.training import Progress
-from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
-from treaty.systems.vertical import decisions
-from treaty.systems.vertical.contributions import explain_active, explain_passive
+from treaty.systems.system import Cast, Labelled, Phase, Program, Progress, Seat, System, Vouching
 
 Result = TypeVar("Result")
 CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
+PATIENCE = 60.0  # most seconds that users of a crowd get for an answer
 
 
 def train_party(
     job: Job, name: str, progress: Progress | None = None, *, resume: bool = False, phase: Phase | None = None
-) -> ModelPart | None:
+) -> Any:
     """Run one party's role of a training job against the others' addresses, and save its part and report.
 
     Parameters
@@ -53,8 +56,8 @@ def train_party(
 
     Returns
     -------
-    ModelPart or None
-        None for roles that have no model: a dealer's, and in a crowd all but the server's.
+    ModelPart, LinearPart or None
+        None for roles that have no model.
 
     Raises
     ------
@@ -63,36 +66,39 @@ def train_party(
         until this one is finished.
     """
     started = time.perf_counter()
-    member, options, threads = job.parties[name], job.tree_options(), cores(job.n_jobs)
-    if job.horizontal:
-        check_rows(job, name, resume=resume)  # refused before anybody waits for a connection
-    elif member.table is None and name != job.dealer:
-        raise ConfigError(f"the job names no table of {name}: add parties.{name}.table")
-    check_dealer(job)
-    if name == job.active and options.early_stopping_rounds is not None and not member.eval_tables:
-        raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{name}.eval_tables")
+    cast = check_training(job, name, resume=resume)  # refused before anybody waits for a connection
+    system, (own, common), threads = job.system, job.settings(), cores(job.n_jobs)
     Path(job.output).mkdir(parents=True, exist_ok=True)
-    keeper = Keeper(checkpoint_file(job.checkpoints or job.output, name), resume=resume or name != job.active)
+    kept = checkpoint_file(job.checkpoints or job.output, name)
+    keeper = Keeper(kept, resume=resume or name != job.active)
     begun: list[float] = []
+    aligning: dict[str, float] = {}
 
-    def watch(done: int, part: ModelPart) -> None:
+    def watch(done: int, part: Any) -> None:
         begun.append(time.perf_counter())
         if progress is not None:
             progress(done, part)
 
-    def role(party: Party) -> tuple[ModelPart | None, dict[str, float]]:
+    def role(party: Party) -> Any:
         # tables are read once connected, so that the others learn of a bad one
-        if job.crowd:
-            return train_in_crowd(party, job, threads=threads, progress=watch, keeper=keeper), {}
-        if job.horizontal:
-            return train_on_rows(party, job, threads=threads, progress=watch, keeper=keeper), {}
-        if name == job.dealer:
-            deal(party, options, lead=job.active, threads=threads)
-            return None, {}
-        return train_on_columns(party, job, threads=threads, progress=watch, keeper=keeper, resume=resume, phase=phase)
+        tables = TrainingTables()
+        if job.by_row:
+            tables = read_by_row(job, name, cast)
+        elif name in cast.owners:
+            tables = read_by_column(party, job, cast, threads=threads, resume=resume, phase=phase)
+        aligning.update(tables.seconds)
+        vouched = system.vouched(cast, name)
+        seat = Seat(
+            party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
+            eval_sets=tables.eval_sets, threads=threads, progress=watch, phase=phase, keeper=keeper,
+            store=store_of(job, name), vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
+            patience=min(PATIENCE, job.timeout / 10), row_numbers=tables.row_numbers, rows_digest=tables.rows_digest,
+        )  # fmt: skip
+        result = system.train[cast.roles[name]](seat)
+        return result if cast.roles[name] in system.has_model else None
 
     try:
-        (part, seconds), transcript = connected(job, name, options.protocol, role, dealer=job.dealer)
+        part, transcript = connected(job, name, cast, role)
     except BaseException:
         keeper.write()
         raise
@@ -102,81 +108,78 @@ def train_party(
     order_file(job, name).unlink(missing_ok=True)  # the next training aligns anew
     ended = time.perf_counter()
     first = begun[0] if begun else ended
-    seconds |= {"setup": first - started - sum(seconds.values()), "boosting": ended - first}
-    encryption, choice, spent = ("", "", "") if part is None else (part.encryption, part.choice, part.spent)
-    learned = _learned(job, encryption, spent)
-    write_report(job, name, transcript, learned, seconds, encryption=encryption, choice=choice, spent=spent)
+    training = "training" if system.common.table == "regression" else "boosting"
+    seconds = {**aligning, "setup": first - started - sum(aligning.values()), training: ended - first}
+    write_report(job, name, cast, transcript, seconds, part)
     return part
 
 
-def _learned(job: Job, encryption: str, spent: str) -> dict[str, list[str]]:
-    """Return what each party learns of the others in a training."""
-    options = job.tree_options()
-    if job.crowd:
-        return crowd_disclosures(options, len(crowd_of(job).edges), spent)
-    if job.horizontal:
-        return horizontal_disclosures(job.active, participants(job), options, spent)
-    others = [other for other in job.owners if other != job.active]
-    return disclosures(job.active, others, options, encryption, job.dealer or "")
+def check_training(job: Job, name: str | None = None, *, resume: bool = False) -> Cast:
+    """Refuse a training whose roles, options or tables cannot work; return who plays which role.
 
-
-def check_dealer(job: Job) -> None:
-    """Refuse a training that needs a dealer and names none.
+    Parameters
+    ----------
+    name : str or None
+        Who is to run; None for all parties on this machine.
 
     Raises
     ------
     ConfigError
     """
-    if job.dealer is None and job.tree_options().has_dealer:
-        raise ConfigError('backend = "dealer" needs a party without data that deals: add one with role = "dealer"')
+    cast, system, (_, common) = job.cast(), job.system, job.settings()
+    simulated = system.only_simulated(job.settings()[0])
+    if simulated:
+        raise ConfigError(simulated)
+    if resume and system.cannot_resume:
+        raise ConfigError(system.cannot_resume)
+    _check_identities(job, cast, system)
+    for party in cast.owners if name is None else [name]:
+        member = job.parties[party]
+        if not job.by_row and party in cast.owners and member.table is None:
+            raise ConfigError(f"the job names no table of {party}: add parties.{party}.table")
+    if name in (None, job.active) and getattr(common, "early_stopping_rounds", None) is not None:
+        if not job.parties[job.active].eval_tables:
+            raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{job.active}.eval_tables")
+    return cast
 
 
-def check_rows(job: Job, name: str | None = None, *, resume: bool = False) -> None:
-    """Refuse a job on rows whose parties are too few, or lack what they need; `name` is who runs, None for all.
-
-    Raises
-    ------
-    ConfigError
-    """
-    if job.crowd:
-        check_crowd(job, name or job.active)
-        if resume:
-            raise ConfigError("cannot resume: users of protocol 'fedxgb' do not come back as they were; begin anew")
-    else:
-        participants(job)
+def _check_identities(job: Job, cast: Cast, system: System) -> None:
+    """Refuse a helper that is one of the data parties under another name, as far as certificates tell."""
+    keys = {name: _public_key(member.certificate) for name, member in job.parties.items() if member.certificate}
+    for helper in cast.having(*system.apart):
+        same = [name for name, key in keys.items() if name != helper and key == keys.get(helper)]
+        if same:
+            role = cast.roles[helper]
+            raise ConfigError(
+                f"{helper}, the {role}, has the same key as {', '.join(same)}: who has data must not be the {role}; "
+                f"take a third party, or {role} = false"
+            )
 
 
-def predict_party(job: Job, name: str, steps: Steps | None = None) -> tuple[Any, NDArray[np.float64] | None]:
-    """Run one party's role of a prediction with its saved part; in a horizontal job that is the whole model.
+def _public_key(path: str) -> bytes:
+    key = load_pem_x509_certificate(load_certificate(path)).public_key()
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def predict_party(
+    job: Job, name: str, steps: Callable[[int, int], None] | None = None
+) -> tuple[Any, NDArray[np.float64] | None]:
+    """Run one party's role of a prediction with its saved part; where rows are split that is the whole model.
 
     Returns
     -------
     ids : pyarrow.ChunkedArray or None
         Of the rows, where they were aligned.
-    margins : float64 (n_rows, n_outputs) or None
-        At the active party; in a horizontal job at each that has the model, of its own rows.
+    margins : float64 (n_rows, n_outputs), or (n_rows,) of a logistic regression, or None
+        At the active party; where rows are split at each that has the model, of its own rows.
     """
     check_has_model(job, name)
-    if job.horizontal:
-        return None, predict_rows(job, name, find_part(job, name), _to_predict(job, name))
-    options, threads = job.tree_options(), cores(job.n_jobs)
-    bits = options.insecure_test_key_bits
-
-    def role(party: Party, part: ModelPart, table: Table) -> NDArray[np.float64] | None:
-        if options.he_inference and part.forest is not None:
-            return hidden_active(
-                party, part, table,
-                key_bits=options.key_bits, insecure_test_key_bits=bits, threads=threads, progress=steps,
-            )  # fmt: skip
-        if options.he_inference:
-            hidden_passive(party, part, table, insecure_test_key_bits=bits, threads=threads)
-        elif part.forest is not None:
-            return decisions.predict_active(party, part, table, threads)
-        else:
-            decisions.predict_passive(party, part, table, threads)
-        return None
-
-    return _with_rows(job, name, role)
+    if job.by_row:
+        part = find_part(job, name)
+        rows = read_rows(job, name, _to_predict(job, name), part.schema).features
+        return None, predict_pooled([part], [rows], cores(job.n_jobs))
+    phase: Phase | None = None if steps is None else (lambda title, done, total: steps(done, total))
+    return _with_rows(job, name, job.system.predict, phase)
 
 
 def explain_party(job: Job, name: str) -> dict[str, Any]:
@@ -190,48 +193,34 @@ def explain_party(job: Job, name: str) -> dict[str, Any]:
     """
     check_explainable(job)
     check_has_model(job, name)
-    threads = cores(job.n_jobs)
-    if job.crowd:
+    if job.by_row:
         whole = find_part(job, name)
         rows = read_rows(job, name, _to_predict(job, name), whole.schema).features
-        values = explain_pooled([whole], [rows], threads)
+        values = explain_pooled([whole], [rows], cores(job.n_jobs))
         return _by_column(dict(zip([*whole.schema.names, "bias"], values.transpose(2, 0, 1), strict=True)))
-
-    def role(party: Party, part: ModelPart, table: Table) -> dict[str, NDArray[np.float64]]:
-        names = part.schema.names
-        if part.forest is None:
-            own = explain_passive(party, part, table, threads=threads)
-            columns = dict(zip(names, own.transpose(2, 0, 1), strict=True))
-        else:
-            found = explain_active(party, part, table, threads=threads)
-            columns = dict(zip(names, found.own.transpose(2, 0, 1), strict=True))
-            columns |= {f"all of {peer}": found.totals[peer] for peer in found.others}
-            columns["bias"] = np.repeat(found.bias[:, None], table.n_rows, axis=1)
-        return _by_column(columns)
-
-    ids, found = _with_rows(job, name, role)
-    return found if ids is None else {id_column(job, name): ids, **found}
+    ids, found = _with_rows(job, name, job.system.explain, None)
+    names = find_part(job, name).schema.names
+    if name != job.active:
+        columns = dict(zip(names, found.transpose(2, 0, 1), strict=True))
+    else:
+        columns = dict(zip(names, found.own.transpose(2, 0, 1), strict=True))
+        columns |= {f"all of {peer}": found.totals[peer] for peer in found.others}
+        columns["bias"] = np.repeat(found.bias[:, None], found.own.shape[1], axis=1)
+    by_column = _by_column(columns)
+    return by_column if ids is None else {id_column(job, name): ids, **by_column}
 
 
 def check_explainable(job: Job) -> None:
-    """Refuse to explain what is no model of trees, and where that would show what the protocol hides.
+    """Refuse to explain what is no model of trees, and where that would show what the system hides.
 
     Raises
     ------
     ConfigError
     """
-    if job.linear:
-        raise ConfigError(
-            "contributions (TreeSHAP) are those of trees; in a logistic regression a column adds its weight times its "
-            "prepared value: see coef of each party's part"
-        )
-    if job.tree_options().he_inference:
+    if job.system.cannot_explain:
+        raise ConfigError(job.system.cannot_explain)
+    if job.settings()[0].hides_decisions:
         raise ConfigError("he_inference hides the decisions that contributions are made of; take it out of the job")
-    if job.horizontal and not job.crowd:
-        raise ConfigError(
-            f"contributions need how many rows reached each node, which a {job.options['protocol']} model leaves out: "
-            "participants could tell each other's rows from it"
-        )
 
 
 def check_has_model(job: Job, name: str) -> None:
@@ -241,10 +230,22 @@ def check_has_model(job: Job, name: str) -> None:
     ------
     ConfigError
     """
-    if job.crowd and name != job.active:
-        raise ConfigError(f"the model of protocol 'fedxgb' is the server's: expected --as {job.active}, got {name}")
-    if name == job.dealer:
-        raise ConfigError(f"{name}, the dealer, has no part of the model: expected --as {' or '.join(job.owners)}")
+    if name not in owners_of_model(job):
+        role = job.parties[name].role
+        what = f"{name}, the {role}, has no part of the model" if role else f"{name} has no part of the model"
+        raise ConfigError(f"{what}: expected --as {' or '.join(owners_of_model(job))}")
+
+
+def owners_of_model(job: Job) -> list[str]:
+    """Return the parties with a part of the model, or with the model, in the job's order."""
+    cast = job.cast() if job.by_row else _predicting(job)
+    return cast.having(*job.system.has_model)
+
+
+def _predicting(job: Job) -> Cast:
+    """Return who plays which role in a prediction by columns: helpers of the training take no part."""
+    owners = [name for name, member in job.parties.items() if member.role is None]
+    return Cast(job.active, {name: "active" if name == job.active else "passive" for name in owners}, owners)
 
 
 def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
@@ -257,16 +258,34 @@ def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
     }
 
 
-def _with_rows(job: Job, name: str, role: Callable[[Party, ModelPart, Table], Result]) -> tuple[Any, Result]:
+def _with_rows(job: Job, name: str, programs: Mapping[str, Program], phase: Phase | None) -> tuple[Any, Any]:
     """Run a role with the party's saved part and its rows to predict; return their ids too, if they were aligned."""
-    to_predict, part = _to_predict(job, name), find_part(job, name)
+    cast, (own, common), threads = _predicting(job), job.settings(), cores(job.n_jobs)
+    path, part = _to_predict(job, name), find_part(job, name)
 
-    def with_table(party: Party) -> tuple[Any, Result]:
-        rows = open_rows(party, job, to_predict, part.schema, threads=cores(job.n_jobs))
-        return rows.ids, role(party, part, rows.features)
+    def role(party: Party) -> tuple[Any, Any]:
+        with among_owners(party, cast):
+            rows = open_rows(party, job, path, part.schema, threads=threads)
+        seat = predicting_seat(party, own, common, cast, part, rows.features, threads, phase)
+        return rows.ids, programs[cast.roles[name]](seat)
 
-    found, _ = connected(job, name, job.tree_options().protocol, with_table)
+    found, _ = connected(job, name, cast, role)
     return found
+
+
+def predicting_seat(
+    party: Party,
+    own: Any,
+    common: Any,
+    cast: Cast,
+    part: Any,
+    table: Table,
+    threads: int,
+    phase: Phase | None = None,
+) -> Seat:
+    """Return the seat of a party that predicts rows with its part of a model."""
+    rows = Labelled(table, np.zeros(0))
+    return Seat(party=party, options=own, common=common, cast=cast, part=part, data=rows, threads=threads, phase=phase)
 
 
 def _to_predict(job: Job, name: str) -> str:
@@ -276,30 +295,11 @@ def _to_predict(job: Job, name: str) -> str:
     return path
 
 
-def connected(
-    job: Job,
-    name: str,
-    protocol: str,
-    role: Callable[[Party], Result],
-    dealer: str | None = None,
-    peers: list[str] | None = None,
-) -> tuple[Result, Transcript]:
-    """Connect to the peers, the dealer among them if one is named, run the role, leave in order.
-
-    Parameters
-    ----------
-    peers : list of str, optional
-        Default: those of the job's protocol.
-    """
-    if peers is not None:
-        pass
-    elif job.crowd:
-        peers = crowd_of(job).links(hidden=job.tree_options().hides_model)[name]
-    else:
-        peers = star(job.active, job.parties if dealer else job.owners, dealer)[name]
-    me = job.parties[name]
-    # participants check also the keys of whom they do not talk to
-    vouched = participants(job) if job.horizontal and not job.crowd else []
+def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Result]) -> tuple[Result, Transcript]:
+    """Connect to the peers that the system's links name, run the role, leave in order."""
+    system, own = job.system, job.settings()[0]
+    peers, me = system.links(cast, own)[name], job.parties[name]
+    vouched = system.vouched(cast, name)
     needed = [(who, "address") for who in (name, *peers)] + [(name, "key")]
     needed += [(who, "certificate") for who in dict.fromkeys((name, *peers, *vouched))]
     missing = [f"parties.{who}.{what}" for who, what in needed if getattr(job.parties[who], what) is None]
@@ -312,19 +312,17 @@ def connected(
     channel = GrpcChannel(
         name, me.address, key=Path(me.key).read_bytes(), certificate=load_certificate(me.certificate), peers=pinned
     )
+    may_be_absent = [peer for peer in system.may_be_absent(cast, own) if name != peer]
     try:
-        party = Party(name, job.name, protocol, channel, peers, timeout=job.timeout)
+        party = Party(name, job.name, system.name, channel, peers, timeout=job.timeout)
 
         def connect_and_play() -> Result:  # a peer that cannot be reached is the others' business, too
             try:
-                # half of the timeout, or the others give up first; an edge server or the authority begins without users
-                users = crowd_of(job).users if job.crowd and name not in crowd_of(job).users else ()
-                channel.connect(timeout=min(CONNECT_TIMEOUT, job.timeout / 2), may_lose=users)
+                # half of the timeout, or the others give up first
+                channel.connect(timeout=min(CONNECT_TIMEOUT, job.timeout / 2), may_lose=may_be_absent)
             except PeerLost:
                 party.heed()  # a peer that stopped the job said why before it went
                 raise
-            if dealer in peers:
-                party.set_aside(str(dealer))
             return role(party)
 
         return run_role(party, connect_and_play), party.transcript
@@ -337,9 +335,11 @@ def part_file(folder: str | Path, name: str) -> Path:
     return Path(folder) / f"{name}.part"
 
 
-def find_part(job: Job, name: str) -> ModelPart:
+def find_part(job: Job, name: str) -> Any:
     """Read a party's part: that of the last finished training, else what an unfinished one left."""
     finished, unfinished = part_file(job.output, name), checkpoint_file(job.checkpoints or job.output, name)
+    if job.system.common.table == "regression":
+        return load_linear_part(finished)
     if unfinished.exists() and not finished.exists():
         return load_checkpoint(unfinished).part
     return load_part(finished)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -64,10 +65,12 @@ class TrainingBar:
     ) -> None:
         self._progress.stop()
 
-    def __call__(self, done: int, part: ModelPart) -> None:
-        """Show the state after `done` rounds."""
+    def __call__(self, done: int, part: Any) -> None:
+        """Show the state after `done` rounds, or epochs: `part` is a model part, or the list of all epochs' losses."""
         loss = ""
-        if part.forest is not None:
+        if not isinstance(part, ModelPart):
+            loss = f"loss {part[-1]:.5f}" if part else ""
+        elif part.forest is not None:
             loss = "  ".join(
                 f"{name} {part.forest.objective.metric} {losses[-1]:.5f}"
                 for name, losses in part.forest.history.items()

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from treaty.messaging.transcript import Transcript
-from treaty.runs.crowd_jobs import crowd_of
 from treaty.runs.job import Job
 from treaty.runs.threads import traffic_of
 from treaty.systems.alignment.roles import disclosures
+from treaty.systems.system import Cast
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -30,6 +30,8 @@ class Report(msgspec.Struct, kw_only=True):
         The cipher, and at the active party why it was chosen.
     spent : str
         What the party's noise cost.
+    has_part : bool
+        Whether the party has a part of the model.
     """
 
     party: str
@@ -39,38 +41,26 @@ class Report(msgspec.Struct, kw_only=True):
     encryption: str = ""
     choice: str = ""
     spent: str = ""
+    has_part: bool = True
 
 
-def write_report(
-    job: Job,
-    name: str,
-    transcript: Transcript,
-    learned: dict[str, list[str]],
-    seconds: dict[str, float],
-    *,
-    encryption: str = "",
-    choice: str = "",
-    spent: str = "",
-) -> None:
-    """Write what a party notes about a training beside its part; `learned` is what was learned after aligning."""
-    sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
+def write_report(job: Job, name: str, cast: Cast, transcript: Transcript, seconds: dict[str, float], part: Any) -> None:
+    """Write what a party notes about a training beside its part, which is None at roles without one."""
+    own, common = job.settings()
+    learned = job.system.disclosures(cast, own, common, part)
     if job.align is not None:
-        others = [other for other in job.owners if other != job.active]
+        others = [other for other in cast.owners if other != job.active]
         before = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
         learned = {party: before.get(party, []) + learned[party] for party in learned}
-    report = Report(
-        party=name, seconds=seconds, sent=sent, learned=learned, encryption=encryption, choice=choice, spent=spent
-    )
+    sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
+    noted = {field: getattr(part, field, "") for field in ("encryption", "choice", "spent")}
+    report = Report(party=name, seconds=seconds, sent=sent, learned=learned, has_part=part is not None, **noted)
     _file(job, name).write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
 def expendable(job: Job) -> list[str]:
-    """Return whom a training goes on without: users of a crowd, and with dropout="accept" participants with rows."""
-    if job.crowd:
-        return crowd_of(job).users
-    if job.horizontal and job.tree_options().dropout == "accept":
-        return [name for name in job.parties if name != job.active]
-    return []
+    """Return whom a training goes on without."""
+    return job.system.may_lose(job.cast(), job.settings()[0])
 
 
 def load_reports(job: Job) -> dict[str, Report]:

@@ -28,8 +28,9 @@ from treaty.models.trees import read_file, write_file
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member, id_column
 from treaty.systems.alignment.roles import Progress, align_active, align_passive
-from treaty.systems.pooled.training import Labelled, noisy_labels
-from treaty.systems.tree_options import TreeOptions
+from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.training import noisy_labels
+from treaty.systems.system import Labelled
 
 FORMAT = "treaty-rows 1"
 
@@ -136,7 +137,7 @@ def open_rows(
 
 
 def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:
-    """Read a party's file of a horizontal job: nothing is aligned, and nobody else needed.
+    """Read a party's file of a job split by row: nothing is aligned, and nobody else needed.
 
     Parameters
     ----------
@@ -176,7 +177,7 @@ def _features(arrow: Any, job: Job, name: str, path: str, schema: Schema | None)
     absent = [column for column in wanted if column not in arrow.column_names]
     if absent:
         raise DataError(f"{name}: expected columns {', '.join(absent)}, got a file without them - at {path}")
-    only_labels = name == job.active and not job.horizontal
+    only_labels = name == job.active and not job.by_row
     return to_table(
         arrow.select(wanted), party=name, schema=schema, text_as_categories=True, allow_no_features=only_labels
     )
@@ -184,7 +185,7 @@ def _features(arrow: Any, job: Job, name: str, path: str, schema: Schema | None)
 
 def labels_of(job: Job, name: str) -> list[str]:
     """Return a party's columns that are no features: label and weight, at whoever has labels."""
-    if name != job.active and not job.horizontal:
+    if name != job.active and not job.by_row:
         return []
     return [job.label, *([job.weight] if job.weight else [])]
 
@@ -254,7 +255,7 @@ def labelled(
     y = check_labels(numbers(arrow[job.label]), whose, n_rows)
     if classes is None:
         classes = np.unique(y).tolist()
-        if len(classes) < 2 and not job.horizontal:
+        if len(classes) < 2 and not job.by_row:
             raise DataError(f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows")
     unseen = set(np.unique(y).tolist()) - set(classes)
     if unseen:
@@ -263,7 +264,7 @@ def labelled(
 
 
 def with_noisy_labels(
-    data: Labelled, rows: Rows, job: Job, path: str, options: TreeOptions, ledger: Ledger
+    data: Labelled, rows: Rows, job: Job, path: str, options: SystemOptions, ledger: Ledger
 ) -> tuple[Labelled, list[Any]]:
     """Put noisy labels in the place of true ones, drawn for the file's rows in its own order.
 

@@ -1,41 +1,29 @@
-"""Play every role of a job on this machine, in threads over the in-memory channel."""
+"""Play every role of a run on this machine, in threads over the in-memory channel."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
-from treaty.compute import cores, stay_on_one_core
+from treaty.compute import cores
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
 from treaty.messaging.memory import Link, memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper
+from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, rows_first
-from treaty.models.trees import ModelPart
-from treaty.systems.federboost_horizontal import roles as federboost_horizontal
-from treaty.systems.federboost_horizontal.noise import noise_ledger
-from treaty.systems.fedxgboost_smm.dealer import DEALER, dealer
-from treaty.systems.horizontal.members import Vouching
-from treaty.systems.pooled.training import Labelled, Progress
-from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
-from treaty.systems.tree_options import TreeOptions
-from treaty.systems.vertical import decisions
-from treaty.systems.vertical.by_name import SMM, train_active, train_passive
-from treaty.systems.vertical.contributions import explain_active, explain_passive
+from treaty.systems.system import Cast, Labelled, Phase, Program, Progress, Seat, System
+from treaty.systems.vertical.decisions import collect, predict_passive
 
 Role = Callable[[Party], Any]
-_FEW_CELLS = 1 << 20  # of a participant: summed in less time than it takes to say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +43,6 @@ def play(
     timeout: float = 3600.0,
     record_content: bool = False,
     link: Link | None = None,
-    one_core: Collection[str] = (),
 ) -> Played:
     """Run every role in a thread of its own.
 
@@ -73,8 +60,6 @@ def play(
         Keep the content of messages in the transcripts, for audits and tests.
     link : Link, optional
         How slow each party's line is; None: messages are there at once.
-    one_core : collection of str
-        Roles whose threads share one core, see `stay_on_one_core`: those that compute little between messages.
 
     Returns
     -------
@@ -97,8 +82,6 @@ def play(
     failures: list[BaseException] = []
 
     def run(name: str) -> None:
-        if name in one_core:
-            stay_on_one_core()
         try:
             results[name] = run_role(parties[name], lambda: roles[name](parties[name]))
         except BaseException as error:
@@ -170,173 +153,125 @@ def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
     return Traffic(totals)
 
 
-# ---------------------------------------------------------------- for the estimators' transport="memory"
+# ---------------------------------------------------------------- runs of a system
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a training on this machine is given, whoever plays it.
+
+    Attributes
+    ----------
+    system : System
+    options : SystemOptions
+    common : BoostingOptions or RegressionOptions
+    cast : Cast
+    data : mapping of str to Labelled
+        Of every owner of rows; where columns are split only the active party's has labels. Labels are class numbers.
+    classes : list or None
+        Labels by class number; None for regression.
+    eval_sets : list of (mapping of str to Table, labels)
+        Tables by owner where columns are split, else of the active party alone.
+    n_jobs : int or None
+    progress : callable
+        Called by every role; see `Seat`.
+    phase : callable or None
+    store : Path or None
+        Folder for what serves later fits on the same rows.
+    """
+
+    system: System
+    options: Any
+    common: Any
+    cast: Cast
+    data: Mapping[str, Labelled]
+    classes: list[Any] | None
+    eval_sets: Sequence[tuple[Mapping[str, Table], NDArray[np.float64]]] = ()
+    n_jobs: int | None = None
+    progress: Progress | None = None
+    phase: Phase | None = None
+    store: Path | None = None
+
+    def evals_of(self, name: str) -> list[Labelled]:
+        """Return the eval sets as a party has them: its own columns, and the labels at the active party."""
+        none = np.zeros(0)
+        return [
+            Labelled(tables[name], labels if name == self.cast.active else none, None, f"eval_{number}")
+            for number, (tables, labels) in enumerate(self.eval_sets)
+            if name in tables
+        ]
 
 
 def train_in_threads(
-    data: Labelled,
-    tables: Mapping[str, Table],
-    evals: Sequence[tuple[str, Mapping[str, Table], NDArray[np.float64]]],
-    active: str,
-    classes: list[Any] | None,
-    options: TreeOptions,
-    n_jobs: int | None,
-    progress: Progress,
-    keepers: Mapping[str, Keeper],
-    kept: Path | None,
-    phase: Callable[[str, int, int], None],
-) -> tuple[dict[str, ModelPart], Traffic]:
-    """Train with every party in a thread of its own; return their parts and the traffic."""
-    threads, helper = cores(n_jobs), DEALER if options.has_dealer else None
-    watched = [Labelled(rows[active], labels, None, name) for name, rows, labels in evals]
+    run: Run, keepers: Mapping[str, Keeper], *, link: Link | None = None, record_content: bool = False
+) -> Played:
+    """Train with every party in a thread of its own; results are what the role programs return."""
+    system, cast, every = run.system, run.cast, cores(run.n_jobs)
+    # where rows are split all owners work at the same time; a party without rows waits then
+    shared = max(1, every // len(cast.owners)) if system.split == "rows" else every
+    absences = {} if system.absences is None else system.absences(cast, run.options, run.common)
+
+    def seat(party: Party) -> Seat:
+        name = party.name
+        return Seat(
+            party=party, options=run.options, common=run.common, cast=cast, data=run.data.get(name),
+            classes=run.classes, eval_sets=run.evals_of(name), threads=shared if name in cast.owners else every,
+            progress=run.progress, phase=run.phase, keeper=keepers.get(name), store=run.store, alone=False,
+            absence=absences.get(name),
+        )  # fmt: skip
+
     roles: dict[str, Role] = {
-        name: lambda party, name=name: train_passive(  # type: ignore[misc]
-            party,
-            tables[name],
-            options,
-            eval_tables=[rows[name] for _, rows, _ in evals],
-            threads=threads,
-            progress=progress,
-            keeper=keepers.get(name),
-            kept=kept,
-            dealer=helper,
-        )
-        for name in tables
+        name: lambda party: system.train[cast.roles[party.name]](seat(party)) for name in cast.roles
     }
-    roles[active] = lambda party: train_active(
-        party, data, options, parties=list(tables), classes=classes, eval_sets=watched,
-        threads=threads, progress=progress, keeper=keepers.get(active), kept=kept,
-        hinting=partial(phase, "hints"), dealer=helper,
-    )  # fmt: skip
-    if helper is not None:
-        roles[helper] = lambda party: dealer(party, options, lead=active, threads=threads)
-    products = options.protocol == SMM and options.mode == "paper"
-    with threadpool_limits(1, user_api="blas") if products else nullcontext():  # parties multiply side by side
-        played = play(roles, star(active, tables, helper), job="fit", protocol=options.protocol)
-    return {name: played.results[name] for name in tables}, traffic_of(played.transcripts.values())
-
-
-def train_horizontal_in_threads(
-    shards: Mapping[str, Labelled],
-    evals: Sequence[Labelled],
-    lead: str,
-    classes: list[Any] | None,
-    options: TreeOptions,
-    n_jobs: int | None,
-    progress: Progress,
-    keepers: Mapping[str, Keeper],
-    kept: Path | None = None,
-) -> tuple[dict[str, ModelPart], Traffic]:
-    """Train with every participant in a thread of its own; return the model as each has it, and the traffic.
-
-    Parameters
-    ----------
-    shards : mapping of str to Labelled
-        Every participant's rows; `lead` need not be among them.
-    evals : sequence of Labelled
-        Watched by the leader.
-    progress : callable
-        Called by the leader alone: participants follow it tree by tree.
-    kept : Path or None
-        Folder of participants' privacy ledgers.
-    """
-    members, every = list(shards), cores(n_jobs)
-    each = max(1, every // len(members))  # participants work at the same time, and a leader without data waits then
-    roles: dict[str, Role] = {
-        name: lambda party, name=name: federboost_horizontal.participate(  # type: ignore[misc]
-            party,
-            shards[name],
-            options,
-            members=members,
-            classes=classes,
-            threads=each,
-            keeper=keepers.get(name),
-            vouching=Vouching(),
-            ledger=noise_ledger(options, kept, name),
-        )
-        for name in members
-    }
-    roles[lead] = lambda party: federboost_horizontal.lead(
-        party, shards.get(lead), options, members=members, classes=classes, eval_sets=evals,
-        threads=each if lead in shards else every, progress=progress, keeper=keepers.get(lead), vouching=Vouching(),
-        ledger=noise_ledger(options, kept, lead),
-    )  # fmt: skip
-    cells = max(data.table.n_rows * len(data.table.columns) for data in shards.values())
-    one_core = roles if cells < _FEW_CELLS else ()
-    played = play(roles, star(lead, roles), job="fit", protocol=options.protocol, one_core=one_core)
-    return {name: played.results[name] for name in roles}, traffic_of(played.transcripts.values())
+    links = system.links(cast, run.options)
+    return play(roles, links, job="fit", protocol=system.name, link=link, record_content=record_content)
 
 
 def predict_in_threads(
-    parts: Mapping[str, ModelPart],
+    system: System,
+    programs: Mapping[str, Program],
+    parts: Mapping[str, Any],
     tables: Mapping[str, Table],
-    options: TreeOptions,
-    n_jobs: int | None,
-    steps: Callable[[int, int], None] | None = None,
-) -> NDArray[np.float64]:
-    """Predict with every party in a thread of its own; return the margins (n_rows, n_outputs)."""
+    settings: tuple[Any, Any],
+    n_jobs: int | None = None,
+    phase: Phase | None = None,
+) -> dict[str, Any]:
+    """Play programs of prediction with every owner of the model in a thread; return what each returned, by party."""
+    active = active_of(parts)
+    cast = Cast(active, {name: "active" if name == active else "passive" for name in parts}, list(parts))
     threads = cores(n_jobs)
-    if options.he_inference:
-        bits = options.insecure_test_key_bits
-        return np.asarray(
-            _with_model(
-                parts,
-                lambda party, part: hidden_active(
-                    party, part, tables[party.name],
-                    key_bits=options.key_bits, insecure_test_key_bits=bits, threads=threads, progress=steps,
-                ),
-                lambda party, part: hidden_passive(
-                    party, part, tables[party.name], insecure_test_key_bits=bits, threads=threads
-                ),
-            )[active_of(parts)]
+
+    def seat(party: Party) -> Seat:
+        rows = Labelled(tables[party.name], np.zeros(0))
+        return Seat(
+            party=party, options=settings[0], common=settings[1], cast=cast, data=rows, part=parts[party.name],
+            threads=threads, phase=phase, alone=False,
         )  # fmt: skip
-    decided = decide_in_threads(parts, tables, n_jobs)
-    forest = parts[active_of(parts)].forest
-    assert forest is not None
-    return decisions.margins(decided, forest.objective, threads)
+
+    roles: dict[str, Role] = {name: lambda party: programs[cast.roles[party.name]](seat(party)) for name in parts}
+    links = system.links(cast, settings[0])
+    return play(roles, links, job="predict", protocol=system.name).results
 
 
 def decide_in_threads(
-    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], n_jobs: int | None
-) -> decisions.Decided:
-    """Have every party decide its splits in a thread of its own; return what the active one gets."""
-    threads = cores(n_jobs)
-    found: decisions.Decided = _with_model(
-        parts,
-        lambda party, part: decisions.collect(party, part, tables[party.name], threads),
-        lambda party, part: decisions.predict_passive(party, part, tables[party.name], threads),
-    )[active_of(parts)]
+    system: System, parts: Mapping[str, Any], tables: Mapping[str, Table], settings: tuple[Any, Any], n_jobs: int | None
+) -> RowDecisions:
+    """Have every owner decide its splits; return what the active party gets."""
+    programs = {"active": collect, "passive": predict_passive}
+    found: RowDecisions = predict_in_threads(system, programs, parts, tables, settings, n_jobs)[active_of(parts)]
     return found
 
 
 def explain_in_threads(
-    parts: Mapping[str, ModelPart], tables: Mapping[str, Table], n_jobs: int | None
+    system: System, parts: Mapping[str, Any], tables: Mapping[str, Table], settings: tuple[Any, Any], n_jobs: int | None
 ) -> Contributions:
-    """Have every party get its own columns' contributions in a thread of its own; return all parties' values."""
-    threads, lead = cores(n_jobs), active_of(parts)
-    found = _with_model(
-        parts,
-        lambda party, part: explain_active(party, part, tables[party.name], threads=threads),
-        lambda party, part: explain_passive(party, part, tables[party.name], threads=threads),
-    )
+    """Have every owner get its own columns' contributions; return all parties' values."""
+    lead = active_of(parts)
+    found = predict_in_threads(system, system.explain, parts, tables, settings, n_jobs)
     own = {name: found[lead].own if name == lead else found[name] for name in parts}
     return Contributions({name: rows_first(values) for name, values in own.items()}, found[lead].bias)
 
 
-def active_of(parts: Mapping[str, ModelPart]) -> str:
-    """Return the party that holds the trees."""
-    return next(name for name, part in parts.items() if part.forest is not None)
-
-
-def _with_model(
-    parts: Mapping[str, ModelPart],
-    active: Callable[[Party, ModelPart], Any],
-    passive: Callable[[Party, ModelPart], Any],
-) -> dict[str, Any]:
-    """Play a role of the active and one of all other owners of a model; return what each returned."""
-    lead = active_of(parts)
-    roles: dict[str, Role] = {
-        name: lambda party, role=active if name == lead else passive: role(party, parts[party.name])  # type: ignore[misc]
-        for name in parts
-    }
-    return play(roles, star(lead, parts), job="predict", protocol="secureboost").results
+def active_of(parts: Mapping[str, Any]) -> str:
+    """Return the party that holds the trees, or the intercept."""
+    return next(name for name, part in parts.items() if part.is_active)

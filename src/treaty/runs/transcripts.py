@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Entry, Transcript
-from treaty.systems.fedxgboost_smm.paper.attacks import Answered
+from treaty.systems.fedxgboost_smm.paper.attacks import NodeExchange
 from treaty.systems.fedxgboost_smm.paper.candidates import CandidateVectors, MaskedGradients, NodeRows
 from treaty.systems.fedxgboost_smm.paper.levels import (
     PaperTree,
@@ -20,7 +20,7 @@ from treaty.systems.fedxgboost_smm.paper.levels import (
     vectors_of_nodes,
 )
 from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates, NullVectors, nodes_asked
-from treaty.systems.vertical.encrypted_columns import Layout, SplitAnswer, SplitRequest, SumsRequest, TreeStart
+from treaty.systems.vertical.encrypted_columns import BinLayout, SplitAnswer, SplitRequest, SumsRequest, TreeStart
 from treaty.trees.candidates import candidate_slots
 
 Cells = NDArray[np.int32]
@@ -86,7 +86,7 @@ class SmmNode:
 
     Attributes
     ----------
-    answered : Answered
+    answered : NodeExchange
         Rows, null vectors and what came back for them.
     slots : int (columns,)
         Version 1: which slot each column that came back is about.
@@ -94,7 +94,7 @@ class SmmNode:
         Version 2: sums of grad and of hess, which came along.
     """
 
-    answered: Answered
+    answered: NodeExchange
     slots: NDArray[np.int32]
     totals: NDArray[np.float64]
 
@@ -129,8 +129,8 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
         if entry.peer != peer:
             continue
         match entry.step:
-            case "Layout":
-                offsets = _read(entry, _content(entry, Layout).offsets, "offsets", None)
+            case "BinLayout":
+                offsets = _read(entry, _content(entry, BinLayout).offsets, "offsets", None)
             case "PaperTree":
                 features = _read(entry, _content(entry, PaperTree).columns, "columns", None)
                 trees.append([])
@@ -168,7 +168,7 @@ def _nodes(
     totals: NDArray[np.int64],
 ) -> list[SmmNode]:
     return [
-        SmmNode(Answered(rows[k], vectors[k], masked[k]), slots[k], totals[k].astype(np.float64))
+        SmmNode(NodeExchange(rows[k], vectors[k], masked[k]), slots[k], totals[k].astype(np.float64))
         for k in range(len(rows))
         if vectors[k].shape[1]
     ]

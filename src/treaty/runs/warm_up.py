@@ -1,56 +1,41 @@
-"""Kernels compiled before parties need them: on a handful of made-up rows, by playing every protocol once."""
+"""Kernels compiled before parties need them: by playing a small training of a system on made-up rows."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 import numpy as np
 
 from treaty.crypto.psi import hashing, ristretto
 from treaty.data.ids import read_ids
 from treaty.data.table import Schema, Table
-from treaty.privacy.mechanisms import MECHANISMS
-from treaty.runs.crowds import EDGES, train_crowd_in_threads
-from treaty.runs.threads import Role, play, star
+from treaty.runs.threads import Run, train_in_threads
+from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.blinded_lists import OwnList
-from treaty.systems.federboost_horizontal import roles as federboost_horizontal
-from treaty.systems.fedxgb.edge_sums import LEAST
-from treaty.systems.fedxgboost_smm.dealer import DEALER, dealer
-from treaty.systems.horizontal.members import Vouching
-from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import HORIZONTAL, tree_options
-from treaty.systems.vertical.by_name import train_active, train_passive
+from treaty.systems.options import SystemOptions
+from treaty.systems.system import Cast, Labelled, Place, System
+
+_SMALL = {
+    "boosting": {"n_estimators": 1, "max_bin": 6, "min_child_samples": 1},
+    "regression": {"max_iter": 1, "period": 1, "batch_size": 40, "tol": 0.0, "memory": 1},
+}
 
 
-def compile_kernels(protocol: str | None = None) -> None:
-    """Compile what training uses, on a handful of made-up rows, so that the parties' processes find it cached.
+def compile_kernels(system: System | None = None, options: SystemOptions | None = None) -> None:
+    """Compile what training uses, so that the parties' processes find it cached.
 
     Parameters
     ----------
-    protocol : str or None
-        What it is for; None: every protocol.
+    system : System or None
+        What it is for; None: every system.
+    options : SystemOptions or None
+        Under which options; None: under any.
     """
-    rng = np.random.default_rng(0)
-    columns = [rng.normal(size=64).astype(np.float32) for _ in range(2)]
-    table = Table(Schema(("a", "b"), (None, None)), columns, 64)
-    data = Labelled(table, rng.integers(0, 2, 64).astype(np.float64))
-    if protocol not in HORIZONTAL:
+    systems = [system] if system else [find_system(name, model) for model, named in SYSTEMS.items() for name in named]
+    if any(of.split == "columns" for of in systems):
         _compile_alignment()
-    if protocol in (None, "secureboost", "fedxgboost-smm"):
-        for cipher in ({"insecure_test_key_bits": 512}, {"encryption": "lattice"}):
-            _compile_on_columns(data, {"protocol": "secureboost", "min_child_samples": 1, **cipher})
-    if protocol in (None, "fedxgboost-smm"):
-        _compile_on_columns(data, {"protocol": "fedxgboost-smm", "backend": "dealer", "min_child_samples": 1})
-    if protocol in (None, "federboost-vertical"):
-        _compile_on_columns(data, {"protocol": "federboost-vertical"})
-    if protocol in (None, "fedxgboost-ldp"):
-        _compile_on_columns(data, {"protocol": "fedxgboost-ldp", "min_child_samples": 1})
-        for release in MECHANISMS.values():
-            release(np.zeros(1), 1.0)
-    if protocol in (None, "federboost-horizontal"):
-        _compile_on_rows(data)
-    if protocol in (None, "fedxgb"):
-        _compile_in_crowd(data)
+    for of in systems:
+        for small in of.warm_up(options):
+            _train(of, small)
 
 
 def _compile_alignment() -> None:
@@ -60,41 +45,45 @@ def _compile_alignment() -> None:
     ristretto.validate(ristretto.from_uniform(np.ones((1, 64), np.uint8)))
 
 
-def _compile_on_columns(data: Labelled, given: dict[str, Any]) -> None:
-    options = tree_options({"n_estimators": 1, "max_bin": 6, **given})
-    helper = DEALER if options.has_dealer else None
-    roles: dict[str, Role] = {
-        "a": lambda party: train_active(
-            party, data, options, parties=["a", "b"], classes=[0, 1], eval_sets=[data],
-            threads=1, progress=None, keeper=None, kept=None, dealer=helper,
-        ),
-        "b": lambda party: train_passive(
-            party, data.table, options, eval_tables=[data.table], threads=1, progress=None, keeper=None, kept=None,
-            dealer=helper,
-        ),
-    }  # fmt: skip
-    links = star("a", roles, helper)
-    if helper is not None:
-        roles[helper] = lambda party: dealer(party, options, lead="a")
-    play(roles, links, job="compile", protocol=options.protocol)
+def _train(system: System, options: SystemOptions) -> None:
+    """Play a training of two columns (one of a regression) and a few rows."""
+    rng = np.random.default_rng(0)
+    regression = system.common.table == "regression"
+    n_rows, names = (40, ("x",)) if regression else (64, ("a", "b"))
+    columns = [rng.normal(size=n_rows).astype(np.float32) for _ in names]
+    table = Table(Schema(names, (None,) * len(names)), columns, n_rows)
+    labels = np.arange(n_rows) % 2 if regression else rng.integers(0, 2, n_rows)
+    data = Labelled(table, labels.astype(np.float64))
+    owners = [f"party{k}" for k in range(system.warm_up_owners)]
+    cast = cast_of(system, owners, None, options)
+    evals = {name: table for name in (owners if system.split == "columns" else [cast.active])}
+    common = msgspec.convert(_SMALL[system.common.table], system.common).checked(options)
+    unlabelled = Labelled(table, np.zeros(0))
+    rows = {name: data if system.split == "rows" or name == cast.active else unlabelled for name in owners}
+    shown = {name: unlabelled for name in cast.having(*system.shows_columns)}
+    run = Run(
+        system=system, options=options, common=common, cast=cast, data={**rows, **shown}, classes=[0, 1],
+        eval_sets=[] if regression else [(evals, data.y)], n_jobs=1,
+    )  # fmt: skip
+    train_in_threads(run, {})
 
 
-def _compile_in_crowd(data: Labelled) -> None:
-    options = tree_options({"protocol": "fedxgb", "n_estimators": 1, "max_depth": 1, "max_bin": 4})
-    shards = {f"user{k}": data for k in range(LEAST * EDGES)}
-    train_crowd_in_threads(shards, [data], [0, 1], data.table.schema, options, 1)
+def cast_of(system: System, owners: list[str], active: str | None, options: SystemOptions) -> Cast:
+    """Return who plays which role where one process plays all: the owners, and the helpers that the system needs.
 
+    Parameters
+    ----------
+    active : str or None
+        The active party, which may be one without rows; None: the first owner, or the server.
 
-def _compile_on_rows(data: Labelled) -> None:
-    options = tree_options({"protocol": "federboost-horizontal", "n_estimators": 1, "max_bin": 4})
-    members = ["a", "b", "c"]
-    roles: dict[str, Role] = {
-        name: lambda party: federboost_horizontal.participate(
-            party, data, options, members=members, classes=[0, 1], vouching=Vouching()
-        )
-        for name in members[1:]
-    }
-    roles["a"] = lambda party: federboost_horizontal.lead(
-        party, data, options, members=members, classes=[0, 1], eval_sets=[data], vouching=Vouching()
-    )
-    play(roles, star("a", members), job="compile", protocol=options.protocol)
+    Raises
+    ------
+    ConfigError
+        When parties are too few, or one has the name of a role that is played besides them.
+    """
+    helpers = system.helpers(owners, options)
+    server = next((name for name, place in helpers.items() if place.role == "server"), None)
+    lead = server or active or owners[0]
+    places = {name: Place() for name in owners} | helpers
+    places.setdefault(lead, Place(has_rows=False))
+    return system.cast(places, lead, options)

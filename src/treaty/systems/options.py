@@ -160,8 +160,8 @@ def public_terms(options: SystemOptions, common: msgspec.Struct) -> dict[str, Te
     return {name: value for name, value in given(options, common).items() if name != "random_state"}
 
 
-def place_of(name: str, kind: type) -> str:
-    """Say where an option belongs that `kind` does not have; empty for an option that nobody has."""
+def place_of(name: str, kind: Any) -> str:
+    """Say where an option belongs that `kind`, if any, does not have; empty for an option that nobody has."""
     from treaty.systems import option_owners  # the table of systems, which names this module's classes
 
     owners = option_owners(name, kind)

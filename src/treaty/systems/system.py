@@ -267,6 +267,8 @@ class System:
         its own data; `part` is the part of the model at hand, None before training and at parties without one.
     predict, explain : mapping of str to Program
         Prediction and contributions by role, where owners have to work together for them.
+    lossless : bool
+        Whether the trees are those of the pooled table, bit for bit.
     has_model : frozenset of str
         Roles with a part of the model, or with the whole model where rows are split.
     may_lose : callable
@@ -277,6 +279,10 @@ class System:
         ``vouched(cast, name) -> [name, ...]``: whose certificates a party needs to know of besides its peers'.
     apart : frozenset of str
         Roles that must not be played by an organisation with data; their keys are compared with the others'.
+    named_roles : frozenset of str
+        Roles that a job file has to name; the others follow from `active` and who has rows.
+    shows_columns : frozenset of str
+        Roles without training rows whose tables say which columns and classes there are.
     orders_by_id : bool
         Whether aligned rows are put in the order of their ids, so that every job on them has the same.
     cannot_resume : str
@@ -305,6 +311,7 @@ class System:
     cast: Callable[[Mapping[str, Place], str, Any], Cast]
     disclosures: Callable[[Cast, Any, Any, Any], dict[str, list[str]]]
     has_model: frozenset[str]
+    lossless: bool = False
     helpers: Callable[[Iterable[str], Any], dict[str, Place]] = no_helpers
     links: Callable[[Cast, Any], dict[str, list[str]]] = star
     predict: Mapping[str, Program] = field(default_factory=dict)
@@ -313,6 +320,8 @@ class System:
     may_be_absent: Callable[[Cast, Any], list[str]] = nobody
     vouched: Callable[[Cast, str], list[str]] = lambda cast, name: []
     apart: frozenset[str] = frozenset()
+    named_roles: frozenset[str] = frozenset()
+    shows_columns: frozenset[str] = frozenset()
     orders_by_id: bool = False
     cannot_resume: str = ""
     cannot_explain: str = ""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Exhausted, SplitFinder, grow_tree
 from treaty.trees.objectives import Objective
@@ -19,40 +19,22 @@ from treaty.trees.splits import SplitRules
 class EvalSet:
     """Labelled rows watched during training.
 
-    Attributes
-    ----------
-    name : str
-    y : float64 (n,)
-    weight : float64 (n,) or None
-    add_trees : callable
-        ``add_trees(trees, margins)`` walks the rows down the new trees and adds to margins (n, n_outputs).
+    ``add_trees(trees, margins)`` walks the rows down the new trees and adds to margins (n_rows, n_outputs).
     """
 
     name: str
-    y: NDArray[np.float64]
-    weight: NDArray[np.float64] | None
-    add_trees: Callable[[Sequence[Tree], NDArray[np.float64]], None]
+    y: Floats
+    weight: Floats | None
+    add_trees: Callable[[Sequence[Tree], Floats], None]
 
 
 @dataclass(slots=True)
 class Forest:
     """A boosted ensemble, filled as training goes on.
 
-    Attributes
-    ----------
-    objective : Objective
-    sources : tuple of str
-        Names of the owners of splits: source s of a tree is ``sources[s]``.
-    classes : list or None
-        Labels by class number, for classifiers.
-    trees : list of Tree
-        Tree i adds to output ``i % objective.n_outputs``.
-    history : dict
-        Loss of each eval set after each round.
-    best_round : int or None
-        Rounds kept by early stopping.
-    clipped_rows : int
-        Most rows of one round whose gradient was clipped (squared error).
+    Tree i adds to output ``i % objective.n_outputs``; its source s is the party ``sources[s]``. `classes` are the
+    labels by class number (None: regression), `history` the loss of each eval set after each round, `best_round` the
+    rounds kept by early stopping, `clipped_rows` the most rows of one round whose gradient was clipped.
     """
 
     objective: Objective
@@ -69,27 +51,21 @@ class Forest:
         return len(self.trees) // self.objective.n_outputs
 
     def cut(self, rounds: int) -> None:
-        """Forget the rounds after the first `rounds`."""
+        """Drop all rounds but the first `rounds`."""
         del self.trees[rounds * self.objective.n_outputs :]
         self.history = {name: losses[:rounds] for name, losses in self.history.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RoundState:
-    """What boosting needs besides the trees to go on after a round as if it had never stopped.
+    """What boosting needs besides the trees to continue after a round as if it had never stopped.
 
-    Attributes
-    ----------
-    rounds : int
-        Finished rounds.
-    margins : float64 (n_outputs, n_rows)
-        Of the training rows. Boosting goes on changing it: copy what is to be kept.
-    random_state : str
-        State of the sampling generator (JSON).
+    `rounds` are finished. `margins`, float64 (n_outputs, n_rows), are those of the training rows: boosting goes on
+    changing them, so copy what is to be kept. `random_state` is the sampling generator's state as JSON.
     """
 
     rounds: int
-    margins: NDArray[np.float64]
+    margins: Floats
     random_state: str
 
 
@@ -97,12 +73,8 @@ class RoundState:
 class OneSide:
     """Gradient-based one-side sampling (Ke et al., LightGBM, NeurIPS 2017, Algorithm 2).
 
-    Attributes
-    ----------
-    top_rate : float
-        Share of rows kept for their large gradients.
-    other_rate : float
-        Share of all rows drawn from the others; their gradients count ``(1 - top_rate) / other_rate`` times.
+    The `top_rate` share of rows with the largest gradients is kept; `other_rate` of all rows is drawn from the others,
+    whose gradients count ``(1 - top_rate) / other_rate`` times.
     """
 
     top_rate: float
@@ -113,10 +85,8 @@ class OneSide:
         """What the gradients of drawn rows are multiplied by."""
         return (1.0 - self.top_rate) / self.other_rate
 
-    def draw(
-        self, rng: np.random.Generator, grad: NDArray[np.int64], hess: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-        """Return ascending rows, and all rows' gradients with those of the drawn ones multiplied (rounded)."""
+    def draw(self, rng: np.random.Generator, grad: Integers, hess: Integers) -> tuple[Int32s, Integers, Integers]:
+        """Return the sampled rows, ascending, and all rows' grad and hess, multiplied and rounded at the drawn ones."""
         n_rows = len(grad)
         order = np.argsort(-np.abs(grad), kind="stable")
         n_top = round(self.top_rate * n_rows)
@@ -145,7 +115,7 @@ class BoostingPlan:
     random_state: int | None = None
     early_stopping_rounds: int | None = None
 
-    def draw_columns(self, rng: np.random.Generator) -> NDArray[np.int32]:
+    def draw_columns(self, rng: np.random.Generator) -> Int32s:
         """Draw a tree's columns, ascending."""
         if self.colsample_bytree >= 1.0:
             return np.arange(self.n_columns, dtype=np.int32)
@@ -154,8 +124,8 @@ class BoostingPlan:
 
 def boost(
     finder: SplitFinder,
-    y: NDArray[np.float64],
-    weight: NDArray[np.float64] | None,
+    y: Floats,
+    weight: Floats | None,
     forest: Forest,
     rules: SplitRules,
     plan: BoostingPlan,
@@ -206,16 +176,10 @@ def run_rounds(
     eval_sets: Sequence[EvalSet] = (),
     early_stopping_rounds: int | None = None,
 ) -> None:
-    """Add rounds to a forest until there are enough, or early stopping says so; what is finished survives an error.
+    """Add rounds to a forest until there are `n_estimators`, early stopping ends them, or `grow` raises `Exhausted`.
 
-    Parameters
-    ----------
-    grow : callable
-        Returns the trees of the next round, one per output. Training ends where it raises `Exhausted`.
-    forest : Forest
-        Without trees, or with those of earlier rounds and their history.
-    after_round : callable
-        Called with the number of finished rounds.
+    `grow` returns the trees of the next round, one per output; `after_round` gets the number of finished rounds.
+    Finished rounds survive an error.
     """
     n_outputs = forest.objective.n_outputs
     eval_margins = [np.full((len(e.y), n_outputs), forest.objective.base_margin) for e in eval_sets]
@@ -242,7 +206,7 @@ def run_rounds(
         del forest.trees[forest.best_round * n_outputs :]
 
 
-def draw(rng: np.random.Generator, total: int, share: float) -> NDArray[np.int32]:
-    """Draw a share of so many rows or columns, at least one; ascending."""
+def draw(rng: np.random.Generator, total: int, share: float) -> Int32s:
+    """Draw a share of `total` rows or columns, at least one; ascending."""
     size = max(1, round(share * total)) if total else 0
     return np.sort(rng.choice(total, size, replace=False)).astype(np.int32)

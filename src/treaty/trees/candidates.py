@@ -1,8 +1,8 @@
-"""Split candidates of a node as columns of 0 and 1, and their sums as sums of bins again.
+"""Split candidates of a node as columns of 0 and 1, and bin sums recovered from the candidates' sums.
 
 A column stands for a candidate with missing values going right: of a number, the rows in bin k or a lower one; of a
-category, the rows that have it, for which categories form a candidate is known only once their sums are. Bins without
-rows have none, and the last bin with rows of each feature needs none: it has the rest of the node's total.
+category, the rows that have it, for which categories form a candidate is known only once their sums are. Empty bins
+have no column. Nor has each feature's last bin with rows: it holds the rest of the node's total.
 """
 
 from __future__ import annotations
@@ -10,52 +10,33 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.trees.splits import SplitRules
+from treaty.compute import Flags, Floats, Int32s, Integers
 
 
-def count_bins(codes: NDArray[np.uint8], features: NDArray[np.int32], offsets: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return how many of a node's rows are in each slot, int32 (slots,); 0 in slots of other features.
+def count_bins(codes: NDArray[np.uint8], features: Int32s, offsets: Int32s) -> Int32s:
+    """Return the number of a node's rows in each slot, int32 (slots,), from their codes (n_rows, n_features).
 
-    Parameters
-    ----------
-    codes : uint8 (n_rows, n_features)
-        Of the node's rows.
-    features : int32
-        Those of the tree's column sample.
-    offsets : int32 (n_features + 1,)
+    Slots of features outside the tree's column sample `features` stay 0.
     """
     slots = (codes[:, features].astype(np.int64) + offsets[features]).ravel()
     return np.bincount(slots, minlength=int(offsets[-1])).astype(np.int32)
 
 
-def candidate_slots(
-    counts: NDArray[np.int32], features: NDArray[np.int32], offsets: NDArray[np.int32]
-) -> NDArray[np.int32]:
-    """Return the slots that have a column of their own, int32 (columns,), ascending."""
+def candidate_slots(counts: Int32s, features: Int32s, offsets: Int32s) -> Int32s:
+    """Return the slots with a column of their own, int32 (columns,), ascending."""
     filled = [offsets[f] + np.flatnonzero(counts[offsets[f] : offsets[f + 1]])[:-1] for f in features]
     return np.concatenate([np.empty(0, np.int32), *filled]).astype(np.int32)
 
 
-def candidate_columns(
-    codes: NDArray[np.uint8],
-    slots: NDArray[np.int32],
-    offsets: NDArray[np.int32],
-    categorical: NDArray[np.bool_],
-) -> NDArray[np.float64]:
+def candidate_columns(codes: NDArray[np.uint8], slots: Int32s, offsets: Int32s, categorical: Flags) -> Floats:
     """Return the columns of `candidate_slots`, float64 (n_rows, columns) of 0 and 1."""
     feature = np.searchsorted(offsets, slots, side="right") - 1
     bins, of_rows = slots - offsets[feature], codes[:, feature]
     return np.where(categorical[feature], of_rows == bins, of_rows <= bins).astype(np.float64)
 
 
-def whole_numbers(sums: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the whole numbers that float64 sums of whole numbers stand for.
-
-    Raises
-    ------
-    ValueError
-        When one is more than 1/4 from a whole number, or not a number: they are no such sums.
-    """
+def whole_numbers(sums: Floats) -> Integers:
+    """Round float64 sums of whole numbers to int64; raise ValueError if one is more than 1/4 from a whole number."""
     rounded = np.rint(sums)
     with np.errstate(invalid="ignore"):
         fine = (np.abs(sums - rounded) <= 0.25) & (np.abs(sums) < 2.0**62)
@@ -65,28 +46,18 @@ def whole_numbers(sums: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def bin_sums(
-    columns: NDArray[np.int64],
-    slots: NDArray[np.int32],
-    counts: NDArray[np.int32],
-    totals: NDArray[np.int64],
-    features: NDArray[np.int32],
-    offsets: NDArray[np.int32],
-    categorical: NDArray[np.bool_],
-) -> NDArray[np.int64]:
-    """Return the sums of all bins of a node from those of its candidates.
+    columns: Integers,
+    slots: Int32s,
+    counts: Int32s,
+    totals: Integers,
+    features: Int32s,
+    offsets: Int32s,
+    categorical: Flags,
+) -> Integers:
+    """Return the sums of all bins of a node, int64 (slots, 3), from those of its candidates.
 
-    Parameters
-    ----------
-    columns : int64 (2, columns)
-        Sums of grad and of hess of each candidate.
-    slots : int32 (columns,)
-    counts : int32 (slots,)
-    totals : int64 (2,) or longer
-        Of the node; grad and hess come first.
-
-    Returns
-    -------
-    int64 (slots, 3)
+    `columns` (2, columns) are sums of grad and of hess of the candidates in `slots`, `counts` (slots,) the rows of all
+    slots, and `totals` the node's, grad and hess first.
     """
     sums = np.zeros((len(counts), 3), np.int64)
     sums[:, 2] = counts
@@ -102,20 +73,8 @@ def bin_sums(
     return sums
 
 
-def undivided(totals: NDArray[np.int64], features: NDArray[np.int32], offsets: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return sums of a node that offer no candidate, int64 (slots, 3): all its rows in one bin of each feature."""
+def undivided(totals: Integers, features: Int32s, offsets: Int32s) -> Integers:
+    """Return sums of a node without candidates, int64 (slots, 3): all its rows in one bin of each feature."""
     sums = np.zeros((int(offsets[-1]), 3), np.int64)
     sums[offsets[features + 1] - 1] = totals
     return sums
-
-
-def split_gains(totals: NDArray[np.int64], left: NDArray[np.int64], rules: SplitRules) -> NDArray[np.float64]:
-    """Return the gains, as the scan has them, of nodes (n, 3) whose left children have these sums (n, 3)."""
-    return _terms(left, rules) + _terms(totals - left, rules) - _terms(totals, rules)
-
-
-def _terms(totals: NDArray[np.int64], rules: SplitRules) -> NDArray[np.float64]:
-    grad, hess = np.abs(totals[:, 0] * rules.grad_unit), totals[:, 1] * rules.hess_unit
-    grad, terms = np.maximum(grad - rules.reg_alpha, 0.0), np.zeros(len(totals))
-    np.divide(grad * grad, hess + rules.reg_lambda, out=terms, where=hess > 0.0)
-    return terms

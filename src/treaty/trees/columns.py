@@ -1,4 +1,4 @@
-"""Sources of bin sums, the finder that scans them, and the plainest source: binned columns at hand."""
+"""Sources of bin sums, the finder that scans them, and the simplest source: binned columns held locally."""
 
 from __future__ import annotations
 
@@ -9,82 +9,59 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import pieces, share
+from treaty.compute import Flags, Floats, Int32s, Integers, pieces, share
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.kernels import look_up_left
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan, settle
 
-_SCANNED_BYTES = 64 << 20  # sums of a tree's last level that are completed and scanned at a time
+_SCANNED_BYTES = 64 << 20  # of sums of a tree's last level that are completed and scanned at a time
 
 
 class SumsSource(Protocol):
     """The columns of one party: gives bin sums of nodes and decides rows at its own splits.
 
-    What takes a message to answer is cut in two, asking and fetching, so that all sources work at the same time.
-
-    Attributes
-    ----------
-    offsets : int32 (n_features + 1,)
-        First slot of each feature in a node's sums; each feature's last slot is missing values.
-    categorical : bool (n_features,)
+    What takes a message to answer is split into asking and fetching, so that all sources work at the same time.
+    `offsets`, int32 (n_features + 1,), has the first slot of each feature in a node's sums; the feature's last slot is
+    missing values. `categorical` is bool (n_features,).
     """
 
-    offsets: NDArray[np.int32]
-    categorical: NDArray[np.bool_]
+    offsets: Int32s
+    categorical: Flags
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         """Take the tree's gradients (n_rows,), sampled rows (None: all) and columns (of this source, ascending)."""
 
     def end_tree(self) -> None:
-        """Let go of the tree's gradients."""
+        """Release the tree's gradients."""
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """Ask for the sums of ``level.asked``."""
 
-    def sums(self) -> NDArray[np.int64]:
-        """Return what was asked: int64 (n_asked, slots, 3)."""
+    def sums(self) -> Integers:
+        """Return the sums asked for: int64 (n_asked, slots, 3)."""
 
-    def ask_left(
-        self,
-        features: NDArray[np.int32],
-        left_bins: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int64],
-    ) -> None:
-        """Ask which of ``rows[starts[k]:starts[k + 1]]`` go left at the split of node k, and have it recorded."""
+    def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
+        """Ask which of ``rows[starts[k]:starts[k + 1]]`` go left at node k's split; its owner records it."""
 
-    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Return what was asked: record numbers (n_nodes,) and left mask (n_rows,)."""
+    def left(self) -> tuple[Int32s, Flags]:
+        """Return the answer: record numbers (n_nodes,) and left mask (n_rows,)."""
 
 
 class ColumnSource:
-    """Binned columns held here.
+    """Binned columns held locally.
 
-    Parameters
-    ----------
-    codes : uint8 (n_rows, n_features)
-        Bin of each value; the number of bins is the code of a missing one.
-    offsets : int32 (n_features + 1,)
-    categorical : bool (n_features,)
-    record : callable
-        ``record(feature, left_bins) -> int`` writes a chosen split into the owner's lookup table.
-    threads : int
+    `codes`, uint8 (n_rows, n_features), are bins; a feature's number of bins is the code of a missing value.
+    ``record(feature, left_bins) -> int`` writes a chosen split into the owner's lookup table.
     """
 
     def __init__(
         self,
         codes: NDArray[np.uint8],
-        offsets: NDArray[np.int32],
-        categorical: NDArray[np.bool_],
-        record: Callable[[int, NDArray[np.bool_]], int],
+        offsets: Int32s,
+        categorical: Flags,
+        record: Callable[[int, Flags], int],
         threads: int = 1,
     ) -> None:
         self.codes = np.ascontiguousarray(codes)
@@ -101,13 +78,7 @@ class ColumnSource:
     def _histograms(self) -> Histograms:
         return Histograms(self.codes, self._columns, self.offsets, self._threads)
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         """See `SumsSource`."""
         self._histograms.start_tree(grad, hess, columns)
 
@@ -119,71 +90,47 @@ class ColumnSource:
         """Compute the sums at once."""
         self._sums = self._histograms.sums(*rows.rows(level.asked, sampled=True))
 
-    def sums(self) -> NDArray[np.int64]:
+    def sums(self) -> Integers:
         """See `SumsSource`."""
         sums = self._sums
-        del self._sums  # as large as anything the finder holds, which decides how long they live
+        del self._sums  # so large that the finder decides how long they live
         return sums
 
-    def for_gains(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sums that splits are chosen on: these themselves, unless a subclass has better ones.
+    def for_gains(self, sums: Integers, totals: Integers) -> Integers:
+        """Return the sums that splits are chosen on: `sums` itself, unless a subclass has better ones.
 
-        Parameters
-        ----------
-        sums : int64 (n_nodes, slots, 3)
-            Complete. Children get their true totals from them in any case.
-        totals : int64 (n_nodes, 3)
+        `sums` (n_nodes, slots, 3) are complete; children get their true totals from them in any case.
         """
         return sums
 
-    def ask_left(
-        self,
-        features: NDArray[np.int32],
-        left_bins: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int64],
-    ) -> None:
-        """Decide at once."""
+    def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
+        """Decide the rows at once."""
         left = np.empty(len(rows), np.bool_)
-        share(
-            lambda a, b: look_up_left(self._columns, rows, starts, features, left_bins, a, b, left),
-            len(rows),
-            self._threads,
-            1 << 17,
-        )
+
+        def work(first: int, last: int) -> None:
+            look_up_left(self._columns, rows, starts, features, left_bins, first, last, left)
+
+        share(work, len(rows), self._threads, least=1 << 17)
         records = [self.record(int(feature), bins) for feature, bins in zip(features, left_bins, strict=True)]
         self._left = np.array(records, np.int32), left
 
-    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def left(self) -> tuple[Int32s, Flags]:
         """See `SumsSource`."""
         return self._left
 
 
-MayShow = Callable[[NDArray[np.int32], NDArray[np.int64]], NDArray[np.bool_]]
+MayShow = Callable[[Int32s, Integers], Flags]
 """``may_show(rows, starts)`` says of each node, ``rows[starts[k]:starts[k + 1]]``, whether others may see it."""
 
 
 class SumsFinder:
     """The split finder over sources of bin sums, holding the row partition.
 
-    Parameters
-    ----------
-    sources : sequence of SumsSource
-        In party order, which is also how ties are broken.
-    n_rows : int
-    rules : SplitRules
-    threads : int
-    own : int or None
-        Position of the source that sees everything; the next two parameters are about the others.
-    alone_trees : int
-        Trees, the first ones, grown on the own source alone (reduced leakage, Cheng et al. 2019, section 6).
-    may_show : callable or None
-        Whether others may be asked about a node. A pair of siblings is shown when both may be, for one and the parent
-        give the other; what lies below a hidden node is hidden.
-    first_tree : int
-        Trees grown before this finder was made (a resumed fit).
-    after_tree : callable or None
-        Called when a tree is finished.
+    `sources` are in party order, which breaks ties. `own` is the position of the source that sees everything; the next
+    two parameters limit the others. The first `alone_trees` trees are grown on the own source alone (reduced leakage,
+    Cheng et al. 2019, section 6). With `may_show`, others are asked about a pair of siblings only when both may be
+    shown, for one and the parent give the other; everything below a hidden node is hidden. `first_tree` trees were
+    grown before (a resumed fit). `after_tree` is called when a tree is finished.
     """
 
     def __init__(
@@ -210,29 +157,17 @@ class SumsFinder:
         self._after_tree = after_tree
         self._first_column = np.cumsum([0, *(len(source.categorical) for source in sources)])
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> Integers:
         """See `SplitFinder`."""
         self.begin_tree(grad, hess, rows, columns)
         if rows is None:
             return np.array([grad.sum(), hess.sum(), len(grad)])
         return np.array([grad[rows].sum(), hess[rows].sum(), len(rows)])
 
-    def begin_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
-        """Begin a tree, as `start_tree` does, where its totals are known or nobody's to know."""
+    def begin_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
+        """Begin a tree, as `start_tree` does, for callers that have its totals, or must not learn them."""
         self._rows = RowPartition(self._n_rows, rows, self._threads)
-        self._parents: dict[int, NDArray[np.int64]] = {}
+        self._parents: dict[int, Integers] = {}
         self._is_sample = rows is not None
         self._hidden: set[int] = set()
         self._shown_before = np.zeros(0, np.bool_)
@@ -255,7 +190,7 @@ class SumsFinder:
         asked = {k: level if k == self._own else for_others for k in self._sources}
         asked = {k: part for k, part in asked.items() if len(part.nodes)}
         for k in sorted(asked, key=lambda k: isinstance(self._sources[k], ColumnSource)):
-            self._sources[k].ask_sums(asked[k], self._rows)  # columns at hand last: summed while the others work
+            self._sources[k].ask_sums(asked[k], self._rows)  # local columns last: summed while the other parties work
         found = []
         for k, part in asked.items():
             splits = self._scan(k, part)
@@ -265,8 +200,8 @@ class SumsFinder:
     def _scan(self, k: int, level: Level) -> Splits:
         """Complete the sums of one source and find each node's best split among its columns.
 
-        Sums of a whole level are kept for the next one alone: on the last, the largest, a few nodes are completed at a
-        time, so that half of its nodes' sums are held, and those of their parents, but not the other half.
+        Sums of a whole level are kept for the next one alone. The last level, the largest, is completed a few nodes at
+        a time, which saves the memory of half its nodes' sums.
         """
         source, parents, asked = self._sources[k], self._parents.pop(k, None), self._sources[k].sums()
         last = level.depth + 1 >= self._rules.max_depth
@@ -275,34 +210,27 @@ class SumsFinder:
         for part in pieces(len(level.nodes), at_a_time):
             sums, totals = complete_sums(level, asked, parents, part), level.totals[part]
             seen = source.for_gains(sums, totals) if isinstance(source, ColumnSource) else sums
-            found.append(
-                scan(
-                    seen,
-                    totals,
-                    self._features[k],
-                    source.offsets,
-                    source.categorical,
-                    self._rules,
-                    source=k,
-                    threads=self._threads,
-                )
-            )
+            splits = scan(
+                seen, totals, self._features[k], source.offsets, source.categorical, self._rules,
+                source=k, threads=self._threads,
+            )  # fmt: skip
             if seen is not sums:
-                settle(found[-1], sums, totals, source.offsets, self._rules)
+                settle(splits, sums, totals, source.offsets, self._rules)
+            found.append(splits)
             if not last:
                 self._parents[k] = sums
         return end_to_end(found)
 
-    def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:
-        """See `SplitFinder`: every owner decides its own nodes' rows."""
-        records, left = self._decide(nodes, chosen)
+    def divide(self, nodes: Int32s, children: Int32s, chosen: Splits) -> Int32s:
+        """See `SplitFinder`: every owner decides the rows of its own nodes."""
+        records, left = self.decide(nodes, chosen)
         self._rows.divide(nodes, children, left)
         if self._may_show is not None:
             self._hide(nodes, children, self._may_show)
         return records
 
-    def _decide(self, nodes: NDArray[np.int32], chosen: Splits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Have owners record and decide their nodes; return record numbers (n_nodes,) and who goes left (n_rows,)."""
+    def decide(self, nodes: Int32s, chosen: Splits) -> tuple[Int32s, Flags]:
+        """Let owners record and decide their nodes; return record numbers (n_nodes,) and the left mask (n_rows,)."""
         rows, starts = self._rows.rows(nodes, sampled=False)
         left = np.empty(len(rows), np.bool_)
         records = np.empty(len(nodes), np.int32)
@@ -327,22 +255,22 @@ class SumsFinder:
                     at += size
         return records, left
 
-    def _hide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], may_show: MayShow) -> None:
-        """Note which of the new nodes others are not shown."""
+    def _hide(self, nodes: Int32s, children: Int32s, may_show: MayShow) -> None:
+        """Mark the new nodes that others must not see."""
         pairs = np.stack([children, children + 1], axis=1)
         shown = may_show(*self._rows.rows(pairs.ravel(), sampled=False))
-        if self._is_sample:  # others are asked about the sampled rows alone, and decide all
+        if self._is_sample:  # other parties sum the sampled rows alone, but decide all
             shown &= may_show(*self._rows.rows(pairs.ravel(), sampled=True))
         shown = shown.reshape(-1, 2)
         for node, pair, fit in zip(nodes.tolist(), pairs.tolist(), shown, strict=True):
             if not fit.all() or node in self._hidden:
                 self._hidden.update(pair)
 
-    def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
+    def finish(self, tree: Tree, margins: Floats) -> None:
         """See `SplitFinder`."""
         for source in self._sources.values():
             source.end_tree()
-        self._parents.clear()  # sums are left where a tree ended early
+        self._parents.clear()  # not empty if the tree ended early
         leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
         self._rows.add_to(margins, leaves, tree.value[leaves])
         if self._after_tree is not None:
@@ -350,14 +278,9 @@ class SumsFinder:
 
 
 class JoinedFinder(SumsFinder):
-    """The split finder over columns of several owners that are all at hand: one pass over them, not one for each.
+    """The split finder over columns of several owners held together: one pass over them, not one for each.
 
-    Parameters
-    ----------
-    owners : sequence of ColumnSource
-        In party order. They record their splits; nothing else is asked of them.
-    n_rows, rules, threads, after_tree
-        As `SumsFinder` has them.
+    The `owners`, in party order, only record their splits.
     """
 
     def __init__(
@@ -375,7 +298,7 @@ class JoinedFinder(SumsFinder):
         self._owners = owners
         self._owner_of = np.repeat(np.arange(len(owners)), widths).tolist()
         self._first_of = np.cumsum([0, *widths]).tolist()
-        self._recorded: list[tuple[int, int]] = []  # of each of the tree's records: whose, and its number there
+        self._recorded: list[tuple[int, int]] = []  # of each of the tree's records: its owner, and its number there
         joined = ColumnSource(
             np.concatenate([owner.codes for owner in owners], axis=1),
             np.concatenate([[0], *ends]).astype(np.int32),
@@ -385,14 +308,14 @@ class JoinedFinder(SumsFinder):
         )
         super().__init__([joined], n_rows, rules, threads, after_tree=after_tree)
 
-    def _record(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
+    def _record(self, feature: int, left_bins: Flags) -> int:
         owner = self._owner_of[feature]
         record = self._owners[owner].record(feature - self._first_of[owner], left_bins)
         self._recorded.append((owner, record))
         return len(self._recorded) - 1
 
-    def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
-        """See `SplitFinder`; makes the tree's splits name their owners and the records there."""
+    def finish(self, tree: Tree, margins: Floats) -> None:
+        """See `SplitFinder`; also gives the tree's splits their owners and the owners' record numbers."""
         inner = tree.left >= 0
         if self._recorded:
             tree.source[inner], tree.record[inner] = np.array(self._recorded)[tree.record[inner]].T

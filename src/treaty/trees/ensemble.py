@@ -1,8 +1,7 @@
 """Trees as flat arrays, the owners' lookup tables of splits, and walking rows down both.
 
-A tree names, for each inner node, who owns its split and that owner's record number; what the record means (feature,
-threshold or categories, where missing values go) is in the owner's `SplitTable`. Together they are the model; apart,
-no one part is.
+A tree names, for each inner node, who owns its split and that owner's record number. The owner's `SplitTable` says
+what the record means: feature, threshold or categories, where missing values go. Only together are they the model.
 """
 
 from __future__ import annotations
@@ -13,42 +12,24 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import share
+from treaty.compute import Flags, Floats, Int32s, Integers, share
 from treaty.trees.walking import record_bits, walk_bits, walk_values
 
-_NO_MARGINS = np.zeros((0, 1))  # what the walking kernels are given for the result that is not asked for
+_NO_MARGINS = np.zeros((0, 1))  # for the walking kernels: this result is not wanted
 _NO_LEAVES = np.zeros((0, 0), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One tree; node 0 is the root.
+    """One tree; node 0 is the root, all arrays have one entry per node."""
 
-    Attributes
-    ----------
-    source : int16 (n_nodes,)
-        Position of the owner of the node's split in the job's list of parties; -1 in a leaf.
-    record : int32 (n_nodes,)
-        The owner's record of the split; -1 in a leaf.
-    left : int32 (n_nodes,)
-        Left child, the right child being one higher; -1 in a leaf.
-    value : float64 (n_nodes,)
-        Leaf weight times learning rate; 0 in an inner node.
-    gain : float64 (n_nodes,)
-        Split gain (without the factor 1/2); 0 in a leaf.
-    cover : float64 (n_nodes,)
-        Sum of hess.
-    count : int64 (n_nodes,)
-        Rows of the tree's sample.
-    """
-
-    source: NDArray[np.int16]
-    record: NDArray[np.int32]
-    left: NDArray[np.int32]
-    value: NDArray[np.float64]
-    gain: NDArray[np.float64]
-    cover: NDArray[np.float64]
-    count: NDArray[np.int64]
+    source: NDArray[np.int16]  # the owner of the split, by its place in the job's list of parties; -1 in a leaf
+    record: Int32s  # the owner's record of the split; -1 in a leaf
+    left: Int32s  # left child, the right child being one higher; -1 in a leaf
+    value: Floats  # leaf weight times learning rate; 0 in an inner node
+    gain: Floats  # of the split, without the factor 1/2; 0 in a leaf
+    cover: Floats  # sum of hess
+    count: Integers  # rows of the tree's sample
 
     def __eq__(self, other: object) -> bool:
         """Compare bit for bit."""
@@ -61,23 +42,13 @@ class Tree:
 
 @dataclass(slots=True)
 class SplitTable:
-    """One owner's splits, by record number; grows during training and never leaves its owner.
+    """One owner's splits, by record number; grows during training and never leaves its owner."""
 
-    Attributes
-    ----------
-    feature : list of int
-        Feature within the owner's table.
-    threshold : list of float
-        Values below it go left (a float32; inf: all present values do). NaN where the split is on categories.
-    missing_left : list of bool
-    category_left : list of (bytes or None)
-        Byte k is 1 where category code k goes left; one more byte, the last, is for codes never seen in training.
-        None where the split is on a threshold.
-    """
-
-    feature: list[int] = field(default_factory=list)
+    feature: list[int] = field(default_factory=list)  # within the owner's table
+    # values below it go left (a float32; inf: all present values do); NaN for a split on categories
     threshold: list[float] = field(default_factory=list)
     missing_left: list[bool] = field(default_factory=list)
+    # byte k is 1 where category code k goes left, and one more byte is for unseen codes; None for a threshold
     category_left: list[bytes | None] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -91,22 +62,10 @@ class SplitTable:
         self.category_left.append(category_left)
         return len(self.feature) - 1
 
-    def decide(
-        self, matrix: NDArray[np.float32], records: NDArray[np.int32] | None = None, threads: int = 1
-    ) -> NDArray[np.uint8]:
-        """Return which rows go left at each record.
+    def decide(self, matrix: NDArray[np.float32], records: Int32s | None = None, threads: int = 1) -> NDArray[np.uint8]:
+        """Return packed bits (`numpy.packbits`), uint8 (records, ceil(n_rows / 8)): which rows go left at each record.
 
-        Parameters
-        ----------
-        matrix : float32 (n_rows, n_features)
-            NaN is missing, a categorical feature holds its category code.
-        records : int32 (k,) or None
-            None for all.
-
-        Returns
-        -------
-        uint8 (k, ceil(n_rows / 8))
-            A bit per row, 1 for left, as `numpy.packbits` packs them.
+        `matrix` is float32 (n_rows, n_features); NaN is missing, a categorical feature holds category codes.
         """
         if records is None:
             records = np.arange(len(self), dtype=np.int32)
@@ -125,13 +84,13 @@ class SplitTable:
 
 @dataclass(frozen=True, slots=True)
 class JoinedSplits:
-    """Split tables of all owners joined: record r of owner s is row ``base[s] + r``; features count over all owners."""
+    """The owners' split tables joined: record r of owner s is row ``base[s] + r``; features count over all owners."""
 
-    base: NDArray[np.int64]
-    feature: NDArray[np.int32]
+    base: Integers
+    feature: Int32s
     threshold: NDArray[np.float32]
-    missing_left: NDArray[np.bool_]
-    category_start: NDArray[np.int64]  # (n + 1,); an empty range is a threshold split
+    missing_left: Flags
+    category_start: Integers  # (n + 1,); an empty range is a threshold split
     category_left: NDArray[np.uint8]
 
 
@@ -150,38 +109,22 @@ def join_splits(tables: Sequence[SplitTable], n_features: Sequence[int]) -> Join
 
 
 def margins_from_values(
-    trees: Sequence[Tree],
-    splits: JoinedSplits,
-    matrix: NDArray[np.float32],
-    margins: NDArray[np.float64],
-    threads: int = 1,
+    trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[np.float32], margins: Floats, threads: int = 1
 ) -> None:
-    """Walk rows down trees whose splits are all at hand, and add the leaf values.
+    """Walk rows down trees whose splits are all known, and add leaf values to `margins` in place.
 
-    Parameters
-    ----------
-    matrix : float32 (n_rows, n_features)
-        All owners' columns side by side.
-    margins : float64 (n_rows, n_outputs)
-        Changed in place; tree i adds to output ``i % n_outputs``.
+    `matrix`, float32 (n_rows, n_features), has all owners' columns side by side; tree i adds to output ``i %
+    n_outputs`` of `margins` (n_rows, n_outputs).
     """
     _walk_values(trees, splits, matrix, margins, _NO_LEAVES, threads)
 
 
 def leaves_from_values(
     trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[np.float32], threads: int = 1
-) -> NDArray[np.int32]:
-    """Walk rows down trees whose splits are all at hand, and return the leaves they end in.
+) -> Int32s:
+    """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree.
 
-    Parameters
-    ----------
-    matrix : float32 (n_rows, n_features)
-        All owners' columns side by side.
-
-    Returns
-    -------
-    int32 (n_rows, n_trees)
-        The leaf's number among its tree's nodes.
+    `matrix` is as in `margins_from_values`.
     """
     leaves = np.empty((len(matrix), len(trees)), np.int32)
     _walk_values(trees, splits, matrix, _NO_MARGINS, leaves, threads)
@@ -192,8 +135,8 @@ def _walk_values(
     trees: Sequence[Tree],
     splits: JoinedSplits,
     matrix: NDArray[np.float32],
-    margins: NDArray[np.float64],
-    leaves: NDArray[np.int32],
+    margins: Floats,
+    leaves: Int32s,
     threads: int,
 ) -> None:
     nodes = _stack(trees, splits.base)
@@ -217,41 +160,20 @@ def _walk_values(
 
 
 def margins_from_bits(
-    trees: Sequence[Tree],
-    base: NDArray[np.int64],
-    packed: NDArray[np.uint8],
-    margins: NDArray[np.float64],
-    threads: int = 1,
+    trees: Sequence[Tree], base: Integers, packed: NDArray[np.uint8], margins: Floats, threads: int = 1
 ) -> None:
-    """Walk rows down trees by the owners' decisions, and add the leaf values.
+    """Walk rows down trees by the owners' decisions, and add leaf values to `margins` as `margins_from_values` does.
 
-    Parameters
-    ----------
-    base : int64 (n_owners + 1,)
-        Line of `packed` of each owner's record 0.
-    packed : uint8 (n_records, ceil(n_rows / 8))
-        A bit per row, 1 for left, as `SplitTable.decide` gives them, owners one after another.
-    margins : float64 (n_rows, n_outputs)
-        Changed in place; tree i adds to output ``i % n_outputs``.
+    `packed` holds the lines of `SplitTable.decide`, owners one after another; ``base[s]`` is the line of owner s's
+    first record.
     """
     _walk_bits(trees, base, packed, len(margins), margins, _NO_LEAVES, threads)
 
 
 def leaves_from_bits(
-    trees: Sequence[Tree], base: NDArray[np.int64], packed: NDArray[np.uint8], n_rows: int, threads: int = 1
-) -> NDArray[np.int32]:
-    """Walk `n_rows` rows down trees by the owners' decisions, and return the leaves they end in.
-
-    Parameters
-    ----------
-    base, packed
-        As in `margins_from_bits`.
-
-    Returns
-    -------
-    int32 (n_rows, n_trees)
-        The leaf's number among its tree's nodes.
-    """
+    trees: Sequence[Tree], base: Integers, packed: NDArray[np.uint8], n_rows: int, threads: int = 1
+) -> Int32s:
+    """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree."""
     leaves = np.empty((n_rows, len(trees)), np.int32)
     _walk_bits(trees, base, packed, n_rows, _NO_MARGINS, leaves, threads)
     return leaves
@@ -259,11 +181,11 @@ def leaves_from_bits(
 
 def _walk_bits(
     trees: Sequence[Tree],
-    base: NDArray[np.int64],
+    base: Integers,
     packed: NDArray[np.uint8],
     n_rows: int,
-    margins: NDArray[np.float64],
-    leaves: NDArray[np.int32],
+    margins: Floats,
+    leaves: Int32s,
     threads: int,
 ) -> None:
     nodes = _stack(trees, base)
@@ -279,15 +201,15 @@ def _walk_bits(
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    start: NDArray[np.int64]  # first node of each tree
-    depth: NDArray[np.int64]  # of each tree
+    start: Integers  # first node of each tree
+    depth: Integers  # of each tree
     split: NDArray[np.uint32]  # joined record number; 0 in a leaf
     left: NDArray[np.uint32]  # counted over all trees; a leaf's own number
-    leaf: NDArray[np.bool_]
-    value: NDArray[np.float64]
+    leaf: Flags
+    value: Floats
 
 
-def _stack(trees: Sequence[Tree], base: NDArray[np.int64]) -> _Nodes:
+def _stack(trees: Sequence[Tree], base: Integers) -> _Nodes:
     sizes = [len(tree.left) for tree in trees]
     start = np.cumsum([0, *sizes])[:-1]
     first = np.repeat(start, sizes)

@@ -1,8 +1,8 @@
 """Grow one tree level by level from node totals alone.
 
 The grower holds no rows and knows no parties: it asks a split finder for the best splits of a whole level, decides
-which to keep, tells the finder, and turns totals into leaf weights. Everything a protocol does differently is in its
-finder.
+which to keep, tells the finder, and turns totals into leaf weights. Whatever differs between protocols is in their
+finders.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.splits import Level, SplitRules, Splits
 
@@ -23,55 +24,41 @@ class Exhausted(Exception):
 class SplitFinder(Protocol):
     """Finds splits and applies them; holds the rows, or asks those who do."""
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> Integers:
         """Take a tree's gradients (n_rows,), sampled rows (None: all) and columns; return the root's totals (3,).
 
-        Raises `Exhausted` when there may be no further tree: the rounds that are finished are the model.
+        Raises `Exhausted` when no further tree may be grown: the finished rounds are the model.
         """
 
     def best_splits(self, level: Level) -> Splits:
         """Return the best admissible split of every node of `level`."""
 
-    def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:
+    def divide(self, nodes: Int32s, children: Int32s, chosen: Splits) -> Int32s:
         """Apply the `chosen` splits of `nodes`; return the owners' record numbers of the splits.
 
-        ``children`` are the numbers of the left children; a right child's number is one higher.
+        ``children`` are the left children; a right child's number is one higher.
         """
 
-    def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
+    def finish(self, tree: Tree, margins: Floats) -> None:
         """Add the finished tree's leaf values to the margins (n_rows,) of the rows."""
 
 
 class Growth:
-    """One tree while it grows, without its rows: which nodes are to be split next, and what is known of the others.
+    """One tree while it grows, without its rows: the nodes to split next, and the totals of all others.
 
-    Parameters
-    ----------
-    totals : int64 (3,)
-        Of the root: sum of grad, sum of hess, number of sampled rows.
-    rules : SplitRules
-
-    Attributes
-    ----------
-    level : Level or None
-        The nodes whose best splits are wanted next; None when the tree is grown.
+    `totals` (3,) are the root's sum of grad, sum of hess and number of sampled rows. `level` holds the nodes whose
+    best splits are wanted next; None when the tree is complete.
     """
 
-    def __init__(self, totals: NDArray[np.int64], rules: SplitRules) -> None:
+    def __init__(self, totals: Integers, rules: SplitRules) -> None:
         self._rules = rules
         self._totals = [totals[None]]
         self._n_nodes = 1
         self._divided: list[_Divided] = []
         self.level = _first_level(totals[None], rules)
 
-    def take(self, splits: Splits) -> tuple[NDArray[np.int32], NDArray[np.int32], Splits] | None:
-        """Take the best splits of the level; return nodes to divide, their left children and splits, if there are any.
+    def take(self, splits: Splits) -> tuple[Int32s, Int32s, Splits] | None:
+        """Take the level's best splits; return nodes to divide, their left children and splits, or None for none.
 
         `divided` must follow before the next level.
         """
@@ -89,8 +76,8 @@ class Growth:
         self._taken = nodes, children, chosen
         return self._taken
 
-    def divided(self, records: NDArray[np.int32]) -> None:
-        """Note the owners' record numbers of the splits that `take` returned."""
+    def divided(self, records: Int32s) -> None:
+        """Record the owners' record numbers of the splits that `take` returned."""
         nodes, children, chosen = self._taken
         self._divided.append((nodes, children, records, chosen))
 
@@ -101,32 +88,17 @@ class Growth:
 
 def grow_tree(
     finder: SplitFinder,
-    grad: NDArray[np.int64],
-    hess: NDArray[np.int64],
-    margins: NDArray[np.float64],
+    grad: Integers,
+    hess: Integers,
+    margins: Floats,
     rules: SplitRules,
     *,
-    rows: NDArray[np.int32] | None,
-    columns: NDArray[np.int32],
+    rows: Int32s | None,
+    columns: Int32s,
 ) -> Tree:
-    """Grow one tree and add its leaf values to `margins`.
+    """Grow one tree on fixed-point gradients (n_rows,) and add its leaf values to `margins` (n_rows,).
 
-    Parameters
-    ----------
-    finder : SplitFinder
-    grad, hess : int64 (n_rows,)
-        Fixed-point gradients at the current margins.
-    margins : float64 (n_rows,)
-        Changed in place.
-    rules : SplitRules
-    rows : int32 or None
-        Ascending rows of the tree's sample; None for all.
-    columns : int32
-        Ascending columns of the tree's sample, counted over all parties.
-
-    Returns
-    -------
-    Tree
+    `rows` (None: all) and `columns`, counted over all parties, are the tree's samples, ascending.
     """
     growth = Growth(finder.start_tree(grad, hess, rows, columns), rules)
     while growth.level is not None:
@@ -138,16 +110,12 @@ def grow_tree(
     return tree
 
 
-_Divided = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Splits]
+_Divided = tuple[Int32s, Int32s, Int32s, Splits]
 """Nodes of a level, their left children, records and splits."""
 
 
-def _tree(
-    totals: NDArray[np.int64],
-    divided: list[_Divided],
-    rules: SplitRules,
-) -> Tree:
-    """Make a tree of all nodes' totals and what was divided at every level."""
+def _tree(totals: Integers, divided: list[_Divided], rules: SplitRules) -> Tree:
+    """Build the tree from all nodes' totals and the divisions of every level."""
     source, gain = np.full(len(totals), -1, np.int16), np.zeros(len(totals))
     record, left = np.full(len(totals), -1, np.int32), np.full(len(totals), -1, np.int32)
     for nodes, children, records, chosen in divided:
@@ -163,7 +131,7 @@ def _tree(
     )
 
 
-def _first_level(total: NDArray[np.int64], rules: SplitRules) -> Level | None:
+def _first_level(total: Integers, rules: SplitRules) -> Level | None:
     if rules.max_depth < 1 or total[0, 2] < 2 * rules.min_child_samples:
         return None
     root = np.zeros(1, np.int32)
@@ -171,13 +139,9 @@ def _first_level(total: NDArray[np.int64], rules: SplitRules) -> Level | None:
 
 
 def _next_level(
-    depth: int,
-    totals: NDArray[np.int64],
-    children: NDArray[np.int32],
-    parents: NDArray[np.intp],
-    rules: SplitRules,
+    depth: int, totals: Integers, children: Int32s, parents: NDArray[np.intp], rules: SplitRules
 ) -> Level | None:
-    """Name the children still to be split, and of each pair the one whose sums are computed (the smaller).
+    """List the children still to be split, and of each pair the smaller one, whose sums are computed.
 
     ``totals`` are (n_pairs, 2, 3), ``children`` the left ones' numbers, ``parents`` positions in the last level.
     """

@@ -1,9 +1,8 @@
 """Sums of gradients over bins, for the nodes of one tree after another.
 
-Where it can be, grad, hess and a count of one of every row lie side by side in one word of 64 bits: one addition then
-serves three sums. Words are added up in small tables that stay in the processor's first cache, and taken apart into the
-int64 sums before a field can run over, so that the result is exact. Rows of codes are read, not columns: what one row
-needs lies together, and is called for some rows ahead.
+Where possible, a row's grad, hess and a 1 for its count share one 64-bit word, so that one addition serves three sums.
+Words are added up in small tables that stay in the first-level cache, and unpacked into the int64 sums before a field
+can overflow, so that the result is exact. Codes are read row by row, with prefetching: what a row needs lies together.
 """
 
 from __future__ import annotations
@@ -18,31 +17,23 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, share
+from treaty.compute import Int32s, Integers, kernel, share
 from treaty.trees.kernels import add_histograms, gather_pairs
 
-AHEAD = 16  # rows: about what is added up in the time a row takes to come from memory
-TABLES = 12  # features added up together: their words, 2 kB each, stay in the first cache
-_FEWEST = 7  # bits of the count below which taking words apart costs more than it saves
-_SMALL = 1 << 16  # cells (a row's value of a feature) that are summed sooner than a second thread wakes up
+AHEAD = 16  # rows to prefetch: about as many as are added up while one comes from memory
+TABLES = 12  # features added up together: their words, 2 kB each, stay in the first-level cache
+_FEWEST = 7  # bits of the count below which unpacking words costs more than it saves
+_SMALL = 1 << 16  # cells (a row's value of a feature) that are summed before a second thread would start
 
 
 class Histograms:
     """Bin sums of binned rows.
 
-    Parameters
-    ----------
-    codes : uint8 (n_rows, n_features), C order
-    columns : uint8 (n_features, n_rows), C order
-        The same once more: gradients that fit no word are added up feature by feature.
-    offsets : int32 (n_features + 1,)
-        First slot of each feature in a node's sums.
-    threads : int
+    `codes`, uint8 (n_rows, n_features), and `columns`, its transpose, are both in C order: gradients that fit no word
+    are added up feature by feature. `offsets` has the first slot of each feature in a node's sums.
     """
 
-    def __init__(
-        self, codes: NDArray[np.uint8], columns: NDArray[np.uint8], offsets: NDArray[np.int32], threads: int = 1
-    ) -> None:
+    def __init__(self, codes: NDArray[np.uint8], columns: NDArray[np.uint8], offsets: Int32s, threads: int = 1) -> None:
         self._codes = codes
         self._columns = columns
         self._offsets = offsets
@@ -51,28 +42,19 @@ class Histograms:
         # width of a word's lower fields, hess and count; all have room for the sums of 2**count_bits - 1 rows
         self._hess_bits, self._count_bits = 25, 10
 
-    def start_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64], features: NDArray[np.int32]) -> None:
+    def start_tree(self, grad: Integers, hess: Integers, features: Int32s) -> None:
         """Take a tree's gradients (n_rows,) and features, ascending."""
         self._grad, self._hess, self._features = grad, hess, features
         self._packed = self._pack()
 
     def end_tree(self) -> None:
-        """Let go of the tree's gradients."""
+        """Release the tree's gradients."""
         del self._grad, self._hess
 
-    def sums(self, rows: NDArray[np.int32], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return sums of grad and hess and the number of rows for each bin of each node.
+    def sums(self, rows: Int32s, starts: Integers) -> Integers:
+        """Return sums of grad and hess and the number of rows per bin and node, int64 (n_nodes, slots, 3).
 
-        Parameters
-        ----------
-        rows : int32 (m,)
-        starts : int64 (n_nodes + 1,)
-            Node k holds ``rows[starts[k]:starts[k + 1]]``.
-
-        Returns
-        -------
-        int64 (n_nodes, slots, 3)
-            0 for the features the tree leaves out.
+        Node k holds ``rows[starts[k]:starts[k + 1]]``. Features outside the tree's sample stay 0.
         """
         features, offsets = self._features, self._offsets
         sums = np.zeros((len(starts) - 1, int(offsets[-1]), 3), np.int64)
@@ -90,11 +72,11 @@ class Histograms:
         return sums
 
     def _pack(self) -> bool:
-        """Pack the tree's gradients; return whether they can be: not if they are large, or a hess is negative."""
+        """Pack the tree's gradients; return False if they are too large or a hess is negative."""
         grad_size, hess_size = self._fill()
         of_hess, of_count = self._hess_bits, self._count_bits
         if hess_size + of_count <= of_hess and 1 + grad_size + of_count + of_hess + of_count <= 64:
-            return True  # what was right for the last tree mostly is for this one: one pass over the rows, not two
+            return True  # the last tree's widths mostly fit: one pass over the rows instead of two
         of_count = (63 - grad_size - hess_size) // 3
         if of_count < _FEWEST:
             return False
@@ -116,7 +98,7 @@ class Histograms:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _prefetch(_: Any, array: Any, index: Any) -> Any:
-    """Have ``array[index]`` brought into the first cache."""
+    """Prefetch ``array[index]`` into the first-level cache."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -134,10 +116,7 @@ def _prefetch(_: Any, array: Any, index: Any) -> Any:
 def pack(grad: Any, hess: Any, hess_bits: int, count_bits: int, first: int, last: int, words: Any) -> Any:
     """Write the words of rows ``first..last``: from the highest bits grad, hess, 1.
 
-    Returns
-    -------
-    grads, hesses : int
-        As long as the longest grad and hess; `hesses` is negative where a hess is.
+    Returns two numbers with as many bits as the longest grad and hess; the second is negative if some hess is.
     """
     grads = hesses = np.int64(0)
     for i in range(np.uint64(first), np.uint64(last)):
@@ -149,7 +128,7 @@ def pack(grad: Any, hess: Any, hess_bits: int, count_bits: int, first: int, last
 
 @kernel
 def _take_apart(tables: Any, features: Any, offsets: Any, hess_bits: int, count_bits: int, slots: Any) -> None:
-    """Move the sums of words to a node's slots and clear the tables."""
+    """Add the words' sums to a node's slots and clear the tables."""
     of_hess, of_count = (np.int64(1) << hess_bits) - 1, (np.int64(1) << count_bits) - 1
     for k in range(features.shape[0]):
         offset = offsets[features[k]]
@@ -166,8 +145,8 @@ def _take_apart(tables: Any, features: Any, offsets: Any, hess_bits: int, count_
 def _add_adjoining(
     flat: Any, width: Any, words: Any, rows: Any, first: int, last: int, column: Any, count: Any, tables: Any
 ) -> None:  # fmt: skip
-    """Add ``rows[first:last]`` to the tables, 256 words each, of `count` features from `column` on."""
-    end = np.uint64(rows.shape[0] - 1)  # a block's last rows call for the next block's first
+    """Add ``rows[first:last]`` to the tables, 256 words each, of `count` adjacent features from `column` on."""
+    end = np.uint64(rows.shape[0] - 1)  # a block's last rows prefetch the next block's first
     for i in range(np.uint64(first), np.uint64(last)):
         ahead = np.uint64(rows[min(i + np.uint64(AHEAD), end)])
         _prefetch(words, ahead)
@@ -184,15 +163,10 @@ def add_packed(
     codes: Any, words: Any, rows: Any, starts: Any, features: Any, offsets: Any, bits: tuple[int, int],
     first: int, last: int, sums: Any,
 ) -> None:  # fmt: skip
-    """Add rows to histograms for ``features[first:last]``, as `kernels.add_histograms` does.
+    """Add rows to histograms for ``features[first:last]``, as `kernels.add_histograms` does, from words of `pack`.
 
-    Parameters
-    ----------
-    codes : uint8 (n_rows, n_features), C order
-    words : int64 (n_rows,)
-        As `pack` writes them.
-    hess_bits, count_bits : int
-        Width of a word's lower two fields, with room for the sums of ``2**count_bits - 1`` rows, as grad's has.
+    `codes` is uint8 (n_rows, n_features) in C order; `bits` are the widths of a word's hess and count fields, which,
+    as grad's, have room for the sums of ``2**count_bits - 1`` rows.
     """
     flat, width = codes.reshape(-1), np.uint64(codes.shape[1])
     hess_bits, count_bits = bits

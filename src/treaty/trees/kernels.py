@@ -31,22 +31,10 @@ def gather_pairs(grad: Any, hess: Any, rows: Any, first: int, last: int, pairs: 
 def add_histograms(
     columns: Any, pairs: Any, rows: Any, starts: Any, features: Any, offsets: Any, first: int, last: int, sums: Any
 ) -> None:
-    """Add rows to histograms for ``features[first:last]``.
+    """Add rows to the histograms `sums`, int64 (n_nodes, slots, 3), for ``features[first:last]``.
 
-    Parameters
-    ----------
-    columns : uint8 (n_features, n_rows)
-    pairs : int64 (m, 2)
-        grad and hess of `rows`, in the same order.
-    rows : int32 (m,)
-        Row numbers, node after node.
-    starts : int64 (n_nodes + 1,)
-        Node k holds ``rows[starts[k]:starts[k + 1]]``.
-    features : int32
-        The features in the tree's column sample.
-    offsets : int32 (n_features + 1,)
-    sums : int64 (n_nodes, slots, 3)
-        Added to.
+    `columns` is uint8 (n_features, n_rows); node k holds ``rows[starts[k]:starts[k + 1]]``, whose grad and hess are in
+    the same lines of `pairs`, int64 (m, 2).
     """
     position = np.uint64(first)
     stop = np.uint64(last)
@@ -157,47 +145,18 @@ def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float, floor: 
     return grad * grad / max(hess + reg_lambda, floor)
 
 
-@kernel  # more than ten parameters: taking a tuple of arrays apart at every call costs time
+@kernel  # over ten parameters: numba would unpack a tuple of arrays anew at every call
 def scan_splits(
-    sums: Any,
-    totals: Any,
-    features: Any,
-    offsets: Any,
-    categorical: Any,
-    units: Any,
-    limits: Any,
-    first: int,
-    last: int,
-    gains: Any,
-    best_features: Any,
-    left_bins: Any,
-    left_sums: Any,
-) -> None:
+    sums: Any, totals: Any, features: Any, offsets: Any, categorical: Any, units: Any, limits: Any,
+    first: int, last: int, gains: Any, best_features: Any, left_bins: Any, left_sums: Any,
+) -> None:  # fmt: skip
     """Find the best split of nodes ``first..last`` among `features` (XGBoost Eq. 7 without the factor 1/2).
 
-    Parameters
-    ----------
-    sums : int64 (n_nodes, slots, 3)
-    totals : int64 (n_nodes, 3)
-    features : int32
-        Features to scan, ascending.
-    offsets : int32 (n_features + 1,)
-    categorical : bool (n_features,)
-    units : float64 (2,)
-        What one integer step of grad and of hess is worth.
-    limits : float64 (6,)
-        reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, hess_floor (`SplitRules`).
-    gains : float64 (n_nodes,)
-        Out; 0 where the node has no admissible split.
-    best_features : int32 (n_nodes,)
-        Out; -1 where there is none.
-    left_bins : bool (n_nodes, 256)
-        Out; which bins go left, the missing bin included.
-    left_sums : int64 (n_nodes, 3)
-        Out.
+    `sums` is int64 (n_nodes, slots, 3), `totals` (n_nodes, 3); `units` are what one step of grad and of hess is worth;
+    `limits` are reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, hess_floor (`SplitRules`).
+    Written are `gains` (0: no admissible split), `best_features` (-1: none), `left_bins`, bool (n_nodes, 256) with the
+    missing bin, and `left_sums` (n_nodes, 3).
 
-    Notes
-    -----
     Ties: lower feature, then missing right before missing left, then the lowest cut among the former and the highest
     among the latter. A category set is a prefix of the categories sorted by G / (H + reg_lambda), ties by bin
     (Fisher 1958); bins without a row in the node go right.
@@ -205,7 +164,7 @@ def scan_splits(
     grad_unit, hess_unit = units[0], units[1]
     reg_lambda, reg_alpha, min_split_loss, min_child_weight = limits[0], limits[1], limits[2], limits[3]
     min_child_samples, floor = np.int64(limits[4]), limits[5]
-    least = 0.0 if floor == 0.0 else -np.inf  # of a hess that counts
+    least = 0.0 if floor == 0.0 else -np.inf  # a hess above it counts
     order = np.empty(256, np.int64)
     ratio = np.empty(256, np.float64)
     prefix = np.empty((256, 3), np.int64)
@@ -242,7 +201,7 @@ def scan_splits(
                         prefix[k, 1] += missing_hess
                         prefix[k, 2] += missing_count
                 # Without branches, so that the two divisions run in vector registers; in a function of its own, whose
-                # arrays might overlap, the compiler would not dare to (three times slower).
+                # arrays might overlap, the compiler does not vectorise (three times slower).
                 for k in range(used):
                     left_hess = prefix[k, 1] * hess_unit
                     right_hess = (total_hess - prefix[k, 1]) * hess_unit

@@ -10,16 +10,12 @@ from typing import Any, ClassVar, get_args
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.compute import kernel, share
+from treaty.compute import Floats, Integers, kernel, share
 from treaty.errors import ConfigError
 
 BLOCK = 1 << 14  # rows whose intermediate values stay in the cache
 LEAST_EPSILON = 2.0**-20  # below it labels are coin tosses, and debiasing them only costs bits of the fixed point
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
@@ -39,7 +35,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
     weight_bound: float = 1.0
     epsilon: float | None = None
 
-    metric: ClassVar[str]  # as XGBoost names it, and so is the next
+    metric: ClassVar[str]  # as XGBoost names it; so does the next
     xgboost_name: ClassVar[str]
     largest_hess: ClassVar[float]
 
@@ -138,7 +134,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
 
         Debiased labels lie in [-t, s - t], so that |g| <= max(1 + t, s - t) = (e^epsilon + K - 2) / (e^epsilon - 1).
         """
-        s, t = self.debiasing  # the very additions of `write_derivatives`: what they round to is bounded, too
+        s, t = self.debiasing  # the same additions as in `write_derivatives`, so that rounding is bounded too
         return math.ceil(max(1.0 + t, s - t) * self.weight_bound / self.weight_unit * 2.0**self.fractional_bits)
 
     @property

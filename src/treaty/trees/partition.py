@@ -1,32 +1,25 @@
-"""Which rows are in which node: held by the party that may know it."""
+"""Which rows are in which node, held by a party that may know it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.compute import kernel, share
+from treaty.compute import Flags, Floats, Int32s, Integers, kernel, share
 from treaty.trees.kernels import add_leaf_values, count_left, scatter_rows
 
 BLOCK = 1 << 14  # rows moved by one thread at a time
-_SMALL = 1 << 17  # rows that are moved sooner than a second thread wakes up
+_SMALL = 1 << 17  # rows that are moved before a second thread would start
 
 
 class RowPartition:
     """Rows grouped by tree node, each node's sampled rows before its others.
 
-    Parameters
-    ----------
-    n_rows : int
-        Rows of the table; all of them travel down the tree.
-    sampled : int32 (m,) or None
-        Ascending row numbers of the tree's sample, which alone count in sums; None for all.
-    threads : int
+    All `n_rows` travel down the tree; only the `sampled` ones (int32, ascending; None: all) count in sums.
     """
 
-    def __init__(self, n_rows: int, sampled: NDArray[np.int32] | None = None, threads: int = 1) -> None:
+    def __init__(self, n_rows: int, sampled: Int32s | None = None, threads: int = 1) -> None:
         self._threads = threads
         if sampled is None:
             self._rows = np.arange(n_rows, dtype=np.int32)
@@ -35,25 +28,15 @@ class RowPartition:
             others[sampled] = False
             self._rows = np.concatenate([sampled, np.flatnonzero(others).astype(np.int32)])
         self._spare = np.empty_like(self._rows)
-        # of each node: where its sampled rows start, its others do, and both end
+        # of each node: start of its sampled rows, start of the others, end
         self._bounds = np.array([[0, n_rows if sampled is None else len(sampled), n_rows]])
-        # a division whose rows are not moved yet: those of leaves need never be
-        self._waiting: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]] | None = None
+        # a division whose rows are not moved yet: rows of leaves never need to be
+        self._waiting: tuple[Int32s, Int32s, Flags] | None = None
 
-    def rows(self, nodes: NDArray[np.int32], *, sampled: bool) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the rows of `nodes`, node after node, and where each node starts.
+    def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]:
+        """Return rows of `nodes`, sampled or all, and starts: node k holds ``rows[starts[k]:starts[k + 1]]``.
 
-        Parameters
-        ----------
-        sampled : bool
-            Only the rows of the tree's sample, or all.
-
-        Returns
-        -------
-        rows : int32 (m,)
-            Perhaps a view, good until the division after next.
-        starts : int64 (n_nodes + 1,)
-            Node k holds ``rows[starts[k]:starts[k + 1]]``.
+        The rows may be a view, valid until the division after next.
         """
         self._move()
         firsts, lasts = self._bounds[nodes, 0], self._bounds[nodes, 1 if sampled else 2]
@@ -64,22 +47,17 @@ class RowPartition:
             return self._rows[firsts[0] : lasts[-1]], starts
         return np.concatenate([self._rows[a:b] for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]), starts
 
-    def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], left: NDArray[np.bool_]) -> None:
+    def divide(self, nodes: Int32s, children: Int32s, left: Flags) -> None:
         """Move the rows of `nodes` to their children.
 
-        Parameters
-        ----------
-        nodes : int32 (k,)
-        children : int32 (k,)
-            Number of the left child; the right child's is one higher. Children are numbered upwards.
-        left : bool (m,)
-            Whether each of ``rows(nodes, sampled=False)`` goes left; kept, not to be changed.
+        `children` are the left ones, ascending; a right one is one higher. `left` says of each of ``rows(nodes,
+        sampled=False)`` whether it goes left; it is kept and must not be changed.
         """
         self._move()
         self._waiting = nodes, children, left
 
     def _move(self) -> None:
-        """Move the rows of the last division, if they still wait."""
+        """Move the rows of the last division, if that is still pending."""
         if self._waiting is None:
             return
         (nodes, children, left), self._waiting = self._waiting, None
@@ -99,7 +77,7 @@ class RowPartition:
             least=1 + _SMALL * len(counts) // (len(left) + 1),
         )
 
-        # What was not divided moves along, then the two arrays change places.
+        # Copy the rows of nodes that were not divided, then swap the two arrays.
         at = 0
         for first, last in sorted(self._bounds[nodes][:, [0, 2]].tolist()):
             if at < first:
@@ -108,7 +86,7 @@ class RowPartition:
         out[at:] = self._rows[at:]
         self._rows, self._spare, self._bounds = out, self._rows, bounds
 
-    def add_to(self, margins: NDArray[np.float64], leaves: NDArray[np.int32], values: NDArray[np.float64]) -> None:
+    def add_to(self, margins: Floats, leaves: Int32s, values: Floats) -> None:
         """Add each leaf's value to the margins (n_rows,) of its rows."""
         if self._waiting is not None:
             nodes, children, left = self._waiting
@@ -133,8 +111,8 @@ class RowPartition:
         )
 
 
-def _one_after_another(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where stretches of these sizes start, and where the last one ends."""
+def _one_after_another(sizes: Integers) -> Integers:
+    """Return the start of each stretch of these sizes laid end to end, and the end of the last."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts
@@ -144,7 +122,7 @@ def _one_after_another(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 def _add_by_side(
     rows: Any, firsts: Any, masks: Any, left: Any, sides: Any, first: int, last: int, margins: Any
 ) -> None:
-    """Add to the margins of rows ``first..last`` of nodes to be divided what their child's rows get.
+    """Add to the margins of rows ``first..last`` of divided nodes the value of the child each goes to.
 
     Node k holds ``left[masks[k]:masks[k + 1]]`` and as many of `rows` from ``firsts[k]`` on; ``sides[k]`` are the
     values of its right and its left child.

@@ -1,36 +1,22 @@
-"""Leaf values anew for trees whose splits stay."""
+"""New leaf values for trees whose splits stay."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Int32s
 from treaty.trees.boosting import Forest
 from treaty.trees.splits import SplitRules
 
 
 def refit_leaves(
-    forest: Forest,
-    leaves: NDArray[np.int32],
-    y: NDArray[np.float64],
-    weight: NDArray[np.float64] | None,
-    rules: SplitRules,
-    threads: int = 1,
+    forest: Forest, leaves: Int32s, y: Floats, weight: Floats | None, rules: SplitRules, threads: int = 1
 ) -> None:
     """Replace all leaf values by those that boosting gives on these labels, tree after tree, with the same splits.
 
-    Parameters
-    ----------
-    forest : Forest
-        Changed.
-    leaves : int32 (n_rows, n_trees)
-        The leaf each row ends in.
-    y, weight : float64 (n_rows,)
-        `weight` may be None.
-    rules : SplitRules
-        In the objective's fixed point.
+    `leaves`, int32 (n_rows, n_trees), is the leaf each row ends in; `rules` are in the objective's fixed point.
     """
     objective = forest.objective
     margins = np.full((len(y), objective.n_outputs), objective.base_margin)

@@ -23,50 +23,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, share
+from treaty.compute import Flags, Floats, Int32s, Integers, kernel, share
 from treaty.trees.ensemble import Tree
 
-ROWS = 128  # that go through a tree together; fewer make loops too short for the vector instructions
+ROWS = 128  # that go through a tree together; with fewer, loops are too short for vector instructions
 EMPTY = -80  # a node whose hessians sum to zero weighs 2^-80 of its rows
 
 
 def contributions(
     trees: Sequence[Tree],
-    base: NDArray[np.int64],
+    base: Integers,
     packed: NDArray[np.uint8],
-    features: NDArray[np.int32],
+    features: Int32s,
     *,
     n_rows: int,
     n_features: int,
     n_outputs: int,
     base_margin: float,
     threads: int = 1,
-) -> NDArray[np.float64]:
-    """Return what each feature adds to each row's margin.
+) -> Floats:
+    """Return what each feature adds to each row's margin, float64 (n_outputs, n_rows, n_features + 1).
 
-    Parameters
-    ----------
-    trees : sequence of Tree
-        Tree i adds to output ``i % n_outputs``.
-    base : int64 (n_owners,) or longer
-        Line of `packed` of each owner's record 0.
-    packed : uint8 (n_records, ceil(n_rows / 8))
-        A bit per row, 1 for left, as `SplitTable.decide` gives them, owners one after another.
-    features : int32 (n_records,)
-        The feature that each line of `packed` splits on, from 0 below `n_features`; any numbering will do.
-    base_margin : float
-        What all margins start from.
+    `packed` and `base` are as in `ensemble.margins_from_bits`; `features`, int32 (n_records,), is the feature below
+    `n_features` that each line of `packed` splits on, in any numbering. The last column is the bias, the mean margin
+    by the trees' weights; the columns of a row add up to its margin (to 1e-12 of the leaves' sizes). The result is a
+    view whose rows lie side by side in memory.
 
-    Returns
-    -------
-    float64 (n_outputs, n_rows, n_features + 1)
-        A view whose rows lie side by side in memory. The last column is the bias, the mean margin by the trees'
-        weights; the columns of a row add up to its margin (to 1e-12 of the leaves' sizes).
-
-    Notes
-    -----
     A child's share of its parent is that of `node_weights`: the cover's, as in XGBoost, but at most 1 (noisy sums may
-    say otherwise). XGBoost adds in float32; this is float64.
+    exceed it). XGBoost adds in float32; this is float64.
     """
     plan = _plan(trees, base, features)
     n_batches = -(-n_rows // ROWS)
@@ -84,50 +68,35 @@ def contributions(
     return phi[:, :, :n_rows].transpose(0, 2, 1)
 
 
-def node_weights(tree: Tree) -> NDArray[np.float64]:
+def node_weights(tree: Tree) -> Floats:
     """Return how much of the training data each node stands for, above zero (n_nodes,).
 
-    The cover; where that is not above zero (rows with no hessian left, or noise), next to nothing, in proportion to
-    the rows, so that shares within such a subtree are defined. XGBoost fails at an inner node without cover.
+    That is the cover. Where the cover is not above zero (rows with no hessian left, or noise), it is tiny and in
+    proportion to the rows, so that shares within such a subtree are defined; XGBoost fails at such a node.
     """
     return np.where(tree.cover > 0.0, tree.cover, np.ldexp(np.maximum(tree.count, 1).astype(np.float64), EMPTY))
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The edges of all trees, parents before their subtrees and left before right; what does not depend on the row.
+    """The edges of all trees, parents before their subtrees and left before right: everything that rows share."""
 
-    Attributes
-    ----------
-    start : int64 (n_trees + 1,)
-        First edge of each tree.
-    expected : float64 (n_trees,)
-    depth, seen : int64 (n_edges,)
-        Depth of the edge's lower end, and of the nearest edge above with the same feature (0: none).
-    line, feature : int64 (n_edges,)
-        Of the split above.
-    is_left, leaf : bool (n_edges,)
-    value : float64 (n_edges,)
-    factor : float64 (n_edges, n_points, 3)
-        What the product over features is multiplied by: a + b o_seen + c o.
-    weight : float64 (n_edges, n_points, 2)
-        What leaves below count for the feature: a o_seen + b o.
-    """
-
-    start: NDArray[np.int64]
-    expected: NDArray[np.float64]
-    depth: NDArray[np.int64]
-    seen: NDArray[np.int64]
-    line: NDArray[np.int64]
-    feature: NDArray[np.int64]
-    is_left: NDArray[np.bool_]
-    leaf: NDArray[np.bool_]
-    value: NDArray[np.float64]
-    factor: NDArray[np.float64]
-    weight: NDArray[np.float64]
+    start: Integers  # (n_trees + 1,) first edge of each tree
+    expected: Floats  # (n_trees,)
+    depth: Integers  # (n_edges,), as the next six: depth of the edge's lower end
+    seen: Integers  # the same of the nearest edge above with the same feature; 0 for none
+    line: Integers  # of the split above
+    feature: Integers  # of the split above
+    is_left: Flags
+    leaf: Flags
+    value: Floats
+    # (n_edges, n_points, 3): the product over features is multiplied by a + b o_seen + c o
+    factor: Floats
+    # (n_edges, n_points, 2): leaves below count for the feature a o_seen + b o
+    weight: Floats
 
 
-def _plan(trees: Sequence[Tree], base: NDArray[np.int64], features: NDArray[np.int32]) -> _Plan:
+def _plan(trees: Sequence[Tree], base: Integers, features: Int32s) -> _Plan:
     first = np.cumsum([0, *(len(tree.left) for tree in trees)])
     start = first - np.arange(len(first))  # a tree has one edge fewer than nodes
     n_edges = int(start[-1])
@@ -140,12 +109,8 @@ def _plan(trees: Sequence[Tree], base: NDArray[np.int64], features: NDArray[np.i
         np.concatenate(lines or [np.zeros(0, np.int64)]),
         np.concatenate([tree.value for tree in trees] or [np.zeros(0)]),
         np.concatenate([node_weights(tree) for tree in trees] or [np.zeros(0)]),
-        features,
-        places,
-        flags,
-        reals,
-        expected,
-    )
+        features, places, flags, reals, expected,
+    )  # fmt: skip
     depth, seen, line, feature = places
     is_left, leaf = flags
     value, fraction, fraction_seen = reals
@@ -153,13 +118,11 @@ def _plan(trees: Sequence[Tree], base: NDArray[np.int64], features: NDArray[np.i
     return _Plan(start, expected, depth, seen, line, feature, is_left, leaf, value, factor, weight)
 
 
-def _at_points(
-    z: NDArray[np.float64], z_seen: NDArray[np.float64], repeated: NDArray[np.bool_], n_points: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _at_points(z: Floats, z_seen: Floats, repeated: Flags, n_points: int) -> tuple[Floats, Floats]:
     """Return `factor` and `weight` of `_Plan` at the points of Gauss-Legendre.
 
-    A feature that occurs again replaces its factor f_seen by f, and its count for the leaves below, which the edge
-    above will give it once more, by the one that is right for them. Where o_seen = 0 both counts are the same.
+    A feature that occurs again replaces its factor f_seen by f. The edge above will credit it once more for the leaves
+    below; its weight corrects that. Where o_seen = 0 both counts are the same.
     """
     points, sizes = np.polynomial.legendre.leggauss(n_points)
     t, size = (points + 1.0) / 2.0, sizes / 2.0
@@ -236,14 +199,15 @@ def list_edges(
     return most
 
 
-@kernel  # more than ten parameters: taking a tuple of arrays apart at every call costs time
+@kernel  # over ten parameters: numba would unpack a tuple of arrays anew at every call
 def attribute_rows(
     packed: Any, start: Any, depth: Any, line: Any, is_left: Any, feature: Any, seen: Any, leaf: Any, value: Any,
     factor: Any, weight: Any, first: int, last: int, phi: Any,
 ) -> None:  # fmt: skip
-    """Add to ``phi`` (n_outputs, n_features + 1, n_batches * ROWS) what features give batches ``first..last``.
+    """Add to ``phi`` (n_outputs, n_features + 1, n_batches * ROWS) the contributions of batches ``first..last``.
 
-    All rows of a batch visit all edges of a tree in the same order, whichever way they go; see `_Plan` for the rest.
+    All rows of a batch visit all edges of a tree in the same order, whichever way they go; `_Plan` has the other
+    arrays.
     """
     n_points = factor.shape[1]
     deepest = 0
@@ -309,7 +273,7 @@ def _descend(above: Any, o_seen: Any, o: Any, factor: Any, product: Any) -> None
 
 @kernel
 def _give(below: Any, above: Any, o_seen: Any, o: Any, weight: Any, phi: Any) -> None:
-    """Give an edge's feature its part of all leaves below, and pass their sum on."""
+    """Credit an edge's feature for all leaves below, and pass their sum on."""
     for q in range(weight.shape[0]):
         a, b = weight[q, 0], weight[q, 1]
         for r in range(ROWS):

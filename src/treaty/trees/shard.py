@@ -1,6 +1,6 @@
-"""One holder's rows of a table that is cut by rows: all trees of a round, grown by splits that somebody else chooses.
+"""One participant's rows of a table split by rows: a round's trees, grown by splits that another party chooses.
 
-Whoever chooses sees sums of many holders' rows and keeps `growth.Growth`; a holder keeps this.
+Whoever chooses sees sums of many participants' rows and keeps `growth.Growth`; a participant keeps this.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Flags, Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.kernels import look_up_left
@@ -19,59 +20,38 @@ from treaty.trees.partition import RowPartition
 
 
 @dataclass(slots=True)
-class Divided:
-    """Splits of one tree level.
+class LevelSplits:
+    """Splits of a tree level: nodes, left children and features, int32 (k,), and bins going left, bool (k, 256)."""
 
-    Attributes
-    ----------
-    nodes, children, features : int32 (k,)
-        Nodes, their left children, the features they are divided by.
-    left_bins : bool (k, 256)
-        Bins going left.
-    """
-
-    nodes: NDArray[np.int32]
-    children: NDArray[np.int32]
-    features: NDArray[np.int32]
-    left_bins: NDArray[np.bool_]
+    nodes: Int32s
+    children: Int32s
+    features: Int32s
+    left_bins: Flags
 
 
 @dataclass(slots=True)
-class _Growing:
-    """A tree that grows: its rows, and the shape so far."""
+class _GrowingTree:
+    """A tree that grows: its rows, and the splits so far."""
 
     rows: RowPartition
     histograms: Histograms
     n_nodes: int = 1
-    divided: list[Divided] = field(default_factory=list)
+    divided: list[LevelSplits] = field(default_factory=list)
 
 
 class RowShard:
-    """Binned, labelled rows.
+    """Binned, labelled rows, and their margins, float64 (n_outputs, n_rows).
 
-    Parameters
-    ----------
-    codes : uint8 (n_rows, n_features)
-    offsets : int32 (n_features + 1,)
-        First slot of each feature in a node's sums; its last slot is missing values.
-    y, weight : float64 (n_rows,)
-        `weight` may be None.
-    objective : Objective
-    threads : int
-
-    Attributes
-    ----------
-    margins : float64 (n_outputs, n_rows)
-    clipped : int
-        Rows of the last round whose gradient was clipped.
+    `codes` is uint8 (n_rows, n_features); `offsets` has each feature's first slot in a node's sums, its last slot
+    being missing values. `clipped` counts the rows of the last round whose gradient was clipped.
     """
 
     def __init__(
         self,
         codes: NDArray[np.uint8],
-        offsets: NDArray[np.int32],
-        y: NDArray[np.float64],
-        weight: NDArray[np.float64] | None,
+        offsets: Int32s,
+        y: Floats,
+        weight: Floats | None,
         objective: Objective,
         threads: int = 1,
     ) -> None:
@@ -80,48 +60,33 @@ class RowShard:
         self._codes, self._offsets = np.ascontiguousarray(codes), offsets
         self._columns = np.ascontiguousarray(codes.T)
         self._y, self._weight, self._objective, self._threads = y, weight, objective, threads
-        self._growing: list[_Growing] = []
+        self._growing: list[_GrowingTree] = []
 
-    def start_round(
-        self, columns: Sequence[NDArray[np.int32]], rows: Sequence[NDArray[np.int32] | None]
-    ) -> NDArray[np.int64]:
-        """Compute gradients and begin a tree per output; trees that were growing are forgotten.
+    def start_round(self, columns: Sequence[Int32s], rows: Sequence[Int32s | None]) -> Integers:
+        """Compute gradients, begin a tree per output (dropping unfinished ones), return their totals (n_outputs, 3).
 
-        Parameters
-        ----------
-        columns : sequence of int32
-            Of each tree, its ascending features.
-        rows : sequence of int32 or None
-            Of each tree, its ascending sample of rows; None for all.
-
-        Returns
-        -------
-        int64 (n_outputs, 3)
-            Each tree's sum of grad, sum of hess and number of sampled rows.
+        Each tree has its ascending features, and its ascending sample of rows (None: all).
         """
         grad, hess, self.clipped = self._objective.gradients(self.margins.T, self._y, self._weight, self._threads)
         self._growing, totals = [], np.empty((len(columns), 3), np.int64)
         for output, (features, sampled) in enumerate(zip(columns, rows, strict=True)):
             histograms = Histograms(self._codes, self._columns, self._offsets, self._threads)
             histograms.start_tree(grad[output], hess[output], features)
-            self._growing.append(_Growing(RowPartition(len(self._y), sampled, self._threads), histograms))
+            self._growing.append(_GrowingTree(RowPartition(len(self._y), sampled, self._threads), histograms))
             among = slice(None) if sampled is None else sampled
             of_sample = grad[output][among], hess[output][among]
             totals[output] = of_sample[0].sum(), of_sample[1].sum(), len(of_sample[0])
         return totals
 
-    def sums(self, output: int, nodes: NDArray[np.int32]) -> NDArray[np.int64]:
+    def sums(self, output: int, nodes: Int32s) -> Integers:
         """Return bin sums of nodes of a tree: int64 (n_nodes, slots, 3)."""
         tree = self._growing[output]
         return tree.histograms.sums(*tree.rows.rows(nodes, sampled=True))
 
-    def divide(self, output: int, chosen: Divided) -> None:
+    def divide(self, output: int, chosen: LevelSplits) -> None:
         """Send the rows of nodes to their children.
 
-        Raises
-        ------
-        ValueError
-            When a node is none, or divided before, or children are not the next numbers.
+        Raises ValueError for an unknown or already divided node, and for children that are not the next numbers.
         """
         tree, k = self._growing[output], len(chosen.nodes)
         before = np.concatenate([np.empty(0, np.int32), *(level.nodes for level in tree.divided)])
@@ -141,14 +106,11 @@ class RowShard:
         tree.divided.append(chosen)
 
     def n_nodes(self) -> list[int]:
-        """Return how many nodes each tree of the round has."""
+        """Return the number of nodes of each tree of the round."""
         return [tree.n_nodes for tree in self._growing]
 
-    def splits(self) -> list[tuple[int, NDArray[np.bool_]]]:
-        """Return feature and bins going left of all splits of the round, in the order in which `finish` records them.
-
-        That is tree after tree, in each as they came.
-        """
+    def splits(self) -> list[tuple[int, Flags]]:
+        """Return feature and left bins of the round's splits in the order in which `finish` records them."""
         return [
             (int(feature), bins)
             for tree in self._growing
@@ -156,17 +118,11 @@ class RowShard:
             for feature, bins in zip(level.features, level.left_bins, strict=True)
         ]
 
-    def finish(
-        self, values: Sequence[NDArray[np.float64]], gains: Sequence[NDArray[np.float64]], first_record: int
-    ) -> list[Tree]:
-        """Add the leaves' values to the margins and return the round's trees, which say nothing of how many rows.
+    def finish(self, values: Sequence[Floats], gains: Sequence[Floats], first_record: int) -> list[Tree]:
+        """Add the leaf values to the margins and return the round's trees, without counts of rows.
 
-        Parameters
-        ----------
-        values, gains : sequence of float64 (n_nodes,)
-            Of each tree's nodes: value of leaves, gain of splits.
-        first_record : int
-            Number of the record of the first of `splits`.
+        `values` and `gains`, float64 (n_nodes,) of each tree, hold the values of leaves and the gains of splits;
+        `first_record` is the record number of the first of `splits`.
         """
         trees = []
         for output, (tree, value, gain) in enumerate(zip(self._growing, values, gains, strict=True)):

@@ -1,9 +1,9 @@
-"""Complete trees of hidden shape: a holder's rows in numbered slots, and splits from the sums of all slots.
+"""Complete trees of hidden shape: a participant's rows in numbered slots, and splits from the sums of all slots.
 
 A level of depth k has 2^k slots; the children of slot s are 2 s and 2 s + 1. A slot whose node is not split sends all
-rows to 2 s + 1, so that a holder who follows its rows cannot tell which slots are nodes.
+rows to 2 s + 1, so that a participant who follows its rows cannot tell which slots are nodes.
 
-Sums are of every slot, never of one child alone: where holders vanish between two levels, a parent's sums minus one
+Sums are of every slot, never of one child alone: if participants leave between two levels, a parent's sums minus one
 child's are not the other's.
 """
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Flags, Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.histograms import Histograms
@@ -27,53 +28,48 @@ VALUE_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Which sums are exchanged: bins of a tree's columns, missing values only where there are some.
+    """Which sums are exchanged: bins of a tree's columns, and missing values only of features that have some.
 
-    Attributes
-    ----------
-    offsets : int32 (n_features + 1,)
-        First slot of each feature in a node's sums; its last slot is missing values.
-    may_miss : bool (n_features,)
-        Features of which any row anywhere has no value.
-    count_bits : int
-        Width of the count below the sum of hess in one number; 0 where both do not fit one.
+    `offsets` has each feature's first slot in a node's sums; `may_miss`, bool (n_features,), marks features of which
+    any row anywhere has no value. `count_bits` is the width of the count packed below the sum of hess; 0 if both do
+    not fit one number.
     """
 
-    offsets: NDArray[np.int32]
-    may_miss: NDArray[np.bool_]
+    offsets: Int32s
+    may_miss: Flags
     count_bits: int
 
     @classmethod
-    def of(cls, offsets: NDArray[np.int32], may_miss: NDArray[np.bool_], n_rows: int, objective: Objective) -> Cells:
-        """Return the cells of `n_rows` rows in all."""
+    def of(cls, offsets: Int32s, may_miss: Flags, n_rows: int, objective: Objective) -> Cells:
+        """Return the cells for `n_rows` rows in total."""
         count_bits = n_rows.bit_length()
         fits = (n_rows * objective.hess_bound).bit_length() + count_bits <= 62
         return cls(offsets, may_miss, count_bits if fits else 0)
 
     @property
     def numbers(self) -> int:
-        """Numbers exchanged for a cell."""
+        """Numbers exchanged per cell."""
         return 2 if self.count_bits else 3
 
-    def of_columns(self, columns: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Return which of a node's sums are exchanged."""
+    def of_columns(self, columns: Int32s) -> NDArray[np.intp]:
+        """Return the indices of a node's sums that are exchanged."""
         parts = [np.arange(self.offsets[f], self.offsets[f + 1] - (not self.may_miss[f])) for f in columns.tolist()]
         return np.concatenate([np.empty(0, np.intp), *parts]).astype(np.intp)
 
-    def pack(self, sums: NDArray[np.int64], columns: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return what a holder adds to the sum over all, int64 (n,), from sums (n_slots, slots, 3)."""
+    def pack(self, sums: Integers, columns: Int32s) -> Integers:
+        """Return a participant's summand, int64 (n,), from its sums (n_slots, slots, 3)."""
         chosen = sums[:, self.of_columns(columns)]
         if not self.count_bits:
             return chosen.ravel()
         packed = np.stack([chosen[..., 0], (chosen[..., 1] << self.count_bits) + chosen[..., 2]], axis=-1)
         return packed.ravel()
 
-    def length(self, n_slots: int, columns: NDArray[np.int32]) -> int:
-        """Return how many numbers `pack` gives."""
+    def length(self, n_slots: int, columns: Int32s) -> int:
+        """Return the length of what `pack` gives."""
         return self.numbers * n_slots * len(self.of_columns(columns))
 
-    def unpack(self, opened: NDArray[np.int64], n_slots: int, columns: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return sums (n_slots, slots, 3) from the sum over all holders."""
+    def unpack(self, opened: Integers, n_slots: int, columns: Int32s) -> Integers:
+        """Return sums (n_slots, slots, 3) from the sum over all participants."""
         cells = self.of_columns(columns)
         given = opened.reshape(n_slots, len(cells), self.numbers)
         sums = np.zeros((n_slots, int(self.offsets[-1]), 3), np.int64)
@@ -87,49 +83,26 @@ class Cells:
 
 
 class SlotShard:
-    """A holder's binned, labelled rows, and the slots they are in.
+    """A participant's binned, labelled rows, and the slots they are in.
 
-    Parameters
-    ----------
-    codes : uint8 (n_rows, n_features)
-    y, weight : float64 (n_rows,)
-        `weight` may be None.
-    objective : Objective
-    cells : Cells
-
-    Attributes
-    ----------
-    margins : float64 (n_outputs, n_rows)
-    slots : int64 (n_outputs, n_rows)
-        Of each tree of the round, the slot that each row is in.
-    clipped : int
-        Rows of the last round whose gradient was clipped.
+    `margins` is float64 (n_outputs, n_rows); `slots`, int64 (n_outputs, n_rows), has the slot of each row in each tree
+    of the round; `clipped` counts the last round's clipped gradients.
     """
 
     def __init__(
-        self,
-        codes: NDArray[np.uint8],
-        y: NDArray[np.float64],
-        weight: NDArray[np.float64] | None,
-        objective: Objective,
-        cells: Cells,
+        self, codes: NDArray[np.uint8], y: Floats, weight: Floats | None, objective: Objective, cells: Cells
     ) -> None:
         self.margins = np.full((objective.n_outputs, len(y)), objective.base_margin)
         self.slots = np.zeros((objective.n_outputs, len(y)), np.int64)
         self.clipped = 0
         self._codes, self._columns = np.ascontiguousarray(codes), np.ascontiguousarray(codes.T)
         self._y, self._weight, self._objective, self._cells = y, weight, objective, cells
-        self._trees: list[tuple[Histograms, NDArray[np.int32], NDArray[np.int32] | None]] = []
+        self._trees: list[tuple[Histograms, Int32s, Int32s | None]] = []
 
-    def start_round(self, columns: Sequence[NDArray[np.int32]], rows: Sequence[NDArray[np.int32] | None]) -> None:
+    def start_round(self, columns: Sequence[Int32s], rows: Sequence[Int32s | None]) -> None:
         """Compute gradients and put all rows into slot 0 of a tree per output.
 
-        Parameters
-        ----------
-        columns : sequence of int32
-            Of each tree, its ascending features.
-        rows : sequence of int32 or None
-            Of each tree, its ascending sample of rows; None for all.
+        Each tree has its ascending features, and its ascending sample of rows (None: all).
         """
         grad, hess, self.clipped = self._objective.gradients(self.margins.T, self._y, self._weight)
         self.slots[:] = 0
@@ -139,8 +112,8 @@ class SlotShard:
             histograms.start_tree(grad[output], hess[output], features)
             self._trees.append((histograms, features, sampled))
 
-    def level(self, depth: int) -> NDArray[np.int64]:
-        """Return what the holder adds to the sums of all slots of a level of all trees, int64 (n,)."""
+    def level(self, depth: int) -> Integers:
+        """Return the participant's summand for all slots of a level of all trees, int64 (n,)."""
         parts = []
         for (histograms, features, sampled), slots in zip(self._trees, self.slots, strict=True):
             rows = np.arange(slots.shape[0], dtype=np.int32) if sampled is None else sampled
@@ -149,58 +122,43 @@ class SlotShard:
             parts.append(self._cells.pack(histograms.sums(rows[order], starts.astype(np.int64)), features))
         return np.concatenate(parts)
 
-    def divide(self, output: int, left: NDArray[np.bool_]) -> None:
+    def divide(self, output: int, left: Flags) -> None:
         """Send each row of a tree to the left or the right child of its slot."""
         self.slots[output] = 2 * self.slots[output] + ~left
 
-    def decide(self, output: int, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> None:
-        """Divide by splits that are known: feature (-1: none) and bins going left (n_slots, 256) of each slot."""
+    def decide(self, output: int, features: Int32s, left_bins: Flags) -> None:
+        """Divide by known splits: feature (-1: none) and bins going left (n_slots, 256) of each slot."""
         feature = features[self.slots[output]]
         codes = self._codes[np.arange(len(feature)), np.maximum(feature, 0)]
         self.divide(output, left_bins[self.slots[output], codes] & (feature >= 0))
 
-    def finish(self, values: NDArray[np.float64]) -> None:
+    def finish(self, values: Floats) -> None:
         """Add the leaf values of each tree's rows, float64 (n_outputs, n_rows), to the margins."""
         self.margins += values
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSplits:
-    """Splits of all slots of a level.
+    """Splits of a level's slots: features, int32 (n_slots,), -1 for none, and bins going left, bool (n_slots, 256)."""
 
-    Attributes
-    ----------
-    features : int32 (n_slots,)
-        -1 where the slot is not split.
-    left_bins : bool (n_slots, 256)
-    """
-
-    features: NDArray[np.int32]
-    left_bins: NDArray[np.bool_]
+    features: Int32s
+    left_bins: Flags
 
 
 class SlotTree:
-    """One tree that grows on the sums of all slots, level by level: `split` for each level, then `finish`.
+    """One tree that grows on the sums of all slots: `split` for each level, then `finish`.
 
-    Parameters
-    ----------
-    rules : SplitRules
-    cells : Cells
-    columns : int32
-        The tree's features, ascending.
-    categorical : bool (n_features,)
-    record : callable
-        ``record(feature, left_bins) -> int`` writes a chosen split into the lookup table.
-    threads : int
+    `columns` are the tree's features, ascending; ``record(feature, left_bins) -> int`` writes a chosen split into the
+    lookup table.
     """
 
     def __init__(
         self,
         rules: SplitRules,
         cells: Cells,
-        columns: NDArray[np.int32],
-        categorical: NDArray[np.bool_],
-        record: Callable[[int, NDArray[np.bool_]], int],
+        columns: Int32s,
+        categorical: Flags,
+        record: Callable[[int, Flags], int],
         threads: int = 1,
     ) -> None:
         self._rules, self._cells, self._columns = rules, cells, columns
@@ -209,7 +167,7 @@ class SlotTree:
         self._slot_of = np.zeros(1, np.int64)  # of each node of the tree
         self._depth_of = np.zeros(1, np.int64)
 
-    def split(self, opened: NDArray[np.int64], depth: int) -> SlotSplits:
+    def split(self, opened: Integers, depth: int) -> SlotSplits:
         """Choose the splits of a level on the opened sums of its slots, int64 (n,)."""
         n_slots = 1 << depth
         sums = self._cells.unpack(opened, n_slots, self._columns)
@@ -222,7 +180,7 @@ class SlotTree:
         if growth.level is None or growth.level.depth != depth:
             return chosen
         slots = self._slot_of[growth.level.nodes]
-        growth.level = replace(growth.level, totals=totals[slots])  # holders may have gone since the last level
+        growth.level = replace(growth.level, totals=totals[slots])  # participants may have left since the last level
         found = scan(
             sums[slots], totals[slots], self._columns, self._cells.offsets, self._categorical, self._rules,
             threads=self._threads,
@@ -244,8 +202,8 @@ class SlotTree:
         """Whether a slot of the next level may be split."""
         return self._growth is None or self._growth.level is not None
 
-    def finish(self, depth: int) -> tuple[Tree, NDArray[np.float64]]:
-        """Return the tree, and the values that its leaves have in the slots of level `depth`, below all of them."""
+    def finish(self, depth: int) -> tuple[Tree, Floats]:
+        """Return the tree, and its leaves' values in the slots of level `depth`, below all of them."""
         assert self._growth is not None
         tree = self._growth.tree()
         tree.value[:] = np.rint(tree.value * 2.0**VALUE_BITS) / 2.0**VALUE_BITS

@@ -1,4 +1,4 @@
-"""From sums to splits: what a level asks, what a candidate holds, and how the best one is chosen."""
+"""From sums to splits: the sums a level needs, what a split candidate holds, and how the best one is chosen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import share
+from treaty.compute import Flags, Floats, Int32s, Integers, share
 from treaty.trees.kernels import scan_splits
 
 
@@ -16,19 +16,11 @@ from treaty.trees.kernels import scan_splits
 class SplitRules:
     """What makes a split admissible and how gradients are scaled; the same at every party.
 
-    Parameters
-    ----------
-    grad_unit, hess_unit : float
-        What one integer step of a grad or hess sum is worth (fixed point).
-    reg_lambda, reg_alpha, min_split_loss, min_child_weight : float
-        As in XGBoost; a split needs a gain (without the factor 1/2) above 1e-6 and at least `min_split_loss`.
-    min_child_samples : int
-        Fewest rows of the tree's sample in a child.
-    max_depth : int
-    learning_rate : float
-    hess_floor : float
-        Where sums of hess carry noise or are left out (0): the least that a gain is divided by, in place of
-        H + reg_lambda, and every H counts. 0 where they are exact: a gain's term with H <= 0 is 0 then.
+    One integer step of a grad or hess sum is worth `grad_unit` or `hess_unit`. The next four fields are XGBoost's; a
+    split needs a gain (without the factor 1/2) above 1e-6 and at least `min_split_loss`, and `min_child_samples`
+    sampled rows in each child. `hess_floor` is for sums of hess that carry noise or are left out (0): it is the least
+    divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are exact, and a gain's term with H <=
+    0 is 0.
     """
 
     grad_unit: float
@@ -42,7 +34,7 @@ class SplitRules:
     learning_rate: float = 0.3
     hess_floor: float = 0.0
 
-    def leaf_weight(self, totals: NDArray[np.int64]) -> NDArray[np.float64]:
+    def leaf_weight(self, totals: Integers) -> Floats:
         """Return -G / (H + reg_lambda) (XGBoost Eq. 5) for node totals (n, 3), 0 where H is too small."""
         grad = totals[:, 0] * self.grad_unit
         hess = totals[:, 1] * self.hess_unit
@@ -52,11 +44,11 @@ class SplitRules:
         np.divide(-grad, hess + self.reg_lambda, out=weight, where=usable)
         return weight
 
-    def gain(self, totals: NDArray[np.int64], left: NDArray[np.int64]) -> NDArray[np.float64]:
+    def gain(self, totals: Integers, left: Integers) -> Floats:
         """Return the gains (XGBoost Eq. 7 without the factor 1/2) of nodes (n, 3) whose left children are `left`."""
         return self._term(left) + self._term(totals - left) - self._term(totals)
 
-    def _term(self, totals: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _term(self, totals: Integers) -> Floats:
         grad, hess = np.abs(totals[:, 0] * self.grad_unit), totals[:, 1] * self.hess_unit
         grad = np.maximum(grad - self.reg_alpha, 0.0)
         counts = (hess > 0.0) | (self.hess_floor > 0.0)
@@ -68,41 +60,24 @@ class SplitRules:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The nodes of one tree level whose splits are wanted.
-
-    Attributes
-    ----------
-    depth : int
-    nodes : int32 (n_nodes,)
-        Their numbers in the tree.
-    totals : int64 (n_nodes, 3)
-        Sum of grad, sum of hess and number of sampled rows of each.
-    asked : int32 (n_asked,)
-        Node numbers whose sums are to be computed: the smaller child of each pair (itself perhaps not wanted).
-    asked_totals : int64 (n_asked, 3)
-    asked_index : int32 (n_nodes,)
-        Position in `asked` of the node itself or of its sibling.
-    parent_index : int32 (n_nodes,)
-        -1 where the node itself is asked; else the position of its parent among the last level's `nodes`, whose sums
-        minus the sibling's are the node's own.
-    """
+    """The nodes of one tree level whose splits are wanted."""
 
     depth: int
-    nodes: NDArray[np.int32]
-    totals: NDArray[np.int64]
-    asked: NDArray[np.int32]
-    asked_totals: NDArray[np.int64]
-    asked_index: NDArray[np.int32]
-    parent_index: NDArray[np.int32]
+    nodes: Int32s  # (n_nodes,) their numbers in the tree
+    totals: Integers  # (n_nodes, 3) sum of grad, sum of hess and number of sampled rows of each
+    # (n_asked,) nodes whose sums are computed: the smaller child of each pair (itself perhaps not wanted)
+    asked: Int32s
+    asked_totals: Integers  # (n_asked, 3)
+    asked_index: Int32s  # (n_nodes,) position in `asked` of the node itself or of its sibling
+    # (n_nodes,) -1 where the node itself is asked; else the position of its parent among the last level's `nodes`,
+    # whose sums minus the sibling's are the node's own
+    parent_index: Int32s
 
-    def only(self, kept: NDArray[np.bool_], kept_before: NDArray[np.bool_]) -> Level:
+    def only(self, kept: Flags, kept_before: Flags) -> Level:
         """Return the level without some nodes; siblings are kept or left out together.
 
-        Parameters
-        ----------
-        kept : bool (n_nodes,)
-        kept_before : bool
-            The same of the last level, whose kept nodes `parent_index` then counts.
+        `kept` is bool (n_nodes,); `kept_before` the same of the last level, whose kept nodes `parent_index` then
+        counts.
         """
         asked, asked_index = np.unique(self.asked_index[kept], return_inverse=True)
         parent = self.parent_index[kept]
@@ -120,30 +95,17 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The best admissible split of each node of a level.
+    """The best admissible split of each node of a level."""
 
-    Attributes
-    ----------
-    gain : float64 (n_nodes,)
-        0 where there is none.
-    source : int32 (n_nodes,)
-        Position of the source (a party's columns) that has it.
-    feature : int32 (n_nodes,)
-        Feature within the source; -1 where there is none.
-    left_bins : bool (n_nodes, 256)
-        Bins of the feature going left, its missing bin included.
-    left_totals : int64 (n_nodes, 3)
-    """
-
-    gain: NDArray[np.float64]
-    source: NDArray[np.int32]
-    feature: NDArray[np.int32]
-    left_bins: NDArray[np.bool_]
-    left_totals: NDArray[np.int64]
+    gain: Floats  # (n_nodes,) 0 where there is none
+    source: Int32s  # (n_nodes,) position of the source (a party's columns) that has it
+    feature: Int32s  # (n_nodes,) within the source; -1 where there is none
+    left_bins: Flags  # (n_nodes, 256) bins of the feature going left, its missing bin included
+    left_totals: Integers  # (n_nodes, 3)
 
     @classmethod
     def none(cls, n_nodes: int, source: int = 0) -> Splits:
-        """Return `n_nodes` times no split."""
+        """Return `n_nodes` rows without a split."""
         return cls(
             gain=np.zeros(n_nodes),
             source=np.full(n_nodes, source, np.int32),
@@ -156,26 +118,19 @@ class Splits:
         """Return the splits at `index`."""
         return Splits(*(getattr(self, name)[index] for name in Splits.__slots__))
 
-    def spread(self, kept: NDArray[np.bool_]) -> Splits:
-        """Return splits of the nodes of a level of which `kept` (n_nodes,) were looked at; the others have none."""
+    def spread(self, kept: Flags) -> Splits:
+        """Return splits of a whole level, of which only the nodes `kept`, bool (n_nodes,), were scanned."""
         whole = Splits.none(len(kept))
         for name in Splits.__slots__:
             getattr(whole, name)[kept] = getattr(self, name)
         return whole
 
 
-def complete_sums(
-    level: Level, asked: NDArray[np.int64], parents: NDArray[np.int64] | None, part: slice | None = None
-) -> NDArray[np.int64]:
-    """Return the sums of wanted nodes from those of the asked ones: siblings are parent minus sibling, exactly.
+def complete_sums(level: Level, asked: Integers, parents: Integers | None, part: slice | None = None) -> Integers:
+    """Return the sums of wanted nodes: an asked node's own, else exactly parent minus sibling.
 
-    Parameters
-    ----------
-    asked : int64 (n_asked, slots, 3)
-    parents : int64 (nodes of the last level, slots, 3) or None
-        What this function returned for all of the last level; None at the root.
-    part : slice or None
-        Of the level's nodes, those whose sums are wanted now; None for all.
+    `asked` is int64 (n_asked, slots, 3); `parents` is what this function returned for all of the last level (None at
+    the root); `part` restricts the nodes.
     """
     wanted = slice(None) if part is None else part
     asked_index, parent_index = level.asked_index[wanted], level.parent_index[wanted]
@@ -192,33 +147,19 @@ def complete_sums(
 
 
 def scan(
-    sums: NDArray[np.int64],
-    totals: NDArray[np.int64],
-    features: NDArray[np.int32],
-    offsets: NDArray[np.int32],
-    categorical: NDArray[np.bool_],
+    sums: Integers,
+    totals: Integers,
+    features: Int32s,
+    offsets: Int32s,
+    categorical: Flags,
     rules: SplitRules,
     *,
     source: int = 0,
     threads: int = 1,
 ) -> Splits:
-    """Scan the sums of one source for the best split of each node.
+    """Scan one source's sums (n_nodes, slots, 3) for the best split of each node among `features`, ascending.
 
-    Parameters
-    ----------
-    sums : int64 (n_nodes, slots, 3)
-    totals : int64 (n_nodes, 3)
-    features : int32
-        The features in the tree's column sample, ascending.
-    offsets : int32 (n_features + 1,)
-        First slot of each feature; its last slot is missing values.
-    categorical : bool (n_features,)
-    source : int
-        Written into the result.
-
-    Returns
-    -------
-    Splits
+    `source` is written into the result.
     """
     n_nodes = len(totals)
     found = Splits.none(n_nodes, source)
@@ -238,20 +179,10 @@ def scan(
     return found
 
 
-def settle(
-    found: Splits, sums: NDArray[np.int64], totals: NDArray[np.int64], offsets: NDArray[np.int32], rules: SplitRules
-) -> None:
-    """Give splits that were found on estimated sums the true totals of their left children, in place.
+def settle(found: Splits, sums: Integers, totals: Integers, offsets: Int32s, rules: SplitRules) -> None:
+    """Give splits found on estimated sums the true totals of their left children, in place.
 
-    A split with a child whose true hess is below `min_child_weight` is none.
-
-    Parameters
-    ----------
-    found : Splits
-    sums : int64 (n_nodes, slots, 3)
-        The true ones.
-    totals : int64 (n_nodes, 3)
-    offsets : int32 (n_features + 1,)
+    A split with a child whose true hess is below `min_child_weight` is dropped. `sums` and `totals` are the true ones.
     """
     for node in np.flatnonzero(found.feature >= 0):
         feature = found.feature[node]

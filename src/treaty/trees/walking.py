@@ -9,7 +9,7 @@ import numpy as np
 from treaty.compute import kernel
 
 BATCH = 64  # rows that walk down a tree together, so that their cache misses overlap
-BYTES = 256  # of packed decisions, eight rows each, made together
+BYTES = 256  # of packed decisions, for eight rows each, made together
 
 
 @kernel
@@ -22,7 +22,7 @@ def record_bits(
     ``matrix`` is float32 (n_rows, n_features); the rest is as in `walk_values`, by record instead of by node.
     """
     n_rows = matrix.shape[0]
-    for block in range(first, last, BYTES):  # so many rows stay in the cache while all records pass
+    for block in range(first, last, BYTES):  # these rows stay in the cache while all records are decided
         stop = min(block + BYTES, last)
         for k in range(records.shape[0]):
             split = records[k]
@@ -35,7 +35,7 @@ def record_bits(
                     x = matrix[row, column]
                     goes = (x < threshold[split]) | ((x != x) & missing_left[split])
                     if unseen >= 0 and x == x:
-                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # no other value may become an index
+                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # any other value must not become an index
                         goes = category_left[start + code] != 0
                     bits |= int(goes) << (7 - row % 8)
                 packed[k, byte] = bits
@@ -45,7 +45,7 @@ def record_bits(
 def _arrive(
     at: Any, size: Any, batch: int, tree: int, start: Any, value: Any, margins: Any, leaves: Any
 ) -> None:  # fmt: skip
-    """Note in which leaf of `tree` the rows of a batch are, or where no leaves are asked for add its value."""
+    """Write the leaf of `tree` that each row of a batch reached; without `leaves`, add its value to the margins."""
     if leaves.shape[0] > 0:
         for row in range(size):
             leaves[np.uint64(batch) + row, np.uint64(tree)] = np.int32(np.int64(at[row]) - start[tree])
@@ -55,7 +55,7 @@ def _arrive(
             margins[np.uint64(batch) + row, output] += value[np.uint64(at[row])]
 
 
-@kernel  # more than ten parameters: taking a tuple of arrays apart at every call costs time
+@kernel  # over ten parameters: numba would unpack a tuple of arrays anew at every call
 def walk_values(
     matrix: Any, start: Any, depth: Any, left: Any, leaf: Any, value: Any, feature: Any, threshold: Any,
     missing_left: Any, category_start: Any, category_stop: Any, category_left: Any, first: int, last: int,
@@ -63,29 +63,15 @@ def walk_values(
 ) -> None:  # fmt: skip
     """Walk rows ``first..last`` to their leaves; splits are decided from the matrix.
 
-    Parameters
-    ----------
-    matrix : float32 (n_rows, n_features), C order
-    start, depth : int64 (n_trees,)
-        Root and depth of each tree.
-    left : uint32 (n_nodes,)
-        Left child, the right one being the next; a leaf's own number.
-    leaf : bool (n_nodes,)
-    value : float64 (n_nodes,)
-    feature, threshold, missing_left : uint32, float32, bool (n_nodes,)
-        The node's split; anything valid in a leaf.
-    category_start, category_stop : int64 (n_nodes,)
-        The node's part of `category_left`, empty without categories.
-    category_left : uint8
-    margins : float64 (n_rows, n_outputs)
-        The leaf values are added; tree i adds to output ``i % n_outputs``.
-    leaves : int32 (n_rows, n_trees)
-        Where it has rows, it takes the leaf's number within its tree, and `margins` stays as it is.
+    ``matrix`` is float32 (n_rows, n_features) in C order. ``start`` and ``depth``, int64 (n_trees,), are roots and
+    depths. Per node: ``left``, uint32, the left child, the right one being the next, or a leaf's own number;
+    ``feature``, ``threshold`` and ``missing_left`` (uint32, float32, bool), its split, anything valid in a leaf; and
+    its part of ``category_left``, uint8, empty without categories. Leaf values are added to ``margins`` (n_rows,
+    n_outputs), tree i to output ``i % n_outputs``. If ``leaves`` (n_rows, n_trees) has rows, it gets leaf numbers
+    within each tree instead.
 
-    Notes
-    -----
     All rows of a batch take one step together and a row in a leaf stays there: without branches, which no processor
-    can foresee here, this is forty times faster than walking row by row.
+    can predict here, this is forty times faster than walking row by row.
     """
     flat = matrix.reshape(-1)
     width = np.uint64(matrix.shape[1])
@@ -104,13 +90,13 @@ def walk_values(
                     goes = (x < threshold[node]) | ((x != x) & missing_left[node]) | leaf[node]
                     if any_category and category_start[node] < category_stop[node] and x == x:
                         unseen = category_stop[node] - category_start[node] - 1
-                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # no other value may become an index
+                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # any other value must not become an index
                         goes = category_left[category_start[node] + code] != 0
                     at[row] = left[node] + (one - np.uint32(goes))
             _arrive(at, size, batch, tree, start, value, margins, leaves)
 
 
-@kernel  # more than ten parameters: taking a tuple of arrays apart at every call costs time
+@kernel  # over ten parameters: numba would unpack a tuple of arrays anew at every call
 def walk_bits(
     packed: Any, start: Any, depth: Any, left: Any, leaf: Any, value: Any, split: Any, first: int, last: int,
     margins: Any, leaves: Any,

@@ -25,32 +25,11 @@ def to_booster(
 ) -> Any:
     """Build an `xgboost.Booster` that predicts the same margins (to float32).
 
-    Parameters
-    ----------
-    trees : sequence of Tree
-        Tree i adds to output ``i % objective.n_outputs``.
-    splits : JoinedSplits
-        Of all owners; features count over the joined table.
-    feature_names : sequence of str
-        Of the joined table.
-    categories : sequence of (sequence or None)
-        Of each column; None for a numeric one.
-
-    Returns
-    -------
-    xgboost.Booster
-        Knows categories by their codes alone: columns must come with the categories of training, in that order
-        (``pandas.Categorical(values, categories=...)``). ``json.loads(booster.attr("categories"))`` has them by column.
-
-    Raises
-    ------
-    ConfigError
-        If XGBoost is not installed, or a column name has a character that XGBoost forbids.
-
-    Notes
-    -----
-    XGBoost sends the categories in a node's set right and codes it has never seen left; unseen codes are therefore
-    the one case in which the two predictions may differ.
+    `splits`, `feature_names` and `categories` (None for numeric columns) are of the joined table. The booster knows
+    categories by their codes alone: columns must come with the categories of training, in that order
+    (``pandas.Categorical(values, categories=...)``); ``json.loads(booster.attr("categories"))`` has them by column.
+    XGBoost sends codes it has never seen left, so predictions may differ on those alone. Raises ConfigError if XGBoost
+    is not installed, or a column name has a character that XGBoost forbids.
     """
     try:
         import xgboost

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto.sums.summing import Sum, agree_all, make_round, signing_key
-from treaty.crypto.aggregation.aggregation_participant import Participant
-from treaty.crypto.aggregation.aggregation_round import RoundVoid, survival
+from crypto.aggregation.summing import Sum, agree_all, make_round, signing_key
+from treaty.crypto.aggregation.participant import Participant
+from treaty.crypto.aggregation.round import RoundVoid, survival
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import CryptoError
@@ -270,14 +270,14 @@ def test_aggregator_refuses_what_is_not_of_a_member_or_comes_late():
         aggregator.pass_signatures({})
     aggregator.pass_shares(shares)
     aggregator.add_input("p0", np.zeros(4, np.uint64))
-    with pytest.raises(CryptoError, match="one input of each"):
+    with pytest.raises(CryptoError, match="one input per member"):
         aggregator.add_input("p0", np.zeros(4, np.uint64))
     with pytest.raises(CryptoError, match=r"uint64 \(4,\), got uint64 \(5,\)"):
         aggregator.add_input("p1", np.zeros(5, np.uint64))
     larger = make_round(6)
     played = Sum(larger, inputs_of(larger), mute=["p5"], lost=["p4"])
     for late in ("p5", "p4", "p0", "eve"):
-        with pytest.raises(CryptoError, match="one input of each"):
+        with pytest.raises(CryptoError, match="one input per member"):
             played.aggregator.add_input(late, np.zeros(4, np.uint64))
 
 

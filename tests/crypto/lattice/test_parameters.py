@@ -66,7 +66,7 @@ def test_eight_primes_of_full_size_are_refused():
 @pytest.mark.parametrize(
     ("last", "message"),
     [
-        (PRIMES[0], "a prime comes twice"),
+        (PRIMES[0], "a prime is repeated"),
         (PRIMES[0] - 2 * DEGREE, "is not a prime"),  # composite
         (2147483629, "is not a prime"),  # the largest below 2^31 - 1, not 1 modulo 2 N
         (next(p for p in range((1 << 31) + 1, 1 << 32, 2 * DEGREE) if gmpy2.is_prime(p)), "is not a prime below 2"),

@@ -134,7 +134,7 @@ def test_later_hint_replaces_that_of_the_same_peer_and_terms_with_its_file(folde
         assert np.array_equal(store.hint("shop", b"new"), HINT[::-1])
         assert np.array_equal(store.hint("shop", b"other"), HINT)
         assert np.array_equal(store.hint("club", b"old"), HINT)
-        with pytest.raises(ConfigError, match="no hint of shop with this binding is kept"):
+        with pytest.raises(ConfigError, match="no hint of shop with this binding is stored"):
             store.hint("shop", b"old")
 
 
@@ -150,9 +150,9 @@ def test_hints_of_a_peer_older_than_it_can_have_kept_are_forgotten(folder: Path)
 
 
 def test_missing_hint_is_refused_without_telling_peers_where(store: HintStore) -> None:
-    with pytest.raises(ConfigError, match="no hint of shop with this binding is kept") as caught:
+    with pytest.raises(ConfigError, match="no hint of shop with this binding is stored") as caught:
         store.hint("shop", b"binding")
-    assert caught.value.public == "what it keeps of a hint for the lattice map cannot be used; it has the details"
+    assert caught.value.public == "its stored hint for the lattice map cannot be used; it has the details"
 
 
 def spoil_value(path: Path) -> None:
@@ -390,7 +390,7 @@ def test_second_hint_of_a_binding_is_refused_and_changes_nothing(folder: Path) -
     with HintStore(folder) as store:
         store.keep_own(b"own", NONCE, SEED, RANDOM)
         store.keep_answer(b"own", b"digest", b"answer")
-        with pytest.raises(CryptoError, match="kept already"):
+        with pytest.raises(CryptoError, match="stored already"):
             store.keep_own(b"own", b"other", SEED, -RANDOM)
         assert np.array_equal(store.own(b"own")[2], RANDOM)
         assert store.answer(b"own", b"digest") == b"answer"
@@ -419,7 +419,7 @@ def test_newest_16_are_kept_and_older_ones_forgotten_with_their_answers(tmp_path
             assert [number for number in range(18) if store.own(bytes([number]))] == list(kept)
             answers = [store.answer(bytes([number]), b"digest") for number in range(18)]
             assert answers == [None, None, *(bytes([number]) for number in kept)]
-            with pytest.raises(CryptoError, match="not kept any more"):
+            with pytest.raises(CryptoError, match="no longer stored"):
                 store.keep_answer(bytes([1]), b"digest", b"answer")
             store.hint("shop", b"a hint received")
     assert len(arrays(tmp_path / "store")) == 17

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from crypto.sharing.dealer_attacks import BITS, CODES, NONE, Root, leaf_values_found, splits_left
 from crypto.sharing.servers import FALSE_ALARM, Play
-from crypto.vectors.dealer_attacks import BITS, CODES, NONE, Root, leaf_values_found, splits_left
 from treaty.crypto.sharing.additive_routing import (
     at_root,
     deal_leaves,

@@ -15,7 +15,7 @@ from treaty.crypto.sharing import shamir_field as field
 from treaty.crypto.sharing.additive_comparison import deal, sign_bit
 from treaty.crypto.sharing.secret_sharing import make_shares, open_shares
 from treaty.crypto.sharing.secure_comparison import (
-    Prepared,
+    RandomNumbers,
     Setting,
     is_negative,
     less_than,
@@ -318,7 +318,7 @@ def test_prepared_numbers_serve_once():
 
 def test_preparing_nothing_is_fine():
     (prepared, *_) = prepared_for(THREE, 0)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, RandomNumbers)
     assert prepared.left == 0
 
 

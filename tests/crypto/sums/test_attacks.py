@@ -1,4 +1,4 @@
-"""Attacks of PROTOCOLS 10.4 and 10.5 at the seam: they succeed where a defence is off or cannot exist, else fail."""
+"""Attacks on encrypted sums at the seam: they succeed where a defence is off or cannot exist, else fail."""
 
 import itertools
 import secrets

@@ -103,7 +103,7 @@ def test_bad_sizes_and_garbage_are_refused():
         client.open("server", 0, [np.zeros((1, 3, 2), np.uint16)])
     with pytest.raises(CryptoError, match="the hint of"):
         client.accept_hint("server", 0, [np.zeros((4, 1, 8), np.int16)], 4)
-    with pytest.raises(CryptoError, match="exceeds what the parameters"):
+    with pytest.raises(CryptoError, match="exceeds the bound of the parameters"):
         VectorServer(parameters, np.full((1, ROWS), 2**30), ["c"], SEED, HintStore(None))
     with pytest.raises(CryptoError, match="too large"):
         vectors_parameters(1 << 40, WEIGHT, 56, 1 << 60)

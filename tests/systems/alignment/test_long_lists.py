@@ -26,7 +26,7 @@ from treaty.runs.threads import Played, play, star
 from treaty.systems.alignment import blinded_lists
 from treaty.systems.alignment import roles as alignment
 from treaty.systems.alignment.blinded_lists import committed
-from treaty.systems.alignment.roles import Aligned, align_active, align_passive
+from treaty.systems.alignment.roles import Alignment, align_active, align_passive
 
 Columns = dict[str, Any]
 SMALLEST, BATCH = 64, 16
@@ -57,7 +57,7 @@ def open_files(folder: Path) -> int:
 def run(columns: Columns, in_memory: int, *, how: Any = "error", logs: Path | None = None, **options: Any) -> Played:
     lead = next(iter(columns))
 
-    def role(name: str) -> Callable[[Party], Aligned]:
+    def role(name: str) -> Callable[[Party], Alignment]:
         align = align_active if name == lead else align_passive
         log = None if logs is None else RunLog(logs / f"{name}.jsonl")
         own = {"batch": BATCH, "log": log, **options}
@@ -197,7 +197,7 @@ def peak(count: int, in_memory: int) -> int:
         for name, first in (("a", 0), ("b", count // 2))
     }
 
-    def role(align: Callable[..., Aligned], name: str) -> Callable[[Party], Aligned]:
+    def role(align: Callable[..., Alignment], name: str) -> Callable[[Party], Alignment]:
         return lambda party: align(party, read_ids(columns[name], in_memory=in_memory), batch=1024, in_memory=in_memory)
 
     tracemalloc.start()

@@ -24,10 +24,10 @@ from treaty.runs.threads import Played, play, star
 from treaty.systems.alignment import blinded_lists, common_order
 from treaty.systems.alignment import roles as alignment
 from treaty.systems.alignment.blinded_lists import OwnList, bucket
-from treaty.systems.alignment.common_order import Challenge, OrderDigest, Unsealed
-from treaty.systems.alignment.joined_rows import Copies, Layout
+from treaty.systems.alignment.common_order import Challenge, OrderDigest, SealOpening
+from treaty.systems.alignment.joined_rows import Copies, JoinLayout
 from treaty.systems.alignment.matches import PAIR, in_both
-from treaty.systems.alignment.roles import Aligned, align_active, align_passive
+from treaty.systems.alignment.roles import Alignment, align_active, align_passive
 
 SMALLEST, BATCH = 32, 16
 Columns = dict[str, list[Any]]
@@ -48,7 +48,7 @@ def run(columns: Columns, *, logs: Path | None = None, max_runs: int = 20, **opt
     reading = {name: options.pop(name) for name in ("normalise", "on_duplicate") if name in options}
     per_party = options.pop("per_party", {})
 
-    def role(name: str) -> Callable[[Party], Aligned]:
+    def role(name: str) -> Callable[[Party], Alignment]:
         log = None if logs is None else RunLog(logs / f"{name}.jsonl", max_runs=max_runs)
         own = {"batch": BATCH, "log": log, **options, **per_party.get(name, {})}
         align = align_active if name == lead else align_passive
@@ -128,25 +128,25 @@ def test_only_the_active_party_learns_when_so_agreed() -> None:
     assert sorted(played.results["a"].rows.tolist()) == [1, 2]
     assert (played.results["b"].n_common, len(played.results["b"].rows)) == (None, 0)
     told = [entry.step for entry in played.transcripts["b"].entries if entry.direction == "received"]
-    assert told == ["Terms", "Verdict", "Opening", "Blinded", "Blinded", "Ended"]
+    assert told == ["Terms", "Verdict", "ListSummary", "BlindedPoints", "BlindedPoints", "AlignmentEnd"]
 
 
 @pytest.mark.parametrize("theirs", [[2, 3], [8, 9]], ids=["some in common", "none in common"])
 def test_passive_party_sees_no_difference_when_nothing_is_common_and_only_the_active_one_learns(
     theirs: list[int], tmp_path: Path
 ) -> None:
-    ended: dict[str, Aligned] = {}
+    ended: dict[str, Alignment] = {}
     last: dict[str, type[Exception]] = {}
 
     def passive(party: Party, name: str) -> None:
         log = RunLog(tmp_path / f"{name}.jsonl")
         ended[name] = align_passive(party, read_ids(theirs), result_to="active", batch=BATCH, log=log)
         try:
-            party.receive("a", alignment.Ended)
+            party.receive("a", alignment.AlignmentEnd)
         except PeerError as error:
             last[name] = type(error)
 
-    def active(party: Party) -> Aligned:
+    def active(party: Party) -> Alignment:
         log = RunLog(tmp_path / "a.jsonl")
         return align_active(party, read_ids([1, 2, 3]), result_to="active", batch=BATCH, log=log)
 
@@ -244,7 +244,9 @@ BAD_POINTS = {
 
 @pytest.mark.parametrize("bad", BAD_POINTS.values(), ids=BAD_POINTS)
 @pytest.mark.parametrize(
-    ("who", "kind"), [("a", alignment.Blinded), ("b", alignment.Blinded), ("b", alignment.Raised)], ids=str
+    ("who", "kind"),
+    [("a", alignment.BlindedPoints), ("b", alignment.BlindedPoints), ("b", alignment.RaisedPoints)],
+    ids=str,
 )
 def test_points_that_could_leak_a_key_are_refused(
     monkeypatch: pytest.MonkeyPatch, bad: bytes, who: str, kind: type[Message]
@@ -259,9 +261,9 @@ def test_same_point_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def repeat(message: Any) -> Message:
         points = np.frombuffer(message.points.data, np.uint8).reshape(-1, 32).copy()
         points[1:] = points[0]
-        return alignment.Blinded(array(points))
+        return alignment.BlindedPoints(array(points))
 
-    crooked(monkeypatch, "b", alignment.Blinded, repeat)
+    crooked(monkeypatch, "b", alignment.BlindedPoints, repeat)
     with pytest.raises(PeerProtocolError, match="a list of different points"):
         run({"a": [1, 2], "b": [1, 3]})
 
@@ -269,16 +271,17 @@ def test_same_point_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 KEY = alignment.OrderKey(array(np.zeros(32)))
 CHANGES: dict[str, tuple[str, type[Message], Callable[[Any], Message], str]] = {
     "size not a bucket": (
-        "b", alignment.Opening, lambda m: alignment.Opening(m.kind, 50, m.commitment), "expected a bucket",
+        "b", alignment.ListSummary, lambda m: alignment.ListSummary(m.kind, 50, m.commitment), "expected a bucket",
     ),
     "size beyond memory": (
-        "b", alignment.Opening, lambda m: alignment.Opening(m.kind, 1 << 40, m.commitment), "expected a bucket",
+        "b", alignment.ListSummary, lambda m: alignment.ListSummary(m.kind, 1 << 40, m.commitment), "expected a bucket",
     ),
     "no salt": (
-        "a", alignment.Opening, lambda m: alignment.Opening(m.kind, m.size, m.commitment), "expected a salt",
+        "a", alignment.ListSummary, lambda m: alignment.ListSummary(m.kind, m.size, m.commitment), "expected a salt",
     ),
     "short batch": (
-        "b", alignment.Blinded, lambda m: alignment.Blinded(array(np.zeros((3, 32)))), "Blinded.points",
+        "b", alignment.BlindedPoints, lambda m: alignment.BlindedPoints(array(np.zeros((3, 32)))),
+        "BlindedPoints.points",
     ),
     "place out of range": (
         "a", alignment.Matches, lambda m: alignment.Matches(array([5000, 1], np.int32), m.values), "different places",
@@ -294,11 +297,13 @@ CHANGES: dict[str, tuple[str, type[Message], Callable[[Any], Message], str]] = {
     ),
     "nothing common": ("a", alignment.Matches, lambda m: KEY, "expected common ids"),
     "other order": ("a", OrderDigest, lambda m: OrderDigest(array(np.zeros(32))), "same order.*at OrderDigest"),
-    "other seal": ("b", Challenge, lambda m: Challenge(m.key, array(np.zeros(32))), "same order.*at Unsealed"),
-    "seal not opened": ("b", Unsealed, lambda m: Unsealed(array(np.zeros(32))), "same order.*at Unsealed"),
+    "other seal": ("b", Challenge, lambda m: Challenge(m.key, array(np.zeros(32))), "same order.*at SealOpening"),
+    "seal not opened": ("b", SealOpening, lambda m: SealOpening(array(np.zeros(32))), "same order.*at SealOpening"),
     "short challenge": ("b", Challenge, lambda m: Challenge(array([1]), m.sealed), "Challenge.key"),
     "no copies": ("b", Copies, lambda m: Copies(array([0, 1], np.int64)), "at least one row"),
-    "odd layout": ("a", Layout, lambda m: Layout(array([3, 1], np.int64), array([2, 1], np.int64)), "whole blocks"),
+    "odd layout": (
+        "a", JoinLayout, lambda m: JoinLayout(array([3, 1], np.int64), array([2, 1], np.int64)), "whole blocks",
+    ),
 }  # fmt: skip
 
 
@@ -319,8 +324,8 @@ def test_abort_does_not_tell_how_many_ids_there_are() -> None:
     def probe(places: int) -> None:
         def cheat(party: Party) -> None:
             ids = read_ids([1, 2])
-            own, opened = alignment._open(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
-            alignment._exchange(party, own, opened.sizes, BATCH, None, Scratch())
+            own, peers = alignment._introduce(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
+            alignment._exchange(party, own, peers.sizes, BATCH, None, Scratch())
             values = np.zeros((places, 16))
             party.send("b", alignment.Matches(array(np.arange(places), np.int32), array(values)))
             party.send("b", KEY)
@@ -354,7 +359,7 @@ def test_match_of_a_random_point_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     plain = OwnList.raised
     monkeypatch.setattr(OwnList, "raised", raised_again)
-    crooked(monkeypatch, "b", alignment.Raised, remember)
+    crooked(monkeypatch, "b", alignment.RaisedPoints, remember)
     with pytest.raises(PeerProtocolError, match="no match of a random point"):
         run({"a": list(range(4)), "b": list(range(4))})
     assert made
@@ -403,7 +408,7 @@ def test_same_ids_look_different_in_every_run_and_at_every_party() -> None:
     for _ in range(2):
         for transcript in run(columns).transcripts.values():
             for entry in transcript.entries:
-                if entry.direction == "sent" and entry.step in ("Blinded", "Raised"):
+                if entry.direction == "sent" and entry.step in ("BlindedPoints", "RaisedPoints"):
                     kind = getattr(alignment, entry.step)
                     points = decode_body(entry.content or b"", kind, peer="x").points
                     lists.append({points.data[k : k + 32].tobytes() for k in range(0, points.data.nbytes, 32)})
@@ -416,11 +421,11 @@ def test_shuffling_step_3_breaks_matching_and_is_noticed(monkeypatch: pytest.Mon
 
     def shuffle(message: Any) -> Message:
         points = np.frombuffer(message.points.data, np.uint8).reshape(-1, 32)
-        return alignment.Raised(array(rng.permutation(points)))
+        return alignment.RaisedPoints(array(rng.permutation(points)))
 
     columns = {"a": list(range(1024)), "b": list(range(512, 1536))}  # lists without padding, which would betray it
     assert set(run(columns, result_to="active").results["a"].rows) == set(range(512, 1024))
-    crooked(monkeypatch, "b", alignment.Raised, shuffle)
+    crooked(monkeypatch, "b", alignment.RaisedPoints, shuffle)
     counted = run(columns, result_to="active").results["a"]
     assert counted.n_common == 512  # as many match, but other ones
     assert 200 < len(set(counted.rows) - set(range(512, 1024))) < 312
@@ -443,13 +448,13 @@ class Cheat:
 
     def __call__(self, party: Party) -> None:
         ids, b_ids = read_ids(SHARED), read_ids(B_IDS)
-        own, opened = alignment._open(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
-        lists = alignment._exchange(party, own, opened.sizes, BATCH, None, Scratch())
+        own, peers = alignment._introduce(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
+        lists = alignment._exchange(party, own, peers.sizes, BATCH, None, Scratch())
         mine, theirs = (every["b"][:] for every in lists)
         at, found = in_both(mine["value"], theirs["value"], "b")
         number, place = mine["number"][at].astype(np.int64), theirs["place"][found]
         unmatched = np.setdiff1d(np.arange(own.size), at)[:1]
-        free = np.setdiff1d(np.arange(opened.sizes["b"]), place)[:1]  # b's list is full: its one unmatched id is here
+        free = np.setdiff1d(np.arange(peers.sizes["b"]), place)[:1]  # b's list is full: its one unmatched id is here
         key = secrets.token_bytes(32)
 
         def arranged(key: bytes, shift: int) -> tuple[np.ndarray, np.ndarray]:
@@ -465,7 +470,7 @@ class Cheat:
         places, values = arranged(key, 0)
         told = Scratch().sorted(PAIR, "place", own.size, own.size)
         told.add(records(PAIR, value=values, place=places, number=0))
-        alignment._tell(party, "b", told, own.size, key, BATCH, Scratch())
+        alignment._send_matches(party, "b", told, own.size, key, BATCH, Scratch())
         challenge = party.receive("b", Challenge)
         other = challenge.key.data.tobytes()
         guess = arranged(other, 0 if self.challenge_known else 1)[1]
@@ -475,7 +480,7 @@ class Cheat:
             "b", OrderDigest(common_order._array(common_order._digest("active", other, [values, values[order]])))
         )
         try:
-            party.receive("b", Unsealed)
+            party.receive("b", SealOpening)
         except PeerAborted as error:
             self.told = str(error)
 
@@ -506,8 +511,8 @@ def test_neither_side_can_send_back_the_others_proof(monkeypatch: pytest.MonkeyP
         with pytest.raises(PeerProtocolError, match="at OrderDigest from a"):
             run({"a": [1, 2, 3], "b": [1, 2, 4]})
     crooked(monkeypatch, "a", OrderDigest, lambda m: seen.setdefault("digest", m))
-    crooked(monkeypatch, "b", Unsealed, lambda m: Unsealed(seen["digest"].digest))
-    with pytest.raises(PeerProtocolError, match="at Unsealed from b"):
+    crooked(monkeypatch, "b", SealOpening, lambda m: SealOpening(seen["digest"].digest))
+    with pytest.raises(PeerProtocolError, match="at SealOpening from b"):
         run({"a": [1, 2, 3], "b": [1, 2, 4]})
     key = bytes(32)
     roles = {common_order._digest(role, key, [np.zeros((2, 2), np.uint64)]) for role in ("active", "passive")}
@@ -517,7 +522,7 @@ def test_neither_side_can_send_back_the_others_proof(monkeypatch: pytest.MonkeyP
 def test_passive_party_shows_nothing_of_its_values_before_it_has_checked() -> None:
     entries = run({"a": [1, 2, 3], "b": [1, 2, 4]}).transcripts["b"].entries
     steps = [(entry.direction, entry.step) for entry in entries]
-    assert steps[-3:] == [("sent", "Challenge"), ("received", "OrderDigest"), ("sent", "Unsealed")]
+    assert steps[-3:] == [("sent", "Challenge"), ("received", "OrderDigest"), ("sent", "SealOpening")]
     challenge = decode_body(entries[-3].content or b"", Challenge, peer="b")
     again = run({"a": [1, 2, 3], "b": [1, 2, 4]}).transcripts["b"].entries[-3]
     other = decode_body(again.content or b"", Challenge, peer="b")
@@ -528,14 +533,14 @@ def test_passive_party_shows_nothing_of_its_values_before_it_has_checked() -> No
 def test_matches_travel_in_an_order_that_tells_nothing_of_the_active_partys_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = alignment._told
+    told = alignment._receive_matches
     numbers: list[np.ndarray] = []
 
     def noting(party: Party, lead: str, own: OwnList, *args: Any) -> Any:
         numbers.append(own.numbers(slice(0, own.size)))
         return told(party, lead, own, *args)
 
-    monkeypatch.setattr(alignment, "_told", noting)
+    monkeypatch.setattr(alignment, "_receive_matches", noting)
     played = run({"a": list(range(50)), "b": list(range(10, 60))})
     entries = [entry for entry in played.transcripts["b"].entries if entry.step == "Matches"]
     matches = [decode_body(entry.content or b"", alignment.Matches, peer="a") for entry in entries]

@@ -15,6 +15,7 @@ import pytest
 import xgboost
 from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
+from treaty.systems.disclosures import horizontal_disclosures
 from treaty.systems.tree_options import tree_options
 
 import treaty
@@ -25,7 +26,6 @@ from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.models.trees import load_part, record_split
 from treaty.runs import fit as runs
-from treaty.systems.disclosures import horizontal_disclosures
 from treaty.systems.federboost_horizontal import roles as federboost_horizontal
 from treaty.systems.federboost_horizontal import search as horizontal_search
 from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember

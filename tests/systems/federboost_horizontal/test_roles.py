@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.federboost_horizontal.playing import bins_told, dealt, member, options_of, pooled_on, train
-from treaty.crypto.aggregation.aggregation_round import RoundVoid
+from treaty.crypto.aggregation.round import RoundVoid
 from treaty.data.binning import fit_bins
 from treaty.data.quantile_search import QuantileSearch, sorted_keys
 from treaty.errors import ConfigError, PeerAborted, PeerProtocolError, TreatyError

@@ -12,6 +12,7 @@ import pytest
 
 import treaty
 from runs.test_resume import Interrupted, same
+from systems.seats import split_options
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.messaging.memory import memory_channels
 from treaty.messaging.party import Party, run_role
@@ -19,16 +20,23 @@ from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, 
 from treaty.privacy.bucket_rr import BucketLedger
 from treaty.runs import party as jobs
 from treaty.runs.job import Align, Job, Member
-from treaty.runs.threads import star
-from treaty.systems.federboost_vertical.roles import Begin, NoisyColumns
+from treaty.systems.federboost_vertical.options import FederBoostVertical
+from treaty.systems.federboost_vertical.roles import NoisyColumns
+from treaty.systems.system import star
+from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.column_owner import SplitOwner
 
 TREES = 4
 OPTIONS = {"n_estimators": TREES, "min_child_samples": 5, "max_bin": 16, "n_jobs": 1}
 
 
+def model_of(**options):
+    own, others = split_options({**OPTIONS, **options}, FederBoostVertical)
+    return treaty.GBDTClassifier(own, **others)
+
+
 def fit(tables, y, folder=None, **options):
-    model = treaty.GBDTClassifier("federboost-vertical", **{**OPTIONS, **options})
+    model = model_of(**options)
     return model.fit(tables, y, eval_set=(tables, y), checkpoint=folder)
 
 
@@ -153,7 +161,7 @@ def test_an_interrupted_fit_goes_on_with_the_same_noise_to_the_same_model(
 
 def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
     tables, y = table
-    model = treaty.GBDTClassifier("federboost-vertical", epsilon=math.inf, mode="paper", **OPTIONS)
+    model = model_of(epsilon=math.inf, mode="paper")
     record, tell, told, recorded = SplitOwner.record, NoisyColumns.tell, [], []
 
     def recording(self, features, left_bins):
@@ -180,7 +188,7 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
 @pytest.mark.parametrize("late", [False, True])
 def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, table, late):
     tables, y = table
-    model = treaty.GBDTClassifier("federboost-vertical", epsilon=math.inf, mode="paper", **OPTIONS)
+    model = model_of(epsilon=math.inf, mode="paper")
     record, tell, chosen, recorded = SplitOwner.record, NoisyColumns.tell, [], []
 
     def recording(self, features, left_bins):
@@ -199,7 +207,7 @@ def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, 
 
     def receiving(self, frm, *kinds, **how):
         message = receive(self, frm, *kinds, **how)
-        if late and isinstance(message, Begin):  # it begins when the active party is two rounds ahead
+        if late and isinstance(message, Start):  # it begins when the active party is two rounds ahead
             wait_for(lambda: len(chosen) >= 5)
         return message
 
@@ -231,10 +239,9 @@ def test_fits_between_processes_without_noise_equal_the_pooled_ones(table, tmp_p
 def run_job(job, monkeypatch):
     """Run every party of a job in a thread of this process."""
     channels = memory_channels(job.parties)
-    links = star(job.active, job.parties)
 
-    def connected(job, name, protocol, role, dealer=None):
-        party = Party(name, job.name, protocol, channels[name], links[name], timeout=30.0)
+    def connected(job, name, cast, role):
+        party = Party(name, job.name, job.protocol, channels[name], star(cast, None)[name], timeout=30.0)
         return run_role(party, lambda: role(party)), party.transcript
 
     with monkeypatch.context() as patch:
@@ -260,7 +267,7 @@ def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkey
         bank.sample(frac=1.0, random_state=run).to_csv(tmp_path / "bank.csv", index=False)
         job = Job(
             name="test", active="bank", label="y", parties=parties, align=Align(on="patient"),
-            options={"protocol": "federboost-vertical", "n_estimators": 1, "min_child_samples": 5},
+            protocol="federboost-vertical", common={"n_estimators": 1, "min_child_samples": 5},
             output=str(tmp_path / f"model{run}"), store=str(tmp_path / "store"), n_jobs=1,
         )  # fmt: skip
         spent.append(run_job(job, monkeypatch)["shop"]["spent"])

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treaty.crypto.aggregation.aggregation_participant import Participant
 from treaty.crypto.aggregation.masks import add_masks, mask_key, mask_nonce, pair_keys
+from treaty.crypto.aggregation.participant import Participant
 from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import TreatyError
 from treaty.messaging.transcript import Transcript

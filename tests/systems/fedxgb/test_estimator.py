@@ -10,6 +10,7 @@ import xgboost
 from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
 from treaty.runs.crowds import Layout, dropouts
+from treaty.systems.disclosures import crowd_disclosures
 from treaty.systems.tree_options import tree_options
 from typer.testing import CliRunner
 
@@ -20,7 +21,6 @@ from treaty.cli.main import app
 from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import checkpoint_file, load_checkpoint
 from treaty.models.trees import forest_of
-from treaty.systems.disclosures import crowd_disclosures
 from treaty.trees.ensemble import join_splits
 from treaty.trees.slots import VALUE_BITS, SlotTree
 

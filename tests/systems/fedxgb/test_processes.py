@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from treaty.runs.crowd_jobs import crowd_of
 from typer.testing import CliRunner
 
 import treaty
@@ -25,7 +26,6 @@ from treaty.messaging import party
 from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import load_checkpoint
 from treaty.runs import processes
-from treaty.runs.crowd_jobs import crowd_of
 from treaty.runs.job import load_job
 from treaty.runs.party import find_part, train_party
 from treaty.runs.processes import free_ports

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import re
+from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-import treaty
-from systems.secureboost.test_lossless import ESTIMATORS, assert_lossless, unusual_tables
 from systems.secureboost.test_privacy import leaks, received, secrets_of_active, secrets_of_party
-from systems.vertical.playing import tables_and_labels
+from systems.vertical.lossless import assert_lossless, train_both, unusual_tables
+from systems.vertical.playing import seat_of, star_of, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
@@ -24,34 +23,34 @@ from treaty.models.checkpoints import Keeper, load_checkpoint
 from treaty.privacy.label_rr import randomise_labels
 from treaty.privacy.ledger import Ledger, per_person, read_ledger
 from treaty.privacy.mechanisms import MECHANISMS, ON_GRID, STEPS, keystream
-from treaty.runs import processes
-from treaty.runs.fit import join
-from treaty.runs.threads import Played, play, star
-from treaty.systems.disclosures import disclosures
+from treaty.runs.threads import Played, play
 from treaty.systems.fedxgboost_ldp import noise as noisy_gradients
 from treaty.systems.fedxgboost_ldp import roles as fedxgboost_ldp
-from treaty.systems.fedxgboost_ldp import scoring
+from treaty.systems.fedxgboost_ldp.disclosures import disclosures
 from treaty.systems.fedxgboost_ldp.noise import SENT_STEPS, NoisyGradients
-from treaty.systems.fedxgboost_ldp.scoring import Divided, NoisyTree, SplitRequest
-from treaty.systems.pooled import training as pooled
-from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import tree_options
+from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
+from treaty.systems.fedxgboost_ldp.scoring import CONVERSATION, LevelDivision, NoisyTree, ScoredSplitRequest
+from treaty.systems.fedxgboost_ldp.system import SYSTEM
+from treaty.systems.options import converted
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.system import side_by_side
+from treaty.systems.pooled.training import train
+from treaty.systems.system import Cast, Labelled
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
-from treaty.trees.columns import ColumnSource
+from treaty.systems.vertical.order import Order
 from treaty.trees.growth import Exhausted
 from treaty.trees.objectives import Logistic, Softmax
 from treaty.trees.splits import SplitRules, scan
 
-PROTOCOL = {"protocol": "fedxgboost-ldp"}
 GROWTH = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
 TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
-    "Begin": fedxgboost_ldp.Begin,
+    "NoiseSetup": fedxgboost_ldp.NoiseSetup,
     "NoisyTree": NoisyTree,
-    "SplitRequest": SplitRequest,
-    "Divided": Divided,
+    "ScoredSplitRequest": ScoredSplitRequest,
+    "LevelDivision": LevelDivision,
     "Keep": leading.Keep,
     "DecideRequest": decisions.DecideRequest,
     "Finish": decisions.Finish,
@@ -61,44 +60,50 @@ PAPER = {"mode": "paper", "allow_insecure": True}
 FIRST = {"split_score": "first_order"}
 
 
+def checked(**given: Any) -> FedXGBoostLDP:
+    """Return options of the system, from plain values, that go together with the common ones among `given`."""
+    common = {name: value for name, value in given.items() if name in BoostingOptions.__struct_fields__}
+    own = {name: value for name, value in given.items() if name not in common}
+    options = converted(own, FedXGBoostLDP, "FedXGBoostLDP")
+    options.check(BoostingOptions(**common).checked(options))
+    return options
+
+
 def play_training(
     tables: dict[str, Table],
     y: np.ndarray,
     *,
+    own: dict[str, dict[str, Any]] | None = None,
     weight: np.ndarray | None = None,
     change: dict[str, Any] | None = None,
-    arguments: dict[str, dict[str, Any]] | None = None,
+    fields: dict[str, dict[str, Any]] | None = None,
     seen: dict[str, BaseException] | None = None,
     **options: Any,
 ) -> Played:
     """Train with p0 active.
 
-    `change` maps messages by name to what is sent in their place, `arguments` are what a party's role is given besides,
-    `seen` takes every party's error.
+    `own` are options of one party alone, `change` maps messages by name to what is sent in their place, `fields` are
+    those of a party's seat, `seen` takes every party's error.
     """
-    chosen = tree_options({**PROTOCOL, **GROWTH, **options})
+    checked(**{**GROWTH, **options})
 
-    def role(name):
-        def run(party):
-            send = party.send
-            party.send = lambda to, m: send(to, (change or {}).get(type(m).__name__, lambda m: m)(m))
-            given = (arguments or {}).get(name, {})
-            try:
-                if name != "p0":
-                    return fedxgboost_ldp.passive(party, tables[name], chosen, **given)
-                data = Labelled(tables[name], y, weight)
-                return fedxgboost_ldp.active(
-                    party, data, chosen, parties=list(tables), classes=[0, 1], **given
-                )  # fmt: skip
-            except BaseException as error:
-                if seen is not None:
-                    seen[name] = error
-                raise
-
-        return run
+    def role(party):
+        send, name = party.send, party.name
+        party.send = lambda to, m: send(to, (change or {}).get(type(m).__name__, lambda m: m)(m))
+        given = dict((fields or {}).get(name, {}))
+        if name == "p0":
+            given = {"data": Labelled(tables[name], y, weight), **given}
+        options_of = {**GROWTH, **options, **(own or {}).get(name, {})}
+        program = fedxgboost_ldp.active if name == "p0" else fedxgboost_ldp.passive
+        try:
+            return program(seat_of(party, tables, y, options_of, FedXGBoostLDP, **given))
+        except BaseException as error:
+            if seen is not None:
+                seen[name] = error
+            raise
 
     return play(
-        {name: role(name) for name in tables}, star("p0", tables),
+        dict.fromkeys(tables, role), star_of(tables),
         job="test", protocol="fedxgboost-ldp", timeout=30.0, record_content=True,
     )  # fmt: skip
 
@@ -123,22 +128,17 @@ def quiet(monkeypatch):
 # ---------------------------------------------------------------- without noise: the pooled grower's trees
 
 
-def fit_both(task: str, tables: dict, y: np.ndarray, weight=None, **options):
-    options = {**GROWTH, **options}
-    own = {name: options.pop(name) for name in ("mechanism", "split_score", "refit") if name in options}
-    pooled = ESTIMATORS[task]("pooled", **options).fit(tables, y, sample_weight=weight)
-    federated = ESTIMATORS[task](**PROTOCOL, n_jobs=1, **own, **options).fit(tables, y, sample_weight=weight)
-    return federated, pooled
+def both(frames: dict, y: np.ndarray, weight: np.ndarray | None = None, **options: Any) -> Any:
+    return train_both(SYSTEM, frames, y, weight, **{**GROWTH, **options})
 
 
 @pytest.mark.parametrize("parties", [2, 3, 5])
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
 def test_without_noise_trees_of_the_second_order_equal_the_pooled_growers(quiet, parties, task):
     X, y = real_table(task)
-    tables = cut(with_categories(with_gaps(X)), parties)
-    federated, pooled = fit_both(task, tables, y)
-    assert len(federated.parts_) == parties
-    assert_lossless(federated, pooled, tables)
+    parts, pooled, tables = both(cut(with_categories(with_gaps(X)), parties), y, task=task)
+    assert len(parts) == parties
+    assert_lossless(parts, pooled, tables)
 
 
 @pytest.mark.parametrize(
@@ -153,42 +153,41 @@ def test_without_noise_trees_of_the_second_order_equal_the_pooled_growers(quiet,
 )
 def test_without_noise_growth_options_give_the_pooled_trees(quiet, options):
     X, y = real_table("binary")
-    tables = cut(with_categories(with_gaps(X)), 3)
-    assert_lossless(*fit_both("binary", tables, y, **options), tables)
+    assert_lossless(*both(cut(with_categories(with_gaps(X)), 3), y, **options))
 
 
 def test_without_noise_a_regression_gives_the_pooled_trees(quiet):
     X, y = real_table("regression")
-    tables = cut(X, 2)
-    assert_lossless(*fit_both("regression", tables, y, base_score=150.0), tables)
+    assert_lossless(*both(cut(X, 2), y, task="regression", base_score=150.0))
 
 
 def test_without_noise_weights_that_keep_hessians_on_the_grid_give_the_pooled_trees(quiet):
     X, y = real_table("binary")
     weight = np.where(np.arange(len(y)) % 3 == 0, 4.0, 1.0)
-    tables = cut(with_gaps(X), 3)
-    assert_lossless(*fit_both("binary", tables, y, weight), tables)
+    assert_lossless(*both(cut(with_gaps(X), 3), y, weight))
 
 
 @pytest.mark.parametrize("case", unusual_tables())
 def test_without_noise_unusual_tables_give_the_pooled_trees(quiet, case):
-    tables, (_, y) = unusual_tables()[case], real_table("binary")
-    assert_lossless(*fit_both("binary", tables, y), tables)
+    _, y = real_table("binary")
+    assert_lossless(*both(unusual_tables()[case], y))
 
 
 def test_the_active_party_may_stand_anywhere_in_the_order(quiet):
     X, y = real_table("binary")
-    federated, pooled = fit_both("binary", cut(X, 3), y, active="p1")
-    assert federated.parts_["p1"].forest is not None
-    assert_lossless(federated, pooled, cut(X, 3))
+    parts, pooled, tables = both(cut(X, 3), y, active="p1")
+    assert parts["p1"].forest is not None
+    assert_lossless(parts, pooled, tables)
 
 
 def test_noisy_labels_give_the_pooled_trees_on_noisy_labels():
     tables, y = tables_and_labels()
     noisy = randomise_labels(y, 2, 1.0).astype(float)
-    played = play_training(tables, noisy, mechanism="label_rr", epsilon=1.0)
-    secure = tree_options({"protocol": "secureboost", "mechanism": "label_rr", "epsilon": 1.0, **GROWTH})
-    expected = pooled.train(Labelled(join(tables), noisy), secure, classes=[0, 1])
+    label = {"mechanism": "label_rr", "epsilon": 1.0}
+    played = play_training(tables, noisy, **label)
+    whole = {"p0": side_by_side(tables)}
+    alone = seat_of(SimpleNamespace(name="p0"), whole, noisy, {**GROWTH, **label}, FedXGBoostLDP)
+    expected = train(alone)
     for tree, other in zip(played.results["p0"].forest.trees, expected.forest.trees, strict=True):
         np.testing.assert_array_equal(tree.value, other.value)
         np.testing.assert_array_equal(tree.left, other.left)
@@ -296,7 +295,7 @@ def exact_sums(played: Played, y: np.ndarray) -> tuple[list[int], list[int]]:
     """
     grad = np.rint((BASE - y) * 2**16) * 2**-16 * STEPS
     nodes, lefts, rights = [np.arange(len(y))], [int(grad.sum())], []
-    for message in sent_to(played, "p1", Divided)[:2]:
+    for message in sent_to(played, "p1", LevelDivision)[:2]:
         bits, below, at = np.unpackbits(numbers(message.left)).astype(bool), [], 0
         for k, rows in enumerate(nodes):
             if numbers(message.nodes)[k]:
@@ -344,9 +343,9 @@ def test_messages_carry_the_number_of_their_tree(quiet, varied):
         rounds: dict[str, set[int]] = {}
         for entry in played.transcripts[name].entries:
             rounds.setdefault(entry.step, set()).add(entry.round)
-        assert rounds["Begin"] == rounds["Columns"] == {0}
+        assert rounds["NoiseSetup"] == rounds["ColumnCount"] == {0}
         assert rounds["NoisyTree"] == {0, 1}  # with which the next begins
-        assert rounds["Scores"] == rounds["SplitAnswer"] == rounds["Divided"] == {1, 2}
+        assert rounds["Scores"] == rounds["ScoredSplitAnswer"] == rounds["LevelDivision"] == {1, 2}
         assert rounds["Finish"] == {2}
 
 
@@ -355,7 +354,7 @@ def test_gradients_are_sent_once_a_tree_and_levels_in_one_message(varied):
     for name in ("p1", "p2"):
         steps = [e.step for e in played.transcripts[name].entries if e.direction == "received"]
         assert steps.count("NoisyTree") == 2
-        assert steps.count("Divided") <= 2 * 3
+        assert steps.count("LevelDivision") <= 2 * 3
         scores = [e.step for e in played.transcripts["p0"].entries if e.peer == name and e.direction == "received"]
         assert scores.count("Scores") <= 2 * 4
         assert all(tree.hess is not None for tree in sent_to(played, name, NoisyTree))
@@ -407,43 +406,17 @@ def test_gradients_are_clipped_before_noise_and_hessians_of_weighted_rows_carry_
 
 @pytest.mark.parametrize("options", [{}, {"mechanism": "laplace", "epsilon": 0.5}])
 def test_the_ledger_is_the_sum_of_epsilon(varied, tmp_path, options):
-    play_training(*varied, arguments={"p0": {"ledger": Ledger(tmp_path)}}, **options)
-    entries = read_ledger(tmp_path)
+    play_training(*varied, fields={"p0": {"store": tmp_path}}, **options)
+    entries = read_ledger(tmp_path / "p0.noise")
     epsilon = options.get("epsilon", 1.0)
     assert [e.epsilon for e in entries] == [epsilon] * 3
     assert [e.what for e in entries] == [f"gradients of tree {k}" for k in (1, 2, 3)]
     assert per_person(entries) == 3 * epsilon
-    again = play_training(*varied, arguments={"p0": {"ledger": Ledger(tmp_path)}}, **options)
-    assert per_person(read_ledger(tmp_path)) == 6 * epsilon  # another model, other noise
+    again = play_training(*varied, fields={"p0": {"store": tmp_path}}, **options)
+    assert per_person(read_ledger(tmp_path / "p0.noise")) == 6 * epsilon  # another model, other noise
     spent = again.results["p0"].spent
     assert spent.startswith(f"epsilon {epsilon:g} per value; {3 * epsilon:g} per person over 3 releases. In the ledger")
     assert f"{6 * epsilon:g} per person over 6 releases" in spent
-
-
-def test_every_class_has_a_tree_and_pays_for_it():
-    X, y = real_table("multiclass", rows=90)
-    model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=2, epsilon_total=7.0, n_jobs=1).fit(cut(X, 2), y)
-    assert "6 per person over 6 releases" in model.parts_["p0"].spent
-    short = treaty.GBDTClassifier(**PROTOCOL, n_estimators=9, epsilon_total=7.0, n_jobs=1).fit(cut(X, 2), y)
-    assert short.n_iter_ == 2
-    assert len(short.predict(cut(X, 2))) == len(y)
-    assert "6 per person over 6 releases. In the ledger" in short.parts_["p0"].spent
-
-
-def test_nothing_is_paid_for_a_round_that_the_budget_cannot_finish(tmp_path):
-    X, y = real_table("multiclass", rows=90)
-
-    def fit(total):
-        model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=9, epsilon_total=total, n_jobs=1)
-        return model.fit(cut(X, 2), y, checkpoint=tmp_path)
-
-    model = fit(5.0)
-    assert model.n_iter_ == 1
-    assert "would pay 6 with gradients of tree 4 to gradients of tree 6" in model.parts_["p0"].spent
-    with pytest.raises(ConfigError, match="epsilon_total does not suffice for one round"):
-        fit(5.9)
-    assert len(read_ledger(tmp_path / "p0.noise")) == 3
-    assert fit(6.0).n_iter_ == 1
 
 
 def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
@@ -455,7 +428,7 @@ def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
         return noise.of(grad, np.full(50, 2**14), None).grad
 
     def noisy(total, first_tree=0):
-        options = tree_options({**PROTOCOL, "epsilon_total": total})
+        options = FedXGBoostLDP(epsilon_total=total)
         return NoisyGradients(ledger, options, Softmax(3), 50, first_tree=first_tree, **given)
 
     first = noisy(6.0)
@@ -476,51 +449,19 @@ def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
 
 def test_a_spent_budget_ends_training_with_a_usable_model(varied, tmp_path, caplog):
     tables, y = varied
-    ledger = {"p0": {"ledger": Ledger(tmp_path)}}
+    ledger = {"p0": {"store": tmp_path}}
     with caplog.at_level(logging.WARNING):
-        played = play_training(tables, y, n_estimators=9, epsilon=0.5, epsilon_total=2.0, arguments=ledger)
+        played = play_training(tables, y, n_estimators=9, epsilon=0.5, epsilon_total=2.0, fields=ledger)
     part = played.results["p0"]
     assert len(part.forest.trees) == 4
-    assert per_person(read_ledger(tmp_path)) == 2.0
+    assert per_person(read_ledger(tmp_path / "p0.noise")) == 2.0
     assert "training ended after 4 rounds: a person may pay epsilon 2, has paid 2" in part.spent
     assert "training ended after 4 rounds" in caplog.text
     assert len(sent_to(played, "p1", NoisyTree)) == 4
     seen = {}
     with pytest.raises(ConfigError, match="epsilon_total does not suffice for one round"):
-        play_training(tables, y, epsilon=0.5, epsilon_total=2.0, arguments=ledger, seen=seen)
+        play_training(tables, y, epsilon=0.5, epsilon_total=2.0, fields=ledger, seen=seen)
     assert "options" in str(seen["p1"]) or "job file" in str(seen["p1"])
-
-
-def test_a_spent_budget_keeps_early_stopping_and_prediction():
-    X, y = real_table("binary", rows=300)
-    tables, held = cut(X[:200], 2), cut(X[200:], 2)
-    model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=30, epsilon=3.0, epsilon_total=12.0, n_jobs=1)
-    model.fit(tables, y[:200], eval_set=(held, y[200:]), early_stopping_rounds=20)
-    assert len(model.evals_result_["eval_0"]["logloss"]) == 4
-    assert 1 <= model.n_iter_ <= 4
-    assert model.predict_proba(held).shape == (100, 2)
-
-
-def test_labels_randomised_once_pay_once_whatever_the_trees(tmp_path):
-    X, y = real_table("binary")
-    label = {**PROTOCOL, "mechanism": "label_rr", "epsilon": 1.5, "n_jobs": 1, "random_state": 0}
-    for trees in (2, 4):
-        model = treaty.GBDTClassifier(**label, n_estimators=trees).fit(cut(X, 2), y, checkpoint=tmp_path)
-        assert model.parts_["p0"].spent.startswith("epsilon 1.5 per label and per person, once. In the ledger: epsilon")
-    assert [(e.mechanism, e.epsilon) for e in read_ledger(tmp_path / "p0.noise")] == [("label_rr", 1.5)]
-
-
-@pytest.mark.parametrize("transport", ["memory", "grpc"])
-def test_labels_that_cost_too_much_are_not_drawn(tmp_path, transport):
-    X, y = real_table("binary")
-    options = {**PROTOCOL, "mechanism": "label_rr", "epsilon_total": 1.0, "n_estimators": 1, "n_jobs": 1}
-    with pytest.raises(TreatyError, match="may pay epsilon 1, has paid 0 and would pay 3 with labels"):
-        treaty.GBDTClassifier(**options, epsilon=3.0, transport=transport).fit(cut(X, 2), y, checkpoint=tmp_path)
-    assert not (tmp_path / "noisy_labels").exists()
-    assert read_ledger(tmp_path / "p0.noise") == []
-    treaty.GBDTClassifier(**options, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
-    treaty.GBDTClassifier(**{**options, "epsilon_total": 0.5}, epsilon=1.0).fit(cut(X, 2), y, checkpoint=tmp_path)
-    assert len(read_ledger(tmp_path / "p0.noise")) == 1
 
 
 def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_path):
@@ -528,7 +469,7 @@ def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_
 
     def kept(resume):
         found = {name: {"keeper": Keeper(tmp_path / name, resume=resume, share=math.inf)} for name in tables}
-        found["p0"]["ledger"] = Ledger(tmp_path / "ledger")
+        found["p0"]["store"] = tmp_path
         return found
 
     def stop(rounds, part):
@@ -538,17 +479,17 @@ def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_
     whole = kept(False)
     whole["p0"]["progress"] = stop
     with pytest.raises(KeyboardInterrupt):
-        play_training(tables, y, n_estimators=5, arguments=whole)
-    assert len(read_ledger(tmp_path / "ledger")) == 3
+        play_training(tables, y, n_estimators=5, fields=whole)
+    assert len(read_ledger(tmp_path / "p0.noise")) == 3
     model_id = load_checkpoint(tmp_path / "p0").part.model_id
     checkpoints = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    first = play_training(tables, y, n_estimators=5, arguments=kept(True))
+    first = play_training(tables, y, n_estimators=5, fields=kept(True))
     assert first.results["p0"].model_id == model_id
-    assert len(read_ledger(tmp_path / "ledger")) == 5
+    assert len(read_ledger(tmp_path / "p0.noise")) == 5
     for name, content in checkpoints.items():
         (tmp_path / name).write_bytes(content)
-    second = play_training(tables, y, n_estimators=5, arguments=kept(True))
-    assert len(read_ledger(tmp_path / "ledger")) == 5
+    second = play_training(tables, y, n_estimators=5, fields=kept(True))
+    assert len(read_ledger(tmp_path / "p0.noise")) == 5
     for played in (first, second):
         assert len(sent_to(played, "p1", NoisyTree)) == 2
         assert played.results["p0"].spent.startswith("epsilon 1 per value; 5 per person over 5 releases. In the ledger")
@@ -558,61 +499,8 @@ def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_
         np.testing.assert_array_equal(one.value, other.value)
 
 
-@pytest.fixture
-def stopped(tmp_path, monkeypatch):
-    """Return a function that goes on with a fit whose third tree was not paid any more: two of five are."""
-    X, y = real_table("binary", rows=150)
-
-    def fit(**options):
-        model = treaty.GBDTClassifier(**{**PROTOCOL, "n_estimators": 5, "epsilon_total": 4.0, "n_jobs": 1, **options})
-        return model.fit(cut(X, 2), y, checkpoint=tmp_path)
-
-    with monkeypatch.context() as patch:
-        spend = Ledger.spend
-
-        def stop(ledger, entries, **limit):
-            if entries[0].what == "gradients of tree 3":
-                raise KeyboardInterrupt
-            return spend(ledger, entries, **limit)
-
-        patch.setattr(Ledger, "spend", stop)
-        patch.setattr(Keeper, "due", True)
-        with pytest.raises(KeyboardInterrupt):
-            fit()
-    assert len(read_ledger(tmp_path / "p0.noise")) == 2
-    return fit
-
-
-@pytest.mark.parametrize(
-    ("limit", "trees"), [({"epsilon_total": 5.0}, 5), ({"epsilon_total": 3.0}, 3), ({"epsilon_total": None}, 5)]
-)
-def test_a_training_goes_on_under_another_limit(stopped, tmp_path, limit, trees):
-    assert stopped(**limit).n_iter_ == trees == len(read_ledger(tmp_path / "p0.noise"))
-
-
-def test_who_begins_anew_keeps_the_ledger(stopped, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"epsilon=0\.5 \(was None\); set them back, or begin anew: remove the \.chec"
-    ):
-        stopped(epsilon=0.5)
-    for file in tmp_path.glob("*.checkpoint"):
-        file.unlink()
-    assert stopped(epsilon=0.5).n_iter_ == 4
-    assert per_person(read_ledger(tmp_path / "p0.noise")) == 4.0
-
-
-def test_noisy_labels_of_other_rows_are_moved_away_and_drawn_anew_at_a_cost(tmp_path):
-    X, y = real_table("binary", rows=150)
-    model = treaty.GBDTClassifier(**PROTOCOL, mechanism="label_rr", epsilon=1.0, n_estimators=1, n_jobs=1)
-    model.fit(cut(X[:100], 2), y[:100], checkpoint=tmp_path)
-    with pytest.raises(ConfigError, match=r"noisy_labels; .* move this file away .* keep the ledger and its key"):
-        model.fit(cut(X[50:], 2), y[50:], checkpoint=tmp_path)
-    (tmp_path / "noisy_labels").rename(tmp_path / "first_labels")
-    assert "2 per person over 2 releases" in model.fit(cut(X[50:], 2), y[50:], checkpoint=tmp_path).parts_["p0"].spent
-
-
 def test_other_gradients_get_other_noise_and_pay_again():
-    ledger, options = Ledger(None), tree_options({**PROTOCOL, "mechanism": "duchi", "epsilon": 3.0})
+    ledger, options = Ledger(None), FedXGBoostLDP(mechanism="duchi", epsilon=3.0)
 
     def noise(grad, **changes):
         given = {"weighted": False, "model_id": "m", "job": "j"} | changes
@@ -635,7 +523,7 @@ def test_other_gradients_get_other_noise_and_pay_again():
 
 def test_noise_of_many_rows_is_the_same_on_any_number_of_threads_and_repeats_nowhere():
     grad, hess = np.full(70_001, 2**14), np.full(70_001, 2**14)
-    ledger, options = Ledger(None), tree_options({**PROTOCOL, "mechanism": "laplace", "epsilon": 1.0})
+    ledger, options = Ledger(None), FedXGBoostLDP(mechanism="laplace", epsilon=1.0)
     given = {"weighted": True, "model_id": "m", "job": "j"}
     one, three = (
         NoisyGradients(ledger, options, Logistic(), len(grad), threads=threads, **given).of(grad, hess, None)
@@ -673,32 +561,19 @@ def test_an_epsilon_that_is_none_is_refused(varied, epsilon):
         ({"mechanism": "gaussian"}, "expected one of label_rr, laplace, duchi, piecewise, hybrid"),
         ({"split_score": "third_order"}, "expected one of first_order, second_order"),
         ({"delta": 1e-6}, "delta goes with epsilon_total"),
-        ({"protocol": "secureboost", "mechanism": "duchi", "epsilon": 1.0}, "has mechanism='label_rr' alone"),
-        ({"protocol": "secureboost", "clip": 1.0}, "has no option 'clip'"),
         ({"encryption": "ou"}, "has no option 'encryption'"),
     ],
     ids=str,
 )
 def test_options_that_do_not_go_together_are_refused(options, text):
     with pytest.raises(ConfigError, match=text):
-        tree_options({**PROTOCOL, **options})
+        checked(**options)
 
 
 @pytest.mark.parametrize("party", ["p0", "p1"])
 def test_the_published_form_needs_the_consent_of_every_party(varied, party):
-    tables, y = varied
-    options = dict.fromkeys(tables, tree_options({**PROTOCOL, **PAPER}))
-    options[party] = msgspec.structs.replace(options[party], allow_insecure=False)
-    roles = {
-        name: lambda role, name=name: fedxgboost_ldp.passive(role, tables[name], options[name])
-        for name in tables
-        if name != "p0"
-    }
-    roles["p0"] = lambda role: fedxgboost_ldp.active(
-        role, Labelled(tables["p0"], y), options["p0"], parties=list(tables), classes=[0, 1]
-    )
     with pytest.raises(ConfigError, match="allow_insecure"):
-        play(roles, star("p0", tables), job="test", protocol="fedxgboost-ldp", timeout=30.0)
+        play_training(*varied, **PAPER, own={party: {"allow_insecure": False}})
 
 
 def test_noisy_labels_are_refused_for_weighted_rows(varied):
@@ -708,16 +583,16 @@ def test_noisy_labels_are_refused_for_weighted_rows(varied):
 
 
 def test_the_published_form_is_entered_as_what_has_no_epsilon(varied, tmp_path):
-    arguments = {"p0": {"ledger": Ledger(tmp_path)}}
-    spent = play_training(*varied, arguments=arguments, **PAPER).results["p0"].spent
+    fields = {"p0": {"store": tmp_path}}
+    spent = play_training(*varied, fields=fields, **PAPER).results["p0"].spent
     assert spent.startswith("epsilon inf per value; inf per person")
-    assert [entry.epsilon for entry in read_ledger(tmp_path)] == [math.inf] * 3
+    assert [entry.epsilon for entry in read_ledger(tmp_path / "p0.noise")] == [math.inf] * 3
     with pytest.raises(ConfigError, match="epsilon_total does not suffice"):
-        play_training(*varied, arguments=arguments, epsilon_total=100.0)
+        play_training(*varied, fields=fields, epsilon_total=100.0)
 
 
 def test_noise_that_fits_no_integers_is_refused():
-    options = tree_options({**PROTOCOL, "mechanism": "laplace", "epsilon": 2.0**-20})
+    options = FedXGBoostLDP(mechanism="laplace", epsilon=2.0**-20)
     with pytest.raises(ConfigError, match="do not fit 62 bits; raise it"):
         NoisyGradients(Ledger(None), options, Logistic(), 10**9, weighted=False, model_id="", job="")
 
@@ -755,11 +630,11 @@ def put(value: float) -> Any:
         ({"Scores": edited(best=put(-1.0))}, "expected finite scores of 0 or more - at Scores.best from p1"),
         ({"Scores": edited(best=lambda a: a[:0])}, r"expected float64 \(1,\), got float64 \(0,\) - at Scores.best"),
         ({"Scores": edited(best=lambda a: a + 1e9)}, "expected a split as good as its score"),
-        ({"SplitAnswer": edited(records=lambda a: a + 1)}, "expected records from 0 on - at SplitAnswer.records"),
-        ({"SplitAnswer": edited(left=lambda a: a[:-1])}, "at SplitAnswer.left from p1"),
-        ({"SplitAnswer": edited(left=lambda a: a ^ 1)}, "expected a split as good as its score"),
-        ({"SplitAnswer": edited(left=np.zeros_like)}, "expected a split as good as its score"),
-        ({"Columns": edited(count=lambda n: n + 99)}, "ascending numbers below|from p"),
+        ({"ScoredSplitAnswer": edited(records=lambda a: a + 1)}, "expected records from 0 on - at ScoredSplitAnswer"),
+        ({"ScoredSplitAnswer": edited(left=lambda a: a[:-1])}, "at ScoredSplitAnswer.left from p1"),
+        ({"ScoredSplitAnswer": edited(left=lambda a: a ^ 1)}, "expected a split as good as its score"),
+        ({"ScoredSplitAnswer": edited(left=np.zeros_like)}, "expected a split as good as its score"),
+        ({"ColumnCount": edited(count=lambda n: n + 99)}, "ascending numbers below|from p"),
     ],
 )  # fmt: skip
 def test_garbage_from_a_passive_party_is_its_fault(change, text):
@@ -779,13 +654,13 @@ def test_garbage_from_a_passive_party_is_its_fault(change, text):
         ({"NoisyTree": edited(hess=lambda _: None)}, "hessians sent or not as agreed"),
         ({"NoisyTree": edited(totals=lambda a: a + 1)}, "expected the tree's number of rows - at NoisyTree.totals"),
         ({"NoisyTree": edited(totals=put(2**62))}, r"expected sums below 2\^62 - at NoisyTree.totals from p0"),
-        ({"SplitRequest": edited(nodes=lambda a: a + 8)}, "expected nodes with a score, once, in their order"),
-        ({"Divided": edited(nodes=lambda a: a[:0])}, "at Divided.nodes from p0"),
-        ({"Divided": edited(nodes=np.zeros_like, left=nothing, totals=nothing)}, "a division with a level below it"),
-        ({"Divided": edited(left=lambda a: a[:-1])}, "at Divided.left from p0"),
-        ({"Divided": edited(totals=lambda a: a + 1)}, "expected as many rows as go left - at Divided.totals from p0"),
-        ({"Divided": edited(totals=lambda a: a * 2**60)}, r"expected sums below 2\^62 - at Divided.totals from p0"),
-        ({"Begin": edited(grad_unit=lambda _: math.inf)}, "expected finite units - at Begin from p0"),
+        ({"ScoredSplitRequest": edited(nodes=lambda a: a + 8)}, "expected nodes with a score, once, in their order"),
+        ({"LevelDivision": edited(nodes=lambda a: a[:0])}, "at LevelDivision.nodes from p0"),
+        ({"LevelDivision": edited(nodes=np.zeros_like, left=nothing, totals=nothing)}, "with a level below it"),
+        ({"LevelDivision": edited(left=lambda a: a[:-1])}, "at LevelDivision.left from p0"),
+        ({"LevelDivision": edited(totals=lambda a: a + 1)}, "rows as go left - at LevelDivision.totals from p0"),
+        ({"LevelDivision": edited(totals=lambda a: a * 2**60)}, r"sums below 2\^62 - at LevelDivision.totals from p0"),
+        ({"NoiseSetup": edited(grad_unit=lambda _: math.inf)}, "expected finite units - at NoiseSetup from p0"),
     ],
 )  # fmt: skip
 def test_garbage_from_the_active_party_is_its_fault(change, text):
@@ -798,16 +673,37 @@ def test_garbage_from_the_active_party_is_its_fault(change, text):
     assert re.search(text, str(seen["p1"]))
 
 
-def test_a_split_before_its_tree_and_a_division_without_one_are_refused():
-    owner = scoring.ScoringOwner(
-        "p0", ColumnSource(
-            np.zeros((4, 1), np.uint8), np.array([0, 2], np.int32), np.zeros(1, np.bool_), lambda *_: 0
-        ), 4, SplitRules(grad_unit=1.0, hess_unit=1.0), 1, first_order=True,
-    )  # fmt: skip
-    with pytest.raises(PeerProtocolError, match="expected NoisyTree before SplitRequest - from p0"):
-        owner.split(SplitRequest(Array.of(np.zeros(1, np.int32))))
-    with pytest.raises(PeerProtocolError, match="expected NoisyTree before Divided - from p0"):
-        owner.divide(Divided(Array.of(np.zeros(1, np.bool_)), Array.of(np.zeros(1, np.uint8)), None))
+def test_what_belongs_to_a_level_may_come_only_after_a_tree_and_a_split_once_a_level():
+    order = Order(CONVERSATION, "between trees")
+    assert not {ScoredSplitRequest, LevelDivision} & set(order.allowed)
+    order.state = "scored"
+    assert {ScoredSplitRequest, LevelDivision, NoisyTree} <= set(order.allowed)
+    order.take(ScoredSplitRequest(Array.of(np.zeros(1, np.int32))))
+    assert ScoredSplitRequest not in order.allowed
+    assert {LevelDivision, NoisyTree} <= set(order.allowed)
+    order.take(leading.Keep(1))
+    assert not {ScoredSplitRequest, LevelDivision} & set(order.allowed)
+
+
+@pytest.mark.parametrize("message", ["ScoredSplitRequest", "LevelDivision"])
+def test_a_split_or_a_division_before_its_tree_is_refused(message):
+    tables, y = tables_and_labels(parties=2)
+    none = Array.of(np.zeros(1, np.int32))
+    early = {"ScoredSplitRequest": ScoredSplitRequest(none), "LevelDivision": LevelDivision(none, none, none)}[message]
+    seen: dict[str, BaseException] = {}
+    with pytest.raises(TreatyError):
+        play_training(tables, y, change={"NoisyTree": lambda _: early}, seen=seen)
+    assert re.search(f"expected NoisyTree.* got {message}", str(seen["p1"]))
+
+
+def test_after_a_tree_without_a_split_nothing_of_a_level_may_come():
+    tables, y = tables_and_labels(parties=2)
+    none = Array.of(np.zeros(1, np.int32))
+    late = {"Finish": lambda _: LevelDivision(none, none, none)}
+    seen: dict[str, BaseException] = {}
+    with pytest.raises(TreatyError):
+        play_training(tables, y, change=late, seen=seen, min_child_samples=200)
+    assert re.search("expected NoisyTree.* got LevelDivision", str(seen["p1"]))
 
 
 def test_a_peer_that_dies_is_an_error_at_the_others(varied):
@@ -822,40 +718,16 @@ def test_a_peer_that_dies_is_an_error_at_the_others(varied):
 
 
 def test_other_options_at_a_party_are_refused(varied):
-    tables, y = varied
-    options = tree_options({**PROTOCOL, **GROWTH})
-    other = tree_options({**PROTOCOL, **GROWTH, "epsilon": 2.0})
-    roles = {name: lambda party, name=name: fedxgboost_ldp.passive(party, tables[name], other) for name in tables}
-    roles["p0"] = lambda party: fedxgboost_ldp.active(
-        party, Labelled(tables["p0"], y), options, parties=list(tables), classes=[0, 1]
-    )
     with pytest.raises(ConfigError, match="epsilon"):
-        play(roles, star("p0", tables), job="test", protocol="fedxgboost-ldp", timeout=30.0)
+        play_training(*varied, own={"p1": {"epsilon": 2.0}, "p2": {"epsilon": 2.0}})
 
 
 @pytest.mark.parametrize("options", [{}, PAPER, {"mechanism": "label_rr", "epsilon": 2.0}, {"refit": True}])
 def test_what_was_learned_says_what_it_costs_a_value_and_a_person(options):
-    told = disclosures("bank", ["shop"], tree_options({**PROTOCOL, **options}), "")
+    cast = Cast("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
+    told = disclosures(cast, checked(**options), BoostingOptions(), None)
     assert set(told) == {"bank", "shop"}
     shop = " ".join(told["shop"])
     assert "person" in shop
     assert ("no epsilon holds" in shop) == (options == PAPER)
     assert any("refit" in line for line in told["bank"]) == (options == {"refit": True})
-
-
-def test_a_spent_budget_is_what_processes_say_first(monkeypatch):
-    wait = processes._wait
-    monkeypatch.setattr(processes, "_wait", lambda *started: sorted(wait(*started)))  # whoever is seen to end first
-    X, y = real_table("binary", rows=150)
-    model = treaty.GBDTClassifier(**PROTOCOL, epsilon_total=0.5, active="p1", transport="grpc", n_jobs=1)
-    with pytest.raises(TreatyError, match=r"^p1: epsilon_total does not suffice for one round: .*\np0: p1 stopped"):
-        model.fit(cut(X, 2), y)
-
-
-def test_processes_over_grpc_train_predict_and_keep_the_ledger(tmp_path):
-    X, y = real_table("binary", rows=150)
-    model = treaty.GBDTClassifier(**PROTOCOL, n_estimators=2, epsilon=4.0, transport="grpc", n_jobs=1)
-    model.fit(cut(X, 2), y, checkpoint=tmp_path)
-    assert "8 per person over 2 releases" in model.parts_["p0"].spent
-    assert len(read_ledger(tmp_path / "p0.noise")) == 2
-    assert model.predict(cut(X, 2)).shape == (150,)

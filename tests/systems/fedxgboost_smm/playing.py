@@ -1,4 +1,4 @@
-"""Play smm_secure on small real tables with the contents of all messages recorded."""
+"""Play FedXGBoost-SMM in safe mode on small real tables with the contents of all messages recorded."""
 
 from __future__ import annotations
 
@@ -7,22 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from systems.vertical.playing import tables_and_labels
+from systems.seats import split_options
+from systems.vertical.playing import seat_of, star_of, tables_and_labels
 from treaty.data.table import Table
+from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
-from treaty.runs.threads import Played, play, star
-from treaty.systems.fedxgboost_smm import dealer as smm_dealer
-from treaty.systems.fedxgboost_smm import roles as smm_secure
-from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import TreeOptions, tree_options
+from treaty.runs.threads import Played, play
+from treaty.systems.fedxgboost_smm import roles as smm
+from treaty.systems.fedxgboost_smm.dealer import DEALER, dealer
+from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
+from treaty.systems.system import Seat
 
-OPTIONS = {"protocol": "fedxgboost-smm", "backend": "dealer", "n_estimators": 2, "min_child_samples": 5, "max_bin": 6}
+OPTIONS = {"backend": "dealer", "n_estimators": 2, "min_child_samples": 5, "max_bin": 6}
 KEYS = {"dealer": {}, "lattice": {}, "ou": {"insecure_test_key_bits": 512}}
 
 
-def options_of(**options: Any) -> TreeOptions:
+def options_of(**options: Any) -> dict[str, Any]:
     chosen = {**OPTIONS, **options}
-    return tree_options({**chosen, **KEYS[chosen["backend"]]})
+    return {**chosen, **KEYS[chosen["backend"]]}
+
+
+def secure_seat(
+    party: Party, tables: Mapping[str, Table], y: np.ndarray, given: Mapping[str, Any], **fields: Any
+) -> Seat:
+    """Seat a party of safe mode, beside a dealer where options ask for one."""
+    helpers = {DEALER: "dealer"} if given["backend"] == "dealer" else {}
+    roles = {name: "active" if name == "p0" else "passive" for name in tables} | helpers
+    return seat_of(party, tables, y, given, FedXGBoostSMM, roles=roles, **fields)
 
 
 def play_secure(
@@ -37,20 +48,15 @@ def play_secure(
     """Train with p0 active; `replace` puts another role in a party's place."""
     if tables is None or y is None:
         tables, y = tables_and_labels()
-    chosen = options_of(**options)
-    helper = smm_dealer.DEALER if chosen.has_dealer else None
-    roles: dict[str, Any] = {
-        name: lambda party, name=name: smm_secure.passive(party, tables[name], chosen, dealer=helper) for name in tables
-    }
-    roles["p0"] = lambda party: smm_secure.active(
-        party, Labelled(tables["p0"], y), chosen, parties=list(tables), classes=[0, 1], dealer=helper, progress=progress
-    )
-    links = star("p0", tables, helper)
-    if helper is not None:
-        roles[helper] = lambda party: smm_dealer.dealer(party, chosen, lead="p0")
+    given = options_of(**options)
+    helpers = [DEALER] if split_options(given, FedXGBoostSMM)[0].has_dealer else []
+    roles: dict[str, Any] = dict.fromkeys(tables, lambda party: smm.passive(secure_seat(party, tables, y, given)))
+    roles["p0"] = lambda party: smm.active(secure_seat(party, tables, y, given, progress=progress))
+    roles |= dict.fromkeys(helpers, lambda party: dealer(secure_seat(party, tables, y, given)))
     return play(
-        roles | dict(replace or {}), links, job="test", protocol="fedxgboost-smm", timeout=timeout, record_content=True
-    )
+        roles | dict(replace or {}), star_of(tables, *helpers),
+        job="test", protocol="fedxgboost-smm", timeout=timeout, record_content=True,
+    )  # fmt: skip
 
 
 def received(transcript: Transcript, kind: type, peer: str | None = None) -> list[Any]:

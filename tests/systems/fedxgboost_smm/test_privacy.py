@@ -1,7 +1,7 @@
-"""What each side of smm_secure sees: uniform words and counts, of which the attacks on the published form make nothing.
+"""What each side of safe mode sees: uniform words and counts, of which the attacks on the published form make nothing.
 
-A test of uniformity has one number for its false alarms, `NEVER`. The attacks are those of `privacy.smm_attacks`, each
-of which succeeds against paper mode (tests/privacy/test_smm_attacks.py) and here does no better than by guessing.
+A test of uniformity has one number for its false alarms, `NEVER`. The attacks are those of `paper.attacks`, each
+of which succeeds against paper mode (paper/test_attacks.py) and here does no better than by guessing.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from systems.fedxgboost_smm.playing import options_of, play_secure, received, words
+from systems.fedxgboost_smm.playing import OPTIONS, play_secure, received, words
 from systems.vertical.playing import tables_and_labels
 from treaty.data.binning import fit_bins
 from treaty.messaging.messages import Message
 from treaty.runs.threads import Played
 from treaty.runs.transcripts import node_sets_from_transcript
-from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealRequest, Dealt, HolderSeed, Wanted
+from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealOrder, DealRequest, DealtShares, HolderSeed
 from treaty.systems.fedxgboost_smm.paper.attacks import (
-    Answered,
+    NodeExchange,
     left_over,
     rounded,
     solved,
@@ -62,8 +62,8 @@ def of_rows(vector: np.ndarray) -> np.ndarray:
 def test_messages_are_those_of_the_protocol_and_no_others(played):
     steps = {entry.step for transcript in played["dealer"].transcripts.values() for entry in transcript.entries}
     kinds: list[type[Message]] = [TreeStart, SumsRequest, Sums, SplitRequest, Hint]
-    kinds += [Wanted, AskerSeed, HolderSeed, DealRequest, Dealt, DealEnd]
-    others = {"Terms", "Verdict", "Layout", "Setup", "HintTaken", "SplitColumns", "TreeEnd", "Finish"}
+    kinds += [DealOrder, AskerSeed, HolderSeed, DealRequest, DealtShares, DealEnd]
+    others = {"Terms", "Verdict", "BinLayout", "Setup", "HintReceipt", "SplitColumns", "TreeEnd", "Finish"}
     assert steps == {kind.__name__ for kind in kinds} | others
 
 
@@ -93,7 +93,7 @@ def test_what_a_passive_party_is_sent_is_uniform(played):
     assert uniform(np.stack(vectors))
     for one, other in pairwise(vectors):
         assert uniform(one - other)  # masks of their own: differences show no more
-    assert uniform(np.concatenate([words(dealt.shares).ravel() for dealt in received(transcript, Dealt)]))
+    assert uniform(np.concatenate([words(dealt.shares).ravel() for dealt in received(transcript, DealtShares)]))
 
 
 @BY_BACKEND
@@ -131,10 +131,10 @@ def test_answers_are_uniform_to_whoever_has_no_masks(played):
 
 def test_the_dealer_sees_counts_alone(played):
     entries = [e for e in played["dealer"].transcripts["dealer"].entries if e.direction == "received"]
-    assert {e.step for e in entries} == {"Terms", "Verdict", "Wanted", "DealRequest", "DealEnd"}
-    (wanted,) = received(played["dealer"].transcripts["dealer"], Wanted)
+    assert {e.step for e in entries} == {"Terms", "Verdict", "DealOrder", "DealRequest", "DealEnd"}
+    (wanted,) = received(played["dealer"].transcripts["dealer"], DealOrder)
     tables, _ = tables_and_labels()
-    bins = {name: int(fit_bins(tables[name], options_of().max_bin, 1).offsets[-1]) for name in ("p1", "p2")}
+    bins = {name: int(fit_bins(tables[name], OPTIONS["max_bin"], 1).offsets[-1]) for name in ("p1", "p2")}
     assert (wanted.rows, wanted.slots) == (ROWS, bins)
     requests = received(played["dealer"].transcripts["dealer"], DealRequest)
     counts = [request.count for request in requests]
@@ -163,15 +163,15 @@ CHANCE = 0.72
 def test_rounding_finds_no_labels_in_queries(played, backend):
     nothing = np.zeros((ROWS, 0))
     for vector in queries(played[backend])[:4]:
-        found = rounded(Answered(np.arange(ROWS), nothing, of_rows(vector)))[:, 0]
+        found = rounded(NodeExchange(np.arange(ROWS), nothing, of_rows(vector)))[:, 0]
         assert guessed(found, labels()) < CHANCE
 
 
 def test_rounding_finds_no_bins_in_masked_ones(played):
     masked = words(received(played["dealer"].transcripts["p0"], Hint, "p1")[0].payload[0]).T / 2.0**64
-    found = rounded(Answered(np.arange(ROWS), np.zeros((ROWS, 0)), masked))
+    found = rounded(NodeExchange(np.arange(ROWS), np.zeros((ROWS, 0)), masked))
     tables, _ = tables_and_labels()
-    bins = fit_bins(tables["p1"], options_of().max_bin, 1)
+    bins = fit_bins(tables["p1"], OPTIONS["max_bin"], 1)
     codes = bins.transform(tables["p1"], 1)
     column = np.repeat(np.arange(codes.shape[1]), np.diff(bins.offsets))
     truth = codes[:, column] == np.arange(len(column)) - bins.offsets[column]
@@ -185,14 +185,14 @@ def test_no_vector_is_orthogonal_to_what_comes_back(played, backend):
     """Subset identification: u'W = 0 says that u was used. Here nothing was projected on anything."""
     vectors = np.linalg.qr(np.random.default_rng(0).normal(size=(ROWS, 32))).Q
     for vector in queries(played[backend])[:4]:
-        assert not vectors_used(Answered(np.arange(ROWS), vectors, of_rows(vector))).any()
+        assert not vectors_used(NodeExchange(np.arange(ROWS), vectors, of_rows(vector))).any()
 
 
 @BY_BACKEND
 def test_levels_together_solve_for_no_gradients(played, backend):
     """The equations of SMM-2 over levels: exact after two of them in paper mode."""
     vectors = np.linalg.qr(np.random.default_rng(0).normal(size=(ROWS, ROWS // 2))).Q
-    answers = [Answered(np.arange(ROWS), vectors, of_rows(vector)) for vector in queries(played[backend])[:8]]
+    answers = [NodeExchange(np.arange(ROWS), vectors, of_rows(vector)) for vector in queries(played[backend])[:8]]
     found, _ = solved(answers, ROWS)
     assert guessed(found[:, 0], labels()) < CHANCE
 
@@ -202,7 +202,7 @@ def test_trees_together_solve_for_no_bins(played):
     assert len(received(played["dealer"].transcripts["p0"], Hint, "p1")) == 1
     sizes = {words(answer.payload[0]).shape[2] for answer in received(played["dealer"].transcripts["p0"], Sums, "p1")}
     tables, _ = tables_and_labels()
-    assert sizes == {int(fit_bins(tables["p1"], options_of().max_bin, 1).offsets[-1])}  # slots, not rows
+    assert sizes == {int(fit_bins(tables["p1"], OPTIONS["max_bin"], 1).offsets[-1])}  # slots, not rows
 
 
 def test_no_column_of_two_values_is_left_over(played):

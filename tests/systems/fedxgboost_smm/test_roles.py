@@ -12,17 +12,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treaty
-from systems.fedxgboost_smm.playing import KEYS, options_of, play_secure
+from systems.fedxgboost_smm.playing import KEYS, options_of, play_secure, secure_seat
 from systems.vertical.playing import tables_and_labels
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.crypto.vectors.matrix_triples import Dealer
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
-from treaty.runs.job import load_job
-from treaty.systems.fedxgboost_smm import dealer as smm_dealer
-from treaty.systems.fedxgboost_smm import roles as smm_secure
-from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealRequest, Dealt, HolderSeed, Wanted
+from treaty.systems.fedxgboost_smm import roles as smm
+from treaty.systems.fedxgboost_smm.dealer import (
+    AskerSeed,
+    DealEnd,
+    DealOrder,
+    DealRequest,
+    DealtShares,
+    HolderSeed,
+    dealer,
+)
+from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
+from treaty.systems.fedxgboost_smm.system import SYSTEM
+from treaty.systems.options import converted
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Cast, Place
 from treaty.systems.vertical import encrypted_columns
 from treaty.systems.vertical.encrypted_columns import Hint, Sums, SumsRequest
 
@@ -34,7 +45,7 @@ def fit_both(task, tables, y, weight=None, eval_set=None, backend="dealer", reve
     kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
     options = {**SMALL, **options}
     pooled = kind("pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
-    secure = kind("fedxgboost-smm", backend=backend, reveal=reveal, n_jobs=1, **KEYS[backend], **options)
+    secure = kind(FedXGBoostSMM(backend=backend, reveal=reveal, **KEYS[backend]), n_jobs=1, **options)
     return secure.fit(tables, y, sample_weight=weight, eval_set=eval_set), pooled
 
 
@@ -80,7 +91,7 @@ def test_hints_of_the_lattice_map_serve_a_later_fit(tmp_path):
     tables, options = cut(X, 2), {**SMALL, "n_estimators": 1}
     sent = []
     for _ in range(2):
-        model = treaty.GBDTClassifier("fedxgboost-smm", backend="lattice", n_jobs=1, **options)
+        model = treaty.GBDTClassifier(FedXGBoostSMM(backend="lattice"), n_jobs=1, **options)
         sent.append(model.fit(tables, y, checkpoint=tmp_path).communication_["p1 -> p0"]["by_type"]["Hint"])
     assert sent[1] < 1000 < sent[0]
 
@@ -207,12 +218,11 @@ def hostile(kind, change, role):
 
 
 def passive(party):
-    tables, _ = tables_and_labels()
-    return smm_secure.passive(party, tables[party.name], options_of(), dealer="dealer")
+    return smm.passive(secure_seat(party, *tables_and_labels(), options_of()))
 
 
 def dealing(party):
-    return smm_dealer.dealer(party, options_of(), lead="p0")
+    return dealer(secure_seat(party, *tables_and_labels(), options_of()))
 
 
 def words_of(array, dtype=np.uint64):
@@ -261,10 +271,20 @@ def test_a_passive_party_that_sends_garbage_is_named(kind, change, error, match)
         ),
         (AskerSeed, lambda m: AskerSeed(bytes(32)), CryptoError, "do not add up"),
         (HolderSeed, lambda m: HolderSeed(bytes(32)), CryptoError, "do not add up"),
-        (Dealt, lambda m: Dealt(m.first, shifted(m.shares)), CryptoError, "do not add up"),
-        (Dealt, lambda m: Dealt(m.first + 1, m.shares), PeerProtocolError, "expected shares for vector 0, got 1"),
-        (Dealt, lambda m: Dealt(m.first, Array.of(words_of(m.shares)[:, :, 1:])), PeerProtocolError, "Dealt.shares"),
-        (Dealt, lambda m: HolderSeed(bytes(32)), PeerProtocolError, "HolderSeed"),
+        (DealtShares, lambda m: DealtShares(m.first, shifted(m.shares)), CryptoError, "do not add up"),
+        (
+            DealtShares,
+            lambda m: DealtShares(m.first + 1, m.shares),
+            PeerProtocolError,
+            "expected shares for vector 0, got 1",
+        ),
+        (
+            DealtShares,
+            lambda m: DealtShares(m.first, Array.of(words_of(m.shares)[:, :, 1:])),
+            PeerProtocolError,
+            "DealtShares.shares",
+        ),
+        (DealtShares, lambda m: HolderSeed(bytes(32)), PeerProtocolError, "HolderSeed"),
     ],
     ids=["seed", "other seed", "wrong seed", "wrong other seed", "wrong share", "number", "shape", "message"],
 )
@@ -274,16 +294,14 @@ def test_a_dealer_that_sends_garbage_is_one_clear_error(kind, change, error, mat
 
 
 def active(party):
-    tables, y = tables_and_labels()
-    data = smm_secure.Labelled(tables["p0"], y)
-    return smm_secure.active(party, data, options_of(), parties=list(tables), classes=[0, 1], dealer="dealer")
+    return smm.active(secure_seat(party, *tables_and_labels(), options_of()))
 
 
 @pytest.mark.parametrize(
     ("kind", "change", "error", "match"),
     [
-        (Wanted, lambda m: Wanted(m.rows, {"p1": 3}), PeerProtocolError, "expected the bins of p1, p2"),
-        (Wanted, lambda m: Wanted(0, m.slots), PeerProtocolError, "rows"),
+        (DealOrder, lambda m: DealOrder(m.rows, {"p1": 3}), PeerProtocolError, "expected the bins of p1, p2"),
+        (DealOrder, lambda m: DealOrder(0, m.slots), PeerProtocolError, "rows"),
         (DealRequest, lambda m: DealRequest(m.first + 1, m.count), CryptoError, "deal for vector 0"),
         (DealRequest, lambda m: DealRequest(0, m.count), CryptoError, "masks serve once"),
         (
@@ -312,8 +330,7 @@ def test_a_party_dying_in_the_second_tree_leaves_the_first(victim, monkeypatch):
 
     def dying(party):
         if victim == "p1":
-            tables, _ = tables_and_labels()
-            return smm_secure.passive(party, tables["p1"], options_of(), dealer="dealer", progress=stop)
+            return smm.passive(secure_seat(party, *tables_and_labels(), options_of(), progress=stop))
         monkeypatch.setattr(Dealer, "deal", deal)
         return dealing(party)
 
@@ -357,22 +374,10 @@ def test_others_are_told_that_the_dealer_stopped():
 
 def test_a_dealer_with_other_options_is_told_so():
     def dealing_otherwise(party):
-        return smm_dealer.dealer(party, options_of(max_depth=2), lead="p0")
+        return dealer(secure_seat(party, *tables_and_labels(), options_of(max_depth=2)))
 
     with pytest.raises(ConfigError, match="expected the same max_depth everywhere, got 2 at dealer and 3 at p"):
         play_secure(replace={"dealer": dealing_otherwise})
-
-
-@pytest.mark.parametrize("options", [{"backend": "lattice"}, {"backend": "dealer"}], ids=["one too many", "none"])
-def test_a_dealer_that_does_not_fit_the_backend_is_refused(options):
-    named = "dealer" if options["backend"] == "lattice" else None
-    tables, _ = tables_and_labels()
-
-    def misled(party):
-        return smm_secure.passive(party, tables["p1"], options_of(**options), dealer=named)
-
-    with pytest.raises(ConfigError, match=f"backend='{options['backend']}': expected (a|no) dealer among the parties"):
-        play_secure(replace={"p1": misled}, **options)
 
 
 class Interrupted(Exception):
@@ -386,7 +391,7 @@ def test_a_fit_broken_off_goes_on_with_fresh_masks_to_the_same_model(monkeypatch
     options = {**SMALL, "n_estimators": 4, "subsample": 0.7, "random_state": 3}
 
     def fit(folder=None):
-        secure = treaty.GBDTClassifier("fedxgboost-smm", backend=backend, n_jobs=1, **KEYS[backend], **options)
+        secure = treaty.GBDTClassifier(FedXGBoostSMM(backend=backend, **KEYS[backend]), n_jobs=1, **options)
         return secure.fit(tables, y, checkpoint=folder)
 
     start_tree, count = encrypted_columns.EncryptedGradients.start_tree, itertools.count()
@@ -413,24 +418,26 @@ def test_a_fit_broken_off_goes_on_with_fresh_masks_to_the_same_model(monkeypatch
     ("options", "match"),
     [
         ({"backend": "triples"}, "option backend='triples': expected one of lattice, dealer, ou"),
-        ({"protocol": "secureboost"}, "protocol 'secureboost' has no option 'backend'"),
         ({"insecure_test_key_bits": 512}, 'key_bits and insecure_test_key_bits are of backend="ou" alone'),
-        ({"backend": "lattice", "fractional_bits": 24}, 'at most 20 with backend="lattice", got 24'),
+        (
+            {"backend": "lattice", "fractional_bits": 24},
+            'at most 20 under the lattice map, got 24; take backend="dealer"',
+        ),
         ({"version": 1}, "in safe mode the active party gets the sums"),
         ({"mode": "paper", "allow_insecure": True}, "option backend is of 'fedxgboost-smm' in safe mode"),
-        ({"encryption": "ou"}, "protocol 'fedxgboost-smm' has no option 'encryption'"),
+        ({"encryption": "ou"}, "FedXGBoostSMM has no option 'encryption'; encryption is an option of .*SecureBoost"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_options_that_do_not_fit_are_refused(options, match):
-    X, y = real_table("binary", rows=60)
+    common = {"fractional_bits": options.pop("fractional_bits")} if "fractional_bits" in options else {}
     with pytest.raises(ConfigError, match=match):
-        treaty.GBDTClassifier(**{"protocol": "fedxgboost-smm", "backend": "dealer", **options}).fit(cut(X, 2), y)
+        converted({"backend": "dealer", **options}, FedXGBoostSMM, "FedXGBoostSMM").check(BoostingOptions(**common))
 
 
 def test_sums_too_long_for_the_ring_are_refused():
     X, y = real_table("binary", rows=100)
-    kind = treaty.GBDTClassifier("fedxgboost-smm", backend="dealer", fractional_bits=40)
+    kind = treaty.GBDTClassifier(FedXGBoostSMM(backend="dealer"), fractional_bits=40)
     with pytest.raises(CryptoError, match="sums would exceed 63 bits"):
         kind.fit(cut(X, 2), y, sample_weight=np.full(len(y), 4096.0))
 
@@ -439,12 +446,17 @@ def test_a_party_called_like_the_dealer_is_refused():
     X, y = real_table("binary", rows=60)
     tables = {"bank": X.iloc[:, :3], "dealer": X.iloc[:, 3:]}
     with pytest.raises(ConfigError, match="fit plays a dealer and calls it 'dealer'"):
-        treaty.GBDTClassifier("fedxgboost-smm", backend="dealer").fit(tables, y)
+        treaty.GBDTClassifier(FedXGBoostSMM(backend="dealer")).fit(tables, y)
+
+
+def cast_of(places: dict[str, Place], active: str = "bank", backend: str = "dealer") -> Cast:
+    return SYSTEM.cast(places, active, FedXGBoostSMM(backend=backend))
 
 
 def test_disclosures_say_who_must_not_collude():
-    X, y = real_table("binary", rows=60)
-    told = treaty.GBDTClassifier("fedxgboost-smm", backend="dealer", **SMALL).fit(cut(X, 2), y).disclosures_
+    options = FedXGBoostSMM(backend="dealer")
+    cast = SYSTEM.cast({"p0": Place(), "p1": Place(), **SYSTEM.helpers(["p0", "p1"], options)}, "p0", options)
+    told = SYSTEM.disclosures(cast, options, BoostingOptions().checked(options), None)
     assert set(told) == {"p0", "p1", "dealer"}
     assert "with the help of dealer, who must not give it: every bin of every row of the others" in told["p0"]
     assert any("with the help of dealer" in fact and "labels" in fact for fact in told["p1"])
@@ -452,37 +464,41 @@ def test_disclosures_say_who_must_not_collude():
     assert "it has no data" in told["dealer"][0]
 
 
-JOB = """
-name = "test"
-active = "bank"
-label = "y"
-[options]
-protocol = "fedxgboost-smm"
-backend = "dealer"
-[parties.bank]
-[parties.shop]
-[parties.helper]
-role = "dealer"
-"""
+DEALS = Place(role="dealer", has_rows=False)
+PLACES = {"bank": Place(), "shop": Place(), "helper": DEALS}
+
+
+def test_a_dealer_has_no_rows_and_is_linked_with_all_owners():
+    cast = cast_of(PLACES)
+    assert cast.roles == {"bank": "active", "shop": "passive", "helper": "dealer"}
+    assert cast.owners == ["bank", "shop"]
+    assert SYSTEM.links(cast, FedXGBoostSMM(backend="dealer")) == {
+        "bank": ["shop", "helper"],
+        "shop": ["bank", "helper"],
+        "helper": ["bank", "shop"],
+    }
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "match"),
+    ("change", "active", "backend", "match"),
     [
-        ("[parties.shop]", '[parties.shop]\nrole = "dealer"', 'expected role = "dealer" at one party.* shop, helper'),
-        ('backend = "dealer"', 'backend = "ou"', 'with backend = "dealer" of protocol .* got it at helper'),
-        ('protocol = "fedxgboost-smm"\nbackend = "dealer"', "", "got it at helper"),
-        ('role = "dealer"', 'role = "dealer"\ntable = "x.csv"', "expected helper, the dealer, to have no table"),
-        ('active = "bank"', 'active = "helper"', "to be another than the active party"),
-        ("[parties.shop]\n", "", "at least one passive party"),
-        ('role = "dealer"', 'role = "croupier"', "Invalid enum value"),
+        ({"shop": DEALS}, "bank", "dealer", 'expected role = "dealer" at one party.* shop, helper'),
+        ({}, "bank", "ou", 'with backend = "dealer" of protocol .* got it at helper'),
+        ({"helper": Place(role="dealer")}, "bank", "dealer", "expected helper, the dealer, to have no table"),
+        ({}, "helper", "dealer", "to be another than the active party"),
+        ({"shop": None}, "bank", "dealer", "at least one passive party"),
+        ({"helper": None}, "bank", "dealer", "needs a party without data that deals"),
+        ({"shop": Place(role="user")}, "bank", "dealer", "expected no role and edge .* at shop"),
+        ({"shop": Place(has_rows=False)}, "bank", "dealer", "got none at shop"),
+        ({"shop": None, "helper": None}, "bank", "lattice", "at least two parties with rows"),
+        ({"helper": None}, "mall", "lattice", "expected active to be one of bank, shop, got 'mall'"),
     ],
-    ids=["two", "not asked for", "secureboost", "with data", "active", "nobody to deal for", "unknown role"],
-)
-def test_a_job_file_with_a_misplaced_dealer_is_refused(tmp_path, old, new, match):
-    path = tmp_path / "job.toml"
-    path.write_text(JOB)
-    assert (load_job(path).dealer, load_job(path).owners) == ("helper", ["bank", "shop"])
-    path.write_text(JOB.replace(old, new))
+    ids=[
+        "two", "not asked for", "with data", "active", "nobody to deal for", "none", "another role", "no rows", "alone",
+        "unknown active party",
+    ],
+)  # fmt: skip
+def test_misplaced_roles_are_refused(change, active, backend, match):
+    places = {name: place for name, place in {**PLACES, **change}.items() if place is not None}
     with pytest.raises(ConfigError, match=match):
-        load_job(path)
+        cast_of(places, active, backend)

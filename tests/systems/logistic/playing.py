@@ -10,15 +10,20 @@ import numpy as np
 from tables import cut, cut_for_guest, real_table
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
-from treaty.linear.training import Fitted, Optimiser, train
-from treaty.models.linear import preparation_of
+from treaty.linear.training import Optimiser, train
+from treaty.messaging.party import Party
+from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.threads import Played, play
-from treaty.systems.linear_options import LinearOptions
-from treaty.systems.logistic import roles as quasi_newton
-from treaty.systems.logistic.roles import fixed_columns
-from treaty.systems.pooled.training import Labelled
+from treaty.systems.logistic.disclosures import disclosures
+from treaty.systems.logistic.options import SGD, FederatedRegression, QuasiNewton, RegressionOptions
+from treaty.systems.logistic.roles import active, coordinator, fixed_columns, passive
+from treaty.systems.logistic.setup import Solver, solver_of
+from treaty.systems.logistic.system import cast
+from treaty.systems.options import names_of
+from treaty.systems.system import Cast, Labelled, Place, Seat, mesh
 
 LEAD = "coordinator"
+PROGRAMS = {"active": active, "passive": passive, LEAD: coordinator}
 OPTIONS: dict[str, Any] = {
     "protocol": "quasi-newton", "batch_size": 120, "max_iter": 2, "period": 2, "memory": 3, "random_state": 7,
     "insecure_test_key_bits": 768, "learning_rate": 0.15, "tol": 0.0,
@@ -26,18 +31,50 @@ OPTIONS: dict[str, Any] = {
 PAPER = {"mode": "paper", "allow_insecure": True}
 
 
-def linear_tables(parties: int = 2, rows: int = 300, *, wide_host: bool = False) -> tuple[dict[str, Table], np.ndarray]:
-    """Return tables of which hosts have few columns, as many as batches of 120 hide labels from, or all but one."""
+def linear_tables(parties: int = 2, rows: int = 300, *, wide: bool = False) -> tuple[dict[str, Table], np.ndarray]:
+    """Return tables; passive parties have few columns, as many as batches of 120 hide labels from, or all but one."""
     X, y = real_table("binary", rows=rows)
-    parts = cut(X, parties) if wide_host else cut_for_guest(X, parties)
+    parts = cut(X, parties) if wide else cut_for_guest(X, parties)
     return {name: to_table(part, party=name) for name, part in parts.items()}, y.astype(float)
 
 
-def options_of(**changes: Any) -> LinearOptions:
+def options_of(**changes: Any) -> tuple[FederatedRegression, RegressionOptions]:
+    """Return the system's options and the common ones, checked."""
     given = {**OPTIONS, **changes}
+    kind = SGD if given.pop("protocol") == "sgd" else QuasiNewton
     if given.get("encryption") == "lattice":
         given["insecure_test_key_bits"] = None
-    return LinearOptions(**given)
+    options = kind(**{name: value for name, value in given.items() if name in names_of(kind)})
+    common = RegressionOptions(**{name: value for name, value in given.items() if name not in names_of(kind)})
+    options.check(common)
+    return options, common
+
+
+def solver(**changes: Any) -> Solver:
+    options, common = options_of(**changes)
+    return solver_of(common, type(options))
+
+
+def cast_of(owners: list[str], options: FederatedRegression) -> Cast:
+    """Give p0 the labels, and add a coordinator where the options ask for one."""
+    lead = {LEAD: Place(role=LEAD, has_rows=False)} if options.has_coordinator else {}
+    return cast({**{name: Place() for name in owners}, **lead}, "p0", options)
+
+
+def said(owners: list[str], part: LinearPart | None = None, **changes: Any) -> dict[str, list[str]]:
+    """Return what parties learned, in words."""
+    options, common = options_of(**changes)
+    return disclosures(cast_of(owners, options), options, common, part)
+
+
+def seat_of(party: Party, tables: dict[str, Table], y: np.ndarray, *, store: Any = None, **changes: Any) -> Seat:
+    """Return a party's seat of a training."""
+    options, common = options_of(**changes)
+    data = Labelled(tables[party.name], y if party.name == "p0" else np.empty(0)) if party.name in tables else None
+    return Seat(
+        party=party, options=options, common=common, cast=cast_of(list(tables), options), data=data,
+        classes=[0, 1] if party.name == "p0" else None, store=store,
+    )  # fmt: skip
 
 
 def play_logistic(
@@ -48,39 +85,32 @@ def play_logistic(
     theirs: dict[str, Any] | None = None,
     timeout: float = 30.0,
     record: bool = True,
-    progress: Any = None,
-    kept: Any = None,
+    store: Any = None,
     **changes: Any,
 ) -> Played:
-    """Train with p0 as the guest; `theirs` are other options of the others, `replace` puts another role in a place."""
-    options, others = options_of(**changes), options_of(**{**changes, **(theirs or {})})
-    parties, lead = list(tables), LEAD if options.has_coordinator else None
-    roles: dict[str, Any] = {
-        name: lambda party, name=name: quasi_newton.host(
-            party, tables[name], others, guest="p0", parties=parties, coordinator=lead, kept=kept
-        )
-        for name in parties
-    }
-    roles["p0"] = lambda party: quasi_newton.guest(
-        party, Labelled(tables["p0"], y), options, parties=parties, coordinator=lead, classes=[0, 1],
-        progress=progress, kept=kept,
-    )  # fmt: skip
-    if lead is not None:
-        roles[lead] = lambda party: quasi_newton.coordinate(party, others, guest="p0", parties=parties)
-    roles |= replace or {}
-    links = {name: [other for other in roles if other != name] for name in roles}
-    return play(roles, links, job="test", protocol=options.protocol, timeout=timeout, record_content=record)
+    """Train with p0 as the active party; `theirs` are other options of the others, `replace` other role programs."""
+    options, _ = options_of(**changes)
+    found = cast_of(list(tables), options)
+
+    def run(party: Party) -> Any:
+        own = changes if party.name == "p0" else {**changes, **(theirs or {})}
+        return PROGRAMS[found.roles[party.name]](seat_of(party, tables, y, store=store, **own))
+
+    roles = {**dict.fromkeys(found.roles, run), **(replace or {})}
+    links = mesh(found, options)
+    return play(roles, links, job="test", protocol=options.system, timeout=timeout, record_content=record)
 
 
-def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> tuple[np.ndarray, Fitted]:
+def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> tuple[np.ndarray, Any]:
     """Train in one place on the same batches; return also the whole matrix, columns rounded as the parties round."""
-    options = options_of(**changes)
+    _, common = options_of(**changes)
+    settings = solver(**changes)
     columns = [preparation_of(table).matrix(table.columns, table.n_rows) for table in tables.values()]
     X = np.hstack([*(fixed_columns(part) * 2.0**-24 for part in columns), np.ones((len(y), 1))])
     optimiser = Optimiser(
-        memory=options.pairs, period=options.period, batch_size=options.batch_size,
-        learning_rate=options.first_rate, max_iter=options.max_iter, tol=options.tol,
-        seed=batch_seed(options.random_state), l2=options.l2,
+        memory=settings.memory, period=settings.period, batch_size=common.batch_size,
+        learning_rate=settings.learning_rate, max_iter=settings.max_iter, tol=settings.tol,
+        seed=batch_seed(common.random_state), l2=settings.l2,
     )  # fmt: skip
     return X, train(X, 2.0 * y - 1.0, optimiser)
 

@@ -6,13 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from systems.logistic.playing import LEAD, linear_tables, options_of, play_logistic
+from systems.logistic.playing import LEAD, linear_tables, play_logistic, seat_of, solver
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.errors import CryptoError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array
-from treaty.systems.logistic import roles as quasi_newton
 from treaty.systems.logistic.coordinated import read_key
-from treaty.systems.pooled.training import Labelled
+from treaty.systems.logistic.roles import active, coordinator, passive
+from treaty.systems.logistic.setup import Setting
+from treaty.systems.system import Cast
 from treaty.systems.vertical.encrypted_columns import pack
 
 FORMS = {
@@ -36,14 +37,8 @@ def tampering(party, step, change, *, at=None):
 
 
 def role(name, tables, y, form, wrap):
-    options = options_of(**{**FORMS[form], "max_iter": 1, "period": 1})
-    data = Labelled(tables["p0"], y)
-    given = {"parties": list(tables), "coordinator": LEAD if options.has_coordinator else None}
-    if name == "p0":
-        return lambda party: quasi_newton.guest(wrap(party), data, options, classes=[0, 1], **given)
-    if name == LEAD:
-        return lambda party: quasi_newton.coordinate(wrap(party), options, guest="p0", parties=list(tables))
-    return lambda party: quasi_newton.host(wrap(party), tables[name], options, guest="p0", **given)
+    program = {"p0": active, LEAD: coordinator}.get(name, passive)
+    return lambda party: program(seat_of(wrap(party), tables, y, **FORMS[form], max_iter=1, period=1))
 
 
 def garbage(field, *, shape=None):
@@ -65,16 +60,16 @@ def garbage(field, *, shape=None):
 @pytest.mark.parametrize(
     ("form", "who", "step", "field"),
     [
-        ("lattice", "p1", "Query", "payload"),
-        ("lattice", "p0", "Products", "values"),
-        ("lattice", LEAD, "Step", "coefficients"),
-        ("ou", "p1", "Vector", "rows"),
-        ("ou", "p0", "Vector", "rows"),
-        ("ou", "p1", "Masked", "products"),
-        ("ou", LEAD, "Opened", "numbers"),
+        ("lattice", "p1", "VectorQuery", "payload"),
+        ("lattice", "p0", "InnerProducts", "values"),
+        ("lattice", LEAD, "StepCoefficients", "coefficients"),
+        ("ou", "p1", "EncryptedVector", "rows"),
+        ("ou", "p0", "EncryptedVector", "rows"),
+        ("ou", "p1", "MaskedProducts", "products"),
+        ("ou", LEAD, "DecryptedProducts", "numbers"),
         ("ou", "p0", "LossCipher", "hidden"),
         ("ou-two", "p1", "HiddenRows", "rows"),
-        ("ou-two", "p0", "Product", "values"),
+        ("ou-two", "p0", "EncryptedProducts", "values"),
         ("ou-paper", "p1", "Margins", "rows"),
         ("ou-paper", "p0", "Gradient", "products"),
         ("ou-paper", LEAD, "StepPart", "step"),
@@ -113,9 +108,9 @@ def test_a_lost_party_ends_the_job_of_all(form, who):
         play_logistic(tables, y, **FORMS[form], **SHORT, replace={who: role(who, tables, y, form, dies)})
 
 
-def test_a_host_that_changes_its_share_of_the_seed_is_found_out():
+def test_a_passive_party_that_changes_its_share_of_the_seed_is_found_out():
     tables, y = linear_tables(2, rows=260)
-    wrap = lambda party: tampering(party, "ShareTold", lambda m: msgspec.structs.replace(m, share=bytes(32)))  # noqa: E731
+    wrap = lambda party: tampering(party, "JointSeedShare", lambda m: msgspec.structs.replace(m, share=bytes(32)))  # noqa: E731
     with pytest.raises(PeerProtocolError, match="committed to"):
         play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p1": role("p1", tables, y, "lattice", wrap)})
 
@@ -123,7 +118,7 @@ def test_a_host_that_changes_its_share_of_the_seed_is_found_out():
 def test_sizes_that_are_not_this_partys_are_refused():
     tables, y = linear_tables(2, rows=260)
     wrap = lambda party: tampering(  # noqa: E731
-        party, "Begin", lambda m: msgspec.structs.replace(m, n_columns=[m.n_columns[0], m.n_columns[1] - 1])
+        party, "TrainingSizes", lambda m: msgspec.structs.replace(m, n_columns=[m.n_columns[0], m.n_columns[1] - 1])
     )
     with pytest.raises(PeerProtocolError, match="sizes of this party's table"):
         play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p0": role("p0", tables, y, "lattice", wrap)})
@@ -131,8 +126,8 @@ def test_sizes_that_are_not_this_partys_are_refused():
 
 def test_more_rows_that_stand_alone_than_there_are_are_refused():
     tables, y = linear_tables(2, rows=260)
-    wrap = lambda party: tampering(party, "StandAlone", lambda m: msgspec.structs.replace(m, rows=241))  # noqa: E731
-    with pytest.raises(PeerProtocolError, match=r"at most 240 rows - at StandAlone.rows"):
+    wrap = lambda party: tampering(party, "LoneRows", lambda m: msgspec.structs.replace(m, rows=241))  # noqa: E731
+    with pytest.raises(PeerProtocolError, match=r"at most 240 rows - at LoneRows.rows"):
         play_logistic(tables, y, encryption="lattice", **SHORT, replace={"p1": role("p1", tables, y, "lattice", wrap)})
 
 
@@ -142,7 +137,7 @@ def test_more_rows_that_stand_alone_than_there_are_are_refused():
     ("field", "value", "words"),
     [("finished", False, "end after max_iter=1 epochs"), ("learning_rate", 0.2, "at most 0.15, got 0.2")],
 )
-def test_a_guest_that_goes_on_longer_or_faster_than_agreed_is_stopped(form, told, field, value, words):
+def test_an_active_party_that_goes_on_longer_or_faster_than_agreed_is_stopped(form, told, field, value, words):
     tables, y = linear_tables(2, rows=260)
     change = lambda m: msgspec.structs.replace(m, **{field: value})  # noqa: E731
     wrap = lambda party: tampering(party, "EpochEnd", change, at=told)  # noqa: E731
@@ -150,32 +145,32 @@ def test_a_guest_that_goes_on_longer_or_faster_than_agreed_is_stopped(form, told
         play_logistic(tables, y, **FORMS[form], **SHORT, replace={"p0": role("p0", tables, y, form, wrap)})
 
 
+def setting(cipher, key_bits):
+    return Setting(
+        model_id="", cast=Cast("p0", {}, ["p0", "p1"]), n_rows=0, n_columns={}, batch_size=1, fractional_bits=32,
+        cipher=cipher, key_bits=key_bits, insecure_test_key_bits=None, solver=solver(),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("cipher", ["ou", "paillier"])
 def test_a_key_shorter_than_agreed_is_refused(cipher):
     """2048 bits are a size that others may agree on."""
     key = generate_key(2048) if cipher == "ou" else generate_paillier_key(2048)
-    payload, agreed = pack(key.public.to_payload()), {"insecure_test_key_bits": None, "encryption": cipher}
-    read_key(payload, cipher, options_of(**agreed, key_bits=2048), "p1", "a test")
+    payload = pack(key.public.to_payload())
+    read_key(payload, setting(cipher, 2048), "p1", "a test")
     with pytest.raises(PeerProtocolError, match="expected a key of 3072 bits, got 2048 - at a test from p1"):
-        read_key(payload, cipher, options_of(**agreed), "p1", "a test")
+        read_key(payload, setting(cipher, 3072), "p1", "a test")
 
 
 def test_a_seed_that_is_not_the_one_it_told_a_digest_of_is_refused(tmp_path):
     tables, y = linear_tables(2, rows=260)
     given = {"encryption": "lattice", **SHORT, "random_state": None}
-    play_logistic(tables, y, **given, kept=tmp_path)
-    options, parties = options_of(encryption="lattice", max_iter=1, period=1, random_state=None), list(tables)
+    play_logistic(tables, y, **given, store=tmp_path)
 
     def lying(party):
         changed = tampering(party, "KeptBatches", lambda m: msgspec.structs.replace(m, seed=bytes(32)))
-        return quasi_newton.guest(
-            changed,
-            Labelled(tables["p0"], y),
-            options,
-            parties=parties,
-            coordinator=LEAD,
-            classes=[0, 1],
-            kept=tmp_path,
+        return active(
+            seat_of(changed, tables, y, encryption="lattice", max_iter=1, period=1, random_state=None, store=tmp_path)
         )
 
     with pytest.raises(PeerProtocolError, match="told a digest of - at KeptBatches from p0"):

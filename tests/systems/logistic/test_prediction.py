@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from systems.logistic.playing import linear_tables
+from systems.logistic.playing import cast_of, linear_tables, options_of
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.messaging.messages import Array, decode_body, view
 from treaty.models.linear import LinearPart, preparation_of
-from treaty.runs.linear_threads import mesh
 from treaty.runs.threads import play
-from treaty.systems.logistic.prediction import MarginPart, predict_guest, predict_host
+from treaty.systems.logistic.prediction import MarginPart, predict_active, predict_passive
+from treaty.systems.system import Labelled, Seat, mesh
 
 
 def model(parties):
@@ -27,13 +27,16 @@ def model(parties):
 
 
 def predicted(parts, tables, **replace):
-    hosts = [name for name in parts if name != "p0"]
-    roles = {
-        name: lambda party, name=name: predict_host(party, parts[name], tables[name], guest="p0", hosts=hosts)
-        for name in hosts
-    }
-    roles["p0"] = lambda party: predict_guest(party, parts["p0"], tables["p0"])
-    return play({**roles, **replace}, mesh(roles), job="test", protocol="logistic", timeout=20.0, record_content=True)
+    options, common = options_of(coordinator=False)
+    found = cast_of(list(parts), options)
+
+    def run(party):
+        data = Labelled(tables[party.name], np.empty(0))
+        own = Seat(party=party, options=options, common=common, cast=found, data=data, part=parts[party.name])
+        return predict_active(own) if party.name == "p0" else predict_passive(own)
+
+    roles = {**dict.fromkeys(parts, run), **replace}
+    return play(roles, mesh(found, options), job="test", protocol="logistic", timeout=20.0, record_content=True)
 
 
 @pytest.mark.parametrize("parties", [2, 3, 5])
@@ -43,13 +46,13 @@ def test_margins_are_the_sum_of_all_parts(parties):
     np.testing.assert_allclose(predicted(parts, tables).results["p0"], expected, rtol=0, atol=parties * 2.0**-33)
 
 
-def shown(played, host):
-    (entry,) = [e for e in played.transcripts["p0"].entries if e.step == "MarginPart" and e.peer == host]
-    values = decode_body(entry.content, MarginPart, peer=host).values
-    return view(values, np.uint64, (None,), peer=host, what="values")
+def shown(played, peer):
+    (entry,) = [e for e in played.transcripts["p0"].entries if e.step == "MarginPart" and e.peer == peer]
+    values = decode_body(entry.content, MarginPart, peer=peer).values
+    return view(values, np.uint64, (None,), peer=peer, what="values")
 
 
-def test_guest_sees_a_single_hosts_part_and_of_several_only_the_sum():
+def test_active_party_sees_a_single_passive_partys_part_and_of_several_only_the_sum():
     parts, tables = model(2)
     np.testing.assert_allclose(
         shown(predicted(parts, tables), "p1").view(np.int64) * 2.0**-32, parts["p1"].margins(tables["p1"]), atol=1e-9

@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
+from treaty.cli.linear_commands import predict_linear
+from treaty.runs.linear_jobs import check_identities, find_linear_part, predict_linear_party
 from typer.testing import CliRunner
 
 import treaty
 from tables import cut_for_guest, real_table
 from treaty.cli import linear_commands
-from treaty.cli.linear_commands import predict_linear
 from treaty.cli.main import app
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
@@ -22,7 +23,6 @@ from treaty.messaging.certificates import write_identity
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.models.trees import read_file
 from treaty.runs.job import load_job
-from treaty.runs.linear_jobs import check_identities, find_linear_part, predict_linear_party
 from treaty.runs.processes import PartyFailed, run_all
 from treaty.systems.logistic.batches import FORMAT, _Kept
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +15,8 @@ from systems.logistic.playing import (
     options_of,
     play_logistic,
     pooled_weights,
+    said,
+    seat_of,
     weights_of,
 )
 from tables import real_table, with_categories, with_gaps
@@ -25,11 +29,12 @@ from treaty.models.checkpoints import hints_folder
 from treaty.models.trees import read_file
 from treaty.systems.logistic import lattice as lattice_products
 from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept
-from treaty.systems.logistic.coordinated import Opened, SharedKey, Vector
-from treaty.systems.logistic.disclosures import linear_disclosures
+from treaty.systems.logistic.coordinated import DecryptedProducts, EncryptedVector, SharedKey
 from treaty.systems.logistic.epochs import EpochEnd
 from treaty.systems.logistic.lattice import INTERCEPT, LABEL
-from treaty.systems.logistic.roles import Products
+from treaty.systems.logistic.roles import InnerProducts, active
+from treaty.systems.logistic.system import cast, helpers
+from treaty.systems.system import Place
 
 FORMS = {
     "lattice": {"encryption": "lattice"},
@@ -90,7 +95,7 @@ def test_lattice_map_takes_rows_in_blocks_of_batches(coordinator, monkeypatch):
     same_weights(*linear_tables(3, rows=380), encryption="lattice", coordinator=coordinator, **SMALL)
 
 
-def test_gaps_categories_constants_and_a_guest_without_columns():
+def test_gaps_categories_constants_and_an_active_party_without_columns():
     X, y = real_table("binary", rows=320)
     X = with_categories(with_gaps(X.iloc[:, :5]))
     X["same"] = 3.0
@@ -108,29 +113,31 @@ def received(played, name, frm=None):
 
 
 SETUP = {"Terms", "Verdict"}
-PAIRED = {"PairKey", "KnownBatches", "ShareCommitted", "ShareTold", "StandAlone"}
+PAIRED = {"PairKey", "KnownBatches", "JointSeedCommitment", "JointSeedShare", "LoneRows"}
 
 
 @pytest.mark.parametrize(
-    ("form", "of_coordinator", "of_guest", "of_host"),
+    ("form", "of_coordinator", "of_active", "of_passive"),
     [
-        ("lattice", {"Products"}, {"Step"}, {"Step"}),
-        ("ou", {"Products", "Masked", "LossPart", "LossCipher"},
-         {"SharedKey", "Vector", "Opened", "LossTotal", "Step"}, {"SharedKey", "Vector", "Opened", "Step"}),
-        ("ou-two", set(), {"HiddenRows", "Product", "Products"}, {"HiddenRows", "Product", "Step"}),
+        ("lattice", {"InnerProducts"}, {"StepCoefficients"}, {"StepCoefficients"}),
+        ("ou", {"InnerProducts", "MaskedProducts", "LossPart", "LossCipher"},
+         {"SharedKey", "EncryptedVector", "DecryptedProducts", "LossTotal", "StepCoefficients"},
+         {"SharedKey", "EncryptedVector", "DecryptedProducts", "StepCoefficients"}),
+        ("ou-two", set(), {"HiddenRows", "EncryptedProducts", "InnerProducts"},
+         {"HiddenRows", "EncryptedProducts", "StepCoefficients"}),
     ],
 )  # fmt: skip
-def test_parties_are_sent_what_the_documentation_says(form, of_coordinator, of_guest, of_host):
+def test_parties_are_sent_what_the_documentation_says(form, of_coordinator, of_active, of_passive):
     tables, y = linear_tables(3, rows=260)
     played = play_logistic(tables, y, **SMALL, **FORMS[form], random_state=None)
-    lattice = {"ColumnsHint", "Query", "Flooded", "Share"} if "lattice" in form else set()
+    lattice = {"ColumnsHint", "VectorQuery", "FloodedProducts", "ProductShares"} if "lattice" in form else set()
     goodbye = {"Goodbye"}
-    assert received(played, "p0") - goodbye == SETUP | PAIRED | {"Described"} | lattice | of_guest
-    assert received(played, "p1") - goodbye == SETUP | PAIRED | {"Begin", "EpochEnd"} | lattice | of_host
+    assert received(played, "p0") - goodbye == SETUP | PAIRED | {"TableSize"} | lattice | of_active
+    assert received(played, "p1") - goodbye == SETUP | PAIRED | {"TrainingSizes", "EpochEnd"} | lattice | of_passive
     if of_coordinator:
-        assert received(played, LEAD) - goodbye == SETUP | {"Begin", "EpochEnd"} | of_coordinator
+        assert received(played, LEAD) - goodbye == SETUP | {"TrainingSizes", "EpochEnd"} | of_coordinator
     ends = [e for e in played.transcripts["p1"].entries if e.step == "EpochEnd" and e.direction == "received"]
-    assert set(EpochEnd.__struct_fields__) == {"learning_rate", "back", "finished"}, "a loss would reach hosts"
+    assert set(EpochEnd.__struct_fields__) == {"learning_rate", "back", "finished"}, "others would see a loss"
     assert len(ends) == 2
 
 
@@ -138,16 +145,16 @@ def test_paper_form_is_that_of_the_paper():
     tables, y = linear_tables(2, rows=260)
     played = play_logistic(tables, y, **SMALL, **FORMS["ou-paper"])
     assert received(played, "p0", "p1") >= {"Margins"}
-    assert received(played, "p1", "p0") >= {"Vector"}
-    assert received(played, LEAD) - {"Goodbye"} == SETUP | {"Begin", "Gradient", "EpochEnd"}
+    assert received(played, "p1", "p0") >= {"EncryptedVector"}
+    assert received(played, LEAD) - {"Goodbye"} == SETUP | {"TrainingSizes", "Gradient", "EpochEnd"}
     assert received(played, "p1", LEAD) - {"Goodbye"} == SETUP | {"SharedKey", "StepPart"}
 
 
 def bits_of_products(played, name, frm):
-    wanted = ("received", frm, "Products")
+    wanted = ("received", frm, "InnerProducts")
     entries = [e for e in played.transcripts[name].entries if (e.direction, e.peer, e.step) == wanted]
     numbers = [
-        view(decode_body(e.content, Products, peer=frm).values, np.uint64, (None, 2), peer=frm, what="values")
+        view(decode_body(e.content, InnerProducts, peer=frm).values, np.uint64, (None, 2), peer=frm, what="values")
         for e in entries
     ]
     return np.concatenate(numbers)
@@ -166,11 +173,11 @@ def test_coordinator_sees_uniform_numbers_of_each_party(parties):
             assert ((counts - expected) ** 2 / expected).sum() < 44.3  # chi-squared, 15 degrees: false alarm 1e-4
 
 
-def test_guest_without_coordinator_learns_one_hosts_products_and_the_sum_of_several():
+def test_active_party_without_coordinator_learns_one_passive_partys_products_and_the_sum_of_several():
     tables, y = linear_tables(2, rows=260)
     played = play_logistic(tables, y, encryption="lattice", coordinator=False, **SMALL)
     plain = bits_of_products(played, "p0", "p1")
-    assert (plain[:, 1] < 1 << 32).mean() > 0.4, "of one host the guest learns its part, as the documentation says"
+    assert (plain[:, 1] < 1 << 32).mean() > 0.4, "of a single passive party its part is learned, as documented"
     tables, y = linear_tables(3, rows=260)
     played = play_logistic(tables, y, encryption="lattice", coordinator=False, max_iter=10, period=1)
     masked = bits_of_products(played, "p0", "p1")
@@ -183,13 +190,13 @@ def vectors_between(played, sender, receiver):
     entries = [
         e
         for e in played.transcripts[receiver].entries
-        if (e.direction, e.peer, e.step) == ("received", sender, "Vector")
+        if (e.direction, e.peer, e.step) == ("received", sender, "EncryptedVector")
     ]
-    rows = decode_body(entries[0].content, Vector, peer=sender).rows
+    rows = decode_body(entries[0].content, EncryptedVector, peer=sender).rows
     return from_words(view(rows, np.uint64, (None, None), peer=sender, what="rows"))
 
 
-def test_what_the_guest_adds_does_not_show_in_the_quotient_of_ciphertexts():
+def test_what_the_active_party_adds_does_not_show_in_the_quotient_of_ciphertexts():
     tables, y = linear_tables(2, rows=260)
     played = play_logistic(tables, y, encryption="paillier", protocol="sgd", max_iter=1)
     (entry,) = [e for e in played.transcripts["p1"].entries if e.step == SharedKey.__name__]
@@ -197,7 +204,7 @@ def test_what_the_guest_adds_does_not_show_in_the_quotient_of_ciphertexts():
     numbers = from_words(view(payload[0], np.uint64, (2, None), peer=LEAD, what="key"))
     modulus = Modulus(numbers[0] ** 2)
     sent, came = (vectors_between(played, *ends) for ends in (("p1", "p0"), ("p0", "p1")))
-    # at the first step margins are 0: the guest adds 2 or -2 in fixed point, with the offset of signed numbers
+    # at the first step margins are 0: the active party adds 2 or -2 in fixed point, with the offset of signed numbers
     candidates = {(1 << 43) + sign * (2 << 32) for sign in (1, -1)}
     for own, total in zip(sent[:20], came[:20], strict=True):
         quotient = total * pow(own, -1, modulus.value) % modulus.value
@@ -217,10 +224,10 @@ KEEPING = {"encryption": "lattice", "protocol": "sgd", "max_iter": 1, "random_st
 
 def test_batches_are_kept_for_later_jobs_on_the_same_rows(tmp_path):
     tables, y = linear_tables(2, rows=260)
-    given = {**KEEPING, "kept": tmp_path}
+    given = {**KEEPING, "store": tmp_path}
     first, second = (play_logistic(tables, y, **given) for _ in range(2))
     np.testing.assert_array_equal(order_of(first), order_of(second))
-    other = play_logistic(tables, y, **{**given, "kept": tmp_path / "elsewhere"})
+    other = play_logistic(tables, y, **{**given, "store": tmp_path / "elsewhere"})
     assert np.abs(order_of(first) - order_of(other)).max() > 1e-6
     with pytest.raises(ConfigError, match="batch_size=120"):
         play_logistic(tables, y, **{**given, "batch_size": 130})
@@ -233,46 +240,46 @@ def kept_seeds(folder, name):
 
 
 def test_changed_columns_do_not_give_new_batches(tmp_path):
-    """Not at the guest nor at the host, either of whom a seed would insist; the other has lost its folder."""
+    """Whichever party's columns change: it still has its folder and insists on the seed; the other has lost its own."""
     tables, y = linear_tables(2, rows=260)
-    play_logistic(tables, y, **KEEPING, kept=tmp_path)
+    play_logistic(tables, y, **KEEPING, store=tmp_path)
     (seed,) = kept_seeds(tmp_path, "p0")
     for name, lost in (("p0", "p1"), ("p1", "p0")):
         (tmp_path / f"{lost}.batches").unlink()
         fewer = to_table(pd.DataFrame({k: c for k, c in zip("abcdefghi", tables[name].columns[1:], strict=False)}))
-        played = play_logistic({**tables, name: fewer}, y, **KEEPING, kept=tmp_path)
+        played = play_logistic({**tables, name: fewer}, y, **KEEPING, store=tmp_path)
         assert any(e.step == KeptBatches.__name__ for e in played.transcripts[lost].entries)
         assert kept_seeds(tmp_path, name) == kept_seeds(tmp_path, lost) == [seed]
 
 
 def test_other_rows_get_other_batches_and_a_warning(tmp_path, caplog):
     for rows in (260, 261):
-        play_logistic(*linear_tables(2, rows=rows), **KEEPING, kept=tmp_path)
+        play_logistic(*linear_tables(2, rows=rows), **KEEPING, store=tmp_path)
     assert len(set(kept_seeds(tmp_path, "p0"))) == 2
     assert "batches of 1 other sets of rows" in caplog.text
 
 
 def test_tables_that_only_are_as_long_are_told_where_batches_are_kept(tmp_path):
-    """A host without ids knows rows by their number."""
+    """A passive party without ids knows rows by their number."""
     tables, y = linear_tables(2, rows=260)
     given = {**KEEPING, "encryption": "lattice", "random_state": None}
-    play_logistic(tables, y, **given, kept=tmp_path)
+    play_logistic(tables, y, **given, store=tmp_path)
     with pytest.raises(ConfigError, match=r"kept in .*p1\.batches; if these are other rows.*another store.*\[align\]"):
-        play_logistic(tables, 1.0 - y, **{**given, "batch_size": 130}, kept=tmp_path)
+        play_logistic(tables, 1.0 - y, **{**given, "batch_size": 130}, store=tmp_path)
 
 
 def test_parties_that_kept_different_batches_stop(tmp_path):
     tables, y = linear_tables(2, rows=260)
     for folder in ("one", "two"):
-        play_logistic(tables, y, **KEEPING, kept=tmp_path / folder)
+        play_logistic(tables, y, **KEEPING, store=tmp_path / folder)
     (tmp_path / "one" / "p1.batches").write_bytes((tmp_path / "two" / "p1.batches").read_bytes())
     with pytest.raises(ConfigError, match=r"insist on different batches.*p[01]\.batches; if these are other rows"):
-        play_logistic(tables, y, **KEEPING, kept=tmp_path / "one")
+        play_logistic(tables, y, **KEEPING, store=tmp_path / "one")
 
 
 @pytest.mark.parametrize("theirs", [None, 8])
 def test_no_party_alone_chooses_the_batches(theirs, caplog):
-    """A host that names a seed could try many until one sets rows of its own apart."""
+    """A party that names a seed could try many until one sets rows of its own apart."""
     tables, y = linear_tables(2, rows=260)
     of_eight = order_of(play_logistic(tables, y, **{**KEEPING, "random_state": 8}))
     assert "random_state" not in caplog.text
@@ -293,21 +300,23 @@ def test_rows_that_stand_alone_are_counted_and_warned_of(caplog):
     assert counts["p0"]["p1"] == 2
     assert counts["p0"] == counts["p1"]
     assert "p0: 2 of 240 rows stand alone in their batch among p1's columns, which can tell their labels" in caplog.text
-    learned = linear_disclosures("p0", ["p1"], None, options_of(), "ou", counts["p1"])
-    assert any("the labels of 2 rows, which stand alone" in said for said in learned["p1"])
-    assert any("of the margins of" in said for said in learned["p0"])
-    none = linear_disclosures("p0", ["p1"], None, options_of(), "ou", {"p0": 0, "p1": 0})
-    assert any("of no row the labels by itself" in said for said in none["p1"])
+    part = played.results["p1"]
+    learned = said(list(tables), part, coordinator=False)
+    assert any("the labels of 2 rows, which stand alone" in words for words in learned["p1"])
+    assert any("of the margins of" in words for words in learned["p0"])
+    part.alone = {"p0": 0, "p1": 0}
+    none = said(list(tables), part, coordinator=False)
+    assert any("of no row the labels by itself" in words for words in none["p1"])
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_host_reads_the_label_of_a_row_that_stands_alone(label):
+def test_passive_party_reads_the_label_of_a_row_that_stands_alone(label):
     """The only row of a category in its batch has nearly all of its weight's first step."""
     tables, y = linear_tables(2, rows=240)
     row = int(np.flatnonzero(y == label)[5])
     rare = np.arange(240) == row
-    host = to_table(pd.DataFrame({"rare": rare.astype(np.float32)}))
-    played = play_logistic({**tables, "p1": host}, y, **{**KEEPING, "batch_size": 240})
+    rare_column = to_table(pd.DataFrame({"rare": rare.astype(np.float32)}))
+    played = play_logistic({**tables, "p1": rare_column}, y, **{**KEEPING, "batch_size": 240})
     assert played.results["p1"].alone["p1"] == 1
     read = 1 if played.results["p1"].coef[0] > 0 else 0
     assert read == label
@@ -327,7 +336,7 @@ def test_small_batches_are_refused(form):
         ({"mode": "paper", "encryption": "ou"}, None, "allow_insecure"),
         ({**PAPER, "encryption": "ou"}, {"allow_insecure": False}, "allow_insecure"),
         ({**PAPER, "encryption": "lattice"}, None, "encryption 'paillier' or 'ou'"),
-        ({**PAPER, "encryption": "ou", "coordinator": False}, None, "is a coordinator's"),
+        ({**PAPER, "encryption": "ou", "coordinator": False}, None, "needs a coordinator"),
         ({"encryption": "lattice", "fractional_bits": 41}, None, "at most 40"),
         ({"encryption": "lattice"}, {"period": 3}, "same period everywhere"),
     ],
@@ -337,22 +346,36 @@ def test_options_that_do_not_go_together_are_refused(changes, theirs, words):
         play_logistic(*linear_tables(2, rows=260), theirs=theirs, **changes)
 
 
-def test_a_party_with_data_must_not_coordinate():
-    from treaty.systems.logistic.setup import check_roles
+def test_roles_that_do_not_go_together_are_refused():
+    options, _ = options_of(encryption="lattice")
+    rows, lead = Place(), Place(role=LEAD, has_rows=False)
+    for places, words in (
+        ({"p0": rows, "p1": rows, LEAD: Place(role=LEAD)}, "a party with data must not coordinate"),
+        ({"p0": Place(role=LEAD, has_rows=False), "p1": rows}, "not to be the active party"),
+        ({"p0": rows, "p1": rows}, "expected a coordinator"),
+        ({"p0": rows, "p1": rows, "a": lead, "b": lead}, "at one party"),
+        ({"p0": rows, LEAD: lead}, "at least two parties with data"),
+        ({"p0": rows, "p1": Place(role="dealer"), LEAD: lead}, 'role = "dealer" at p1'),
+        ({"p0": rows, "p1": Place(edge="e"), LEAD: lead}, "edge at p1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            cast(places, "p0", options)
+    with pytest.raises(ConfigError, match="only with coordinator = true"):
+        cast({"p0": rows, "p1": rows, LEAD: lead}, "p0", options_of(coordinator=False)[0])
 
-    options = options_of(encryption="lattice")
-    with pytest.raises(ConfigError, match="brings no data"):
-        check_roles(options, "p0", ["p0", "p1"], "p1")
-    with pytest.raises(ConfigError, match="expected a coordinator"):
-        check_roles(options, "p0", ["p0", "p1"], None)
-    with pytest.raises(ConfigError, match="two data parties"):
-        check_roles(options, "p0", ["p0"], LEAD)
+
+def test_fit_plays_a_coordinator_whose_name_no_party_has():
+    options, _ = options_of()
+    assert list(helpers(["bank", "coordinator"], options)) == ["coordinator-2"]
+    assert helpers(["bank", "shop"], options_of(coordinator=False)[0]) == {}
+    (place,) = helpers(["bank", "shop"], options).values()
+    assert (place.role, place.has_rows) == ("coordinator", False)
 
 
 @pytest.mark.parametrize("form", ["lattice", "ou", "ou-paper"])
 def test_tables_of_other_rows_and_labels_of_one_class_are_refused(form):
     tables, y = linear_tables(2, rows=260)
-    with pytest.raises(DataError, match="one class"):
+    with pytest.raises(DataError, match="two classes, got 1 in 260 rows"):
         play_logistic(tables, np.ones(260), **FORMS[form])
     longer = linear_tables(2, rows=270)[0]
     with pytest.raises(DataError, match="260 rows at p0 and 270 at p1"):
@@ -364,20 +387,23 @@ def test_a_training_that_diverges_says_so():
         play_logistic(*linear_tables(2, rows=260), encryption="lattice", protocol="sgd", learning_rate=1e6)
 
 
-def test_weights_of_rows_are_refused():
-    from systems.logistic.playing import LEAD
-    from treaty.systems.logistic import roles as quasi_newton
-    from treaty.systems.pooled.training import Labelled
-
+def test_weights_of_rows_and_more_classes_are_refused():
     tables, y = linear_tables(2, rows=260)
+
+    def weighted(party):
+        seat = seat_of(party, tables, y, encryption="lattice")
+        seat.data = dataclasses.replace(seat.rows, weight=np.ones(260))
+        return active(seat)
+
+    def of_three(party):
+        seat = seat_of(party, tables, y, encryption="lattice")
+        seat.classes = ["a", "b", "c"]
+        return active(seat)
+
     with pytest.raises(ConfigError, match="sample_weight"):
-        play_logistic(
-            tables, y, encryption="lattice",
-            replace={"p0": lambda party: quasi_newton.guest(
-                party, Labelled(tables["p0"], y, np.ones(260)), options_of(encryption="lattice"),
-                parties=list(tables), coordinator=LEAD, classes=[0, 1],
-            )},
-        )  # fmt: skip
+        play_logistic(tables, y, encryption="lattice", replace={"p0": weighted})
+    with pytest.raises(DataError, match="two classes, got 3 in 260 rows"):
+        play_logistic(tables, y, encryption="lattice", replace={"p0": of_three})
 
 
 def test_numbers_that_the_coordinator_decrypts_are_uniform():
@@ -385,8 +411,8 @@ def test_numbers_that_the_coordinator_decrypts_are_uniform():
     played = play_logistic(tables, y, encryption="ou", protocol="sgd", max_iter=12, insecure_test_key_bits=768)
     top = []
     for entry in played.transcripts[LEAD].entries:
-        if (entry.direction, entry.step) == ("sent", Opened.__name__):
-            numbers = decode_body(entry.content, Opened, peer=LEAD).numbers
+        if (entry.direction, entry.step) == ("sent", DecryptedProducts.__name__):
+            numbers = decode_body(entry.content, DecryptedProducts, peer=LEAD).numbers
             top += [
                 x.bit_length() for x in from_words(view(numbers, np.uint64, (None, None), peer=LEAD, what="numbers"))
             ]
@@ -402,9 +428,9 @@ def test_labels_have_an_entry_of_their_own_in_the_ledger(tmp_path):
     tables, y = linear_tables(2, rows=260)
     spent = []
     for name in ("other", "label"):
-        guest = to_table(pd.DataFrame(dict(zip(["intercept", name], tables["p0"].columns[:2], strict=True))))
-        given = {**KEEPING, "random_state": 7, "kept": tmp_path / name}
-        play_logistic({**tables, "p0": guest}, y, **given)
+        columns = to_table(pd.DataFrame(dict(zip(["intercept", name], tables["p0"].columns[:2], strict=True))))
+        given = {**KEEPING, "random_state": 7, "store": tmp_path / name}
+        play_logistic({**tables, "p0": columns}, y, **given)
         with HintStore(hints_folder(tmp_path / name, "p0")) as store:
             spent.append([store.spent([entry]) for entry in ("intercept", name, LABEL, INTERCEPT)])
     assert spent[0] == spent[1]

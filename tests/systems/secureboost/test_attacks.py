@@ -25,8 +25,7 @@ from treaty.privacy.commitment import audit_tree, commit
 from treaty.privacy.label_rr import randomise_labels
 from treaty.runs.transcripts import node_sets_from_transcript
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.vertical import encrypted_columns
+from treaty.systems.vertical import encrypted, encrypted_columns
 from treaty.systems.vertical.encrypted_columns import SplitColumns, TreeStart, unpack
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
@@ -183,7 +182,7 @@ class ActiveParty:
         start_tree, sums, make_client = (
             encrypted_columns.EncryptedGradients.start_tree,
             encrypted_columns.PassiveColumns.sums,
-            secureboost.make_client,
+            encrypted.make_client,
         )
 
         def sending(gradients, peer, grad, hess, rows, columns):
@@ -207,7 +206,7 @@ class ActiveParty:
         monkeypatch.setattr(encrypted_columns.EncryptedGradients, "start_tree", sending)
         monkeypatch.setattr(encrypted_columns, "commit", committing)
         monkeypatch.setattr(encrypted_columns.PassiveColumns, "sums", watching)
-        monkeypatch.setattr(secureboost, "make_client", keeping)
+        monkeypatch.setattr(encrypted, "make_client", keeping)
         self.tables, self.y = tables, y
 
     def train(self):

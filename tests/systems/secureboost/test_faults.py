@@ -8,21 +8,20 @@ import time
 import numpy as np
 import pytest
 
-from systems.vertical.playing import play_training, tables_and_labels
+from systems.vertical.playing import OPTIONS, play_training, seat_of, star_of, tables_and_labels
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerError, PeerProtocolError, TreatyError
-from treaty.messaging.agreement import agree
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.messages import Array
 from treaty.messaging.party import Party, run_role
 from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.secureboost.roles import Setup
-from treaty.systems.tree_options import TreeOptions
-from treaty.systems.vertical.active import terms
+from treaty.systems.vertical import column_owner
+from treaty.systems.vertical.active import agree_on_terms
 from treaty.systems.vertical.decisions import DecideRequest
+from treaty.systems.vertical.encrypted import Setup
 from treaty.systems.vertical.encrypted_columns import (
+    BinLayout,
     Hint,
-    Layout,
     SplitAnswer,
     SplitRequest,
     Sums,
@@ -48,22 +47,11 @@ def watched(name, role):
 
 
 def roles_of(tables, y, options):
-    from treaty.systems.pooled.training import Labelled
+    def role(party):
+        program = secureboost.active if party.name == "p0" else secureboost.passive
+        return program(seat_of(party, tables, y, options))
 
-    chosen = TreeOptions(**options)
-    return {
-        "p0": watched(
-            "p0",
-            lambda party: secureboost.active(
-                party, Labelled(tables["p0"], y), chosen, parties=list(tables), classes=[0, 1]
-            ),
-        ),
-        **{
-            name: watched(name, lambda party, name=name: secureboost.passive(party, tables[name], chosen))
-            for name in tables
-            if name != "p0"
-        },
-    }
+    return {name: watched(name, role) for name in tables}
 
 
 def test_a_passive_party_dying_in_the_second_tree_leaves_the_first():
@@ -78,9 +66,7 @@ def test_a_passive_party_dying_in_the_second_tree_leaves_the_first():
                 kept["died"] = time.monotonic()
                 raise KeyboardInterrupt
 
-        from systems.vertical.playing import OPTIONS
-
-        return secureboost.passive(party, tables["p1"], TreeOptions(**OPTIONS), progress=stop)
+        return secureboost.passive(seat_of(party, tables, y, OPTIONS, progress=stop))
 
     with pytest.raises(KeyboardInterrupt):
         play_training(tables, y, replace={"p1": dying}, progress=lambda done, part: kept.__setitem__("p0", part))
@@ -91,13 +77,11 @@ def test_a_passive_party_dying_in_the_second_tree_leaves_the_first():
 
 
 def test_differing_options_are_named_at_every_party():
-    from systems.vertical.playing import OPTIONS
-
     tables, y = tables_and_labels()
     SEEN.clear()
     roles = roles_of(tables, y, OPTIONS)
-    other = TreeOptions(**{**OPTIONS, "max_bin": 16})
-    roles["p2"] = watched("p2", lambda party: secureboost.passive(party, tables["p2"], other))
+    other = {**OPTIONS, "max_bin": 16}
+    roles["p2"] = watched("p2", lambda party: secureboost.passive(seat_of(party, tables, y, other)))
     with pytest.raises(ConfigError):
         play_training(tables, y, replace=roles)
     assert set(SEEN) == {"p0", "p1", "p2"}
@@ -109,8 +93,6 @@ def test_differing_row_counts_are_named_at_every_party():
     tables, y = tables_and_labels()
     shorter, _ = tables_and_labels(rows=200)
     SEEN.clear()
-    from systems.vertical.playing import OPTIONS
-
     roles = roles_of({**tables, "p1": shorter["p1"]}, y, OPTIONS)
     with pytest.raises(ConfigError):
         play_training(tables, y, replace=roles)
@@ -120,14 +102,11 @@ def test_differing_row_counts_are_named_at_every_party():
 
 def hostile_passive(tables, **bad):
     """Follow the protocol as p1, but send `bad` in place of the message of that name."""
-    from systems.vertical.playing import OPTIONS
-
-    options = TreeOptions(**OPTIONS)
 
     def run(party):
         honest_send = party.send
         party.send = lambda to, message: honest_send(to, bad.get(type(message).__name__, lambda m: m)(message))
-        return secureboost.passive(party, tables["p1"], options)
+        return secureboost.passive(seat_of(party, tables, np.zeros(0), OPTIONS))
 
     return run
 
@@ -135,9 +114,9 @@ def hostile_passive(tables, **bad):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("Layout", lambda m: Layout(Array.of(np.array([0, 5, 3], np.int32)), m.categorical)),
-        ("Layout", lambda m: Layout(m.offsets, Array.of(np.zeros(3)))),
-        ("Layout", lambda m: Layout(Array.of(np.arange(0, 10_000, 999, dtype=np.int32)), m.categorical)),
+        ("BinLayout", lambda m: BinLayout(Array.of(np.array([0, 5, 3], np.int32)), m.categorical)),
+        ("BinLayout", lambda m: BinLayout(m.offsets, Array.of(np.zeros(3)))),
+        ("BinLayout", lambda m: BinLayout(Array.of(np.arange(0, 10_000, 999, dtype=np.int32)), m.categorical)),
         ("Hint", lambda m: Hint([])),
         ("Hint", lambda m: Hint(pack([np.full(3, 10**6, np.int64)]))),
         ("Sums", lambda m: Sums(m.payload[:-1])),
@@ -145,14 +124,12 @@ def hostile_passive(tables, **bad):
         ("Sums", lambda m: Sums([Array("object", a.shape, a.data) for a in m.payload])),
         ("SplitAnswer", lambda m: SplitAnswer(Array.of(np.array([-1], np.int32)), m.left)),
         ("SplitAnswer", lambda m: SplitAnswer(m.records, Array.of(np.zeros(1, np.uint8)))),
-        ("SplitAnswer", lambda m: Layout(m.records, m.left)),
+        ("SplitAnswer", lambda m: BinLayout(m.records, m.left)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_malformed_answers_end_the_job_at_every_party(name, change):
     tables, y = tables_and_labels()
-    from systems.vertical.playing import OPTIONS
-
     SEEN.clear()
     roles = roles_of(tables, y, OPTIONS)
     roles["p1"] = watched("p1", hostile_passive(tables, **{name: change}))
@@ -186,8 +163,6 @@ def test_malformed_answers_end_the_job_at_every_party(name, change):
 )
 def test_malformed_requests_end_the_job_at_every_party(name, change):
     tables, y = tables_and_labels(parties=2)
-    from systems.vertical.playing import OPTIONS
-
     SEEN.clear()
     roles = roles_of(tables, y, OPTIONS)
     honest = roles["p0"]
@@ -210,31 +185,25 @@ def test_malformed_requests_end_the_job_at_every_party(name, change):
     assert str(caught.value)
 
 
-def test_an_own_shorter_key_is_refused_by_the_others():
-    from systems.vertical.playing import OPTIONS
-
+def test_an_own_shorter_key_is_refused_by_the_others(monkeypatch):
     tables, y = tables_and_labels(parties=2)
-    honest = TreeOptions(**{k: v for k, v in OPTIONS.items() if k != "insecure_test_key_bits"})
+    honest = {name: value for name, value in OPTIONS.items() if name != "insecure_test_key_bits"}
 
     def trusting(party):  # agrees to anything, but accepts no weak key
-        agree(party, terms(TreeOptions(**OPTIONS), tables["p1"].n_rows, []))
-        secureboost.agree, kept = (lambda *_: None), secureboost.agree
-        try:
-            return secureboost.passive(party, tables["p1"], honest)
-        finally:
-            secureboost.agree = kept
+        seat = seat_of(party, tables, y, honest)
+        agree_on_terms(seat_of(party, tables, y, OPTIONS))
+        monkeypatch.setattr(column_owner, "agree_on_terms", lambda seat: None)  # which the active one calls in `active`
+        return secureboost.passive(seat)
 
     with pytest.raises(CryptoError, match="512"):
         play_training(tables, y, replace={"p1": trusting})
 
 
 def test_an_oversized_message_is_one_error_at_every_party():
-    from systems.vertical.playing import OPTIONS
-
     tables, y = tables_and_labels()
     names = list(tables)
     identities = {name: make_identity(name) for name in names}
-    links = {"p0": ["p1", "p2"], "p1": ["p0"], "p2": ["p0"]}
+    links = star_of(tables)
     channels = {
         name: GrpcChannel(
             name, "127.0.0.1:0", key=identities[name].key, certificate=identities[name].certificate,

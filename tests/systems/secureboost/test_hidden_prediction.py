@@ -9,24 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from systems.vertical.trained_models import grow, predict, split_table, take
+from systems.vertical.trained_models import at, grow, predict, split_table, take
 from treaty.crypto.additive.montgomery import from_words
 from treaty.errors import ConfigError, DataError, PeerProtocolError, TreatyError
 from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, decode_body
-from treaty.systems.secureboost import (
-    hidden_prediction as hidden_inference,
-)
-from treaty.systems.secureboost import (
-    hidden_sums,
-    hidden_terms,
-)
+from treaty.models.decisions import leaves
+from treaty.systems.secureboost import hidden_prediction, hidden_sums, hidden_terms
 from treaty.systems.secureboost.hidden_prediction import (
-    Key,
-    Sealed,
+    ChainKey,
+    EncryptedGains,
+    EncryptedTotals,
+    PredictionKey,
+    SealedTerms,
     Station,
-    Totals,
-    Weights,
     hidden_active,
     hidden_passive,
 )
@@ -36,22 +32,28 @@ from treaty.systems.secureboost.hidden_terms import (
     make_route,
     make_terms,
     pack_gains,
-    weights,
+    values_and_gains,
 )
-from treaty.systems.vertical import decisions
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.vertical.decisions import Decisions, RecordCount, collect, predict_active, predict_passive
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, leaves_from_values, margins_from_values
 from trees.test_ensemble import _random_forest
 
 BITS = 512  # of test keys: two outputs in a plaintext
 
 
-def play_hidden(parts, tables, replace=None, bits=BITS, **options):
-    return predict(
-        lambda party: hidden_active(party, parts["p0"], tables["p0"], insecure_test_key_bits=bits, **options),
-        lambda party: hidden_passive(party, parts[party.name], tables[party.name], insecure_test_key_bits=bits),
-        list(tables),
-        replace,
-    )
+def key_of(bits=BITS):
+    """Return options with keys of test size."""
+    return SecureBoost(he_inference=True, insecure_test_key_bits=bits)
+
+
+def play_hidden(parts, tables, replace=None, bits=BITS, **fields):
+    active = at(hidden_active, parts, tables, key_of(bits), **fields)
+    return predict(active, at(hidden_passive, parts, tables, key_of(bits)), list(tables), replace)
+
+
+def play_plain(parts, tables, active=predict_active):
+    return predict(at(active, parts, tables), at(predict_passive, parts, tables), list(tables))
 
 
 def pooled(parts, tables):
@@ -65,8 +67,8 @@ def pooled(parts, tables):
     largest = max(np.abs(tree.value).max() for tree in forest.trees)
     unit = 2.0 ** (np.frexp(largest)[1] - PRECISION_BITS)
     exact = np.zeros(plain.shape)
-    for number, leaves in enumerate(leaves_from_values(forest.trees, splits, matrix).T):
-        exact[:, number % n_outputs] += np.rint(forest.trees[number].value / unit)[leaves]
+    for number, ends in enumerate(leaves_from_values(forest.trees, splits, matrix).T):
+        exact[:, number % n_outputs] += np.rint(forest.trees[number].value / unit)[ends]
     return plain, base + exact * unit, unit
 
 
@@ -88,11 +90,11 @@ def test_batches_and_threads_do_not_change_the_margins(monkeypatch):
     parts, tables = grow(frames, y, "multiclass")
     some = take(tables, slice(0, 75))
     whole = play_hidden(parts, some).results["p0"]
-    monkeypatch.setattr(hidden_inference, "BATCH_BYTES", 1)  # eight rows each
+    monkeypatch.setattr(hidden_prediction, "BATCH_BYTES", 1)  # eight rows each
     told = []
-    batched = play_hidden(parts, some, threads=2, progress=lambda done, rows: told.append((done, rows)))
+    batched = play_hidden(parts, some, threads=2, phase=lambda title, done, rows: told.append((title, done, rows)))
     np.testing.assert_array_equal(batched.results["p0"], whole)
-    assert told == [(min(8 * k, 75) + 75 * group, 150) for group in range(2) for k in range(1, 11)]
+    assert told == [("predicting", min(8 * k, 75) + 75 * group, 150) for group in range(2) for k in range(1, 11)]
 
 
 @pytest.mark.parametrize("bits", [256, 768, 1280], ids=["one-output", "three-outputs", "two-rows-of-three-outputs"])
@@ -136,19 +138,18 @@ def test_a_model_of_own_splits_alone_needs_no_ciphertext():
     parts, tables = grow(frames, y, "binary")
     played = play_hidden(parts, tables)
     np.testing.assert_array_equal(played.results["p0"], pooled(parts, tables)[1])
-    assert "Weights" not in {entry.step for entry in played.transcripts["p0"].entries}
+    assert "EncryptedGains" not in {entry.step for entry in played.transcripts["p0"].entries}
 
 
 # ---------------------------------------------------------------- what is learnt
 
 TO_ACTIVE = {
-    kind.__name__: kind
-    for kind in (Terms, Verdict, hidden_inference.Holding, Sealed, Totals, decisions.Held, decisions.Decisions)
+    kind.__name__: kind for kind in (Terms, Verdict, ChainKey, SealedTerms, EncryptedTotals, RecordCount, Decisions)
 }
 
 
 def received(played, name, step):
-    kinds = {"Weights": Weights, "Key": Key, "Station": Station, **TO_ACTIVE}
+    kinds = {"EncryptedGains": EncryptedGains, "PredictionKey": PredictionKey, "Station": Station, **TO_ACTIVE}
     return [
         decode_body(entry.content, kinds[step], peer=entry.peer)
         for entry in played.transcripts[name].entries
@@ -178,36 +179,32 @@ def test_decisions_stand_in_no_message_to_the_active_party():
     assert len(parts["p1"].splits)
     assert len(parts["p2"].splits)
     assert not shown_decisions(play_hidden(parts, tables), parts, tables)
-    plain = predict(
-        lambda party: decisions.predict_active(party, parts["p0"], tables["p0"]),
-        lambda party: decisions.predict_passive(party, parts[party.name], tables[party.name]),
-        list(tables),
-    )
+    plain = play_plain(parts, tables)
     owned = {(name, record) for name in ("p1", "p2") for record in range(len(parts[name].splits))}
     assert shown_decisions(plain, parts, tables) == owned, "the search finds what plain prediction shows"
 
 
 def products_of_kept(played, parts, tables):
     """Return each row's product of the ciphertexts its decisions keep, and what the only passive party sent back."""
-    (key,), (station,) = received(played, "p1", "Key"), received(played, "p1", "Station")
+    (key,), (station,) = received(played, "p1", "PredictionKey"), received(played, "p1", "Station")
     n, g, _ = from_words(np.frombuffer(key.numbers.data, np.uint64).reshape(3, -1))
     words = key.numbers.shape[1]
-    radix = hidden_sums.Adder(hidden_inference._read_key(key, "p0", BITS), 1)._key.modulus.radix
-    (weights_,), (totals,) = received(played, "p1", "Weights"), received(played, "p0", "Totals")
-    terms = np.frombuffer(weights_.ciphertexts.data, np.uint64).reshape(*weights_.ciphertexts.shape)
+    radix = hidden_sums.Adder(hidden_prediction._read_key(key, "p0", BITS), 1)._key.modulus.radix
+    (gains,), (totals,) = received(played, "p1", "EncryptedGains"), received(played, "p0", "EncryptedTotals")
+    terms = np.frombuffer(gains.ciphertexts.data, np.uint64).reshape(*gains.ciphertexts.shape)
     term, record = (np.frombuffer(array.data, np.int32) for array in (station.term, station.record))
     left = np.frombuffer(station.left.data, np.bool_)
     packed = parts["p1"].splits.decide(tables["p1"].matrix())
     sides = np.unpackbits(packed, axis=1, count=len(terms)).astype(bool)
     away = pow(radix, -1, n)
-    nothing = pow(g, hidden_terms.NOTHING, n)
+    no_gain = pow(g, hidden_terms.NO_GAIN, n)
     expected = []
     for row in range(len(terms)):
         met = sides[record, row] == left
         product = 1
         for t in range(terms.shape[1]):
             ciphertext = int.from_bytes(terms[row, t].tobytes(), "little") * away % n
-            product = product * (ciphertext if met[term == t].all() else nothing) % n
+            product = product * (ciphertext if met[term == t].all() else no_gain) % n
         expected.append(product)
     back = np.frombuffer(totals.ciphertexts.data, np.uint64).reshape(-1, words)
     return expected, [c * away % n for c in from_words(back)], n
@@ -219,10 +216,10 @@ def test_sums_come_back_unrecognisable_to_the_owner_of_the_key(monkeypatch, blin
     parts, tables = grow(frames, y, "binary")
     some = take(tables, slice(0, 9))
     monkeypatch.setattr(hidden_sums, "fields_of", lambda key: 1)  # a row in each ciphertext
-    monkeypatch.setattr(hidden_inference, "fields_of", lambda key: 1)
+    monkeypatch.setattr(hidden_prediction, "fields_of", lambda key: 1)
     keys = []
-    make = hidden_inference.generate_key
-    monkeypatch.setattr(hidden_inference, "generate_key", lambda *a, **k: keys.append(make(*a, **k)) or keys[-1])
+    make = hidden_prediction.generate_key
+    monkeypatch.setattr(hidden_prediction, "generate_key", lambda *a, **k: keys.append(make(*a, **k)) or keys[-1])
     if not blinded:
         exponents = hidden_sums.Randomiser.exponents
         monkeypatch.setattr(hidden_sums.Randomiser, "exponents", lambda self, rows: exponents(self, rows) * 0)
@@ -244,13 +241,13 @@ def test_no_two_ciphertexts_sent_are_alike_and_sealed_ones_cannot_be_read(monkey
     played = play_hidden(parts, take(tables, slice(0, 50)))
     (station,) = received(played, "p2", "Station")
     assert station.passed > 0, "no term of both: the test would prove nothing"
-    ((first,), (second,)) = received(played, "p1", "Weights"), received(played, "p2", "Weights")
+    ((first,), (second,)) = received(played, "p1", "EncryptedGains"), received(played, "p2", "EncryptedGains")
     size = 8 * first.ciphertexts.shape[-1]
     (content,) = opened
     sent = b"".join(bytes(m.ciphertexts.data) for m in (first, second)) + content
     ciphertexts = [sent[at : at + size] for at in range(0, len(sent), size)]
     assert len(set(ciphertexts)) == len(ciphertexts)
-    (sealed,) = received(played, "p0", "Sealed")
+    (sealed,) = received(played, "p0", "SealedTerms")
     assert all(content[at : at + 16] not in bytes(sealed.box.data) for at in range(0, len(content), size))
     assert bytes(sealed.box.data) == bytes(second.box.data), "the active party only carries it"
 
@@ -294,20 +291,16 @@ def test_the_margin_of_a_few_trees_gives_their_leaves_away():
     margins = play_hidden(parts, some).results["p0"][:, 0]
     trees, unit = parts["p0"].forest.trees, pooled(parts, some)[2]
     sides = np.unpackbits(parts["p0"].splits.decide(some["p0"].matrix()), axis=1, count=30)
-    plain = predict(
-        lambda party: decisions.leaves(decisions.collect(party, parts["p0"], some["p0"])),
-        lambda party: decisions.predict_passive(party, parts[party.name], some[party.name]),
-        list(some),
-    )
+    ends = leaves(play_plain(parts, some, collect).results["p0"])
     right = 0
     for row, margin in enumerate(margins):
         within = [leaves_within_reach(tree, sides, row) for tree in trees]
         found = [
-            leaves
-            for leaves in itertools.product(*within)
-            if sum(np.rint(tree.value[leaf] / unit) for tree, leaf in zip(trees, leaves, strict=True)) == margin / unit
+            chosen
+            for chosen in itertools.product(*within)
+            if sum(np.rint(tree.value[leaf] / unit) for tree, leaf in zip(trees, chosen, strict=True)) == margin / unit
         ]
-        right += found == [tuple(plain.results["p0"][row])]
+        right += found == [tuple(ends[row])]
     assert right == 30
 
 
@@ -324,7 +317,7 @@ def test_an_absent_owner_is_named():
 def test_plain_and_hidden_prediction_do_not_mix():
     frames, y = split_table("binary", 2)
     parts, tables = grow(frames, y, "binary")
-    plain = {"p1": lambda party: decisions.predict_passive(party, parts["p1"], tables["p1"])}
+    plain = {"p1": at(predict_passive, parts, tables)}
     with pytest.raises(ConfigError, match="he_inference"):
         play_hidden(parts, tables, plain)
 
@@ -360,8 +353,10 @@ def tampering(role, step, change):
 
 
 OF_ACTIVE = {
-    "key-too-short": ("Key", lambda m: changed(m, numbers=Array.of(np.full((3, 2), 5, np.uint64))), "at Key"),
-    "key-shape": ("Key", lambda m: changed(m, numbers=Array.of(np.zeros(3, np.uint64))), r"Key\.numbers"),
+    "key-too-short": ("PredictionKey", lambda m: changed(m, numbers=Array.of(np.full((3, 2), 5, np.uint64))),
+                      "at PredictionKey"),
+    "key-shape": ("PredictionKey", lambda m: changed(m, numbers=Array.of(np.zeros(3, np.uint64))),
+                  r"PredictionKey\.numbers"),
     "outputs": ("Station", lambda m: changed(m, outputs=9), "at most 2 outputs"),
     "onwards-length": ("Station", lambda m: changed(m, onwards=Array.of(np.zeros(1, bool))), r"Station\.onwards"),
     "onwards-nobody": ("Station", lambda m: changed(m, onwards=Array.of(np.ones(m.fresh, bool))), "neighbour"),
@@ -370,12 +365,14 @@ OF_ACTIVE = {
     "negative-record": ("Station", lambda m: changed(m, record=Array.of(np.full(m.term.shape, -1, np.int32))), "below"),
     "neighbour-key": ("Station", lambda m: changed(m, after=Array.of(np.zeros(32, np.uint8))), r"Station\.after"),
     "short-neighbour-key": ("Station", lambda m: changed(m, after=Array.of(np.ones(3, np.uint8))), r"Station\.after"),
-    "no-rows": ("Weights", lambda m: changed(m, ciphertexts=Array.of(np.zeros((0, *m.ciphertexts.shape[1:]), "u8"))),
-                "eights of the 24 rows"),
-    "ciphertext-zero": ("Weights", lambda m: changed(m, ciphertexts=Array.of(np.zeros(m.ciphertexts.shape, "u8"))),
+    "no-rows": ("EncryptedGains",
+                lambda m: changed(m, ciphertexts=Array.of(np.zeros((0, *m.ciphertexts.shape[1:]), "u8"))),
+                "8 or all of the 24 rows"),
+    "ciphertext-zero": ("EncryptedGains",
+                        lambda m: changed(m, ciphertexts=Array.of(np.zeros(m.ciphertexts.shape, "u8"))),
                         r"ciphertexts in \[1, n\)"),
-    "ciphertext-shape": ("Weights", lambda m: changed(m, ciphertexts=Array.of(np.zeros((3, 3), np.uint64))),
-                         r"Weights\.ciphertexts"),
+    "ciphertext-shape": ("EncryptedGains", lambda m: changed(m, ciphertexts=Array.of(np.zeros((3, 3), np.uint64))),
+                         r"EncryptedGains\.ciphertexts"),
 }  # fmt: skip
 
 
@@ -391,9 +388,7 @@ def test_a_malformed_message_of_the_active_party_names_it(two, case):
     parts, tables = two
     step, change, expected = OF_ACTIVE[case]
 
-    def active(party):
-        return hidden_active(party, parts["p0"], tables["p0"], insecure_test_key_bits=BITS)
-
+    active = at(hidden_active, parts, tables, key_of())
     with pytest.raises(PeerProtocolError, match=expected) as caught:
         play_hidden(parts, tables, {"p0": tampering(active, step, change)})
     assert caught.value.peer == "p0"
@@ -403,22 +398,21 @@ def test_a_malformed_message_of_the_active_party_names_it(two, case):
     ("change", "expected"),
     [
         pytest.param(lambda a: np.zeros_like(a), r"\[1, n\)", id="zero"),
-        pytest.param(lambda a: a[:0], r"Totals\.ciphertexts", id="none"),
-        pytest.param(lambda a: a // np.uint64(2), r"Totals\.ciphertexts", id="no-ciphertext-or-no-sum"),
+        pytest.param(lambda a: a[:0], r"EncryptedTotals\.ciphertexts", id="none"),
+        pytest.param(lambda a: a // np.uint64(2), r"EncryptedTotals\.ciphertexts", id="no-ciphertext-or-no-sum"),
     ],
 )
 def test_malformed_totals_name_the_passive_party(two, change, expected):
     parts, tables = two
 
-    def passive(party):
-        return hidden_passive(party, parts["p1"], tables["p1"], insecure_test_key_bits=BITS)
+    passive = at(hidden_passive, parts, tables, key_of())
 
     def totals(message):
         sent = np.frombuffer(message.ciphertexts.data, np.uint64).reshape(message.ciphertexts.shape)
-        return Totals(Array.of(change(sent)))
+        return EncryptedTotals(Array.of(change(sent)))
 
     with pytest.raises(PeerProtocolError, match=expected) as caught:
-        play_hidden(parts, tables, {"p1": tampering(passive, "Totals", totals)})
+        play_hidden(parts, tables, {"p1": tampering(passive, "EncryptedTotals", totals)})
     assert caught.value.peer == "p1"
 
 
@@ -427,8 +421,7 @@ def test_a_box_changed_on_its_way_is_refused():
     parts, tables = grow(frames, y, "binary", n_estimators=2)
     tables = take(tables, slice(0, 16))
 
-    def active(party):
-        return hidden_active(party, parts["p0"], tables["p0"], insecure_test_key_bits=BITS)
+    active = at(hidden_active, parts, tables, key_of())
 
     def change(message):
         box = np.frombuffer(message.box.data, np.uint8).copy()
@@ -436,12 +429,12 @@ def test_a_box_changed_on_its_way_is_refused():
         return changed(message, box=Array.of(box))
 
     with pytest.raises(PeerProtocolError, match="party before sealed"):
-        play_hidden(parts, tables, {"p0": tampering(active, "Weights", change)})
+        play_hidden(parts, tables, {"p0": tampering(active, "EncryptedGains", change)})
 
 
 def test_a_real_key_is_demanded_where_no_test_key_is_allowed(two):
     parts, tables = two
-    strict = {"p1": lambda party: hidden_passive(party, parts["p1"], tables["p1"])}
+    strict = {"p1": at(hidden_passive, parts, tables, SecureBoost(he_inference=True))}
     with pytest.raises(PeerProtocolError, match="key of"):
         play_hidden(parts, tables, strict)
 
@@ -467,8 +460,8 @@ def test_terms_kept_along_the_route_add_up_to_the_leaf_values(seed, n_owners, n_
         np.unpackbits(table.decide(part), axis=1, count=n_rows).astype(bool)
         for table, part in zip(tables, matrices, strict=True)
     ]
-    values, gains = weights(terms, sides[own])
-    assert np.abs(gains).max(initial=0) <= hidden_terms.NOTHING
+    values, gains = values_and_gains(terms, sides[own])
+    assert np.abs(gains).max(initial=0) <= hidden_terms.NO_GAIN
     conditions = find_conditions(terms)
     met = np.ones(gains.shape, bool)
     for t, s, r, left in zip(conditions.term, conditions.source, conditions.record, conditions.left, strict=True):
@@ -476,8 +469,8 @@ def test_terms_kept_along_the_route_add_up_to_the_leaf_values(seed, n_owners, n_
         met[t] &= sides[s][r] == left
     total = values + np.array([(gains * met)[terms.tree == k].sum(axis=0) for k in range(len(trees))])
     splits = join_splits(tables, [part.shape[1] for part in matrices])
-    leaves = leaves_from_values(trees, splits, np.hstack(matrices))
-    expected = [np.rint(np.ldexp(tree.value, exponent))[leaf] for tree, leaf in zip(trees, leaves.T, strict=True)]
+    ends = leaves_from_values(trees, splits, np.hstack(matrices))
+    expected = [np.rint(np.ldexp(tree.value, exponent))[leaf] for tree, leaf in zip(trees, ends.T, strict=True)]
     np.testing.assert_array_equal(total, expected)
     route = make_route(conditions, len(terms.node))
     started, ended = [], []
@@ -496,7 +489,7 @@ def test_terms_kept_along_the_route_add_up_to_the_leaf_values(seed, n_owners, n_
 )  # fmt: skip
 def test_packed_gains_add_up_to_what_unpacking_returns(n_rows, rows_each, n_fields, n_terms, seed, limit):
     rng = np.random.default_rng(seed)
-    most = hidden_terms.NOTHING
+    most = hidden_terms.NO_GAIN
     gains = rng.integers(-most, most + 1, (n_terms, n_rows))
     if limit:
         gains = np.sign(gains) * most

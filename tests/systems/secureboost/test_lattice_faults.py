@@ -10,11 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from systems.secureboost.test_faults import SEEN, roles_of, watched
-from systems.vertical.playing import OPTIONS, play_training, tables_and_labels
+from systems.vertical.playing import OPTIONS, play_training, seat_of, tables_and_labels
 from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.tree_options import TreeOptions
 from treaty.systems.vertical.encrypted_columns import Hint, Sums, pack
 
 LATTICE = {**OPTIONS, "encryption": "lattice", "max_bin": 6}
@@ -196,7 +195,7 @@ REQUESTS = {
         "column",
         "SumsRequest",
         lambda m: replace(m, last=False),
-        "expected SumsRequest before SplitRequest",
+        "expected SumsRequest or TreeEnd of round 1, got SplitRequest",
     ),
     "another cipher": (
         "column",
@@ -238,7 +237,7 @@ def test_a_passive_party_killed_within_a_tree_ends_the_job_and_finished_trees_st
             return send(to, message)
 
         party.send = sending
-        return secureboost.passive(party, tables["p1"], TreeOptions(**LATTICE))
+        return secureboost.passive(seat_of(party, tables, y, LATTICE))
 
     SEEN.clear()
     roles = roles_of(tables, y, LATTICE) | {"p1": watched("p1", dying)}

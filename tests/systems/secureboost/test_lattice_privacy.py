@@ -23,8 +23,7 @@ from treaty.crypto.lattice.linear_map import LinearMapClient
 from treaty.crypto.lattice.parameters import DEGREE, PRIMES
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
 from treaty.models.trees import forest_of
-from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.vertical import column_owner, encrypted_columns, public_seed
+from treaty.systems.vertical import column_owner, encrypted, encrypted_columns, public_seed
 
 SEED_TO_PASSIVE = (public_seed.SeedOffer, public_seed.SeedCommitments, public_seed.SeedShares)
 LATTICE_TO_PASSIVE = {**TO_PASSIVE, **{kind.__name__: kind for kind in SEED_TO_PASSIVE}}
@@ -145,7 +144,7 @@ def test_active_transcripts_hold_no_values_names_or_thresholds(reveal):
     played = train(tables, y, reveal=reveal)
     messages = list(received(played.transcripts["p0"], LATTICE_TO_ACTIVE))
     steps = {step for step, _, _ in messages}
-    assert {"Layout", "Hint", "Sums", "SeedShare"} <= steps
+    assert {"BinLayout", "Hint", "Sums", "SeedShare"} <= steps
     assert ("SplitColumns" in steps, "SplitAnswer" in steps) == (reveal == "column", reveal == "node")
     for name in ("p1", "p2"):
         assert len(played.results[name].splits), "no split of this party: the search would prove nothing"
@@ -175,9 +174,9 @@ def test_the_search_finds_a_planted_leak(monkeypatch, samples, what):
 
     grad = np.frombuffer(secrets_of_active(tables, y)["gradients"][0], np.int64)
     monkeypatch.setattr(encrypted_columns.EncryptedGradients, "ask", asking)
-    for module in (secureboost, encrypted_columns, column_owner):
+    for module in (encrypted, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "pack", lambda payload: pack([*payload, planted()]))
-    for module in (secureboost, encrypted_columns):
+    for module in (encrypted, encrypted_columns):
         monkeypatch.setattr(module, "unpack", lambda payload, peer, of: unpack(payload[:-1], peer, of))
     played = train(tables, y)
     contents = [content for _, _, content in received(played.transcripts["p1"], LATTICE_TO_PASSIVE)]

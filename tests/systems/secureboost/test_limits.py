@@ -10,11 +10,12 @@ import pytest
 
 import treaty
 from systems.vertical.playing import play_training
-from tables import FAST_KEY, assert_same_trees
+from tables import assert_same_trees
 from treaty.data.table import to_table
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.runs import threads as simulation
+from treaty.systems.secureboost.options import SecureBoost
 from treaty.trees import columns
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.growth import grow_tree
@@ -31,7 +32,7 @@ def wide_table(rows: int, features: int, seed: int = 0) -> tuple[np.ndarray, np.
 
 
 def assert_lossless(tables: dict[str, np.ndarray], y: np.ndarray, **options) -> treaty.GBDTClassifier:
-    federated = treaty.GBDTClassifier(**FAST_KEY, **options).fit(tables, y)
+    federated = treaty.GBDTClassifier(SecureBoost(insecure_test_key_bits=512), n_jobs=1, **options).fit(tables, y)
     pooled = treaty.GBDTClassifier("pooled", **options).fit(tables, y)
     assert_same_trees(federated, pooled)
     np.testing.assert_array_equal(federated.predict_proba(tables), pooled.predict_proba(tables))

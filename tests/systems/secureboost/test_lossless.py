@@ -9,18 +9,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treaty
-from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
+from systems.vertical.lossless import unusual_tables
+from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.crypto.sums import lattice_sums
+from treaty.systems.secureboost.options import SecureBoost
 
 ESTIMATORS = {"binary": treaty.GBDTClassifier, "multiclass": treaty.GBDTClassifier, "regression": treaty.GBDTRegressor}
+FAST_KEY = SecureBoost(insecure_test_key_bits=512)
 OPTIONS = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
 
 
 def fit_both(task: str, tables: dict, y: np.ndarray, weight=None, eval_set=None, cipher=FAST_KEY, **options):
     options = {**OPTIONS, **options}
     pooled = ESTIMATORS[task]("pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
-    federated = ESTIMATORS[task](**cipher, **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
-    return federated, pooled
+    federated = ESTIMATORS[task](cipher, n_jobs=1, **options)
+    return federated.fit(tables, y, sample_weight=weight, eval_set=eval_set), pooled
 
 
 def assert_lossless(federated, pooled, tables: dict) -> None:
@@ -170,7 +173,7 @@ def test_reduced_leakage_gives_the_active_partys_own_trees_first(task):
     X, y = real_table(task)
     tables = cut(X, 2)
     options = {**OPTIONS, "n_estimators": 4}
-    reduced = treaty.GBDTClassifier(**FAST_KEY, **options, rl_trees=2).fit(tables, y)
+    reduced = treaty.GBDTClassifier(SecureBoost(insecure_test_key_bits=512, rl_trees=2), **options).fit(tables, y)
     alone = treaty.GBDTClassifier("pooled", **options).fit(tables["p0"], y)
     forest = reduced.parts_["p0"].forest
     first = 2 * forest.objective.n_outputs
@@ -183,23 +186,22 @@ def test_reduced_leakage_gives_the_active_partys_own_trees_first(task):
 def test_reduced_leakage_without_own_columns_is_refused():
     X, y = real_table("binary")
     with pytest.raises(treaty.ConfigError, match="rl_trees needs columns at the active party"):
-        treaty.GBDTClassifier(**FAST_KEY, rl_trees=1).fit({"bank": None, "shop": X}, y)
+        treaty.GBDTClassifier(SecureBoost(insecure_test_key_bits=512, rl_trees=1)).fit({"bank": None, "shop": X}, y)
 
 
 def test_a_purity_guard_on_a_regression_is_refused():
     X, y = real_table("regression")
     with pytest.raises(treaty.ConfigError, match="purity_guard is about classes"):
-        treaty.GBDTRegressor(**FAST_KEY, purity_guard=0.4).fit(cut(X, 2), y)
+        treaty.GBDTRegressor(SecureBoost(insecure_test_key_bits=512, purity_guard=0.4)).fit(cut(X, 2), y)
 
 
 # ---------------------------------------------------------------- the lattice map
 
-LATTICE = {"protocol": "secureboost", "encryption": "lattice", "n_jobs": 1}
 SMALL = {"max_bin": 6}  # a bin of a hint takes a millisecond or two
 
 
 def lattice_both(task: str, tables: dict, y: np.ndarray, weight=None, eval_set=None, reveal=None, **options):
-    cipher = {**LATTICE, "reveal": reveal}
+    cipher = SecureBoost(encryption="lattice", reveal=reveal)
     return fit_both(task, tables, y, weight, eval_set, cipher, **{**SMALL, **options})
 
 
@@ -248,18 +250,17 @@ def test_the_lattice_map_gives_the_pooled_trees_under_every_growth_option(option
 
 @REVEAL
 @pytest.mark.parametrize(
-    "options",
-    [{"purity_guard": 0.35, "max_depth": 5, "n_estimators": 5}, {"rl_trees": 1}],
+    ("guard", "options"),
+    [({"purity_guard": 0.35}, {"max_depth": 5, "n_estimators": 5}), ({"rl_trees": 1}, {})],
     ids=["purity_guard", "rl_trees"],
 )
-def test_the_lattice_map_gives_the_trees_of_the_conventional_cipher_under_guards(options, reveal):
+def test_the_lattice_map_gives_the_trees_of_the_conventional_cipher_under_guards(guard, options, reveal):
     X, y = real_table("binary")
-    tables, options = cut(with_gaps(X), 3), {**OPTIONS, **SMALL, **options}
-    conventional = treaty.GBDTClassifier(**FAST_KEY, **options).fit(tables, y)
-    lattice = treaty.GBDTClassifier(**LATTICE, reveal=reveal, **options).fit(tables, y)
-    assert_lossless(lattice, conventional, tables)
-    plain = {name: value for name, value in options.items() if name not in ("purity_guard", "rl_trees")}
-    unguarded = treaty.GBDTClassifier("pooled", **plain).fit(tables, y)
+    tables, options = cut(with_gaps(X), 3), {**OPTIONS, **SMALL, **options, "n_jobs": 1}
+    conventional = treaty.GBDTClassifier(SecureBoost(insecure_test_key_bits=512, **guard), **options).fit(tables, y)
+    lattice = treaty.GBDTClassifier(SecureBoost(encryption="lattice", reveal=reveal, **guard), **options)
+    assert_lossless(lattice.fit(tables, y), conventional, tables)
+    unguarded = treaty.GBDTClassifier("pooled", **options).fit(tables, y)
     assert not np.array_equal(lattice.predict_proba(tables), unguarded.predict_proba(tables))
 
 
@@ -273,20 +274,6 @@ def test_eval_losses_and_early_stopping_under_the_lattice_map_equal_the_pooled_o
     assert federated.evals_result_ == pooled.evals_result_
     assert federated.best_iteration_ == pooled.best_iteration_ < 39
     assert_lossless(federated, pooled, held)
-
-
-def unusual_tables() -> dict[str, dict[str, pd.DataFrame]]:
-    X, _ = real_table("binary")
-    X = X.assign(constant=1.0, nothing=np.nan, half=np.where(np.arange(len(X)) % 2, 1.0, np.nan))
-    return {
-        "no own features": {"bank": X.iloc[:, :0], "shop": X.iloc[:, :3], "telco": X.iloc[:, 3:6]},
-        "one column": {"bank": X.iloc[:, 2:5], "shop": X.iloc[:, :1]},
-        "constant and missing": {
-            "bank": X[["mean radius", "nothing"]],
-            "shop": X[["constant"]],
-            "telco": X[["nothing", "mean texture", "half"]],
-        },
-    }
 
 
 @pytest.mark.parametrize("case", unusual_tables())

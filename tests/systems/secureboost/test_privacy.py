@@ -8,20 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from systems.vertical.playing import OPTIONS, play_training, tables_and_labels
+from systems.vertical.playing import play_training, tables_and_labels
 from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.models.trees import forest_of
-from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.tree_options import TreeOptions
-from treaty.systems.vertical import (
-    active as leading,
-)
-from treaty.systems.vertical import (
-    column_owner,
-    decisions,
-    encrypted_columns,
-)
+from treaty.systems.options import public_terms
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.vertical import column_owner, decisions, encrypted, encrypted_columns
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -29,8 +23,8 @@ from treaty.trees.objectives import make_objective
 TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
-    "Setup": secureboost.Setup,
-    "HintTaken": encrypted_columns.HintTaken,
+    "Setup": encrypted.Setup,
+    "HintReceipt": encrypted_columns.HintReceipt,
     "TreeStart": encrypted_columns.TreeStart,
     "TreeEnd": encrypted_columns.TreeEnd,
     "SumsRequest": encrypted_columns.SumsRequest,
@@ -41,7 +35,7 @@ TO_PASSIVE = {
 TO_ACTIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
-    "Layout": encrypted_columns.Layout,
+    "BinLayout": encrypted_columns.BinLayout,
     "Hint": encrypted_columns.Hint,
     "Sums": encrypted_columns.Sums,
     "SplitAnswer": encrypted_columns.SplitAnswer,
@@ -135,7 +129,7 @@ def test_active_transcript_holds_only_declared_messages_without_values_names_or_
     tables, y = tables_and_labels()
     played = play_training(tables, y)
     messages = list(received(played.transcripts["p0"], TO_ACTIVE))
-    assert {"Layout", "Hint", "Sums"} <= {step for step, _, _ in messages}
+    assert {"BinLayout", "Hint", "Sums"} <= {step for step, _, _ in messages}
     for name in ("p1", "p2"):
         assert len(played.results[name].splits), "no split of this party: the search would prove nothing"
         assert not leaks([content for _, _, content in messages], secrets_of_party(tables, name, played.results[name]))
@@ -151,9 +145,9 @@ def test_the_search_finds_a_planted_leak(monkeypatch, what):
         "packed labels": np.packbits(y.astype(bool)),
     }[what]
     pack, unpack = encrypted_columns.pack, encrypted_columns.unpack
-    for module in (secureboost, encrypted_columns, column_owner):
+    for module in (encrypted, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "pack", lambda payload: pack([*payload, planted]))
-    for module in (secureboost, encrypted_columns):
+    for module in (encrypted, encrypted_columns):
         monkeypatch.setattr(module, "unpack", lambda payload, peer, of: unpack(payload[:-1], peer, of))
     played = play_training(tables, y)
     contents = [content for _, _, content in received(played.transcripts["p1"], TO_PASSIVE)]
@@ -164,9 +158,9 @@ def test_the_search_finds_a_planted_threshold_and_name(monkeypatch):
     tables, y = tables_and_labels()
     planted = [Array.of(tables["p1"].columns[0]), Array.of(np.frombuffer(b"name", np.uint8))]
     unpack = encrypted_columns.unpack
-    for module in (secureboost, encrypted_columns, column_owner):
+    for module in (encrypted, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "pack", lambda payload: [*map(Array.of, payload), *planted])
-    for module in (secureboost, encrypted_columns):
+    for module in (encrypted, encrypted_columns):
         monkeypatch.setattr(module, "unpack", lambda payload, peer, of: unpack(payload[:-2], peer, of))
     played = play_training(tables, y)
     contents = [content for _, _, content in received(played.transcripts["p0"], TO_ACTIVE)]
@@ -210,7 +204,7 @@ def test_siblings_larger_half_is_never_asked_for():
 
 
 def test_options_hold_no_seed_in_what_is_agreed():
-    terms = leading.terms(TreeOptions(**OPTIONS, random_state=7), 10, [])
+    terms = public_terms(SecureBoost(), BoostingOptions(n_estimators=2, random_state=7))
     assert "random_state" not in terms
     assert terms["n_estimators"] == 2
 

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from systems.seats import seat, split_options
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
+from treaty.messaging.party import Party
 from treaty.runs.threads import Played, play
-from treaty.systems.pooled.training import Labelled
+from treaty.systems.options import SystemOptions
 from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.tree_options import TreeOptions
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import Cast, Labelled, Seat, star
 
-OPTIONS = {"protocol": "secureboost", "insecure_test_key_bits": 512, "n_estimators": 2, "min_child_samples": 5}
+OPTIONS = {"insecure_test_key_bits": 512, "n_estimators": 2, "min_child_samples": 5}
 
 
 def tables_and_labels(parties: int = 3, rows: int = 240) -> tuple[dict[str, Table], np.ndarray]:
     X, y = real_table("binary", rows=rows)
     return {name: to_table(part, party=name) for name, part in cut(X, parties).items()}, y.astype(float)
+
+
+def seat_of(
+    party: Party,
+    tables: Mapping[str, Table],
+    y: np.ndarray,
+    given: Mapping[str, Any],
+    kind: type[SystemOptions] = SecureBoost,
+    **fields: Any,
+) -> Seat:
+    """Seat a party, p0 being active with the labels; options `given` are of all kinds, by name."""
+    options, common = split_options(given, kind)
+    if party.name in tables:
+        labels = {"classes": [0, 1]} if party.name == "p0" else {}
+        own = Labelled(tables[party.name], y if party.name == "p0" else np.zeros(0))
+        fields = {"data": own, **labels, **fields}
+    return seat(party, options, common, active="p0", owners=list(tables), **fields)
+
+
+def star_of(tables: Mapping[str, Table], *helpers: str) -> dict[str, list[str]]:
+    """Link p0 with all others, and helpers without data with everybody."""
+    cast = Cast("p0", dict.fromkeys([*tables, *helpers], "passive"), list(tables))
+    return star(cast, SecureBoost())
 
 
 def play_training(
@@ -33,17 +59,11 @@ def play_training(
     **options: Any,
 ) -> Played:
     """Train with p0 active; `replace` puts another role in a party's place."""
-    chosen = TreeOptions(**{**OPTIONS, **options})
-    theirs = TreeOptions(**{**OPTIONS, **options, **(passive_options or {})})
-    roles: dict[str, Any] = {
-        name: lambda party, name=name: secureboost.passive(party, tables[name], theirs) for name in tables
-    }
-    roles["p0"] = lambda party: secureboost.active(
-        party, Labelled(tables["p0"], y), chosen, parties=list(tables), classes=[0, 1], progress=progress
-    )
+    chosen = {**OPTIONS, **options}
+    theirs = {**chosen, **(passive_options or {})}
+    roles: dict[str, Any] = dict.fromkeys(tables, lambda party: secureboost.passive(seat_of(party, tables, y, theirs)))
+    roles["p0"] = lambda party: secureboost.active(seat_of(party, tables, y, chosen, progress=progress))
     roles |= replace or {}
-    others = [name for name in tables if name != "p0"]
     return play(
-        roles, {"p0": others, **{name: ["p0"] for name in others}},
-        job="test", protocol="secureboost", timeout=timeout, record_content=True,
+        roles, star_of(tables), job="test", protocol="secureboost", timeout=timeout, record_content=True
     )  # fmt: skip

@@ -4,15 +4,17 @@ import time
 import numpy as np
 import pytest
 
+from systems.seats import split_options
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.sums.encrypted_sums import SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError
 from treaty.messaging.party import Party
-from treaty.runs.threads import play, star
-from treaty.systems.tree_options import tree_options
+from treaty.runs.threads import play
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import cipher_choice
-from treaty.systems.vertical.cipher_choice import LinkProbe, LinkProbed, choose_cipher
+from treaty.systems.vertical.cipher_choice import LinkEcho, LinkProbe, choose_cipher
 
 SMALL = SumsBounds(1000, 1 << 16, 1 << 14)
 
@@ -28,21 +30,25 @@ def choose(bounds=SMALL, layouts=None, trees=20, store=None, delay=0.0, left=2.0
 
     def active(party: Party):
         try:
+            own, given = split_options(options, SecureBoost)
+            common = BoostingOptions(**given)
             return choose_cipher(
-                party, tree_options({"protocol": "secureboost", **options}), bounds, layouts, trees, store, 2
-            )
+                party, own.cipher, bounds, layouts,
+                trees=trees, max_depth=common.max_depth, fractional_bits=common.fractional_bits, store=store, threads=2,
+            )  # fmt: skip
         finally:
             for peer in layouts:
-                party.send(peer, LinkProbed(left))  # here: that is all
+                party.send(peer, LinkEcho(left))  # here: that is all
             done.set()
 
     def passive(party: Party):
-        while isinstance(message := party.receive("a", LinkProbe, LinkProbed), LinkProbe):
+        while isinstance(message := party.receive("a", LinkProbe, LinkEcho), LinkProbe):
             time.sleep(delay * len(message.filler) / 1e6)
-            party.send("a", LinkProbed(left))
+            party.send("a", LinkEcho(left))
 
     roles = {"a": active, **dict.fromkeys(layouts, passive)}
-    return play(roles, star("a", roles), job="test", protocol="secureboost", timeout=20).results["a"]
+    links = {"a": list(layouts), **{name: ["a"] for name in layouts}}
+    return play(roles, links, job="test", protocol="secureboost", timeout=20).results["a"]
 
 
 @pytest.mark.parametrize("cipher", ["lattice", "ou", "paillier"])
@@ -64,7 +70,7 @@ def test_naming_what_is_revealed_means_the_lattice_map(monkeypatch):
 @pytest.mark.parametrize("own", [{"key_bits": 3072}, {"encryption": "ou"}, {"encryption": "paillier"}])
 def test_columns_are_not_promised_where_rows_of_nodes_are_shown(own):
     with pytest.raises(ConfigError, match="shows rows of nodes"):
-        tree_options({"protocol": "secureboost", "reveal": "column", **own})
+        SecureBoost(reveal="column", **own).check(BoostingOptions())
 
 
 def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_trees_are_deep():

@@ -10,8 +10,12 @@ from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
-from treaty.systems.vertical.column_owner import SplitOwner, TreeOrder
-from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest
+from treaty.runs.threads import play
+from treaty.systems.pooled.rounds import Keep, Kept
+from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, tree_table
+from treaty.systems.vertical.decisions import DecideRequest, Finish
+from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeEnd, TreeStart
+from treaty.systems.vertical.order import Order
 from treaty.trees.ensemble import SplitTable
 
 
@@ -21,79 +25,120 @@ def split_of(*sizes: int) -> SplitRequest:
     return SplitRequest(none, none, Array.of(np.append(nodes, np.int32(-1))))
 
 
+COLUMNS = np.array([0, 2], np.int32)
+NONE = Array.of(np.zeros(0, np.int32))
+MESSAGES = {
+    "start": TreeStart(None, NONE, b"", []),
+    "level": SumsRequest([], True),
+    "piece": SumsRequest([], False),
+    "split": SplitRequest(NONE, NONE, None),
+    "end": TreeEnd(),
+    "decide": DecideRequest(0, NONE),
+    "keep": Keep(1),
+    "finish": Finish(),
+}
+
+
+def order_after(*steps: str) -> Order:
+    """Return where a training stands after these messages, each of which is allowed when it comes."""
+    order = Order(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees")
+    for step in steps:
+        assert type(MESSAGES[step]) in order.allowed
+        order.take(MESSAGES[step])
+    return order
+
+
+def allowed_after(*steps: str) -> set[str]:
+    allowed = order_after(*steps).allowed
+    return {name for name, message in MESSAGES.items() if type(message) in allowed}
+
+
+BETWEEN_TREES = {"start", "decide", "keep", "finish"}
+SUMS = {"level", "piece", "end"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "allowed"),
+    [
+        ("", BETWEEN_TREES),
+        ("decide keep", BETWEEN_TREES),
+        ("start", SUMS),
+        ("start level", {*SUMS, "split"}),
+        ("start piece", SUMS),
+        ("start piece level", {*SUMS, "split"}),
+        ("start level level", {*SUMS, "split"}),  # of a level where another party won
+        ("start level split", SUMS),
+        ("start level split piece", SUMS),  # no split between pieces
+        ("start level split level", {*SUMS, "split"}),
+        ("start end", BETWEEN_TREES),
+        ("start level end", BETWEEN_TREES),
+        ("start level end start", SUMS),
+        ("finish", set()),
+    ],
+)
+def test_within_a_tree_sums_and_then_at_most_one_split_are_asked_for_level_by_level(steps, allowed):
+    assert allowed_after(*steps.split()) == allowed
+
+
+def test_what_is_not_allowed_is_refused_naming_the_sender():
+    def active(party):
+        party.send("p1", MESSAGES["split"])
+        party.receive("p1", Kept)
+
+    def passive(party):
+        party.receive("p0", *order_after("start").allowed)
+
+    with pytest.raises(PeerProtocolError, match="expected SumsRequest or TreeEnd of round 0, got SplitRequest"):
+        play(
+            {"p0": active, "p1": passive}, {"p0": ["p1"], "p1": ["p0"]}, job="test", protocol="secureboost", timeout=5
+        )  # fmt: skip
+
+
 @pytest.fixture
-def order() -> TreeOrder:
-    """Return the order of a tree of depth 2 with leaves of 3 rows or more, begun."""
-    begun = TreeOrder("bank", 2, 3, by_column=False)
+def limits() -> TreeLimits:
+    """Return the limits of a tree of depth 2 with leaves of 3 rows or more, begun."""
+    begun = TreeLimits("bank", 2, 3, by_column=False)
     begun.start(COLUMNS)
     return begun
 
 
-COLUMNS = np.array([0, 2], np.int32)
-LEVEL = SumsRequest([], True)
-PIECE = SumsRequest([], False)
+def test_a_tree_has_no_more_levels_than_agreed(limits):
+    for _ in range(2):  # trees
+        limits.sums(1, last=True)
+        limits.sums(1, last=True)
+        with pytest.raises(PeerProtocolError, match="2 levels in a tree at most - from bank"):
+            limits.sums(1, last=True)
+        limits.start(COLUMNS)
 
 
-def test_a_tree_goes_from_sums_to_split_level_by_level(order):
-    order.sums(LEVEL, 1)
-    order.split(split_of(12))
-    order.sums(LEVEL, 1)
-    order.split(split_of(6, 6))
-    order.end()
-    order.start(COLUMNS)
-    order.sums(LEVEL, 1)  # of a level where another party won
-    order.sums(LEVEL, 1)
-    order.end()
+@pytest.mark.parametrize("sizes", [(9, 5), (9, 0, 9)], ids=["small", "empty"])
+def test_nodes_with_too_few_rows_are_not_split(limits, sizes):
+    limits.sums(1, last=True)
+    limits.sums(2, last=True)
+    limits.split(split_of(6, 6))
+    with pytest.raises(PeerProtocolError, match="expected nodes of 6 rows at least - from bank"):
+        limits.split(split_of(*sizes))
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        (["start"], "expected TreeEnd before the next TreeStart"),
-        (["end", "end"], "expected TreeStart before TreeEnd"),
-        (["end", "sums"], "2 levels in a tree at most"),
-        (["sums", "sums", "sums"], "2 levels in a tree at most"),
-        (["split"], "expected SumsRequest before SplitRequest"),
-        (["sums", "split", "split"], "expected SumsRequest before SplitRequest, and one of it"),
-        (["sums", "end", "split"], "expected SumsRequest before SplitRequest"),
-        (["sums", "end", "start", "split"], "expected SumsRequest before SplitRequest"),
-        (["sums", "small"], "expected nodes of 6 rows at least"),
-        (["sums", "empty"], "expected nodes of 6 rows at least"),
-    ],
-    ids=lambda x: "-".join(x) if isinstance(x, list) else "",
-)
-def test_anything_else_is_refused_naming_the_asker(order, steps, expected):
-    requests = {"split": split_of(6), "small": split_of(9, 5), "empty": split_of(9, 0, 9)}
-    do = {"start": lambda: order.start(COLUMNS), "end": order.end, "sums": lambda: order.sums(LEVEL, 1)}
-    do |= {name: lambda request=request: order.split(request) for name, request in requests.items()}
-    *before, last = steps
-    for step in before:
-        do[step]()
-    with pytest.raises(PeerProtocolError, match=rf"{expected}.* - from bank"):
-        do[last]()
-
-
-def test_a_level_may_be_asked_for_in_as_many_pieces_as_it_may_have_nodes(order):
-    order.sums(LEVEL, 1)
-    order.sums(PIECE, 1)
-    order.sums(LEVEL, 1)
-    order.split(split_of(6, 6))
-    order.end()
-    for pieces in ([PIECE], [LEVEL, PIECE, PIECE]):
-        order.start(COLUMNS)
-        for piece in pieces:
-            order.sums(piece, 1)
+def test_a_level_may_be_asked_for_in_as_many_pieces_as_it_may_have_nodes(limits):
+    limits.sums(1, last=True)
+    limits.sums(1, last=False)
+    limits.sums(1, last=True)
+    limits.split(split_of(6, 6))
+    for pieces in ([False], [True, False, False]):
+        limits.start(COLUMNS)
+        for last in pieces:
+            limits.sums(1, last=last)
         with pytest.raises(PeerProtocolError, match=r"expected 1 to [12] nodes of this level"):
-            order.sums(LEVEL, 1)
-        order.end()
+            limits.sums(1, last=True)
 
 
 @pytest.mark.parametrize(("levels", "nodes"), [(0, 0), (0, 2), (1, 3)])
-def test_a_level_is_asked_about_its_nodes_alone(order, levels, nodes):
+def test_a_level_is_asked_about_its_nodes_alone(limits, levels, nodes):
     for _ in range(levels):
-        order.sums(LEVEL, 1)
+        limits.sums(1, last=True)
     with pytest.raises(PeerProtocolError, match="nodes of this level"):
-        order.sums(LEVEL, nodes)
+        limits.sums(nodes, last=True)
 
 
 @pytest.mark.parametrize(
@@ -101,35 +146,25 @@ def test_a_level_is_asked_about_its_nodes_alone(order, levels, nodes):
     [([0, 0], "no more splits than the level may have nodes"), ([1], "splits of the tree's columns")],
 )
 def test_splits_are_of_the_levels_nodes_and_the_trees_columns(features, expected):
-    order = TreeOrder("bank", 2, 3, by_column=True)
-    order.start(COLUMNS)
-    order.sums(LEVEL, 1)
+    limits = TreeLimits("bank", 2, 3, by_column=True)
+    limits.start(COLUMNS)
+    limits.sums(1, last=True)
     bins = Array.of(np.zeros((len(features), 32), np.uint8))
     with pytest.raises(PeerProtocolError, match=expected):
-        order.split(SplitRequest(Array.of(np.array(features, np.int32)), bins, None))
-
-
-def test_a_split_between_pieces_is_refused(order):
-    order.sums(LEVEL, 1)
-    order.split(split_of(12))
-    order.sums(PIECE, 1)
-    with pytest.raises(PeerProtocolError, match="expected SumsRequest before SplitRequest"):
-        order.split(split_of(6))
+        limits.split(SplitRequest(Array.of(np.array(features, np.int32)), bins, None))
 
 
 @pytest.mark.parametrize("by_column", [False, True])
 def test_rows_of_nodes_are_named_just_where_that_was_agreed(by_column):
-    none = Array.of(np.zeros(0, np.int32))
-    unnamed = SplitRequest(none, none, None)
-    for named, request in ((True, split_of(6)), (False, unnamed)):
-        order = TreeOrder("bank", 2, 3, by_column=by_column)
-        order.start(COLUMNS)
-        order.sums(LEVEL, 1)
+    for named, request in ((True, split_of(6)), (False, SplitRequest(NONE, NONE, None))):
+        limits = TreeLimits("bank", 2, 3, by_column=by_column)
+        limits.start(COLUMNS)
+        limits.sums(1, last=True)
         if named is by_column:
             with pytest.raises(PeerProtocolError, match="expected rows of nodes named or not as agreed - from bank"):
-                order.split(request)
+                limits.split(request)
         else:
-            order.split(request)
+            limits.split(request)
 
 
 # ---------------------------------------------------------------- who goes left

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import numpy as np
 import pytest
 
 from systems.vertical.models_of_owners import contributions_of_xgboost, vertical_model
+from systems.vertical.trained_models import at, predict
 from treaty.data.table import Schema, Table
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, decode_body
 from treaty.models.interpretation import explain_pooled, importances, joined_booster, pseudonym
 from treaty.models.trees import predict_pooled
-from treaty.runs.threads import play, star
 from treaty.systems.vertical.contributions import (
-    Columns,
+    ColumnNumbers,
     ColumnsRequest,
     OwnContributions,
     explain_active,
@@ -36,15 +35,10 @@ CASES = {
 }
 
 
-def explain(parts, tables, *, replace=None, record=False):
-    roles = {
-        part.party: partial(explain_passive, part=part, table=table) for part, table in zip(parts, tables, strict=True)
-    }
-    roles["party0"] = partial(explain_active, part=parts[0], table=tables[0])
-    roles |= replace or {}
-    return play(
-        roles, star("party0", roles), job="explain", protocol="secureboost", timeout=20.0, record_content=record
-    )
+def explain(parts, tables, replace=None):
+    named = {part.party: part for part in parts}
+    rows = dict(zip(named, tables, strict=True))
+    return predict(at(explain_active, named, rows), at(explain_passive, named, rows), list(rows), replace)
 
 
 def received(played, party, kind):
@@ -110,7 +104,7 @@ def test_pseudonyms_of_explanations_are_those_of_importances():
 
 def test_passive_party_gets_the_values_of_its_used_columns_alone():
     parts, tables = vertical_model(edges=(1, 2))
-    played = explain(parts, tables, record=True)
+    played = explain(parts, tables)
     for part in parts[1:]:
         (message,) = received(played, part.party, OwnContributions)
         used = {part.splits.feature[k] for k in range(len(part.splits))}
@@ -128,7 +122,7 @@ def test_active_party_sees_neither_names_nor_positions_of_columns():
         other.schema = Schema(tuple(f"renamed {k}" for k in range(last + 1)), part.schema.categories)
         turned.append(other)
         turned_tables.append(Table(other.schema, table.columns[::-1], table.n_rows))
-    one, two = explain(parts, tables, record=True), explain(turned, turned_tables, record=True)
+    one, two = explain(parts, tables), explain(turned, turned_tables)
     contents = [
         sorted((entry.peer, entry.step, bytes(entry.content)) for entry in played.transcripts["party0"].entries)
         for played in (one, two)
@@ -147,11 +141,11 @@ def test_rounds_whose_splits_a_party_lost_are_left_out():
     assert any(np.allclose(kept.margins, margins, rtol=0, atol=1e-12) for margins in expected)
 
 
-def _answers_columns(wrong):
-    def role(party, part, table):
-        predict_passive(party, part, table)
+def _answers_columns(wrong, part, table):
+    def role(party):
+        at(predict_passive, {"party1": part}, {"party1": table})(party)
         asked = party.receive("party0", ColumnsRequest).records
-        party.send("party0", Columns(Array.of(wrong(asked.shape[0]))))
+        party.send("party0", ColumnNumbers(Array.of(wrong(asked.shape[0]))))
         party.receive("party0", OwnContributions)
 
     return role
@@ -160,32 +154,33 @@ def _answers_columns(wrong):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda n: np.zeros(n - 1, np.int32), r"expected int32 .* at Columns.numbers from party1"),
-        (lambda n: np.zeros(n, np.int64), r"expected int32 .*got int64 .* at Columns.numbers from party1"),
-        (lambda n: np.full(n, -1, np.int32), "order of first use.* Columns.numbers from party1"),
-        (lambda n: np.ones(n, np.int32), "order of first use.* Columns.numbers from party1"),
-        (lambda n: np.arange(0, 2 * n, 2, np.int32), "order of first use.* Columns.numbers from party1"),
+        (lambda n: np.zeros(n - 1, np.int32), r"expected int32 .* at ColumnNumbers.numbers from party1"),
+        (lambda n: np.zeros(n, np.int64), r"expected int32 .*got int64 .* at ColumnNumbers.numbers from party1"),
+        (lambda n: np.full(n, -1, np.int32), "order of first use.* ColumnNumbers.numbers from party1"),
+        (lambda n: np.ones(n, np.int32), "order of first use.* ColumnNumbers.numbers from party1"),
+        (lambda n: np.arange(0, 2 * n, 2, np.int32), "order of first use.* ColumnNumbers.numbers from party1"),
         (lambda n: np.append(np.zeros(n - 1, np.int32), np.int32(2**31 - 1)), "order of first use"),
     ],
     ids=["short", "type", "negative", "not-from-zero", "with-gaps", "huge"],
 )
 def test_malformed_columns_are_refused(wrong, message):
     parts, tables = vertical_model()
-    role = partial(_answers_columns(wrong), part=parts[1], table=tables[1])
+    role = _answers_columns(wrong, parts[1], tables[1])
     with pytest.raises(PeerProtocolError, match=message) as refused:
         explain(parts, tables, replace={"party1": role})
     assert refused.value.peer == "party1"
 
 
-def _asks(records, values):
+def _asks(records, values, part, table):
     """An active party that asks for other records or answers with other values."""
 
-    def role(party, part, table):
-        used = dict(zip(part.forest.sources, collect(party, part, table).used, strict=True))
+    def role(party):
+        found = at(collect, {"party0": part}, {"party0": table})(party)
+        used = dict(zip(part.forest.sources, found.used, strict=True))
         for peer in party.peers:
             party.send(peer, ColumnsRequest(Array.of(records(used[peer]))))
         for peer in party.peers:
-            n_columns = max(party.receive(peer, Columns).numbers.data.cast("i")) + 1
+            n_columns = max(party.receive(peer, ColumnNumbers).numbers.data.cast("i")) + 1
             party.send(peer, OwnContributions(Array.of(values(np.zeros((1, n_columns, table.n_rows))))))
 
     return role
@@ -211,7 +206,7 @@ def _same(array):
 )
 def test_malformed_messages_of_the_active_party_are_refused(records, values, message):
     parts, tables = vertical_model()
-    role = partial(_asks(records, values), part=parts[0], table=tables[0])
+    role = _asks(records, values, parts[0], tables[0])
     with pytest.raises(PeerProtocolError, match=message) as refused:
         explain(parts, tables, replace={"party0": role})
     assert refused.value.peer == "party0"

@@ -7,23 +7,22 @@ import copy
 import numpy as np
 import pytest
 
-import treaty
-from systems.vertical.trained_models import grow, predict, split_table, take
-from tables import FAST_KEY, cut, real_table
-from treaty.errors import DataError, PeerAborted, PeerLost, PeerProtocolError
+from systems.vertical.trained_models import at, grow, predict, split_table, take
+from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerProtocolError
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array
-from treaty.models.trees import forest_of
+from treaty.models.decisions import leaves, margins, row_decisions, staged_margins
+from treaty.models.trees import predict_pooled
 from treaty.systems.vertical import decisions
-from treaty.systems.vertical.decisions import Decisions, Finish, Held
+from treaty.systems.vertical.decisions import (
+    Decisions,
+    Finish,
+    RecordCount,
+    collect,
+    predict_active,
+    predict_passive,
+)
 from treaty.trees.ensemble import join_splits, leaves_from_values, margins_from_values
-
-
-def fitted(rounds: int = 6, task: str = "multiclass"):
-    X, y = real_table(task)
-    tables = cut(X, 3)
-    options = {"n_estimators": rounds, "min_child_samples": 2}
-    return treaty.GBDTClassifier(**options, **FAST_KEY).fit(tables, y), tables, y, options
 
 
 def shorten(part, records: int) -> None:
@@ -32,53 +31,50 @@ def shorten(part, records: int) -> None:
         del getattr(part.splits, name)[records:]
 
 
+def predicted(parts, tables):
+    """Return the margins of a federated prediction."""
+    return predict(at(predict_active, parts, tables), at(predict_passive, parts, tables), list(tables)).results["p0"]
+
+
+def collected(parts, tables, replace=None, timeout=20.0):
+    return predict(at(collect, parts, tables), at(predict_passive, parts, tables), list(tables), replace, timeout)
+
+
 def test_rounds_whose_splits_a_party_lost_are_left_out(caplog):
-    model, tables, y, options = fitted()
-    trees = forest_of(list(model.parts_.values())).trees
-    used = [max([0, *(tree.record[tree.source == 1] + 1)]) for tree in trees[:9]]  # of the first three rounds
-    shorten(model.parts_["p1"], max(used))
-    shorter = treaty.GBDTClassifier(**{**options, "n_estimators": 3}).fit(tables, y)
-    longer = treaty.GBDTClassifier(**{**options, "n_estimators": 4}).fit(tables, y)
-    predicted = model.predict_proba(tables)
-    same = [np.array_equal(predicted, other.predict_proba(tables)) for other in (shorter, longer)]
-    assert any(same)
+    frames, y = split_table("multiclass", 3)
+    parts, tables = grow(frames, y, "multiclass", n_estimators=6)
+    used = [max([0, *(tree.record[tree.source == 1] + 1)]) for tree in parts["p0"].forest.trees[:9]]  # of three rounds
+    shorten(parts["p1"], max(used))
+    found = predicted(parts, tables)
+    fewer = [grow(frames, y, "multiclass", n_estimators=rounds)[0] for rounds in (3, 4)]
+    assert any(np.array_equal(found, predicted(other, tables)) for other in fewer)
     assert "lost later splits" in caplog.text
 
 
 def test_a_party_that_lost_everything_leaves_the_base_score():
-    model, tables, _, _ = fitted(2)
-    for name in ("p0", "p1", "p2"):
-        shorten(model.parts_[name], 0)
-    np.testing.assert_allclose(model.predict_proba(tables), 1 / 3)
+    frames, y = split_table("multiclass", 3)
+    parts, tables = grow(frames, y, "multiclass", n_estimators=2)
+    for part in parts.values():
+        shorten(part, 0)
+    assert np.all(predicted(parts, tables) == parts["p0"].forest.objective.base_margin)
 
 
 def test_parts_of_different_models_are_refused():
-    model, tables, _, _ = fitted(1, "binary")
-    other, _, _, _ = fitted(1, "binary")
-    mixed = copy.copy(model)
-    mixed.parts_ = {**model.parts_, "p1": other.parts_["p1"]}
-    with pytest.raises(treaty.TreatyError, match="model"):
-        mixed.predict(tables)
+    frames, y = split_table("binary", 3)
+    parts, tables = grow(frames, y, "binary", n_estimators=1)
+    other = copy.deepcopy(parts["p1"])
+    other.model_id = "another model"
+    with pytest.raises(ConfigError, match="model"):
+        predicted({**parts, "p1": other}, tables)
 
 
 def test_an_owner_decides_only_records_it_has():
-    model, tables, _, _ = fitted(1, "binary")
-    forest = model.parts_["p0"].forest
-    owned = len(model.parts_["p1"].splits)
+    frames, y = split_table("binary", 3)
+    parts, tables = grow(frames, y, "binary", n_estimators=1)
+    forest = parts["p0"].forest
     for tree in forest.trees:
-        tree.record[tree.source == 1] += owned  # a tampered tree
-    np.testing.assert_allclose(model.predict_proba(tables), 0.5)
-
-
-def passive(parts, tables):
-    return lambda party: decisions.predict_passive(party, parts[party.name], tables[party.name])
-
-
-def collected(parts, tables, replace=None, timeout=20.0):
-    return predict(
-        lambda party: decisions.collect(party, parts["p0"], tables["p0"]),
-        passive(parts, tables), list(tables), replace, timeout,
-    )  # fmt: skip
+        tree.record[tree.source == 1] += len(parts["p1"].splits)  # a tampered tree
+    assert np.all(predicted(parts, tables) == forest.objective.base_margin)
 
 
 def joined(parts, tables):
@@ -94,16 +90,16 @@ def test_margins_leaves_and_stages_of_one_round_equal_those_from_values(task):
     decided, forest = played.results["p0"], parts["p0"].forest
     splits, matrix = joined(parts, tables)
     n_outputs = forest.objective.n_outputs
-    stages = list(decisions.staged_margins(decided, forest.objective))
+    stages = list(staged_margins(decided, forest.objective))
     assert len(stages) == 5
     for rounds, stage in enumerate(stages, start=1):
         expected = np.full((len(y), n_outputs), forest.objective.base_margin)
         margins_from_values(forest.trees[: rounds * n_outputs], splits, matrix, expected)
         np.testing.assert_array_equal(stage, expected)
-    np.testing.assert_array_equal(decisions.margins(decided, forest.objective), stages[-1])
-    leaves = decisions.leaves(decided)
-    assert leaves.dtype == np.int32
-    np.testing.assert_array_equal(leaves, leaves_from_values(forest.trees, splits, matrix))
+    np.testing.assert_array_equal(margins(decided, forest.objective), stages[-1])
+    ends = leaves(decided)
+    assert ends.dtype == np.int32
+    np.testing.assert_array_equal(ends, leaves_from_values(forest.trees, splits, matrix))
     asked = [e.peer for e in played.transcripts["p0"].entries if e.step == "DecideRequest"]
     assert sorted(asked) == ["p1", "p2"], "one question per owner, whatever is made of the answers"
 
@@ -129,12 +125,12 @@ def test_trees_added_all_at_once_give_the_margins_of_one_round_at_a_time():
 
     def add(party, step):
         add_trees = decisions.decided_by_all(party, parts["p0"], tables["p0"], 0, 1)
-        margins = np.full((len(y), 3), forest.objective.base_margin)
+        total = np.full((len(y), 3), forest.objective.base_margin)
         for first in range(0, len(forest.trees), step):
-            add_trees(forest.trees[first : first + step], margins)
+            add_trees(forest.trees[first : first + step], total)
         for peer in party.peers:
             party.send(peer, Finish())
-        return margins
+        return total
 
     def answer(party):
         while not isinstance(request := party.receive("p0", decisions.DecideRequest, Finish), Finish):
@@ -148,8 +144,8 @@ def test_trees_added_all_at_once_give_the_margins_of_one_round_at_a_time():
     splits, matrix = joined(parts, tables)
     expected = np.full((len(y), 3), forest.objective.base_margin)
     margins_from_values(forest.trees, splits, matrix, expected)
-    for margins in found:
-        np.testing.assert_array_equal(margins, expected)
+    for total in found:
+        np.testing.assert_array_equal(total, expected)
 
 
 def test_no_trees_leave_the_base_margin_and_no_leaves():
@@ -158,9 +154,18 @@ def test_no_trees_leave_the_base_margin_and_no_leaves():
     forest = parts["p0"].forest
     del forest.trees[:]
     decided = collected(parts, tables).results["p0"]
-    assert np.all(decisions.margins(decided, forest.objective) == forest.objective.base_margin)
-    assert decisions.leaves(decided).shape == (len(y), 0)
-    assert not list(decisions.staged_margins(decided, forest.objective))
+    assert np.all(margins(decided, forest.objective) == forest.objective.base_margin)
+    assert leaves(decided).shape == (len(y), 0)
+    assert not list(staged_margins(decided, forest.objective))
+
+
+def test_a_whole_model_decides_its_rows_itself():
+    frames, y = split_table("multiclass", 1)
+    parts, tables = grow(frames, y, "multiclass")
+    found = row_decisions(parts["p0"], tables["p0"])
+    expected = predict_pooled([parts["p0"]], [tables["p0"]])
+    np.testing.assert_array_equal(margins(found, parts["p0"].forest.objective), expected)
+    np.testing.assert_array_equal(predicted(parts, tables), expected)
 
 
 # ---------------------------------------------------------------- who is missing
@@ -196,7 +201,7 @@ def test_the_others_hear_who_is_absent(three):
 
     def listening(party):
         try:
-            decisions.predict_passive(party, parts["p1"], tables["p1"])
+            at(predict_passive, parts, tables)(party)
         except PeerAborted as error:
             heard.append(str(error))
             raise
@@ -215,7 +220,7 @@ def test_a_party_that_owns_no_split_may_be_absent():
     whole = collected(parts, tables).results["p0"]
     without = collected(parts, {name: tables[name] for name in ("p0", "p1")}).results["p0"]
     objective = parts["p0"].forest.objective
-    np.testing.assert_array_equal(decisions.margins(without, objective), decisions.margins(whole, objective))
+    np.testing.assert_array_equal(margins(without, objective), margins(whole, objective))
 
 
 def test_an_owner_that_leaves_before_it_answers_is_named(three):
@@ -223,7 +228,7 @@ def test_an_owner_that_leaves_before_it_answers_is_named(three):
 
     def leaving(party):
         agree(party, {"model": "model", "rows to predict": 40})
-        party.send("p0", Held(len(parts["p1"].splits)))
+        party.send("p0", RecordCount(len(parts["p1"].splits)))
 
     with pytest.raises(PeerLost, match="p1 has finished its part and left") as caught:
         collected(parts, tables, {"p1": leaving})
@@ -253,8 +258,8 @@ def test_a_table_without_the_columns_trained_on_is_refused(three):
 @pytest.mark.parametrize(
     ("held", "answer", "expected"),
     [
-        pytest.param(-1, None, "Held", id="negative-count"),
-        pytest.param(1 << 40, None, "Held", id="huge-count"),
+        pytest.param(-1, None, "RecordCount", id="negative-count"),
+        pytest.param(1 << 40, None, "RecordCount", id="huge-count"),
         pytest.param(99, np.zeros((1, 1), np.uint8), r"Decisions\.left", id="shape"),
         pytest.param(99, np.zeros((1, 1), np.int64), r"Decisions\.left", id="dtype"),
     ],
@@ -264,7 +269,7 @@ def test_a_malformed_answer_names_its_sender(three, held, answer, expected):
 
     def malformed(party):
         agree(party, {"model": "model", "rows to predict": 40})
-        party.send("p0", Held(held))
+        party.send("p0", RecordCount(held))
         party.receive("p0", decisions.DecideRequest)
         party.send("p0", Decisions(Array.of(answer)))
 

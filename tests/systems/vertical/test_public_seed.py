@@ -7,8 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
+from systems.vertical.playing import star_of
 from treaty.errors import PeerProtocolError
-from treaty.runs.threads import play, star
+from treaty.runs.threads import play
 from treaty.systems.vertical import public_seed
 from treaty.systems.vertical.public_seed import (
     SHARE_BYTES,
@@ -77,7 +78,7 @@ def agree(parties, *, kept=False, held=(), cheat=None, cheating="", replace=None
     played = None
     try:
         played = play(
-            dict.fromkeys(names, run) | (replace or {}), star("p0", names),
+            dict.fromkeys(names, run) | (replace or {}), star_of(dict.fromkeys(names)),
             job="test", protocol="secureboost", timeout=10, record_content=True,
         )  # fmt: skip
     except PeerProtocolError:

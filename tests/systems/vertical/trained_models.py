@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from systems.seats import seat
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
-from treaty.runs.threads import Played, play, star
-from treaty.systems.pooled.training import Labelled, objective_for, own_columns
-from treaty.systems.tree_options import TreeOptions
+from treaty.runs.threads import Played, play
+from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.training import objective_for, own_columns
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import Labelled, Seat
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -32,15 +36,16 @@ def grow(
     frames: Mapping[str, pd.DataFrame], y: np.ndarray, task: str, **options: Any
 ) -> tuple[dict[str, ModelPart], dict[str, Table]]:
     """Grow the trees every lossless protocol grows; p0 is active. Return all parts, and the tables."""
-    chosen = TreeOptions(**{"protocol": "secureboost", "n_estimators": 5, "min_child_samples": 2, **options})
+    own = SecureBoost()
+    common = BoostingOptions(**{"n_estimators": 5, "min_child_samples": 2, **options}).checked(own)
     tables = {name: to_table(frame, party=name, allow_no_features=True) for name, frame in frames.items()}
-    objective = objective_for(Labelled(tables["p0"], y), CLASSES[task], chosen)
+    objective = objective_for(Labelled(tables["p0"], y), CLASSES[task], own, common)
     forest = Forest(objective, tuple(tables), CLASSES[task])
     splits = {name: SplitTable() for name in tables}
-    sources = [own_columns(table, chosen, splits[name], 1) for name, table in tables.items()]
-    rules = chosen.rules(objective)
+    sources = [own_columns(table, common.max_bin, splits[name], 1) for name, table in tables.items()]
+    rules = common.rules(objective)
     n_columns = sum(len(source.categorical) for source in sources)
-    boost(SumsFinder(sources, len(y), rules), y, None, forest, rules, chosen.plan(n_columns))
+    boost(SumsFinder(sources, len(y), rules), y, None, forest, rules, common.plan(n_columns))
     parts = {
         name: ModelPart(
             model_id="model", party=name, schema=tables[name].schema, splits=splits[name],
@@ -59,15 +64,32 @@ def take(tables: Mapping[str, Table], rows: slice) -> dict[str, Table]:
     }
 
 
+def at(
+    program: Callable[[Seat], Any],
+    parts: Mapping[str, ModelPart],
+    tables: Mapping[str, Table],
+    options: SystemOptions | None = None,
+    **fields: Any,
+) -> Callable[[Party], Any]:
+    """Return a role: the program at the seat of whichever party plays it, with that party's part and rows."""
+    lead = next(iter(tables))
+    return lambda party: program(
+        seat(
+            party, options or SecureBoost(), active=lead, owners=list(tables), part=parts[party.name],
+            data=Labelled(tables[party.name], np.zeros(0)), **fields,
+        )
+    )  # fmt: skip
+
+
 def predict(
     active: Callable[[Party], Any],
     passive: Callable[[Party], Any],
-    names: list[str],
+    names: Sequence[str],
     replace: Mapping[str, Callable[[Party], Any]] | None = None,
     timeout: float = 20.0,
 ) -> Played:
-    """Play the roles, p0 being active, with the contents of all messages recorded."""
-    roles = dict.fromkeys(names, passive) | {"p0": active} | dict(replace or {})
-    return play(
-        roles, star("p0", names), job="test", protocol="secureboost", timeout=timeout, record_content=True
-    )  # fmt: skip
+    """Play the roles, the first party being active, with the contents of all messages recorded."""
+    lead, *others = names
+    roles = dict.fromkeys(names, passive) | {lead: active} | dict(replace or {})
+    links = {lead: others, **{name: [lead] for name in others}}
+    return play(roles, links, job="test", protocol="secureboost", timeout=timeout, record_content=True)

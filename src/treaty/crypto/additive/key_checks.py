@@ -1,8 +1,8 @@
 """Checks of a public key that need none of its secrets; both ciphers rest on the factors of a modulus n.
 
-What passes is odd, of an accepted size, without small factors, neither prime nor a power, and its bases are units
-other than 1 modulo every factor; the base of the randomness is of no tiny order there. Whether n has exactly the
-promised factors, and the base the promised order, cannot be seen without them: an auditor who is shown them has
+What passes is odd, of an accepted size, without small factors, neither prime nor a power, and its bases are units other
+than 1 modulo every factor; the base of the randomness is of no tiny order there. Whether n has exactly the promised
+factors, and the base the promised order, cannot be checked without these: an auditor who is shown them has
 `PrivateKey.unhidden` of either cipher.
 
 References

@@ -1,13 +1,13 @@
-"""Generation of keys from the operating system's randomness.
+"""Key generation from the operating system's randomness.
 
-*Okamoto-Uchiyama*, with small subgroups: p = 2 u k + 1 and q = 2 v l + 1 for random primes u, v and random k, l. h is
-a random element of order u modulo p^2 and of order v modulo q. g must not be 1 + p, although decryption would be
-simplest then: gcd(g - 1, n) would be p. So g mod p^2 = (1 + p)^a w with random a and random w of order u, g mod q
-random in <h mod q>.
+*Okamoto-Uchiyama*, with small subgroups: p = 2 u k + 1 and q = 2 v l + 1 for random primes u, v and random k, l. h is a
+random element of order u modulo p^2 and of order v modulo q. g must not be 1 + p, although decryption would be simplest
+then: gcd(g - 1, n) would be p. So g mod p^2 = (1 + p)^a w with random a and random w of order u, g mod q random in <h
+mod q>.
 
 *Paillier*, without: p = 2 u k + 1 and q = 2 v l + 1 for four distinct random primes, k and l of 64 bits. Then the
-squares modulo n form a cyclic group of order u k v l, and whether a random square h generates it is seen at once.
-(With safe primes it would be as easy, but these take many times longer to find.)
+squares modulo n form a cyclic group of order u k v l, and it is easy to test whether a random square h generates it.
+(Safe primes would do, too, but take many times longer to find.)
 
 References
 ----------
@@ -31,25 +31,7 @@ from treaty.crypto.additive.okamoto_uchiyama import PrivateKey, PublicKey
 def generate_key(
     bits: int = parameters.OU_DEFAULT_KEY_BITS, *, insecure_test_key_bits: int | None = None
 ) -> PrivateKey:
-    """Make an Okamoto-Uchiyama key pair.
-
-    Parameters
-    ----------
-    bits : int, default 3072
-        Size of n: 2048, 3072 or 4096.
-    insecure_test_key_bits : int, optional
-        Make a key of this size instead, at least 96. Tests only.
-
-    Returns
-    -------
-    PrivateKey
-        Its `public` is the key to give away.
-
-    Raises
-    ------
-    CryptoError
-        When the size is not accepted.
-    """
+    """Make an Okamoto-Uchiyama key pair with n of 2048, 3072 or 4096 bits, or of 96 or more insecure ones for tests."""
     bits = bits if insecure_test_key_bits is None else insecure_test_key_bits
     check_key_size(bits, insecure_test_key_bits)
     while True:
@@ -73,25 +55,7 @@ def generate_key(
 def generate_paillier_key(
     bits: int = parameters.PAILLIER_DEFAULT_KEY_BITS, *, insecure_test_key_bits: int | None = None
 ) -> paillier.PrivateKey:
-    """Make a Paillier key pair.
-
-    Parameters
-    ----------
-    bits : int, default 3072
-        Size of n: 2048, 3072 or 4096.
-    insecure_test_key_bits : int, optional
-        Make a key of this size instead, at least 96 (the papers': 512). Tests only.
-
-    Returns
-    -------
-    paillier.PrivateKey
-        Its `public` is the key to give away.
-
-    Raises
-    ------
-    CryptoError
-        When the size is not accepted.
-    """
+    """Make a Paillier key pair with n of 2048, 3072 or 4096 bits, or of 96 or more insecure ones (the papers': 512)."""
     bits = bits if insecure_test_key_bits is None else insecure_test_key_bits
     check_key_size(bits, insecure_test_key_bits)
     while True:
@@ -111,13 +75,29 @@ def _prime_without_small_subgroups(bits: int) -> tuple[int, int, int]:
     """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits) and the primes u, k."""
     small = min(parameters.PAILLIER_SMALL_PRIME_BITS, bits // parameters.PAILLIER_INSECURE_SMALL_PRIME_SHARE)
     u = _random_prime(bits - small)
-    lowest, highest = (7 << (bits - 3)) // (2 * u) + 1, (1 << bits) // (2 * u)
-    rounds = parameters.PRIMALITY_ROUNDS
     while True:
-        k = lowest + secrets.randbelow(highest - lowest) | 1
-        p = 2 * u * k + 1
-        if gmpy2.is_prime(k, rounds) and gmpy2.is_prime(p, rounds):
+        p, k = _candidate(bits, u, odd=True)
+        if gmpy2.is_prime(k, parameters.PRIMALITY_ROUNDS) and gmpy2.is_prime(p, parameters.PRIMALITY_ROUNDS):
             return p, u, k
+
+
+def _prime_with_subgroup(bits: int) -> tuple[int, int]:
+    """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits) and the prime u."""
+    order_bits = parameters.OU_SUBGROUP_PRIME_BITS
+    if bits < 2 * order_bits:  # a test key
+        order_bits = bits // parameters.OU_INSECURE_SUBGROUP_SHARE
+    u = _random_prime(order_bits)
+    while True:
+        p, _ = _candidate(bits, u)
+        if gmpy2.is_prime(p, parameters.PRIMALITY_ROUNDS):
+            return p, u
+
+
+def _candidate(bits: int, u: int, odd: bool = False) -> tuple[int, int]:
+    """Draw p = 2 u k + 1 in [7/8 2^bits, 2^bits), and k."""
+    lowest, highest = (7 << (bits - 3)) // (2 * u) + 1, (1 << bits) // (2 * u)
+    k = lowest + secrets.randbelow(highest - lowest) | odd
+    return 2 * u * k + 1, k
 
 
 def _random_prime(bits: int) -> int:
@@ -128,21 +108,8 @@ def _random_prime(bits: int) -> int:
             return x
 
 
-def _prime_with_subgroup(bits: int) -> tuple[int, int]:
-    """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits) and the prime u."""
-    order_bits = parameters.OU_SUBGROUP_PRIME_BITS
-    if bits < 2 * order_bits:  # a test key
-        order_bits = bits // parameters.OU_INSECURE_SUBGROUP_SHARE
-    u = _random_prime(order_bits)
-    lowest, highest = (7 << (bits - 3)) // (2 * u) + 1, (1 << bits) // (2 * u)
-    while True:
-        p = 2 * u * (lowest + secrets.randbelow(highest - lowest)) + 1
-        if gmpy2.is_prime(p, parameters.PRIMALITY_ROUNDS):
-            return p, u
-
-
 def _element_of_order(order: int, group_order: int, modulus: int) -> int:
-    """Random element of prime order modulo p^2 or q."""
+    """Draw an element of prime order modulo p^2 or q."""
     while True:
         x = int(gmpy2.powmod(2 + secrets.randbelow(modulus - 2), group_order // order, modulus))
         if x != 1 and gmpy2.powmod(x, order, modulus) == 1:  # the second fails only when p divided the draw

@@ -1,12 +1,12 @@
 """Arithmetic modulo an odd number on many residues at once.
 
-`Modulus` holds the constants of one modulus n and wraps the compiled kernels for two-dimensional arrays, one
-number per row. In Montgomery form x stands for x R mod n; a product of two such forms is one again, and no
-division occurs. R = 2^{52 d} is the same on every machine (d the least number of 52-bit digits with
-R >= 4 n and R >= 2^{64 words}), so packed Montgomery forms can be sent as they are.
+`Modulus` holds the constants of one modulus n and wraps the compiled kernels for two-dimensional arrays, one number per
+row. In Montgomery form x stands for x R mod n; a product of two such forms is one again, and no division occurs.
+R = 2^{52 d} is the same on every machine (d the least number of 52-bit digits with R >= 4 n and R >= 2^{64 words}), so
+packed Montgomery forms can be sent as they are.
 
-Arrays: *packed* is uint64 (rows, words), little-endian words, every value below n; *working* is uint64
-(rows, width) in the machine's own form (see `montgomery_kernels`) and never leaves the process.
+Arrays: *packed* is uint64 (rows, words), little-endian words, every value below n; *working* is uint64 (rows, width) in
+the machine's own form (see `montgomery_kernels`) and never leaves the process.
 
 References
 ----------
@@ -32,30 +32,10 @@ _ALIGNMENT = 64  # bytes of a vector: loads that straddle cache lines cost twice
 
 
 class Modulus:
-    """An odd modulus and its arithmetic.
+    """An odd modulus of at least 3 and its arithmetic, with `words` per packed and `width` per working number.
 
-    Parameters
-    ----------
-    value : int
-        Odd, at least 3.
-    portable : bool, default False
-        Use the 64-bit form even where AVX-512 IFMA is there (for tests; results are the same).
-
-    Attributes
-    ----------
-    value, bits, words : int
-        The modulus, its bit length, 64-bit words of a packed number.
-    radix : int
-        Montgomery's R.
-    width : int
-        Words of a working number.
-    one : ndarray of uint64, shape (width,)
-        R mod n in working form: the Montgomery form of 1.
-
-    Raises
-    ------
-    CryptoError
-        When `value` is even or below 3.
+    `radix` is R, `one` the Montgomery form of 1, R mod n in working form (width,). `portable` uses the 64-bit form even
+    where AVX-512 IFMA is available (for tests; results are the same).
     """
 
     def __init__(self, value: int, *, portable: bool = False) -> None:
@@ -77,7 +57,7 @@ class Modulus:
         self.one = self.working([self.radix % value])[0]
 
     def working(self, values: Sequence[int]) -> Words:
-        """Integers below R as working rows, their value unchanged (not in Montgomery form)."""
+        """Convert integers below R to working rows, values unchanged (not in Montgomery form)."""
         if not self.digit_form:
             return to_words(values, self.words)
         digits = np.array([[x >> (DIGIT_BITS * i) & (1 << DIGIT_BITS) - 1 for i in range(self.width)] for x in values])
@@ -86,15 +66,15 @@ class Modulus:
         return out
 
     def montgomery(self, values: Sequence[int]) -> Words:
-        """Working Montgomery forms of integers."""
+        """Return working Montgomery forms of integers."""
         return self.working([x * self.radix % self.value for x in values])
 
     def empty(self, rows: int) -> Words:
-        """Uninitialised working rows."""
+        """Return uninitialised working rows."""
         return aligned(rows * self.width).reshape(rows, self.width)
 
     def unpack(self, packed: Words) -> Words:
-        """Packed numbers (or any uint64 rows of at most `words` words) to working form, values unchanged."""
+        """Convert packed numbers (or any uint64 rows of at most `words` words) to working form, values unchanged."""
         if packed.shape[1] < self.words:
             padded = np.zeros((len(packed), self.words), np.uint64)
             padded[:, : packed.shape[1]] = packed
@@ -104,13 +84,13 @@ class Modulus:
         return out
 
     def pack(self, rows: Words) -> Words:
-        """Working rows (overwritten) to packed numbers below n."""
+        """Convert working rows (overwritten) to packed numbers below n."""
         out = np.empty((len(rows), self.words), np.uint64)
         kernels.pack_rows(rows.reshape(-1), out.reshape(-1), self._constants)
         return out
 
     def adopt(self, rows: Words, source: Modulus) -> Words:
-        """Working rows of a smaller modulus as working rows here, values unchanged."""
+        """Convert working rows of a smaller modulus to working rows of this one, values unchanged."""
         if rows.shape[1] > self.width or source.digit_form != self.digit_form:
             return self.unpack(source.pack(rows))
         out = self.empty(len(rows))
@@ -133,7 +113,7 @@ class Modulus:
         return out
 
     def power(self, bases: Words, exponent: int) -> Words:
-        """Every row to one non-negative exponent; Montgomery working forms."""
+        """Raise every row to one non-negative exponent; Montgomery working forms."""
         windows = -(-exponent.bit_length() // 4)
         digits = np.array([exponent >> (4 * i) & 15 for i in range(windows - 1, -1, -1)], np.uint8)
         out = self.empty(len(bases))
@@ -141,39 +121,18 @@ class Modulus:
         return out
 
     def segment_products(self, packed: Words, index: NDArray[np.int32], starts: NDArray[np.int64], out: Words) -> None:
-        """Products of selected packed Montgomery forms, segment by segment.
+        """Write to `out`, packed (segments, words), the product of packed[index[starts[s]:starts[s + 1]]] for each s.
 
-        Parameters
-        ----------
-        packed : ndarray of uint64, shape (items, words)
-            May be read-only and unaligned, rows contiguous; not copied.
-        index : ndarray of int32, shape (selected,)
-            Rows of `packed`, segments one after the other.
-        starts : ndarray of int64, shape (segments + 1,)
-            Segment s is index[starts[s]:starts[s + 1]], never empty.
-        out : ndarray of uint64, shape (segments, words)
-            Takes the products, packed.
+        `packed` (items, words) are Montgomery forms; it may be read-only and unaligned, but rows must be contiguous; it
+        is not copied. No segment may be empty.
         """
         kernels.segment_products(_raw(packed), index, starts, out.reshape(-1), self.one, self._constants)
 
     def horner(self, packed: Words, starts: NDArray[np.int64], bits: int, factors: Words) -> Words:
-        """Compress groups of numbers: factor * prod_j x_j^{2^{bits (last - j)}} per group, packed.
+        """Compress groups of numbers: factor * prod_j x_j^{2^{bits (last - j)}} per group, packed (groups, words).
 
-        Parameters
-        ----------
-        packed : ndarray of uint64, shape (items, words)
-            Montgomery forms.
-        starts : ndarray of int64, shape (groups + 1,)
-            Group r is packed[starts[r]:starts[r + 1]], never empty.
-        bits : int
-            Distance of neighbouring plaintexts.
-        factors : ndarray of uint64, shape (groups, width)
-            Working Montgomery forms multiplied in at the end.
-
-        Returns
-        -------
-        ndarray of uint64, shape (groups, words)
-            Packed Montgomery forms.
+        Group r is packed[starts[r]:starts[r + 1]], Montgomery forms, never empty; `bits` is the distance of
+        neighbouring plaintexts; `factors` (groups, width) are working Montgomery forms.
         """
         out = np.empty((len(starts) - 1, self.words), np.uint64)
         args = (starts, bits, factors.reshape(-1), out.reshape(-1), self.one, self._constants)
@@ -183,24 +142,10 @@ class Modulus:
     def bucket_products(
         self, bases: Words, exponents: Words, pairs: NDArray[np.int64], bits: int, threads: int
     ) -> Words:
-        """Products of powers over rows, all rows' exponents at once (Pippenger).
+        """Return prod_i bases[i, column]^{exponents[i, kind]} of each pair (column, kind), (pairs, width) (Pippenger).
 
-        Parameters
-        ----------
-        bases : ndarray of uint64, shape (rows, columns, width)
-            Montgomery working forms.
-        exponents : ndarray of uint64, shape (rows, kinds)
-            Below 2^bits.
-        pairs : ndarray of int64, shape (products, 2)
-            Which column of the bases goes with which kind of exponents.
-        bits : int
-            At most 63.
-        threads : int
-
-        Returns
-        -------
-        ndarray of uint64, shape (products, width)
-            Working forms of prod_i bases[i, column]^{exponents[i, kind]}.
+        `bases` (rows, columns, width) are Montgomery working forms, as are the products; `exponents` (rows, kinds) lie
+        below 2^bits, of at most 63 bits.
         """
         window = min(range(1, 11), key=lambda w: -(-bits // w) * (len(bases) + 2 * 2**w))
         out = self.empty(len(pairs))
@@ -214,27 +159,15 @@ class Modulus:
         return out
 
     def in_range(self, packed: Words) -> bool:
-        """Whether every packed number is at least 1 and below n."""
+        """Tell whether every packed number is at least 1 and below n."""
         return bool(kernels.all_in_range(_raw(packed), len(packed), self._constants))
 
 
 class FixedBase:
-    """Powers of one base from a table: one product per window of the exponent.
+    """Powers of one base from a table: one product per `window` bits of the exponent (Brickell et al.).
 
-    Parameters
-    ----------
-    modulus : Modulus
-        The modulus.
-    base : int
-        The base.
-    exponent_bits : int
-        Longest exponent.
-    window : int
-        Bits looked up at a time; the table has ceil(exponent_bits / window) 2^window numbers.
-
-    Notes
-    -----
-    Which entries are read shows in the cache, so a hostile program on the same machine could learn exponents.
+    The table has ceil(exponent_bits / window) 2^window numbers. Which entries are read shows in the cache, so a hostile
+    program on the same machine could learn exponents.
 
     References
     ----------
@@ -256,21 +189,21 @@ class FixedBase:
         return out
 
 
-def aligned(words: int) -> Words:
-    """Uninitialised uint64 array that starts on a cache line."""
-    raw = np.empty(words * 8 + _ALIGNMENT, np.uint8)
+def aligned(words: int, zeroed: bool = False) -> Words:
+    """Return a uint64 array, by default uninitialised, that starts on a cache line."""
+    raw = (np.zeros if zeroed else np.empty)(words * 8 + _ALIGNMENT, np.uint8)
     skip = -raw.ctypes.data % _ALIGNMENT
     return raw[skip : skip + words * 8].view(np.uint64)
 
 
 def to_words(values: Sequence[int], words: int) -> Words:
-    """Non-negative integers as uint64 (rows, words), little-endian; OverflowError when one does not fit."""
+    """Convert non-negative integers to uint64 (rows, words), little-endian; OverflowError if one does not fit."""
     raw = b"".join(int(x).to_bytes(8 * words, "little") for x in values)
     return np.frombuffer(raw, np.dtype("<u8")).astype(np.uint64).reshape(len(values), words)
 
 
 def from_words(rows: Words) -> list[int]:
-    """Uint64 (rows, words), little-endian, as integers."""
+    """Convert uint64 (rows, words), little-endian, to integers."""
     return [int.from_bytes(row.astype("<u8").tobytes(), "little") for row in rows]
 
 

@@ -1,7 +1,7 @@
 """Compiled kernels of Montgomery arithmetic; `montgomery.Modulus` is their only caller.
 
-A kernel takes flat arrays and an array of constants `m` made by `Modulus`: m[0] = -1/n mod 2^64, m[1] digits,
-m[2] words, m[3] tail bits, m[4] whether the 52-bit form is used, m[5] vectors, m[8:] the modulus in working form.
+A kernel takes flat arrays and an array of constants `m` made by `Modulus`: m[0] = -1/n mod 2^64, m[1] digits, m[2]
+words, m[3] tail bits, m[4] whether the 52-bit form is used, m[5] vectors, m[8:] the modulus in working form.
 
 Two forms of a number x mod n:
 
@@ -93,7 +93,7 @@ def _reduce(x: Words, o: int, over: np.uint64, m: Words) -> None:
         borrow = _ONE if left < right or (left == right and borrow != _ZERO) else _ZERO
 
 
-@kernel
+@kernel  # eleven arguments: arrays and offsets of two products, flat because this is the innermost call
 def _multiply_pair(
     out: Words, o1: int, o2: int, a: Words, a1: int, a2: int, b: Words, b1: int, b2: int, m: Words, t: Words
 ) -> None:
@@ -123,7 +123,7 @@ def _copy(x: Words, o: int, out: Words, p: int, m: Words) -> None:
 
 @kernel
 def _unpack(raw: Bytes, item: int, x: Words, o: int, m: Words) -> None:
-    """Packed number `item` of raw bytes into working form at x[o:]."""
+    """Convert packed number `item` of raw bytes to working form at x[o:]."""
     words, width = np.intp(m[2]), m.size - HEADER
     start = item * words * 8
     if m[4] == _ZERO:
@@ -151,7 +151,7 @@ def _unpack(raw: Bytes, item: int, x: Words, o: int, m: Words) -> None:
 
 @kernel
 def _pack(x: Words, o: int, out: Words, item: int, m: Words) -> None:
-    """Working form at x[o:] (destroyed) into packed number `item` of out, below n."""
+    """Convert working form at x[o:] (destroyed) to packed number `item` of out, below n."""
     words = np.intp(m[2])
     _reduce(x, o, _ZERO, m)
     start = item * words
@@ -172,7 +172,7 @@ def _pack(x: Words, o: int, out: Words, item: int, m: Words) -> None:
 
 @kernel
 def unpack_rows(raw: Bytes, out: Words, m: Words) -> None:
-    """Packed numbers to working form."""
+    """Convert packed numbers to working form."""
     width = m.size - HEADER
     for row in range(out.size // width):
         _unpack(raw, row, out, row * width, m)
@@ -180,7 +180,7 @@ def unpack_rows(raw: Bytes, out: Words, m: Words) -> None:
 
 @kernel
 def pack_rows(rows: Words, out: Words, m: Words) -> None:
-    """Working form (destroyed) to packed numbers below n."""
+    """Convert working form (destroyed) to packed numbers below n."""
     width = m.size - HEADER
     for row in range(rows.size // width):
         _pack(rows, row * width, out, row, m)
@@ -275,7 +275,7 @@ def fixed_base_rows(table: Words, exponents: Words, window: int, out: Words, m: 
 
 @kernel
 def _bits(x: Words, o: int, limbs: int, bit: int, count: int) -> int:
-    """Bits [bit, bit + count) of the number at x[o : o + limbs], zero beyond it."""
+    """Return bits [bit, bit + count) of the number at x[o : o + limbs], zero beyond it."""
     k, shift = bit >> 6, np.uint64(bit & 63)
     value = x[o + k] >> shift if k < limbs else _ZERO
     if shift + np.uint64(count) > _WORD and k + 1 < limbs:
@@ -287,7 +287,7 @@ def _bits(x: Words, o: int, limbs: int, bit: int, count: int) -> int:
 def segment_products(raw: Bytes, index: NDArray[np.int32], starts: Index, out: Words, one: Words, m: Words) -> None:
     """out[s] = product of raw[index[j]] over starts[s] <= j < starts[s + 1]; no segment is empty. Packed forms.
 
-    Two segments are under way at any time; whichever is through takes up the next one.
+    Two segments are processed at any time; whichever is finished takes up the next one.
     """
     width, segments = m.size - HEADER, starts.size - 1
     t = np.empty(width + 2, np.uint64)
@@ -352,7 +352,7 @@ def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words
 
 @kernel
 def all_in_range(raw: Bytes, count: int, m: Words) -> bool:
-    """Whether every packed number is in [1, n)."""
+    """Tell whether every packed number is in [1, n)."""
     width = m.size - HEADER
     x = np.empty(width, np.uint64)
     for item in range(count):
@@ -367,7 +367,7 @@ def all_in_range(raw: Bytes, count: int, m: Words) -> bool:
     return True
 
 
-@kernel
+@kernel  # more than ten arguments, flat: numba resolves the type of a tuple in Python at every call
 def bucket_rows(
     bases: Words,
     across: int,
@@ -386,7 +386,7 @@ def bucket_rows(
 
     `bases` are Montgomery working forms, `across` in a row; exponents lie below 2^bits. Of each window of the
     exponents, rows are multiplied into the bucket of their digit, bucket d counts d times (Pippenger). Two products are
-    under way at any time; digits of zero fill a bucket that does not count, so that time does not depend on exponents.
+    made at any time; digits of zero fill a bucket that does not count, so that time does not depend on exponents.
     """
     width, entries = m.size - HEADER, 1 << window
     kinds = exponents.size // max(bases.size // (across * width), 1)

@@ -9,7 +9,7 @@ Two numba intrinsics, both emitted as LLVM code into the kernel that calls them:
   form at 2048 bits, seven times at 4096. It is emitted only when numba compiles for a processor that has the
   instructions.
 
-Neither is constant time in memory traffic. Products of one size take the same time whatever the values are.
+Memory accesses are not constant in time. Products of one size take the same time whatever the values are.
 
 References
 ----------
@@ -39,7 +39,7 @@ _VECTOR = ir.VectorType(_I64, LANES)
 
 
 def has_ifma() -> bool:
-    """Whether numba compiles for a processor with AVX-512 IFMA (its settings may hide the real one)."""
+    """Tell whether numba compiles for a processor with AVX-512 IFMA (its settings may hide the real one)."""
     features = str(cpu_target.target_context.codegen().magic_tuple())
     return "+avx512ifma" in features and "+avx512f" in features
 
@@ -100,6 +100,7 @@ def unpack_digits(typing_context: Any, raw: Any, offset: Any, out: Any, o: Any) 
     return signature, generate
 
 
+# Eleven parameters: numba passes the first, and `montgomery_kernels._multiply_pair` the rest as it takes them.
 @intrinsic  # type: ignore[untyped-decorator]
 def ifma_multiply_pair(
     typing_context: Any, out: Any, o1: Any, o2: Any, a: Any, a1: Any, a2: Any, b: Any, b1: Any, b2: Any, m: Any
@@ -146,13 +147,11 @@ def ifma_multiply_pair(
 
 
 def _emit_products(builder: Any, count: int, lanes: Any, constants: Any, digits: Any) -> list[list[Any]]:
-    """Emit interleaved Montgomery products of `count` vectors: one digit b_i of b per turn of the loop.
+    """Emit interleaved Montgomery products of `count` vectors, one digit b_i of b per turn; return uncarried sums.
 
-    Returns the sums of each lane, whose carries are still to be carried.
-
-    Invariant at the head of the loop: sums = (a (b_0 + ... + b_{i-1}) + n (...)) / 2^{52 i} + low halves of
-    a b_i. The multiple m of n that clears the lowest digit hangs on one multiply-add alone; high halves and
-    the next low halves gather beside it in `side`. A sum takes 4 halves a turn for at most 160 turns: < 2^62.
+    Invariant at the head of the loop: sums = (a (b_0 + ... + b_{i-1}) + n (...)) / 2^{52 i} + low halves of a b_i. The
+    multiple m of n that clears the lowest digit depends on one multiply-add alone; high halves and the next low halves
+    gather beside it in `side`. A sum takes 4 halves a turn for at most 160 turns: < 2^62.
     """
     low, high = (
         cgutils.get_or_insert_function(
@@ -207,7 +206,7 @@ def _emit_products(builder: Any, count: int, lanes: Any, constants: Any, digits:
 
 
 def _normalise(builder: Any, sums: Any) -> list[Any]:
-    """Carry the deferred carries: digits below 2^52 again, the top one's carry being zero by the bound 2 n."""
+    """Apply the deferred carries: digits below 2^52 again, the top one's carry being zero by the bound 2 n."""
     mask, zero = _constant((1 << DIGIT_BITS) - 1), _constant(0)
     carries = [builder.lshr(x, _constant(DIGIT_BITS)) for x in sums]
     below = [zero, *carries[:-1]]

@@ -2,9 +2,9 @@
 
     n = p^2 q,   c = g^m h^r mod n,   c^u mod p^2 = 1 + a m u p      (m < 2^{|n|/3 - 2})
 
-The product of ciphertexts encrypts the sum of the messages. u and v are 256-bit primes with u | p - 1 and
-v | q - 1; h has order u v; g mod p^2 = (1 + p)^a w, where w has order u, and g mod q lies in <h mod q>.
-g = 1 + p would do for decryption, but then gcd(g - 1, n) = p: the factor w hides p in the public key.
+The product of ciphertexts encrypts the sum of the messages. u and v are 256-bit primes with u | p - 1 and v | q - 1; h
+has order u v; g mod p^2 = (1 + p)^a w, where w has order u, and g mod q lies in <h mod q>. g = 1 + p would do for
+decryption, but then gcd(g - 1, n) = p: the factor w hides p in the public key.
 
 * *Assumptions.* Factoring n = p^2 q is hard, and so are discrete logarithms and membership in the subgroup of
   order u v (Coron, Naccache, Paillier), knowing g, h. Chosen plaintexts only: whoever decrypts chosen
@@ -16,8 +16,8 @@ g = 1 + p would do for decryption, but then gcd(g - 1, n) = p: the factor w hide
   r_u, r_v exactly uniform modulo u and v: then c is distributed as g^m h^r with r uniform modulo u v. c mod q
   must stay in <h mod q>; uniform in all of Z_q* it could not be hidden by any h^r.
 
-Ciphertexts are *packed Montgomery forms* modulo n (see `montgomery`), so that the receiver multiplies them as
-they come. Time does not depend on messages, but table look-ups with secret indices show in the cache.
+Ciphertexts are *packed Montgomery forms* modulo n (see `montgomery`), so that the receiver multiplies them as received.
+Time does not depend on messages, but table look-ups with secret indices show in the cache.
 
 References
 ----------
@@ -27,8 +27,6 @@ Coron, Naccache, Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import gmpy2
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +35,10 @@ from treaty.compute import concurrently, pieces
 from treaty.crypto import parameters
 from treaty.crypto.additive.key_checks import check_base, check_messages, check_modulus, check_order
 from treaty.crypto.additive.montgomery import FixedBase, Modulus, from_words, to_words
-from treaty.crypto.additive.randomiser import Randomiser
 from treaty.crypto.additive.residues import PrimeSquare, Residues
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.payload import Payload, check_payload
 from treaty.errors import CryptoError
-
-__all__ = ["PrivateKey", "PublicKey", "Randomiser"]
 
 Words = NDArray[np.uint64]
 
@@ -53,30 +48,11 @@ _DECRYPTED_AT_A_TIME = 32
 
 
 class PublicKey:
-    """A public key, checked as far as one without the factors can.
+    """A public key, checked as far as possible without the factors; CryptoError if too short or not well formed.
 
-    Parameters
-    ----------
-    n, g, h : int
-        Modulus and bases.
-    subgroup_bits : int
-        2 * 256 when the owner states that h has order u v below 2^512, else 0 (order unknown).
-    insecure_test_key_bits : int, optional
-        Accept moduli of at least this size. Tests only.
-
-    Attributes
-    ----------
-    plaintext_bits : int
-        P = |n| // 3; messages are below 2^{P - 2}.
-    randomness_bits : int
-        Length of the exponent r that hides a ciphertext from the key's owner too.
-    modulus : Modulus
-        Arithmetic modulo n.
-
-    Raises
-    ------
-    CryptoError
-        When the key is too short or not well formed, or the order of h tiny (see `key_checks.check_order`).
+    `subgroup_bits` is 2 * 256 when the owner states that h has order u v below 2^512, else 0 (order unknown). Messages
+    are below 2^{plaintext_bits - 2}; `randomness_bits` is the length of an exponent r that hides a ciphertext from the
+    key's owner too.
     """
 
     def __init__(
@@ -97,7 +73,7 @@ class PublicKey:
 
     @property
     def randomiser_base(self) -> int:
-        """h: what r is the exponent of."""
+        """The base h of the randomness h^r."""
         return self.h
 
     @classmethod
@@ -111,51 +87,9 @@ class PublicKey:
         """Return what `from_payload` reads."""
         return [to_words([self.n, self.g, self.h], self.modulus.words), np.array([self.subgroup_bits], np.int64)]
 
-    def encrypt(self, values: Sequence[int], keystream: Keystream | None = None) -> Words:
-        """Encrypt with the public key alone, c = g^m h^r (slow; the owner's `PrivateKey.encrypt` is fast).
-
-        Parameters
-        ----------
-        values : sequence of int
-            |value| < 2^{plaintext_bits - 2}; a negative value x is encoded as n + x.
-        keystream : Keystream, optional
-            Source of r; a fresh one when left out.
-
-        Returns
-        -------
-        ndarray of uint64, shape (len(values), words)
-            Packed Montgomery forms.
-
-        Raises
-        ------
-        CryptoError
-            When a value is too large.
-        """
-        if any(abs(x) >> (self.plaintext_bits - 2) for x in values):
-            raise CryptoError(f"expected values below 2^{self.plaintext_bits - 2} in size - lower fractional_bits")
-        exponents = from_words((keystream or Keystream()).bits(self.randomness_bits, len(values)))
-        n = self.n
-        ciphertexts = [
-            int(gmpy2.powmod(self.g, x % n, n) * gmpy2.powmod(self.h, r, n) % n)
-            for x, r in zip(values, exponents, strict=True)
-        ]
-        return self.modulus.pack(self.modulus.montgomery(ciphertexts))
-
 
 class PrivateKey:
-    """Key of the owner: encrypts by the factors, decrypts.
-
-    Parameters
-    ----------
-    p, q : int
-        Primes with n = p^2 q.
-    u, v : int
-        Primes dividing p - 1 and q - 1: orders of h modulo p^2 and q.
-    a : int
-        Exponent in g mod p^2 = (1 + p)^a w.
-    public : PublicKey
-        The key to give away.
-    """
+    """The owner's key: primes p, q with n = p^2 q; orders u, v of h modulo p^2 and q; a of g mod p^2 = (1 + p)^a w."""
 
     def __init__(self, p: int, q: int, u: int, v: int, a: int, public: PublicKey) -> None:
         self.public = public
@@ -168,27 +102,7 @@ class PrivateKey:
         self._powers_q = FixedBase(self._mod_q.modulus, public.h % q, v.bit_length(), _OWNER_WINDOW)
 
     def encrypt(self, messages: Words, threads: int, keystream: Keystream | None = None) -> Words:
-        """Encrypt non-negative numbers by the factors of n.
-
-        Parameters
-        ----------
-        messages : ndarray of uint64, shape (rows, limbs)
-            Little-endian words, each number below 2^{plaintext_bits - 2}.
-        threads : int
-            Threads to use.
-        keystream : Keystream, optional
-            Source of r_u, r_v; a fresh one when left out.
-
-        Returns
-        -------
-        ndarray of uint64, shape (rows, words)
-            Packed Montgomery forms.
-
-        Raises
-        ------
-        CryptoError
-            When a message is too large.
-        """
+        """Encrypt numbers below 2^{plaintext_bits - 2}, little-endian words (rows, limbs), by the factors of n."""
         check_messages(messages, self.public.plaintext_bits)
         keystream, n = keystream or Keystream(), self.public.modulus
         exponents_p = keystream.below(self._u, len(messages))
@@ -204,52 +118,22 @@ class PrivateKey:
         return out
 
     def decrypt(self, ciphertexts: Words, threads: int) -> Words:
-        """Decrypt to numbers modulo p.
+        """Decrypt packed Montgomery forms below n to numbers modulo p, little-endian words (rows, limbs).
 
-        Parameters
-        ----------
-        ciphertexts : ndarray of uint64, shape (rows, words)
-            Packed Montgomery forms, below n.
-        threads : int
-            Threads to use.
-
-        Returns
-        -------
-        ndarray of uint64, shape (rows, limbs)
-            Little-endian words.
-
-        Raises
-        ------
-        CryptoError
-            When something is not a ciphertext of this key.
+        CryptoError if something is not a ciphertext of this key.
         """
         parts = pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME)
         results = concurrently(lambda rows: self._square.decrypt(ciphertexts[rows]), parts, threads)
         return to_words([m for part in results for m in part], -(-self._p.bit_length() // 64))
 
     def unhidden(self, ciphertexts: Words, threads: int) -> NDArray[np.bool_]:
-        """Tell which ciphertexts re-randomisation does not hide, as an auditor who is shown the factors can.
+        """Tell which ciphertexts re-randomisation does not hide, as an auditor who is shown the factors: bool (rows,).
 
-        h^r covers what h generates. An owner may put marks on its rows outside of that, known only to it and seen again
-        in every answer: modulo q, where there is no message, or of other orders than u modulo p^2.
-
-        Parameters
-        ----------
-        ciphertexts : ndarray of uint64, shape (rows, words)
-            Packed Montgomery forms, below n.
-        threads : int
-            Threads to use.
-
-        Returns
-        -------
-        ndarray of bool, shape (rows,)
-            True where the ciphertext is not (1 + p)^x h^r modulo p^2 and h^s modulo q for any x, r and s. As u and v
-            are different primes, those parts of h are independent of each other.
-
-        Raises
-        ------
-        CryptoError
-            When p, q, u and v are not what the class says, or h^r is too short for the order of h.
+        True where the ciphertext is not (1 + p)^x h^r modulo p^2 and h^s modulo q for any x, r and s (as u and v are
+        different primes, those parts of h are independent of each other). h^r covers what h generates; outside of that
+        an owner may mark its rows and recognise the marks in every answer: modulo q, where there is no message, or of
+        other orders than u modulo p^2. CryptoError if p, q, u and v are not what the class says, or h^r is too short
+        for the order of h.
         """
         h, n, p, q, u, v = self.public.h, self.public.n, self._p, self._q, self._u, self._v
         primes = u != v and all(gmpy2.is_prime(x, parameters.PRIMALITY_ROUNDS) for x in (p, q, u, v))
@@ -264,7 +148,3 @@ class PrivateKey:
 
         hidden = concurrently(part, pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME), threads)
         return ~np.concatenate([np.empty(0, np.bool_), *hidden])
-
-    def decrypt_signed(self, ciphertexts: Words, threads: int = 1) -> list[int]:
-        """Decrypt to integers, those above p / 2 standing for negative ones; otherwise as `decrypt`."""
-        return [m - self._p if 2 * m > self._p else m for m in from_words(self.decrypt(ciphertexts, threads))]

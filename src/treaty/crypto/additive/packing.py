@@ -1,4 +1,4 @@
-"""Several small sums in one plaintext: rows before encryption, bin sums after decryption.
+"""Packing of several small sums into one plaintext: rows before encryption, bin sums after decryption.
 
 With n rows at most and integers |g_i| <= g_max, 0 <= h_i <= h_max (fixed point already):
 
@@ -7,8 +7,8 @@ With n rows at most and integers |g_i| <= g_max, 0 <= h_i <= h_max (fixed point 
     sum of rows: count = low b_c bits, sum h = next b_h, the rest = sum g + g_max count
     k = floor((P - 2) / b) sums side by side in one plaintext of P bits, the first one highest
 
-All fields are non-negative and bounded by the public n, so no carry passes from one to the next. The widths
-follow from public bounds alone and reveal nothing of the data.
+All fields are non-negative and bounded by the public n, so no carry passes from one to the next. The widths follow from
+public bounds alone and reveal nothing of the data.
 
 References
 ----------
@@ -29,26 +29,11 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class SumsBounds:
-    """Public bounds of the sums of a job, in fixed-point integers.
+    """Public bounds of a job's sums, in fixed-point integers; CryptoError if negative or if sums may exceed 62 bits."""
 
-    Parameters
-    ----------
-    n_rows : int
-        Most rows a sum may hold, at least 1.
-    grad_bound : int
-        |grad_i| <= grad_bound; at least 0.
-    hess_bound : int
-        0 <= hess_i <= hess_bound; at least 0.
-
-    Raises
-    ------
-    CryptoError
-        When a bound is negative or sums would not fit 64-bit integers.
-    """
-
-    n_rows: int
-    grad_bound: int
-    hess_bound: int
+    n_rows: int  # most rows a sum may hold, at least 1
+    grad_bound: int  # |grad_i| <= grad_bound
+    hess_bound: int  # 0 <= hess_i <= hess_bound
 
     def __post_init__(self) -> None:
         if self.n_rows < 1 or self.grad_bound < 0 or self.hess_bound < 0:
@@ -57,14 +42,14 @@ class SumsBounds:
             raise CryptoError("sums would exceed 62 bits - lower fractional_bits, or the bound of the gradients")
 
     def check(self, grad: NDArray[np.int64], hess: NDArray[np.int64], where: str) -> None:
-        """Refuse derivatives (rows,) beyond their bounds, with CryptoError."""
+        """Raise CryptoError for derivatives (rows,) beyond their bounds."""
         if len(grad) and not (-self.grad_bound <= grad.min() <= grad.max() <= self.grad_bound):
             raise CryptoError(f"a gradient exceeds its declared bound - at {where}")
         if len(hess) and not (0 <= hess.min() <= hess.max() <= self.hess_bound):
             raise CryptoError(f"a hessian is negative or exceeds its declared bound - at {where}")
 
     def allow(self, sums: NDArray[np.int64]) -> bool:
-        """Whether all sums (..., 3) of grad, hess and count are such as rows within the bounds can have."""
+        """Tell whether sums (..., 3) of grad, hess and count are possible for rows within the bounds."""
         grad, hess, count = np.moveaxis(sums, -1, 0)
         most_grad, most_hess = self.grad_bound * count, self.hess_bound * count
         fits = (count >= 0) & (-most_grad <= grad) & (grad <= most_grad) & (0 <= hess) & (hess <= most_hess)
@@ -73,23 +58,10 @@ class SumsBounds:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Places of the three fields, and how many sums share a plaintext.
-
-    Parameters
-    ----------
-    bounds : SumsBounds
-        Bounds of the job.
-    plaintext_bits : int
-        P: Okamoto-Uchiyama |n| // 3, Paillier |n|.
-
-    Raises
-    ------
-    CryptoError
-        When not even one sum fits.
-    """
+    """Places of the three fields, and how many sums share a plaintext; CryptoError if not even one sum fits."""
 
     bounds: SumsBounds
-    plaintext_bits: int
+    plaintext_bits: int  # P: Okamoto-Uchiyama |n| // 3, Paillier |n|
 
     def __post_init__(self) -> None:
         if self.per_plaintext < 1:
@@ -124,22 +96,9 @@ class Packing:
         return (self.plaintext_bits - 2) // self.sum_bits
 
     def pack_rows(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Words:
-        """Pack one row each: gh_i.
+        """Pack the fixed-point derivatives (rows,) of one row each as gh_i: little-endian words (rows, ceil(b / 64)).
 
-        Parameters
-        ----------
-        grad, hess : ndarray of int64, shape (rows,)
-            Fixed-point derivatives.
-
-        Returns
-        -------
-        ndarray of uint64, shape (rows, ceil(b / 64))
-            Little-endian words.
-
-        Raises
-        ------
-        CryptoError
-            When there are more rows than n_rows, or a value exceeds its bound.
+        CryptoError if there are more rows than n_rows, or a value exceeds its bound.
         """
         bounds = self.bounds
         if len(grad) > bounds.n_rows:
@@ -152,23 +111,7 @@ class Packing:
         return out
 
     def unpack_rows(self, plaintexts: Words) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Take apart single rows: the inverse of `pack_rows`.
-
-        Parameters
-        ----------
-        plaintexts : ndarray of uint64, shape (rows, limbs)
-            Little-endian words.
-
-        Returns
-        -------
-        grad, hess : ndarray of int64, shape (rows,)
-            Fixed-point derivatives.
-
-        Raises
-        ------
-        CryptoError
-            When something is not a row within the declared bounds.
-        """
+        """Invert `pack_rows`; CryptoError for anything but rows within the declared bounds."""
         row, word = np.arange(len(plaintexts)), np.zeros(len(plaintexts), np.int64)
         count = _take(plaintexts, row, word, self.count_bits)
         hess = _take(plaintexts, row, word + self.count_bits, self.hess_bits)
@@ -184,24 +127,9 @@ class Packing:
         return np.minimum(np.arange(-(-sums // self.per_plaintext) + 1) * self.per_plaintext, sums).astype(np.int64)
 
     def unpack_sums(self, plaintexts: Words, sums: int) -> NDArray[np.int64]:
-        """Take apart decrypted plaintexts.
+        """Split decrypted plaintexts, words (ceil(sums / k), limbs), into sums of grad and hess and counts, (sums, 3).
 
-        Parameters
-        ----------
-        plaintexts : ndarray of uint64, shape (ceil(sums / k), limbs)
-            Little-endian words.
-        sums : int
-            How many sums they hold.
-
-        Returns
-        -------
-        ndarray of int64, shape (sums, 3)
-            sum_grad, sum_hess, count.
-
-        Raises
-        ------
-        CryptoError
-            When the number of plaintexts does not fit `sums`, or a field exceeds its bound.
+        CryptoError if the number of plaintexts does not fit `sums`, or a field exceeds its bound.
         """
         starts = self.group_starts(sums)
         if len(plaintexts) != len(starts) - 1:
@@ -230,7 +158,7 @@ def _put(out: Words, bit: int, values: Words) -> None:
 
 
 def _take(rows: Words, row: NDArray[np.int64], bit: NDArray[np.int64], width: int) -> Words:
-    """Field of `width` <= 64 bits at `bit` of the number in each named row; zero beyond the row's end."""
+    """Read the field of `width` <= 64 bits at `bit` of the number in each named row; zero beyond the row's end."""
     padded = np.concatenate([rows, np.zeros((len(rows), 2), np.uint64)], axis=1)
     word, shift = bit // 64, (bit % 64).astype(np.uint64)
     low = padded[row, word] >> shift

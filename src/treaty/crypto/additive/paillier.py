@@ -4,7 +4,7 @@
 
 The product of ciphertexts encrypts the sum of the messages, m < 2^{|n| - 2}. As in Damgard, Jurik and Nielsen, h is
 fixed, so that w^r comes from a table; unlike there, h is a square, not the negative of one, and r is not cut to half
-the length of n. p - 1 = 2 u k and q - 1 = 2 v l with four distinct primes, so that the owner can see to it that h
+the length of n. p - 1 = 2 u k and q - 1 = 2 v l with four distinct primes, so that the owner can make sure that h
 generates all squares, a cyclic group of order (p - 1)(q - 1) / 4.
 
 * *Assumption.* Decisional composite residuosity: with r uniform modulo the order of h, w^r is a uniform n-th
@@ -17,7 +17,7 @@ generates all squares, a cyclic group of order (p - 1)(q - 1) / 4.
   could not be hidden by any w^r.
 
 Ciphertexts are *packed Montgomery forms* modulo n^2 (see `montgomery`), so that the receiver multiplies them as
-they come. Time does not depend on messages, but table look-ups with secret indices show in the cache.
+received. Time does not depend on messages, but table look-ups with secret indices show in the cache.
 
 References
 ----------
@@ -49,30 +49,11 @@ _DECRYPTED_AT_A_TIME = 32
 
 
 class PublicKey:
-    """A public key, checked as far as one without the factors can.
+    """A public key, checked as far as possible without the factors; CryptoError if too short or not well formed.
 
-    Parameters
-    ----------
-    n, h : int
-        Modulus and base.
-    insecure_test_key_bits : int, optional
-        Accept moduli of at least this size. Tests only.
-
-    Attributes
-    ----------
-    plaintext_bits : int
-        P = |n|; messages are below 2^{P - 2}.
-    randomness_bits : int
-        Length of the exponent r that hides a ciphertext from the key's owner too.
-    randomiser_base : int
-        w = h^n mod n^2, computed here so that it is an n-th power for certain.
-    modulus : Modulus
-        Arithmetic modulo n^2.
-
-    Raises
-    ------
-    CryptoError
-        When the key is too short or not well formed, or the order of h tiny (see `key_checks.check_order`).
+    Messages are below 2^{plaintext_bits - 2}; `randomness_bits` is the length of an exponent r that hides a ciphertext
+    from the key's owner too; `randomiser_base` is w = h^n mod n^2, computed here so that it is an n-th power for
+    certain.
     """
 
     def __init__(self, n: int, h: int, *, insecure_test_key_bits: int | None = None) -> None:
@@ -100,16 +81,9 @@ class PublicKey:
 
 
 class PrivateKey:
-    """Key of the owner: encrypts by the factors, decrypts.
+    """The owner's key: primes p, q with n = p q; (p - 1) / 2 and (q - 1) / 2 odd and coprime, h of order their product.
 
-    Parameters
-    ----------
-    p, q : int
-        Primes with n = p q; (p - 1) / 2 and (q - 1) / 2 odd and coprime, h of order their product.
-    k, l : int
-        The smaller primes in p - 1 = 2 u k and q - 1 = 2 v l, by which an auditor sees that order.
-    public : PublicKey
-        The key to give away.
+    k and l are the smaller primes in p - 1 = 2 u k and q - 1 = 2 v l, by which an auditor verifies that order.
     """
 
     def __init__(self, p: int, q: int, k: int, l: int, public: PublicKey) -> None:
@@ -130,27 +104,7 @@ class PrivateKey:
         self._q_inverse = pow(q, -1, p)
 
     def encrypt(self, messages: Words, threads: int, keystream: Keystream | None = None) -> Words:
-        """Encrypt non-negative numbers by the factors of n.
-
-        Parameters
-        ----------
-        messages : ndarray of uint64, shape (rows, limbs)
-            Little-endian words, each number below 2^{plaintext_bits - 2}.
-        threads : int
-            Threads to use.
-        keystream : Keystream, optional
-            Source of r_p, r_q; a fresh one when left out.
-
-        Returns
-        -------
-        ndarray of uint64, shape (rows, words)
-            Packed Montgomery forms modulo n^2.
-
-        Raises
-        ------
-        CryptoError
-            When a message is too large.
-        """
+        """Encrypt numbers below 2^{plaintext_bits - 2}, little-endian words (rows, limbs), by the factors of n."""
         check_messages(messages, self.public.plaintext_bits)
         keystream, n2 = keystream or Keystream(), self.public.modulus
         exponents_p = keystream.below((self._p - 1) // 2, len(messages))
@@ -166,51 +120,20 @@ class PrivateKey:
         return out
 
     def decrypt(self, ciphertexts: Words, threads: int) -> Words:
-        """Decrypt to numbers modulo n.
+        """Decrypt packed Montgomery forms below n^2 to numbers modulo n, little-endian words (rows, limbs).
 
-        Parameters
-        ----------
-        ciphertexts : ndarray of uint64, shape (rows, words)
-            Packed Montgomery forms, below n^2.
-        threads : int
-            Threads to use.
-
-        Returns
-        -------
-        ndarray of uint64, shape (rows, limbs)
-            Little-endian words.
-
-        Raises
-        ------
-        CryptoError
-            When something is not a ciphertext of this key.
+        CryptoError if something is not a ciphertext of this key.
         """
         parts = pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME)
         results = concurrently(lambda rows: self._decrypt(ciphertexts[rows]), parts, threads)
         return to_words([m for part in results for m in part], -(-self.public.n.bit_length() // 64))
 
     def unhidden(self, ciphertexts: Words, threads: int) -> NDArray[np.bool_]:
-        """Tell which ciphertexts re-randomisation does not hide, as an auditor who is shown the factors can.
+        """Tell which ciphertexts re-randomisation does not hide, as an auditor who is shown the factors: bool (rows,).
 
-        w^r covers the n-th powers of squares. An owner may put marks on its rows outside of that, or give away an h
-        that generates less, and see them again in every answer.
-
-        Parameters
-        ----------
-        ciphertexts : ndarray of uint64, shape (rows, words)
-            Packed Montgomery forms, below n^2.
-        threads : int
-            Threads to use.
-
-        Returns
-        -------
-        ndarray of bool, shape (rows,)
-            True where the ciphertext is not (1 + n m) w^r for any m and r.
-
-        Raises
-        ------
-        CryptoError
-            When the factors are not what the class says, or h does not generate all squares.
+        True where the ciphertext is not (1 + n m) w^r for any m and r. w^r covers the n-th powers of squares; outside
+        of that an owner may mark its rows, or publish an h that generates less, and recognise the marks in every
+        answer. CryptoError if the factors are not what the class says, or h does not generate all squares.
         """
         p, q, w = self._p, self._q, self.public.randomiser_base
         orders = [(prime, x) for prime, k in ((p, self._k), (q, self._l)) for x in (k, (prime - 1) // (2 * k))]
@@ -234,6 +157,6 @@ class PrivateKey:
         return ~np.concatenate([np.empty(0, np.bool_), *hidden])
 
     def _decrypt(self, ciphertexts: Words) -> list[int]:
-        """Messages modulo p and q, joined (Garner)."""
+        """Join the messages modulo p and q (Garner)."""
         halves = zip(self._square_p.decrypt(ciphertexts), self._square_q.decrypt(ciphertexts), strict=True)
         return [m_q + self._q * ((m_p - m_q) * self._q_inverse % self._p) for m_p, m_q in halves]

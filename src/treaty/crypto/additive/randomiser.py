@@ -27,7 +27,7 @@ _MOST_BYTES = 32 << 20  # factors kept ready
 
 
 class RandomisableKey(Protocol):
-    """What a public key tells about randomness: the ciphertexts' modulus, the base w and the length of r in w^r."""
+    """A public key's randomness: the ciphertexts' modulus, the base w and the length of r in w^r."""
 
     @property
     def modulus(self) -> Modulus: ...  # noqa: D102
@@ -38,13 +38,7 @@ class RandomisableKey(Protocol):
 
 
 class Randomiser:
-    """Fresh encryptions of zero, w^r, that hide a product of ciphertexts from the key's owner.
-
-    Parameters
-    ----------
-    key : RandomisableKey
-        The owner's public key; w is h for Okamoto-Uchiyama, h^n for Paillier.
-    """
+    """Fresh encryptions of zero, w^r; w is h for Okamoto-Uchiyama, h^n for Paillier."""
 
     def __init__(self, key: RandomisableKey) -> None:
         self._bits = key.randomness_bits
@@ -57,30 +51,21 @@ class Randomiser:
         return 8 * self._modulus.width
 
     def exponents(self, rows: int) -> Words:
-        """Uniform exponents r below 2^randomness_bits, uint64 (rows, limbs), from a fresh keystream."""
+        """Draw uniform exponents r below 2^randomness_bits, uint64 (rows, limbs), from a fresh keystream."""
         return Keystream().bits(self._bits, rows)
 
     def factors(self, exponents: Words) -> Words:
-        """w^r for each exponent: working Montgomery forms."""
+        """Return w^r for each exponent: working Montgomery forms."""
         return self._powers.power(exponents)
 
 
 class ReadyFactors:
-    """Factors w^r made ahead by a thread of their own, each handed out once.
+    """Factors w^r made ahead by a thread of their own, each handed out once; `expected` are wanted at first.
 
     The thread runs from `prepare` until as many factors are ready as were ever taken between two calls of `prepare` (at
-    most 32 MB of them), until `stop`, or until the program ends; then it is gone. Factors outlive trees: they belong to
-    the key.
-
-    The thread is no daemon: one that is cut off at the end of a program may be inside compiled code that is taken away.
-    So the program waits for it, for the milliseconds of a chunk.
-
-    Parameters
-    ----------
-    randomiser : Randomiser
-        Makes the factors.
-    expected : int
-        How many are wanted at first.
+    most 32 MB of them), until `stop`, or until the program ends. Factors outlive trees: they belong to the key. The
+    thread is no daemon, which could be cut off inside compiled code that is being unloaded: the program waits for it,
+    for the milliseconds of a chunk.
     """
 
     def __init__(self, randomiser: Randomiser, expected: int) -> None:
@@ -93,7 +78,7 @@ class ReadyFactors:
         self._thread: threading.Thread | None = None
 
     def take(self, count: int, threads: int) -> Words:
-        """Return `count` factors, working Montgomery forms; what is not ready is made now."""
+        """Return `count` factors, working Montgomery forms; missing ones are made now."""
         with self._own_lock():
             self._taken += count
             taken, missing = [], count
@@ -108,7 +93,7 @@ class ReadyFactors:
         return np.concatenate([self._randomiser.factors(exponents[:0]), *taken, *made])
 
     def prepare(self) -> None:
-        """Begin to make factors in the background; does nothing when that is under way."""
+        """Start to make factors in the background, unless this is running already."""
         with self._own_lock():
             self._wanted, self._taken = min(max(self._wanted, self._taken), self._most), 0
             self._stopped = False
@@ -117,14 +102,14 @@ class ReadyFactors:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Ask the background work to end, which takes it a few milliseconds; what is ready is kept.
+        """Ask the background work to end, which takes it a few milliseconds; ready factors are kept.
 
         Takes no lock: as a finalizer it runs wherever garbage is collected, also in a thread that holds the lock.
         """
         self._stopped = True
 
     def _own_lock(self) -> threading.Lock:
-        if os.getpid() != self._process:  # a fork: the parent will use these factors, and may have held the lock
+        if os.getpid() != self._process:  # a fork: the parent uses these factors, and may have held the lock
             self._process, self._lock, self._thread = os.getpid(), threading.Lock(), None
             self._ready = deque()
         return self._lock
@@ -134,7 +119,7 @@ class ReadyFactors:
             while True:
                 with self._lock:
                     full = sum(map(len, self._ready)) >= self._wanted
-                    # threads are waited for at the end of a program: it must not wait for factors nobody will take
+                    # the program waits for this thread at its end: do not make factors that nobody will take
                     if full or self._stopped or not threading.main_thread().is_alive():
                         self._thread = None
                         return

@@ -24,20 +24,7 @@ Words = NDArray[np.uint64]
 
 
 class Residues:
-    """A divisor of a modulus.
-
-    Parameters
-    ----------
-    whole : Modulus
-        N.
-    divisor : int
-        d, coprime to N / d.
-
-    Attributes
-    ----------
-    modulus : Modulus
-        Arithmetic modulo d.
-    """
+    """A divisor d of a modulus N, coprime to N / d; `modulus` is the arithmetic modulo d."""
 
     def __init__(self, whole: Modulus, divisor: int) -> None:
         self.modulus = own = Modulus(divisor)
@@ -52,7 +39,7 @@ class Residues:
         self._weights = [own.montgomery([(exchange << (64 * own.words * i)) % divisor]) for i in range(parts)]
 
     def reduce(self, packed: Words) -> Words:
-        """Packed Montgomery forms modulo N, uint64 (rows, words of N), to working ones modulo d."""
+        """Convert packed Montgomery forms modulo N, uint64 (rows, words of N), to working ones modulo d."""
         own, length = self.modulus, self.modulus.words
         total = own.working([0] * len(packed))
         for i, weight in enumerate(self._weights):
@@ -61,36 +48,22 @@ class Residues:
         return total
 
     def order_divides(self, packed: Words, exponent: int) -> NDArray[np.bool_]:
-        """Whether x^exponent = 1 mod d, of packed Montgomery forms of x modulo N."""
+        """Tell whether x^exponent = 1 mod d, of packed Montgomery forms of x modulo N."""
         own = self.modulus
         powers = own.pack(own.power(self.reduce(packed), exponent))
         same: NDArray[np.bool_] = (powers == own.pack(own.one[np.newaxis].copy())).all(axis=1)
         return same
 
     def lift(self, rows: Words) -> Words:
-        """Working Montgomery forms modulo d to those modulo N of x mod d, 0 mod N / d."""
+        """Convert working Montgomery forms modulo d to those modulo N of x mod d, 0 mod N / d."""
         return self._whole.multiply(self._whole.adopt(rows, self.modulus), self._join)
 
 
 class PrimeSquare:
-    """The part p^2 of a modulus, where messages are.
+    """The part p^2 of a modulus N, where messages are: c mod p^2 = (1 + f m p) w^r, with f = `factor` prime to p.
 
-    Parameters
-    ----------
-    whole : Modulus
-        N.
-    prime : int
-        p.
-    factor : int
-        f in (1 + f m p) w^r; prime to p.
-    base : int
-        w, of an order that divides `exponent`.
-    order_bits : int
-        Length of the longest exponent r.
-    exponent : int
-        e, prime to p.
-    window : int
-        Of the table of powers of w: see `FixedBase`.
+    `base` is w, of an order that divides `exponent`, e, which is prime to p; `order_bits` is the length of the longest
+    r; `window` as of `FixedBase`.
     """
 
     def __init__(
@@ -111,11 +84,11 @@ class PrimeSquare:
         return self.residues.lift(own.multiply(self._powers.power(exponents), linear))
 
     def order_divides(self, ciphertexts: Words, order: int) -> NDArray[np.bool_]:
-        """Whether ciphertexts are (1 + f m p) times a number whose order modulo p^2 divides `order`, prime to p."""
+        """Tell whether ciphertexts are (1 + f m p) x where the order of x modulo p^2 divides `order`, prime to p."""
         return self.residues.order_divides(ciphertexts, order * self._prime)
 
     def decrypt(self, ciphertexts: Words) -> list[int]:
-        """Messages modulo p of packed Montgomery forms modulo N; CryptoError when something is no ciphertext."""
+        """Return messages modulo p of packed Montgomery forms modulo N; CryptoError if something is no ciphertext."""
         own, p = self.residues.modulus, gmpy2.mpz(self._prime)
         powers = own.power(self.residues.reduce(ciphertexts), self._exponent)
         messages = []

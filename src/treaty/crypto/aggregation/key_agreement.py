@@ -1,8 +1,8 @@
-"""Keys that participants agree on by way of an aggregator, and signatures on what all of them must see alike.
+"""Keys that participants agree on through an aggregator, and signatures on what all of them must see alike.
 
 Every participant makes two X25519 keys, one to seal messages to its peers (`channel`) and one to make masks from
-(`mask`), and signs both with the Ed25519 key by which the federation's roster knows it. Every pair derives from each
-a seed that nobody else has::
+(`mask`), and signs both with the Ed25519 key that the federation's roster has of it. Every pair derives from each a
+seed that nobody else has::
 
     seed = HKDF-SHA256(X25519(own secret, peer's public), info = job_id, the two names in sorted order)
 
@@ -46,22 +46,10 @@ class Advertisement(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PairSeeds:
-    """What a participant shares with each peer.
+    """What a participant shares with each peer: `channel` and `mask` seeds of 32 bytes, by peer.
 
-    Parameters
-    ----------
-    name : str
-        The participant.
-    scope : bytes
-        What the keys are for.
-    channel, mask : mapping of str to bytes of length 32
-        Seeds by peer.
-    mask_secret : bytes of length 32
-        The secret key behind `mask`: whoever has it has all of these seeds.
-    transcript : bytes of length 32
-        Digest of all public keys; equal at participants that were told the same ones.
-    used : UsedNonces
-        The nonces of masks already made from these seeds.
+    `mask_secret` is the secret key behind all mask seeds; `transcript` a digest of all public keys, equal at
+    participants that were told the same ones; `used` the nonces of masks already made.
     """
 
     name: str
@@ -74,20 +62,12 @@ class PairSeeds:
 
     @cached_property
     def streams(self) -> PairStreams:
-        """Masks with all peers, for vectors that nobody is ever told the key of a mask of."""
+        """Masks with all peers, for vectors of which nobody is ever told the key of a mask."""
         return PairStreams(self.name, self.mask)
 
 
 class EphemeralKeys:
-    """A participant's own two keys, new whenever this is made.
-
-    Parameters
-    ----------
-    job_id, name : str
-        The job and the participant.
-    scope : bytes
-        What the keys are for.
-    """
+    """A participant's two keys for a scope, new in every object."""
 
     def __init__(self, job_id: str, name: str, scope: bytes) -> None:
         self._job_id, self._name, self._scope = job_id, name, scope
@@ -99,34 +79,23 @@ class EphemeralKeys:
         return Advertisement(channel, mask, signing_key.sign(_advertised(self._scope, self._name, channel, mask)))
 
     def agree(self, advertisements: Mapping[str, Advertisement], roster: Mapping[str, bytes]) -> PairSeeds:
-        """Derive the seeds shared with everyone who advertised.
+        """Derive the seeds shared with everyone who advertised, this participant included in `advertisements`.
 
-        Parameters
-        ----------
-        advertisements : mapping of str to Advertisement
-            By participant, this one included.
-        roster : mapping of str to bytes of length 32
-            Ed25519 public keys.
-
-        Raises
-        ------
-        CryptoError
-            When an advertisement is not signed by a member of the roster for this scope, a key gives an all-zero
-            result, or this participant's own keys are missing or changed.
+        CryptoError if an advertisement is not signed by a member of the roster (Ed25519 keys) for this scope, a key
+        gives an all-zero result, or this participant's own keys are missing or changed.
         """
         check_advertisements(advertisements, roster, self._scope)
         own = advertisements.get(self._name)
         if own is None or own[:2] != self._public():
             raise CryptoError(f"expected the own keys of {self._name} unchanged - at the advertised keys")
-        peers = [name for name in advertisements if name != self._name]
-        pairs = {name: (advertisements[name], sorted([self._name, name])) for name in peers}
+        peers = {name: keys for name, keys in advertisements.items() if name != self._name}
+        channels = {name: keys.channel for name, keys in peers.items()}
+        masks = {name: keys.mask for name, keys in peers.items()}
         return PairSeeds(
             name=self._name,
             scope=self._scope,
-            channel={
-                name: agree(self._channel, his.channel, self._job_id, *ends) for name, (his, ends) in pairs.items()
-            },
-            mask={name: agree(self._mask, his.mask, self._job_id, *ends) for name, (his, ends) in pairs.items()},
+            channel=agree_with(self._channel, channels, self._job_id, self._name),
+            mask=agree_with(self._mask, masks, self._job_id, self._name),
             mask_secret=self._mask.private_bytes_raw(),
             transcript=transcript(advertisements, self._scope),
         )
@@ -135,21 +104,15 @@ class EphemeralKeys:
         return self._channel.public_key().public_bytes_raw(), self._mask.public_key().public_bytes_raw()
 
 
+def agree_with(secret: X25519PrivateKey, publics: Mapping[str, bytes], job_id: str, name: str) -> dict[str, bytes]:
+    """Derive the seeds that `name`, whose secret key this is, shares with the owners of public keys; see `agree`."""
+    return {peer: agree(secret, public, job_id, *sorted([name, peer])) for peer, public in publics.items()}
+
+
 def agree(secret: X25519PrivateKey, public: bytes, job_id: str, first: str, second: str) -> bytes:
-    """Derive the seed of a pair from one end's secret and the other's public key.
+    """Derive the seed of a pair, named in sorted order, from one end's secret and the other's public key of 32 bytes.
 
-    Parameters
-    ----------
-    secret : X25519PrivateKey
-    public : bytes of length 32
-    job_id : str
-    first, second : str
-        The pair in sorted order, so that both ends derive the same.
-
-    Raises
-    ------
-    CryptoError
-        When `public` is no key, or of small order: the result would be all zero and known to everybody.
+    CryptoError if it is no key, or of small order: the result would be all zero and known to everybody.
     """
     try:
         shared = secret.exchange(X25519PublicKey.from_public_bytes(public))
@@ -167,7 +130,7 @@ def seal(seed: bytes, content: bytes, bound: bytes) -> bytes:
 
 
 def unseal(seed: bytes, box: bytes, bound: bytes) -> bytes | None:
-    """Decrypt what `seal` gave under the same seed and bound; None when it is anything else."""
+    """Decrypt what `seal` gave under the same seed and bound; None for anything else."""
     try:
         return AESGCM(seed).decrypt(box[:_NONCE_BYTES], box[_NONCE_BYTES:], bound)
     except (InvalidTag, ValueError):  # too short to be a box
@@ -177,7 +140,7 @@ def unseal(seed: bytes, box: bytes, bound: bytes) -> bytes | None:
 def check_advertisements(
     advertisements: Mapping[str, Advertisement], roster: Mapping[str, bytes], scope: bytes
 ) -> None:
-    """Refuse keys whose owner did not sign them for this scope; CryptoError names the owner."""
+    """Raise CryptoError, naming the owner, for keys that their owner did not sign for this scope."""
     for name, (channel, mask, signature) in advertisements.items():
         if name not in roster:
             raise CryptoError("expected members of the roster, got somebody else - at the advertised keys")
@@ -186,7 +149,7 @@ def check_advertisements(
 
 
 def transcript(advertisements: Mapping[str, Advertisement], scope: bytes) -> bytes:
-    """Digest of who advertised which keys."""
+    """Digest who advertised which keys."""
     listed = [(name, *advertisements[name][:2]) for name in sorted(advertisements)]
     return hashlib.sha256(
         length_prefixed("treaty advertised keys", scope, *(x for row in listed for x in row))
@@ -194,7 +157,7 @@ def transcript(advertisements: Mapping[str, Advertisement], scope: bytes) -> byt
 
 
 def verifies(public: bytes, signature: bytes, content: bytes) -> bool:
-    """Tell whether an Ed25519 signature is right; a malformed key or signature is not."""
+    """Tell whether an Ed25519 signature is valid; a malformed key or signature is not."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
     except (InvalidSignature, ValueError):

@@ -5,13 +5,13 @@ The mask of a message under a seed is AES-256-CTR from counter 0, read as little
     key   = HKDF-Expand-SHA256(seed, info = nonce)
     nonce = SHA-256(job_id, protocol, round_id, attempt, vector_id)        each part length-prefixed
 
-A nonce serves once: of two vectors under one mask anybody sees the difference. Where nobody else has the seed a masked
-vector is indistinguishable from a uniform one (HKDF and AES as pseudorandom functions). A key of one message tells
+A nonce serves once: anybody sees the difference of two vectors under one mask. Where nobody else has the seed a masked
+vector is indistinguishable from a uniform one (HKDF and AES as pseudorandom functions). The key of one message reveals
 nothing of the seed or of other messages' masks.
 
 Masks are added 128 KB at a time, whatever the vector's length. AES-NI makes them at several GB/s, so that for vectors
-of a few thousand numbers most of a mask's cost is the derivation of its key and the set-up of its cipher. Where the
-key of a single mask is never told to anybody, `PairStreams` saves that: one cipher a pair for all messages, set to each
+of a few thousand numbers most of a mask's cost is the derivation of its key and the set-up of its cipher. Where the key
+of a single mask is never told to anybody, `PairStreams` saves that: one cipher per pair for all messages, set to each
 by its nonce.
 """
 
@@ -52,13 +52,13 @@ def mask_key(seed: bytes, nonce: bytes) -> bytes:
 
 
 class UsedNonces:
-    """Remembers the nonces for which masks were made."""
+    """The nonces for which masks were made."""
 
     def __init__(self) -> None:
         self._used: set[bytes] = set()
 
     def use(self, nonce: bytes) -> None:
-        """Note a nonce; CryptoError when it was used before."""
+        """Note a nonce; CryptoError if it was used before."""
         if nonce in self._used:
             raise CryptoError("expected a new nonce for every masked vector, got one again; nothing was masked")
         self._used.add(nonce)
@@ -69,10 +69,7 @@ def pair_keys(
 ) -> tuple[list[bytes], list[bytes]]:
     """Return the keys of the masks that `name` adds, and of those it subtracts: added for peers that sort after it.
 
-    Raises
-    ------
-    CryptoError
-        When `name` has no seed with one of the peers.
+    CryptoError if `name` has no seed with one of the peers.
     """
     peers = set(peers)
     if not peers <= seeds.keys():
@@ -83,18 +80,11 @@ def pair_keys(
 
 
 class PairStreams:
-    """Masks between a participant and its peers, of which none is ever taken off by telling its key.
+    """Masks between a participant and its peers, of which none is ever removed by revealing its key.
 
-    The mask of a message is AES-256-CTR from the counter that the nonce's first 16 bytes are, under HKDF-Expand-SHA256(
-    seed, info = "treaty stream of a pair"). Nonces are hashes: that two of 2^20 messages of 2^14 blocks meet has a
-    chance of 2^-75.
-
-    Parameters
-    ----------
-    name : str
-        The participant; masks are added for peers that sort after it, and subtracted for the others.
-    seeds : mapping of str to bytes
-        By peer.
+    Masks are added for peers that sort after `name`, and subtracted for the others. The mask of a message is
+    AES-256-CTR from the counter given by the nonce's first 16 bytes, under HKDF-Expand-SHA256(seed, info = "treaty
+    stream of a pair"). Nonces are hashes: that two of 2^20 messages of 2^14 blocks meet has a chance of 2^-75.
     """
 
     def __init__(self, name: str, seeds: Mapping[str, bytes]) -> None:
@@ -105,28 +95,14 @@ class PairStreams:
         ]
 
     def add(self, values: NDArray[np.uint64], nonce: bytes) -> None:
-        """Add and subtract the masks of all peers, in place, modulo 2^64.
-
-        Parameters
-        ----------
-        values : uint64 (n,)
-        nonce : bytes of length 32
-            As from `mask_nonce`, new for every vector.
-        """
+        """Add and subtract all peers' masks to values (n,), in place, modulo 2^64; a new `mask_nonce` per vector."""
         for cipher, _ in self._streams:
             cipher.reset_nonce(nonce[:16])
         _add_streams(values, self._streams)
 
 
 def add_masks(values: NDArray[np.uint64], added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
-    """Add and subtract the masks of some keys, in place, modulo 2^64.
-
-    Parameters
-    ----------
-    values : uint64 (n,)
-    added, subtracted : sequence of bytes of length 32
-        Keys as from `mask_key`.
-    """
+    """Add and subtract the masks of some keys, as from `mask_key`, to values (n,), in place, modulo 2^64."""
     signed = [(key, np.add) for key in added] + [(key, np.subtract) for key in subtracted]
     from_zero = modes.CTR(bytes(16))
     for some in pieces(len(signed), _OPEN):
@@ -134,10 +110,10 @@ def add_masks(values: NDArray[np.uint64], added: Sequence[bytes], subtracted: Se
 
 
 def _add_streams(values: NDArray[np.uint64], streams: Sequence[tuple[CipherContext, np.ufunc]]) -> None:
-    """Add or subtract what ciphers give next, in place."""
+    """Add or subtract the ciphers' next keystream, in place."""
     most = min(len(values), _CHUNK)
     zeros = memoryview(bytes(8 * most))
-    buffer = np.empty(most + 2, np.dtype("<u8"))  # the cipher wants room for a block more
+    buffer = np.empty(most + 2, np.dtype("<u8"))  # the cipher needs room for another block
     room = buffer.view(np.uint8).data
     for part in pieces(len(values), _CHUNK):
         chunk = values[part]

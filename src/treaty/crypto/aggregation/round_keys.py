@@ -1,13 +1,14 @@
-"""Mask keys made anew for every round, and what members vouch for, authenticated by channels that last the job.
+"""Mask keys made anew for every round, and statements of members, authenticated by channels that last the job.
 
 A signature by each member and round, checked by every other, costs n^2 checks a round. Members whose channel keys were
-signed once share a secret with each other; a tag under it says as much, to that one peer, for a fiftieth of the time::
+signed once share a secret with each other; a tag under it proves as much, to that one peer, for a fiftieth of the
+time::
 
     tag for v = HMAC-SHA256(key, SHA-256(label, scope, u, content), v)
     key       = HMAC-SHA256(seed of the channel u-v, "treaty tags")
 
 The content is u's mask key, or the list of survivors. For both it is enough that each member is told by the others
-themselves, since nobody has to show it to a third: an honest member vouches for one list a round, to everybody.
+themselves, since nobody has to prove it to a third: an honest member vouches for one list a round, to everybody.
 
 * *Assumption*: HMAC, and what `key_agreement` assumes of the channels. The aggregator, which passes keys and tags on,
   can neither make nor change one; it can leave some out.
@@ -22,27 +23,15 @@ from collections.abc import Mapping
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from treaty.crypto.aggregation.key_agreement import Advertisement, PairSeeds, agree, transcript
+from treaty.crypto.aggregation.key_agreement import Advertisement, PairSeeds, agree_with, transcript
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.errors import CryptoError
 
 
 class RoundKeys:
-    """A member's mask key of one round, new whenever this is made.
+    """A member's mask key of one round (``Round.key_scope``), new in every object; `public` has 32 bytes.
 
-    Parameters
-    ----------
-    job_id, name : str
-        The job and the member.
-    scope : bytes
-        What the key is for: ``Round.key_scope``.
-    channels : mapping of str to bytes of length 32
-        Seeds shared with the other members of the round, see `PairSeeds.channel`.
-
-    Attributes
-    ----------
-    public : bytes of length 32
-        The mask key.
+    `channels` are the seeds shared with the other members of the round, see `PairSeeds.channel`.
     """
 
     def __init__(self, job_id: str, name: str, scope: bytes, channels: Mapping[str, bytes]) -> None:
@@ -60,29 +49,15 @@ class RoundKeys:
         return self._tags("treaty round vouching", content)
 
     def vouched(self, content: bytes, tags: Mapping[str, bytes]) -> list[str]:
-        """Return who vouches for the same, by tags made for this member; itself is among them."""
+        """Return who vouches for the same, by tags made for this member, who is among them."""
         return [self._name, *(name for name in tags if self._right("treaty round vouching", name, content, tags))]
 
     def agree(self, keys: Mapping[str, bytes], tags: Mapping[str, bytes]) -> PairSeeds:
-        """Derive the seeds shared with everyone who made a key.
+        """Derive the seeds shared with everyone who made a key, for `Participant` in rounds with dropout "share".
 
-        Parameters
-        ----------
-        keys : mapping of str to bytes
-            Mask keys by member, this one's included.
-        tags : mapping of str to bytes
-            What each of the others made for this member.
-
-        Returns
-        -------
-        PairSeeds
-            For `Participant`, in rounds with dropout "share".
-
-        Raises
-        ------
-        CryptoError
-            When the own key is missing or changed, a key is not of a member of the round, or its tag is not by its
-            owner for this member and scope.
+        `keys` are mask keys by member, this one's included, `tags` what each other member made for this one.
+        CryptoError if the own key is missing or changed, a key is not of a member of the round, or its tag is not by
+        its owner for this member and scope.
         """
         if keys.get(self._name) != self.public:
             raise CryptoError(f"expected the own key of {self._name} unchanged - at the round's keys")
@@ -94,10 +69,7 @@ class RoundKeys:
             name=self._name,
             scope=self._scope,
             channel={name: self._channels[name] for name in others},
-            mask={
-                name: agree(self._secret, key, self._job_id, *sorted([self._name, name]))
-                for name, key in others.items()
-            },
+            mask=agree_with(self._secret, others, self._job_id, self._name),
             mask_secret=self._secret.private_bytes_raw(),
             transcript=transcript(unsigned(keys), self._scope),
         )
@@ -122,7 +94,7 @@ def _tag(key: bytes, said: bytes, receiver: str) -> bytes:
 
 
 def is_mask_key(public: bytes) -> bool:
-    """Whether somebody's key gives masks: not if it is of another length or of small order, which its peers refuse."""
+    """Tell whether a key gives masks: peers refuse one of another length or of small order."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:

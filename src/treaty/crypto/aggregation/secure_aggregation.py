@@ -1,7 +1,7 @@
 """Sums of vectors that nobody sees: double masking with dropout, and its form for parties that never drop out.
 
-Bonawitz et al.'s protocol without transport: a protocol carries what these classes return.
-Vectors are int64 of public length; sums are exact modulo 2^64 (the caller checks beforehand that they fit).
+Bonawitz et al.'s protocol without transport: a protocol carries what these classes return. Vectors are int64 of public
+length; sums are exact modulo 2^64 (the caller checks beforehand that they fit).
 
 ====  ======================================  ===============================================================
 step  call                                    content
@@ -19,13 +19,13 @@ step  call                                    content
 open  `Aggregator.open`                       sum_{u in U2} x_u
 ====  ======================================  ===============================================================
 
-`dropout` says how a participant lost between steps 1 and 2 is made up for:
+`dropout` says how the masks of a participant lost between steps 1 and 2 are recovered:
 
-* ``"share"``: by shares of its mask key, any t of them. All keys are made anew in every round: of a key that served in
-  two rounds, rebuilt when its owner drops from the second, the masks of the first would follow as well.
+* ``"share"``: from shares of its mask key, any t of them. All keys are made anew in every round: if a key served in
+  two rounds and were rebuilt when its owner drops from the second, the masks of the first would be known, too.
 * ``"reveal"``: every survivor tells the key of its one mask with the lost one. Keys may last a job and steps are
   cheaper, but a survivor lost before step 4 voids the round. For few and steady participants.
-* ``"none"``: by nothing. Only step 2 without PRG(b_u): `pairwise_input`, `open_pairwise`. Keys may last a job.
+* ``"none"``: not at all. Only step 2 without PRG(b_u): `pairwise_input`, `open_pairwise`. Keys may last a job.
 
 **What is assumed, what is learned.** A is the aggregator, c how many of the n members pass it all they see (a member
 that is itself the aggregator counts). Channels to A are encrypted and authenticated; the roster's keys are right.
@@ -38,8 +38,8 @@ that is itself the aggregator counts). Channels to A are encrypted and authentic
 * Members learn who takes part. `min_cohort` counts colluders: of a sum of three, one colluder sees a sum of two.
 
 Not prevented here: inputs that lie, and differences. Of two sums of the same inputs over cohorts that differ by one
-member, be it in another round or in another attempt after a void one, the difference is that member's input: who may
-drop out, and when to stop repeating, is the calling protocol's to limit.
+member, be it in another round or in another attempt after a void one, the difference is that member's input: the
+calling protocol must limit who may drop out, and when to stop repeating.
 
 References
 ----------
@@ -54,32 +54,20 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.aggregation_participant import SECRET_BYTES
-from treaty.crypto.aggregation.aggregation_round import Round, Unmasking, enough
-from treaty.crypto.aggregation.key_agreement import Advertisement, agree, check_advertisements, transcript
+from treaty.crypto.aggregation.key_agreement import Advertisement, agree_with, check_advertisements, transcript
 from treaty.crypto.aggregation.masks import KEY_BYTES, add_masks, mask_key
+from treaty.crypto.aggregation.participant import SECRET_BYTES
+from treaty.crypto.aggregation.round import Round, Unmasking, enough
 from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import CryptoError
 
 
 class Aggregator:
-    """The aggregator's part in one round: passes sealed things on, adds masked vectors up, opens the sum.
+    """The aggregator's part in one round: passes sealed messages on, adds masked vectors up, opens the sum.
 
-    Parameters
-    ----------
-    this_round : Round
-        With `dropout` "share" or "reveal".
-    advertisements : mapping of str to Advertisement
-        Of the members that sent one.
-    signed : bool, default True
-        Whether they are checked here. False for `round_keys`, which the members check among themselves.
-
-    Raises
-    ------
-    RoundVoid
-        Here and in every method, when fewer than t members (max(t, min_cohort) for inputs) are left.
-    CryptoError
-        When an advertisement is not what its sender signed for this round.
+    `signed` False is for `round_keys`, which the members check among themselves. All methods raise RoundVoid if fewer
+    than t members (max(t, min_cohort) for inputs) are left. CryptoError with `dropout` "none", or if an advertisement
+    is not what its sender signed for this round.
     """
 
     def __init__(self, this_round: Round, advertisements: Mapping[str, Advertisement], *, signed: bool = True) -> None:
@@ -96,12 +84,9 @@ class Aggregator:
         self._survivors: list[str] | None = None
 
     def pass_shares(self, sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
-        """Sort sealed shares, by sender and receiver, into those of each receiver and sender; the senders are U1.
+        """Turn sealed shares, by sender and receiver, into those of each receiver, by sender; the senders are U1.
 
-        Raises
-        ------
-        CryptoError
-            When a sender has no advertised keys, or did not send to just the others who have.
+        CryptoError if a sender has no advertised keys, or did not send to just the others who have.
         """
         for name, boxes in sent.items():
             if name not in self._advertised or boxes.keys() != self._advertised.keys() - {name}:
@@ -113,32 +98,19 @@ class Aggregator:
     def add_input(self, name: str, masked: NDArray[np.uint64]) -> None:
         """Add one member's masked vector, uint64 (length,), to the sum; it need not be kept.
 
-        Raises
-        ------
-        CryptoError
-            When the member is not in U1 or sent a vector before, the list of survivors is closed (a late input is to
-            be dropped unread), or the vector has another type or length.
+        CryptoError if the member is not in U1 or sent a vector before, the list of survivors is closed (drop a late
+        input unread), or the vector has another type or length.
         """
         if name not in self._shared or name in self._came or self._survivors is not None:
-            raise CryptoError(f"expected one input of each who shared, before survivors are listed - from {name}")
+            raise CryptoError(f"expected one input per member who shared, before survivors are listed - from {name}")
         self._round.check(masked, np.uint64, f"the input of {name}")
         self._came.add(name)
         self._sum += masked
 
     def take_back(self, name: str, masked: NDArray[np.uint64]) -> None:
-        """Take one member's vector out of the sum again: it then counts as lost.
+        """Subtract a member's vector from the sum before survivors are listed: it then counts as lost.
 
-        Parameters
-        ----------
-        name : str
-            Whose `add_input` it was, before survivors are listed.
-        masked : uint64 (length,)
-            The same vector.
-
-        Raises
-        ------
-        CryptoError
-            When there is no such input.
+        CryptoError if there is no such input.
         """
         if name not in self._came or self._survivors is not None:
             raise CryptoError(f"expected an input that is in the sum, before survivors are listed - of {name}")
@@ -153,7 +125,7 @@ class Aggregator:
         return list(self._survivors)
 
     def pass_signatures(self, signatures: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return those signatures of survivors on their list that are right, for all who sent one."""
+        """Return the survivors' valid signatures on their list, for all who sent one."""
         survivors = self._closed()
         valid = self._round.signers(signatures, survivors, self._session)
         enough(len(valid), self._round.threshold, "signatures")
@@ -162,18 +134,9 @@ class Aggregator:
     def open(self, answers: Mapping[str, Unmasking]) -> NDArray[np.int64]:
         """Remove the masks and return the sum of the survivors' inputs modulo 2^64, int64 (length,).
 
-        Parameters
-        ----------
-        answers : mapping of str to Unmasking
-            By survivor; t of them, and all where ``"reveal"`` has to make up for somebody lost.
-
-        Raises
-        ------
-        RoundVoid
-            When there are fewer.
-        CryptoError
-            When an answer is of somebody else or for other lists, or shares of a mask key do not give the advertised
-            key. A wrong share of a self-mask seed is not noticed: the sum is garbage then.
+        `answers` are by survivor: t of them, and all where ``"reveal"`` has to recover a lost member, else RoundVoid.
+        CryptoError if an answer is of somebody else or for other lists, or shares of a mask key do not give the
+        advertised key. A wrong share of a self-mask seed goes unnoticed and makes the sum garbage.
         """
         survivors = self._closed()
         lost = sorted(self._shared - self._came)
@@ -203,13 +166,14 @@ class Aggregator:
         return dict(zip(owners, open_bytes(self._round.points(holders), held, SECRET_BYTES), strict=True))
 
     def _keys_with(self, lost: str, secret: bytes, survivors: Sequence[str]) -> dict[str, bytes]:
-        """Keys of the masks between the survivors and a lost member whose secret key was rebuilt."""
+        """Return keys of the masks between the survivors and a lost member whose secret key was rebuilt."""
         own = X25519PrivateKey.from_private_bytes(secret)
         if own.public_key().public_bytes_raw() != self._advertised[lost].mask:
             raise CryptoError(
                 f"expected shares of the mask key of {lost}, got some that give another; repeat the round"
             )
-        seeds = {u: agree(own, self._advertised[u].mask, self._round.job_id, *sorted([u, lost])) for u in survivors}
+        publics = {u: self._advertised[u].mask for u in survivors}
+        seeds = agree_with(own, publics, self._round.job_id, lost)
         return {u: mask_key(seeds[u], self._round.nonce) for u in survivors}
 
     def _closed(self) -> list[str]:

@@ -16,14 +16,9 @@ from numpy.typing import NDArray
 
 
 class NewHint:
-    """An array on its way into a store; gone with this object, or at the end of a ``with``, unless it was kept.
+    """A writable array for a store; gone with this object, or at the end of a ``with``, unless it was kept.
 
-    Its file is read without a buffer, which would not see what is written through the mapping.
-
-    Attributes
-    ----------
-    array : ndarray
-        To be written.
+    Its file is opened without a buffer, which would not see what is written through the mapping.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: type[np.integer[Any]], file: FileIO | None, path: Path | None):
@@ -37,7 +32,7 @@ class NewHint:
             self.array = map_array(file, ACCESS_WRITE)
 
     def drop(self) -> None:
-        """Give the array up, unless it was kept."""
+        """Discard the array, unless it was kept."""
         self._discard()
 
     def __enter__(self) -> Self:
@@ -56,7 +51,7 @@ class NewHint:
 
 
 def _make_room(file: FileIO, size: int) -> None:
-    """Take the disk's space now: on a full disk, writing to a mapped file would end the process."""
+    """Allocate the disk's space now: on a full disk, writing to a mapped file would end the process."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
     else:  # macOS
@@ -65,7 +60,7 @@ def _make_room(file: FileIO, size: int) -> None:
 
 def _discard(file: FileIO | None, path: Path | None) -> None:
     if path is not None:
-        path.unlink(missing_ok=True)  # under this name there is nothing once the array was kept
+        path.unlink(missing_ok=True)  # no such file once the array was kept, which renames it
     if file is not None:
         file.close()
 

@@ -1,9 +1,8 @@
 """Compiled steps of the linear map; `linear_map` is their only caller.
 
-They compile `lanes` into themselves, whose changes their disk cache does not see: a change there must come with one
-here. The transform takes natural order to that in which blocks of butterflies leave it (bits reversed); products of
-polynomials modulo X^N + 1 are products of transforms, element by element; the transform of p(1 / X) is that of p read
-backwards.
+They compile `lanes` into themselves, and their disk cache does not see changes there: such a change must come with one
+here. The transform takes natural order to bit-reversed order; products of polynomials modulo X^N + 1 are products of
+transforms, element by element; the transform of p(1 / X) is that of p read backwards.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ Residues = NDArray[np.uint32]
 Words = NDArray[np.uint64]
 
 _LOW, _HALF_WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
-COPIES = 4  # of the places that residues are added up in
-_TILE = 1024  # rows, a multiple of COPIES, taken through all columns at a time: their residues stay near the processor
+COPIES = 4  # of each place that residues are added up in
+_TILE = 1024  # rows taken through all columns at a time, a multiple of COPIES: their residues stay in the cache
 
 
 @kernel
@@ -95,18 +94,10 @@ def encrypt_block(
 ) -> None:
     """Out = a s + e + sum over fields of field * scale, modulo q, of one block of at most N numbers.
 
-    Parameters
-    ----------
-    public, secret, secret_shoup : uint32 (N,)
-        Transforms of a and s / N, and the latter's Shoup quotients.
-    error : int8 (m,)
-    fields : int32 (fields, m)
-        In size below q; the sizes, q for one with negative numbers, add up to at most 2^32.
-    scales : uint64 (fields + 1,)
-        Residues of the fields' scales times 2^32, and -1 / q modulo 2^32.
-    inverse, inverse_shoup : uint32
-        Factors of the inverse transform.
-    out : uint32 (m,)
+    `public`, `secret`, `secret_shoup` (N,): transforms of a and s / N, and the latter's Shoup quotients; `error` (m,);
+    `fields` (fields, m): in size below q; the sizes, q for a field with negative numbers, add up to at most 2^32.
+    `scales` (fields + 1,): residues of the fields' scales times 2^32, and -1 / q modulo 2^32. `inverse`,
+    `inverse_shoup`: factors of the inverse transform. `out` (m,).
     """
     degree = len(public)
     product = np.empty(degree, np.uint32)
@@ -131,7 +122,7 @@ def encrypt_block(
 
 @kernel
 def interleave(planes: Residues, primes: Residues, first: int, stop: int, out: Residues) -> bool:
-    """Put the residues of each number side by side, out[i, p] = planes[p, i]; False when one is not below its prime."""
+    """Write out[i, p] = planes[p, i], each number's residues side by side; False if one is not below its prime."""
     fine = True
     for p in range(len(primes)):
         for i in range(first, stop):
@@ -155,10 +146,10 @@ def bin_sums(
 ) -> None:
     """Add words[i * 8:] to the place of bin offsets[f] + codes[f, i], over all rows i, of features[first:stop].
 
-    `sums` holds `COPIES` of each place, one after the other, and row i goes to copy i % COPIES: their sum is meant. An
-    addition to a place waits for the last one to it, so that with a single copy the time would tell how skewed bins
-    are. Copies of a place lie side by side, not a whole table apart: addresses that differ by a multiple of 4096 bytes,
-    as theirs would with 64 bins in all, processors take one for the other, and wait all the same.
+    `sums` holds `COPIES` copies of each place side by side, whose sum is the result; row i goes to copy i % COPIES. An
+    addition to a place waits for the last one to it, so with a single copy the time would tell how skewed bins are.
+    Copies do not lie a whole table apart: processors mistake addresses that differ by a multiple of 4096 bytes, as
+    those would with 64 bins in all, for the same one, and would wait all the same.
     """
     rows = codes.shape[1]
     for start in range(0, rows, _TILE):
@@ -191,7 +182,7 @@ def dense_sums(
             out[s, p] = ((high % q * ((np.int64(1) << np.int64(32)) % q)) % q + low % q) % q
 
 
-@kernel
+@kernel  # more than ten arguments, flat: numba resolves the type of a tuple in Python at every call
 def hint_rows(
     columns: NDArray,  # type: ignore[type-arg]
     column_of_row: NDArray[np.int64],
@@ -211,19 +202,9 @@ def hint_rows(
 ) -> None:
     """Hints of len(out) rows of the matrix from `first`, modulo one prime: sum over j of u_j a_j, plus r a_0 + e'.
 
-    Row s of the matrix is columns[column_of_row[s]] where code_of_row[s] < 0, else the indicator of that code.
-
-    Parameters
-    ----------
-    public : uint32 (blocks, N)
-        Transforms of a_j.
-    own_public : uint32 (N,)
-        Transform of a_0.
-    random, error : int8 (rows, N)
-        r and e'.
-    scale : uint32
-        1 / N modulo q.
-    out : uint32 (rows, N)
+    Row s of the matrix is columns[column_of_row[s]] where code_of_row[s] < 0, else the indicator of that code. `public`
+    (blocks, N) and `own_public` (N,): transforms of a_j and a_0; `random`, `error` (rows, N): r and e'; `scale`: 1 / N
+    modulo q; `out` (rows, N).
     """
     blocks, degree = public.shape
     wide, signed = np.uint64(q), np.int64(q)
@@ -272,22 +253,12 @@ def rescale(
     stop: int,
     out: NDArray[np.int16],
 ) -> None:
-    """Numbers modulo q, given by residues, to round(x q' / q) modulo q' = 2^(16 D), in digits, of x in first:stop.
+    """Write round(x q' / q) modulo q' = 2^(16 D), in digits (D, m), for some numbers x given by residues (primes, m).
 
-    x / q is the sum of z_p / p modulo 1 with z_p = x (q / p)^-1 mod p; `scales` holds 2^(16 D + guard) / p rounded, in
-    32-bit words, so that the result is off by less than 0.51.
-
-    Parameters
-    ----------
-    residues : uint32 (primes, m)
-    inverses : uint64 (primes,)
-        (q / p)^-1 mod p.
-    scales : uint64 (primes, words)
-    guard : int
-        Bits, a multiple of 16.
-    balanced : bool
-        Digits from -2^15 to 2^15 - 1; else from 0, as the bits of int16.
-    out : int16 (D, m)
+    x / q is the sum of z_p / p modulo 1 with z_p = x (q / p)^-1 mod p. `inverses` (primes,) are (q / p)^-1 mod p;
+    `scales` (primes, words) are 2^(16 D + guard) / p rounded, in 32-bit words, so that the result is off by less than
+    0.51; `guard` is a multiple of 16. `balanced` digits are from -2^15 to 2^15 - 1, others from 0, as the bits of
+    int16.
     """
     words, digits = scales.shape[1], len(out)
     acc = np.empty(words + 1, np.uint64)
@@ -314,12 +285,7 @@ def rescale(
 
 @kernel
 def dots(
-    a: NDArray[np.int16],
-    rows: NDArray[np.int64],
-    b: NDArray[np.int16],
-    first: int,
-    stop: int,
-    out: NDArray[np.int32],
+    a: NDArray[np.int16], rows: NDArray[np.int64], b: NDArray[np.int16], first: int, stop: int, out: NDArray[np.int32]
 ) -> None:
     """out[i, j] = sum over k of a[rows[i], k] * b[j, k], of i in first:stop; exact while it is below 2^31.
 

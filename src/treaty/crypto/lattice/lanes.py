@@ -69,10 +69,7 @@ def _forward(builder: Any, x: Any, y: Any, w: Any, quotient: Any, q: Any) -> tup
 def _inverse(builder: Any, x: Any, y: Any, w: Any, quotient: Any, q: Any) -> tuple[Any, Any]:
     """X + y and (x - y) w (Gentleman and Sande)."""
     difference = builder.sub(builder.add(x, q), y)
-    return (
-        _reduce(builder, builder.add(x, y), q),
-        _reduce(builder, _times(builder, difference, w, quotient, q), q),
-    )
+    return (_reduce(builder, builder.add(x, y), q), _reduce(builder, _times(builder, difference, w, quotient, q), q))
 
 
 def _far(butterfly: Callable[..., tuple[Any, Any]]) -> Any:

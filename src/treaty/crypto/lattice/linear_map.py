@@ -1,8 +1,8 @@
-"""A party's fixed secret integer matrix times another party's encrypted vectors, at the price of a plain product.
+"""Product of a party's secret integer matrix with another party's encrypted vectors, at the price of a plain product.
 
-The *server* holds a matrix U (rows u_S over n entries: bins of a table, or its columns), the *client* asks for U m, for
+The *server* holds a matrix U (rows u_S over n entries: bins of a table, or its columns); the *client* asks for U m, for
 any number of vectors m, and alone learns it. After SimplePIR (Henzinger et al., USENIX Security 2023), with hints that
-are re-randomised and answers that are flooded, so that neither tells anything but the product.
+are re-randomised and answers that are flooded, so that neither reveals anything but the product.
 
 Ring R_q = Z_q[X] / (X^N + 1); vectors are cut into blocks of N; <x, y> is the inner product of coefficients, p~ stands
 for p(1 / X), and <u, a s> = <u a~, s>. Public elements a_0, a_1, ... a_J come from a seed that all parties made.
@@ -12,11 +12,10 @@ for p(1 / X), and <u, a s> = <u a~, s>. Public elements a_0, a_1, ... a_J come f
 3. Answer: y_S = <u_S, b> + <r_S, b_0> + f_S, with f_S uniform on [-2^(k-1), 2^(k-1)).
 4. Opening: y_S - <h_S, s> = q <u_S, m> / 2^bits + f_S + noise, rounded: the noise is <u_S, e> + <r_S, e_0> - <e'_S, s>.
 
-Before they are sent, hints and answers are scaled from q to q' = 2^(16 D), which is public arithmetic: it tells nothing
-more, takes a third off a hint, and leaves rounding errors that `Parameters.flood_bits` makes room for. A sum is never
-wrong: all noise is bounded, not merely unlikely to be large.
-
-What it rests on, and what each side learns: docs/lattice.md.
+Before they are sent, hints and answers are scaled from q to q' = 2^(16 D), which is public arithmetic: it reveals
+nothing more, takes a third off a hint, and leaves rounding errors that `Parameters.flood_bits` makes room for. A sum is
+never wrong: all noise is bounded, not merely unlikely to be large. Assumptions, and what each side learns:
+docs/lattice.md.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import share
+from treaty.crypto.additive.montgomery import aligned
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
 from treaty.crypto.lattice.lanes import WORDS
@@ -40,8 +40,6 @@ from treaty.errors import CryptoError
 
 Residues = NDArray[np.uint32]
 Digits = NDArray[np.uint16]
-
-_LINE = 64  # bytes
 
 
 def _transforms(parameters: Parameters) -> list[Tables]:
@@ -62,41 +60,16 @@ def _public(parameters: Parameters, seed: bytes, length: int, threads: int) -> R
 
 
 def zeros_on_lines(shape: tuple[int, ...], dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
-    """Return zeros that begin at one of the processor's cache lines, so that eight words of a row never straddle two.
-
-    Parameters
-    ----------
-    shape : tuple of int
-    dtype : numpy unsigned integer type
-
-    Returns
-    -------
-    ndarray of `shape` and `dtype`, C order
-    """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + _LINE, np.uint8)
-    skip = -raw.ctypes.data % _LINE
-    return raw[skip : skip + size].view(dtype).reshape(shape)
+    """Return zeros that begin at one of the processor's cache lines: eight words of a row never straddle two."""
+    count = math.prod(shape)
+    words = aligned(-(-count * np.dtype(dtype).itemsize // 8), zeroed=True)
+    return words.view(dtype)[:count].reshape(shape)
 
 
 class LinearMapClient:
-    """The end that holds the vectors.
+    """The client, with vectors of n = `length` entries made of at most three fields, lowest first; `seed` has 32 bytes.
 
-    Parameters
-    ----------
-    parameters : Parameters
-    fields : sequence of Field
-        At most three, lowest first.
-    seed : bytes of length 32
-        Of the public elements.
-    length : int
-        Entries of a vector, n.
-    threads : int
-
-    Raises
-    ------
-    CryptoError
-        When fields are too wide for the arithmetic.
+    CryptoError if fields are too wide for the arithmetic.
     """
 
     def __init__(
@@ -115,21 +88,10 @@ class LinearMapClient:
         self._tables = _transforms(parameters)
 
     def encrypt(self, vectors: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int8], Residues, Residues]:
-        """Encrypt vectors, each under a secret of its own.
+        """Encrypt vectors, int32 (fields, n) each within the fields' bounds, each under a secret of its own.
 
-        Parameters
-        ----------
-        vectors : sequence of ndarray of int32, shape (fields, n)
-            Within the fields' bounds.
-
-        Returns
-        -------
-        secrets : ndarray of int8, shape (vectors, N)
-            To open the answer with; never to be used or sent again.
-        words : ndarray of uint32, shape (vectors, primes, n)
-            b_1, b_2, ...: residues.
-        own : ndarray of uint32, shape (vectors, primes, N)
-            b_0.
+        Returned are the secrets, int8 (vectors, N), which open the answer and must never be used or sent again; the
+        residues of b_1, b_2, ..., uint32 (vectors, primes, n); and those of b_0, uint32 (vectors, primes, N).
         """
         if not vectors:
             raise CryptoError("expected at least one vector - in the lattice map")
@@ -167,7 +129,7 @@ class LinearMapClient:
         return secrets, words, own
 
     def _transform_secret(self, secret: NDArray[np.int8]) -> list[tuple[Residues, Residues]]:
-        """Of each prime, the transform of s / N and its Shoup quotients."""
+        """Return the transform of s / N and its Shoup quotients, for each prime."""
         degree, out = self.parameters.degree, []
         for prime, table in zip(self.parameters.primes, self._tables, strict=True):
             t = (secret.astype(np.int64) * pow(degree, -1, prime) % prime).astype(np.uint32)
@@ -176,26 +138,11 @@ class LinearMapClient:
         return out
 
     def open(
-        self,
-        hint: NDArray[np.int16],
-        rows: NDArray[np.int64],
-        secrets: NDArray[np.int8],
-        answers: Digits,
+        self, hint: NDArray[np.int16], rows: NDArray[np.int64], secrets: NDArray[np.int8], answers: Digits
     ) -> Digits:
-        """Open answers: the products of rows and vectors modulo 2^message_bits.
+        """Open answers, (vectors, rows, D), to `rows` of the hint, (all rows, D, N), with the secrets, (vectors, N).
 
-        Parameters
-        ----------
-        hint : ndarray of int16, shape (all rows, D, N)
-        rows : ndarray of int64, shape (rows,)
-            Those answered.
-        secrets : ndarray of int8, shape (vectors, N)
-        answers : ndarray of uint16, shape (vectors, rows, D)
-
-        Returns
-        -------
-        ndarray of uint16, shape (vectors, rows, words)
-            Little-endian, message_bits of them.
+        Returns the products of rows and vectors modulo 2^message_bits: uint16 (vectors, rows, words), little-endian.
         """
         digits, bits = self.parameters.digits, self.parameters.message_bits
         index = (rows[:, np.newaxis] * digits + np.arange(digits)).ravel()
@@ -215,18 +162,9 @@ class LinearMapClient:
 
 
 class LinearMapServer:
-    """The end that holds the matrix.
+    """The server; the matrix's row norms must be within what the parameters are for.
 
-    Parameters
-    ----------
-    parameters : Parameters
-    matrix : SecretMatrix
-        Row norms within what the parameters are for.
-    seed : bytes of length 32
-        Of the public elements.
-    threads : int
-    random : ndarray of int16, shape (rows, N), optional
-        The r_S of a hint made earlier. Default: `hint` draws them.
+    `random`, int16 (rows, N), are the r_S of a hint made earlier; by default `hint` draws them.
     """
 
     def __init__(
@@ -254,10 +192,7 @@ class LinearMapServer:
         )
 
     def hint(self, at_a_time: int) -> Iterator[NDArray[np.int16]]:
-        """Make the hint, piece by piece: ndarrays of int16, shape (at most `at_a_time` rows, D, N).
-
-        Every call draws new r_S, and so makes another hint.
-        """
+        """Make a new hint, with new r_S, in pieces of at most `at_a_time` rows: int16 (rows, D, N)."""
         public = _public(self.parameters, self._seed, self.matrix.length, self._threads)
         for start in range(0, self.matrix.rows, at_a_time):
             yield self._hint_of(public, start, min(start + at_a_time, self.matrix.rows))
@@ -311,33 +246,13 @@ class LinearMapServer:
         )
 
     def answer(
-        self,
-        words: Residues,
-        own: Residues,
-        features: NDArray[np.int64],
-        added: Sequence[Sequence[int]] | None = None,
+        self, words: Residues, own: Residues, features: NDArray[np.int64], added: Sequence[Sequence[int]] | None = None
     ) -> Digits:
-        """Multiply encrypted vectors by rows of the matrix.
+        """Multiply vectors, as `LinearMapClient.encrypt` returns them, by the matrix's rows of some columns, ascending.
 
-        Parameters
-        ----------
-        words : ndarray of uint32, shape (vectors, primes, n)
-        own : ndarray of uint32, shape (vectors, primes, N)
-            As `LinearMapClient.encrypt` returns them.
-        features : ndarray of int64
-            Columns of the matrix whose rows are asked for, ascending.
-        added : sequence (vectors) of sequences (rows) of int, optional
-            Masks, added to the products modulo 2^message_bits: the client opens their sums. For their rounding the
-            parameters' slack must be larger by one.
-
-        Returns
-        -------
-        ndarray of uint16, shape (vectors, rows of these columns, D)
-
-        Raises
-        ------
-        CryptoError
-            When a word is not below its prime.
+        Returns uint16 (vectors, rows of these columns, D). `added` (vectors, rows) are masks added to the products
+        modulo 2^message_bits: the client opens their sums; for their rounding the parameters' slack must be larger by
+        one. CryptoError if a word is not below its prime.
         """
         parameters, matrix = self.parameters, self.matrix
         if (own >= self._primes[:, np.newaxis]).any():

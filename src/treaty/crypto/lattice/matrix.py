@@ -1,4 +1,4 @@
-"""What goes into a linear map: the server's secret matrix, and how numbers lie in a vector's entries."""
+"""The server's secret matrix of a linear map, and the layout of numbers in a vector's entries."""
 
 from __future__ import annotations
 
@@ -16,16 +16,9 @@ from treaty.errors import CryptoError
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A part of a message: entries of a vector are sums of fields, each shifted to its place.
+    """A part of a message: entries of vectors are sums of fields of size at most `bound`, shifted by `shift` bits.
 
-    Parameters
-    ----------
-    shift : int
-        Bits below it.
-    bound : int
-        Largest size of an entry.
-    signed : bool
-        Whether entries may be negative; of the topmost field only.
+    Only the topmost field may be signed.
     """
 
     shift: int
@@ -34,12 +27,7 @@ class Field:
 
 
 def check_fields(fields: Sequence[Field], parameters: Parameters) -> None:
-    """Refuse fields too wide for the arithmetic of `kernels.encrypt_block`.
-
-    Raises
-    ------
-    CryptoError
-    """
+    """Raise CryptoError for fields too wide for the arithmetic of `kernels.encrypt_block`."""
     top = 1 << 31
     if sum(top if field.signed else field.bound for field in fields) > 2 * top:
         raise CryptoError("vectors of such large numbers do not fit the lattice map - lower fractional_bits or weights")
@@ -50,11 +38,8 @@ def check_fields(fields: Sequence[Field], parameters: Parameters) -> None:
 class SecretMatrix:
     """The server's matrix: indicators of the codes of columns, or columns themselves.
 
-    Parameters
-    ----------
-    columns : ndarray of uint8 or int32, shape (columns, n), C order
-    column_of_row, code_of_row : ndarray of int64, shape (rows,)
-        Row s is the indicator of code_of_row[s] in columns[column_of_row[s]], or that column where the code is -1.
+    Row s is the indicator of code_of_row[s] in columns[column_of_row[s]], or that column where the code is -1.
+    `columns` is uint8 or int32 (columns, n) in C order; the others are int64 (rows,).
     """
 
     def __init__(self, columns: NDArray[Any], column_of_row: NDArray[np.int64], code_of_row: NDArray[np.int64]) -> None:
@@ -62,17 +47,9 @@ class SecretMatrix:
 
     @classmethod
     def of_bins(cls, codes: NDArray[np.uint8], offsets: NDArray[np.int64]) -> SecretMatrix:
-        """Rows are the bins of all features: bin c of feature f is row offsets[f] + c.
+        """Take the bins of all features as rows: bin c of feature f, of codes (features, n), is row offsets[f] + c.
 
-        Parameters
-        ----------
-        codes : ndarray of uint8, shape (features, n), C order
-        offsets : ndarray of int64, shape (features + 1,)
-
-        Raises
-        ------
-        CryptoError
-            When a feature has no bins, or a code is not among them.
+        CryptoError if a feature has no bins, or a code is not among them.
         """
         sizes = np.diff(offsets)
         if len(sizes) != len(codes) or (sizes < 1).any() or (codes.max(axis=1, initial=0) >= sizes).any():
@@ -82,13 +59,7 @@ class SecretMatrix:
 
     @classmethod
     def of_integers(cls, values: NDArray[np.int32]) -> SecretMatrix:
-        """Rows are given, int32 (rows, n).
-
-        Raises
-        ------
-        CryptoError
-            When an entry is not below the smallest prime, in size.
-        """
+        """Take these rows, int32 (rows, n); CryptoError if an entry is not below the smallest prime in size."""
         if len(values) and np.abs(values.astype(np.int64)).max(initial=0) >= min(PRIMES):
             raise CryptoError(f"expected entries below {min(PRIMES)} in size - in the matrix of the lattice map")
         rows = np.arange(len(values))

@@ -1,7 +1,7 @@
-"""Parameters of the lattice map: the sets that may be used, as data with their source, and how one is chosen.
+"""Parameter sets of the lattice map as data with their source, and the choice of one.
 
-Ring R_q = Z_q[X] / (X^N + 1), q a product of primes below 2^31 that are 1 modulo 2 N, ternary secrets, centred
-binomial errors of deviation sqrt(21 / 2) = 3.24.
+Ring R_q = Z_q[X] / (X^N + 1), q a product of primes below 2^31 that are 1 modulo 2 N, ternary secrets, centred binomial
+errors of deviation sqrt(21 / 2) = 3.24.
 
 References
 ----------
@@ -24,54 +24,37 @@ STANDARD_LIMITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 
 
 SECURITY_BITS = 128
 
-ERROR_BITS = 21
-"""Errors are the difference of the sums of so many bits each: |e| <= 21, variance 10.5."""
+ERROR_BITS = 21  # errors are the difference of the sums of so many bits each: |e| <= 21, variance 10.5
 
-LEAST_DEVIATION = 3.19
-"""Of the errors that the table is about."""
+LEAST_DEVIATION = 3.19  # of the errors in the table of the standard
 
 DEGREE = 8192
 
+# The seven largest primes below 2^31 that are 1 modulo 2 N; a set takes the first five, six or seven.
 PRIMES = (2147352577, 2147205121, 2147074049, 2146959361, 2146713601, 2146418689, 2146336769)
-"""The seven largest primes below 2^31 that are 1 modulo 2 N; a set takes the first five, six or seven."""
 
 FEWEST_PRIMES = 5
 
+# Most that a sum may leak under a set (total variation): 2^27 of them then stay below `LEAK_LIMIT`.
 LEAK_PER_SUM = 2.0**-67
-"""A set is taken when a sum leaks at most this much (total variation): 2^27 of them then stay below `LEAK_LIMIT`."""
 
-LEAK_LIMIT = 2.0**-40
-"""What all answers ever given about a table may leak together, as total variation."""
+LEAK_LIMIT = 2.0**-40  # what all answers ever given about a table may leak together, as total variation
 
+# Bits kept below the message in a hint, of which its rounding takes at most an eighth.
 GUARD_BITS = 16
-"""Digits kept below the message in a hint: the rounding of a hint takes at most an eighth of what is left there."""
 
 DIGIT_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """One set, fitted to a job.
+    """One set, fitted to a job; CryptoError if it has less than 128 bits of security or unfit primes."""
 
-    Parameters
-    ----------
-    degree : int
-        N.
-    primes : tuple of int
-        Their product is q.
-    message_bits : int
-        Sums are integers modulo 2^message_bits.
-    weight : int
-        Largest 1-norm of a row of the secret matrix (of bins: the number of rows of the table).
-    slack : int
-        What the encoding of a sum may be off by, from rounded scales: half the sum of its fields' bounds.
-    """
-
-    degree: int
-    primes: tuple[int, ...]
-    message_bits: int
-    weight: int
-    slack: int
+    degree: int  # N
+    primes: tuple[int, ...]  # their product is q
+    message_bits: int  # sums are integers modulo 2^message_bits
+    weight: int  # largest 1-norm of a row of the secret matrix (of bins: the number of rows of the table)
+    slack: int  # bound of a sum's error from rounded scales: half the sum of its fields' bounds
 
     def __post_init__(self) -> None:
         bits = STANDARD_LIMITS.get(self.degree)
@@ -84,7 +67,7 @@ class Parameters:
             if prime >= 1 << 31 or prime % (2 * self.degree) != 1 or not gmpy2.is_prime(prime):
                 raise CryptoError(f"{prime} is not a prime below 2^31 that is 1 modulo 2 N - in the lattice map")
         if len(set(self.primes)) != len(self.primes):
-            raise CryptoError("a prime comes twice - in the lattice map")
+            raise CryptoError("a prime is repeated - in the lattice map")
 
     @property
     def modulus(self) -> int:
@@ -98,7 +81,7 @@ class Parameters:
 
     @property
     def noise(self) -> int:
-        """Bound of what comes with a sum before flooding, modulo q: <u, e> + <r, e_0> - <e', s> and the encoding."""
+        """Bound of what is added to a sum before flooding, modulo q: <u, e> + <r, e_0> - <e', s> and the encoding."""
         return ERROR_BITS * (self.weight + 2 * self.degree) + self.slack
 
     @property
@@ -113,12 +96,9 @@ class Parameters:
         return max(0, (room * self.modulus >> (DIGIT_BITS * self.digits)) - self.noise).bit_length()
 
     def leak(self, squares: float) -> float:
-        """Bound what one sum tells beyond itself, as total variation: E |shift| / width of the flood.
+        """Bound what one sum reveals beyond itself, as total variation: E |shift| / width of the flood.
 
-        Parameters
-        ----------
-        squares : float
-            Square of the 2-norm of the row of the secret matrix (of a bin: its number of rows).
+        `squares` is the square of the 2-norm of the secret matrix's row (of a bin: its number of rows).
         """
         shift = math.sqrt(ERROR_BITS / 2 * (squares + 4 * self.degree / 3))
         return shift / 2.0**self.flood_bits
@@ -126,19 +106,9 @@ class Parameters:
 
 @cache
 def choose(message_bits: int, weight: int, slack: int, squares: int) -> Parameters:
-    """Take the smallest set that keeps a sum's leak below `LEAK_PER_SUM`.
+    """Take the smallest set that keeps a sum's leak below `LEAK_PER_SUM`; CryptoError if none does.
 
-    Parameters
-    ----------
-    message_bits, weight, slack : int
-        See `Parameters`.
-    squares : int
-        Largest square of a row's 2-norm.
-
-    Raises
-    ------
-    CryptoError
-        When no set does.
+    `squares` is the largest square of a row's 2-norm; the others are as in `Parameters`.
     """
     for count in range(FEWEST_PRIMES, len(PRIMES) + 1):
         found = Parameters(DEGREE, PRIMES[:count], message_bits, weight, slack)

@@ -1,7 +1,6 @@
-"""Random numbers of the lattice map, each from a stream of bytes: secret ones from `Keystream`, public from a seed.
+"""Random numbers of the lattice map from streams of bytes: secret ones from `Keystream`, public ones from a seed.
 
-Which bytes are rejected depends on bytes that are thrown away alone, so that the time taken tells nothing of what is
-kept.
+Which bytes are rejected depends only on the rejected bytes, so the time taken tells nothing of those kept.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.parameters import ERROR_BITS
 
-Bytes = Callable[[int], bytes]
-"""``draw(count)`` gives that many bytes of a stream."""
+Bytes = Callable[[int], bytes]  # ``draw(count)`` gives that many bytes of a stream
 
 _TRITS = np.array([[byte // 3**k % 3 - 1 for k in range(5)] for byte in range(243)], np.int8)
 
 
 def uniform(draw: Bytes, bound: int, count: int) -> NDArray[np.uint32]:
-    """Uniform numbers below `bound` <= 2^31, uint32 (count,): words of 31 bits, those that are too large left out."""
+    """Return uniform numbers below `bound` <= 2^31, uint32 (count,): words of 31 bits, too large ones rejected."""
     kept = np.empty(0, np.uint32)
     while len(kept) < count:
         words = np.frombuffer(draw(4 * (count - len(kept))), np.dtype("<u4")) & np.uint32((1 << 31) - 1)
@@ -31,7 +29,7 @@ def uniform(draw: Bytes, bound: int, count: int) -> NDArray[np.uint32]:
 
 
 def ternary(draw: Bytes, count: int) -> NDArray[np.int8]:
-    """Uniform on {-1, 0, 1}, int8 (count,): five to a byte, the bytes from 243 left out."""
+    """Return uniform numbers of {-1, 0, 1}, int8 (count,): five to a byte, bytes from 243 rejected."""
     kept = np.empty(0, np.uint8)
     needed = -(-count // 5)
     while len(kept) < needed:
@@ -41,7 +39,7 @@ def ternary(draw: Bytes, count: int) -> NDArray[np.int8]:
 
 
 def errors(draw: Bytes, count: int) -> NDArray[np.int8]:
-    """Centred binomial, int8 (count,): the difference of the sums of 21 bits each."""
+    """Return centred binomial numbers, int8 (count,): the difference of the sums of 21 bits each."""
     words = np.frombuffer(draw(8 * count), np.dtype("<u4")) & np.uint32((1 << ERROR_BITS) - 1)
     ones = np.bitwise_count(words).view(np.int8)
     out: NDArray[np.int8] = ones[:count] - ones[count:]
@@ -49,7 +47,7 @@ def errors(draw: Bytes, count: int) -> NDArray[np.int8]:
 
 
 def flood(draw: Bytes, bits: int, primes: tuple[int, ...], count: int) -> NDArray[np.int64]:
-    """Residues int64 (count, primes) of integers uniform on [-2^(bits-1), 2^(bits-1))."""
+    """Return residues int64 (count, primes) of integers uniform on [-2^(bits-1), 2^(bits-1))."""
     words = -(-bits // 32)
     drawn = np.frombuffer(draw(4 * words * count), np.dtype("<u4")).reshape(count, words).astype(np.int64)
     if bits % 32:
@@ -64,15 +62,7 @@ def flood(draw: Bytes, bits: int, primes: tuple[int, ...], count: int) -> NDArra
 
 
 def public_ring_elements(seed: bytes, number: int, primes: tuple[int, ...], degree: int) -> NDArray[np.uint32]:
-    """Expand one public element of the ring, transformed: uint32 (primes, degree), uniform.
-
-    Parameters
-    ----------
-    seed : bytes of length 32
-        Agreed by all parties.
-    number : int
-        Which element.
-    """
+    """Expand public element `number` of the ring from a seed, transformed: uint32 (primes, degree), uniform."""
     out = np.empty((len(primes), degree), np.uint32)
     for k, prime in enumerate(primes):
         label = b"treaty lattice public element" + number.to_bytes(8, "little") + prime.to_bytes(8, "little")

@@ -1,12 +1,12 @@
-"""What a party keeps of lattice hints between jobs, and the ledger of what its answers have leaked.
+"""Lattice hints that a party keeps between jobs, and its ledger of what its answers have leaked.
 
-A *client* keeps the hints it received: they are large, and stay good as long as tables, parties and seed do. A *server*
-keeps what it made each hint with, the answers it gave (a request that comes again gets the same bytes: a second flood
-on one query would average out), and how much the answers about each of its columns may have told beyond the sums.
+A *client* keeps the hints it received: they are large, and stay valid as long as tables, parties and seed do. A
+*server* keeps what it made each hint with, the answers it gave (a repeated request gets the same bytes: a second flood
+on one query would average out), and how much the answers about each of its columns may have revealed beyond the sums.
 
-A folder holds one SQLite database and a .npy file for each array, readable to the owner alone; several jobs of a party
+A folder holds one SQLite database and a .npy file for each array, readable by the owner alone; several jobs of a party
 may use it at once, also in different processes. Deleting the folder, or restoring an older copy of it, forgets leaks
-that have happened: the limit holds no longer then.
+that have happened: the limit no longer holds then.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ from treaty.crypto.lattice.arrays import NewHint, digest_of, map_array
 from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError
 
-KEPT = 16
-"""Hints that a server keeps, the newest; a client keeps as many of each peer, which has no use for older ones."""
+KEPT = 16  # newest hints that a server keeps; a client keeps as many of each peer
 
+# Bytes of an array that a store without a folder holds in memory; a larger one takes a temporary file.
 IN_MEMORY = 256 << 20
-"""Bytes of an array that a store without a folder holds in memory; a larger one takes a temporary file."""
 
-_WAIT = 60.0  # seconds for others to let go of the database, which takes them milliseconds
+_WAIT = 60.0  # seconds for other processes to release the database, which takes milliseconds
 _VERSION = 1
 _NAME = re.compile(r"array-[0-9a-f]{32}\.npy(\.part)?")
-_UNUSABLE = "what it keeps of a hint for the lattice map cannot be used; it has the details"
+_UNUSABLE = "its stored hint for the lattice map cannot be used; it has the details"
 _TABLES = (
     """CREATE TABLE hints (id INTEGER PRIMARY KEY, peer TEXT NOT NULL, binding BLOB NOT NULL, seed BLOB NOT NULL,
        terms BLOB NOT NULL, name TEXT NOT NULL, digest BLOB NOT NULL, UNIQUE (peer, terms))""",
@@ -57,17 +56,9 @@ _TABLES = (
 class HintStore:
     """A party's store of hints and leaks, a context manager; several threads may use it.
 
-    Parameters
-    ----------
-    folder : Path or None
-        Made, for the owner alone, when it is not there. None: nothing outlives the object, the ledger neither.
-
-    Raises
-    ------
-    ConfigError
-        By every method: when the store cannot be read or written.
-    LocalProtocolError
-        By every method: in a process forked off from the one that opened it.
+    The folder is made, for the owner alone, if it does not exist; with None nothing outlives the object, not even the
+    ledger. Every method raises ConfigError if the store cannot be read or written, and LocalProtocolError in a process
+    forked off from the one that opened it.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -80,13 +71,13 @@ class HintStore:
                 return
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             database = folder / "hints.sqlite"
-            with _locked(folder):  # who turns a database to WAL meets others that do so, and SQLite does not wait
-                if not database.exists():  # closing one that is in use would undo SQLite's locks of this process
-                    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # its log gets that mode
+            with _locked(folder):  # SQLite does not wait for another process that switches to WAL
+                if not database.exists():  # closing a used one would drop this process's locks on it
+                    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # SQLite's log inherits it
                 self._open(database)
 
     def close(self) -> None:
-        """Close the database; arrays it gave out stay good."""
+        """Close the database; arrays it returned stay valid."""
         with self._lock:
             self._db.close()
             self._arrays.clear()
@@ -100,18 +91,9 @@ class HintStore:
     # At the client, which receives hints.
 
     def offer(self, wanted: Mapping[str, bytes]) -> tuple[bytes, dict[str, bytes]] | None:
-        """Look for hints that can be used again.
+        """Return the seed of all peers' kept hints, and peer -> binding; None if one is missing or seeds differ.
 
-        Parameters
-        ----------
-        wanted : mapping of str to bytes
-            Peer -> terms: a digest of all that its hint must be made for.
-
-        Returns
-        -------
-        (seed, bindings) or None
-            The seed of them all, and peer -> binding of its hint. None when some peer's is not kept, or has another
-            seed than the others'.
+        `wanted` maps each peer to its terms, a digest of all that its hint must be made for.
         """
         seeds, bindings = set(), {}
         with self._transaction() as db:
@@ -122,7 +104,7 @@ class HintStore:
         return (seeds.pop(), bindings) if len(seeds) == 1 and len(bindings) == len(wanted) else None
 
     def new_hint(self, shape: tuple[int, int, int]) -> NewHint:
-        """Begin an int16 array (rows, D, N), to be written and given to `keep_hint`."""
+        """Return a new int16 array (rows, D, N), to be written and given to `keep_hint`."""
         return self._new(shape, np.int16)
 
     def keep_hint(self, peer: str, binding: bytes, seed: bytes, terms: bytes, new: NewHint) -> NDArray[np.int16]:
@@ -143,22 +125,19 @@ class HintStore:
         return array
 
     def hint(self, peer: str, binding: bytes) -> NDArray[np.int16]:
-        """Return a kept hint: int16 (rows, D, N), read-only.
+        """Return a kept hint, int16 (rows, D, N), read-only.
 
-        Raises
-        ------
-        ConfigError
-            When there is none, or its file is missing or damaged; it is not offered any more then.
+        ConfigError if it is unknown, or its file missing or damaged; then it is forgotten.
         """
         with self._transaction() as db:
             found = db.execute("SELECT name, digest FROM hints WHERE peer = ? AND binding = ?", (peer, binding))
             row = found.fetchone()
         if row is None:
-            raise ConfigError(f"no hint of {peer} with this binding is kept - at {self._where}", public=_UNUSABLE)
+            raise ConfigError(f"no hint of {peer} with this binding is stored - at {self._where}", public=_UNUSABLE)
         return self._read(*row)
 
     def forget_hint(self, peer: str, binding: bytes) -> None:
-        """Let go of a hint that gave wrong sums; nothing happens when it is not kept."""
+        """Forget a hint that gave wrong sums, if it is kept."""
         with self._transaction() as db:
             gone = db.execute("SELECT name FROM hints WHERE peer = ? AND binding = ?", (peer, binding)).fetchall()
             _forget(db, gone)
@@ -167,29 +146,19 @@ class HintStore:
     # At the server, which makes hints.
 
     def keep_own(self, binding: bytes, nonce: bytes, seed: bytes, random: NDArray[np.int16]) -> None:
-        """Keep what a hint was made with; what belongs to any but the newest 16 is forgotten, answers included.
+        """Keep what a hint was made with, `random` being the r_S, (rows, N) of -1, 0, 1; forget all but the newest 16.
 
-        Parameters
-        ----------
-        binding : bytes
-            No other hint's.
-        nonce, seed : bytes
-        random : ndarray of int16, shape (rows, N)
-            The r_S: -1, 0, 1.
-
-        Raises
-        ------
-        CryptoError
-            When a hint of this binding is kept, or `random` holds other numbers.
+        Their answers are forgotten, too. CryptoError if a hint of this binding is kept, or `random` holds other
+        numbers.
         """
         if random.size and (random.min() < -1 or random.max() > 1):
-            raise CryptoError("expected numbers from -1 to 1, got others - in what a hint was made with")
+            raise CryptoError("expected numbers from -1 to 1, got others - in the randomness of a hint")
         with self._new(random.shape, np.int8) as new:
             np.copyto(new.array, random, casting="unsafe")
             array, digest = new.finish()
             with self._transaction() as db:
                 if db.execute("SELECT 1 FROM own WHERE binding = ?", (binding,)).fetchone():
-                    raise CryptoError("expected a new hint, got one that is kept already")
+                    raise CryptoError("expected a new hint, got one that is stored already")
                 db.execute(
                     "INSERT INTO own (binding, nonce, seed, name, digest) VALUES (?, ?, ?, ?, ?)",
                     (binding, nonce, seed, self._place(new, array), digest),
@@ -200,34 +169,23 @@ class HintStore:
         self._remove(gone)
 
     def own(self, binding: bytes) -> tuple[bytes, bytes, NDArray[np.int16]] | None:
-        """Return nonce, seed and the r_S of a hint, int16 (rows, N); None when it is not kept.
+        """Return nonce, seed and the r_S, int16 (rows, N), of a hint; None if it is not kept.
 
-        Raises
-        ------
-        ConfigError
-            When its file is missing or damaged; it is not kept any more then.
+        ConfigError if its file is missing or damaged; then it is forgotten.
         """
         with self._transaction() as db:
             row = db.execute("SELECT nonce, seed, name, digest FROM own WHERE binding = ?", (binding,)).fetchone()
         return (row[0], row[1], self._read(*row[2:]).astype(np.int16)) if row else None
 
     def answer(self, binding: bytes, digest: bytes) -> bytes | None:
-        """Return the answer that was given to a request, known by its digest, under a hint."""
+        """Return the answer that was given to a request, known by its digest, under a hint; None for a new request."""
         with self._transaction() as db:
             return _answer(db, binding, digest)
 
     def keep_answer(self, binding: bytes, digest: bytes, answer: bytes) -> bytes:
-        """Keep an answer before it is sent.
+        """Keep an answer before it is sent; return what to send: this one, or one another job has kept meanwhile.
 
-        Returns
-        -------
-        bytes
-            What is to be sent: `answer`, or an earlier one that another job has kept meanwhile.
-
-        Raises
-        ------
-        CryptoError
-            When the hint is not kept any more: no answer may be sent then.
+        CryptoError if the hint is not kept any more: no answer may be sent then.
         """
         with self._transaction() as db:
             earlier = _answer(db, binding, digest)
@@ -238,26 +196,16 @@ class HintStore:
                 (digest, answer, binding),
             )
             if entered.rowcount != 1:
-                raise CryptoError("the hint of this request is not kept any more; start again with a new one")
+                raise CryptoError("the hint of this request is no longer stored; start again with a new one")
         return answer
 
     def reserve(self, leaks: Mapping[str, float]) -> None:
-        """Enter leaks, before any answer is given that they are for; after a crash they stay.
+        """Enter leaks, column -> total variation, before any answer that causes them is given; after a crash they stay.
 
-        The comparison with the limit is exact; what is entered was rounded by 2^-94 at most, as it stays below 2^-40:
-        after a billion entries a sum is off by 2^-64.
-
-        Parameters
-        ----------
-        leaks : mapping of str to float
-            Column -> what the answers may tell beyond the sums, as total variation. The limit is on all columns named
-            here together: name those of the table that nothing is asked about with 0.
-
-        Raises
-        ------
-        CryptoError
-            When, with all that was entered before, they would pass `LEAK_LIMIT`; when a leak is negative or not
-            finite. Nothing is entered then.
+        CryptoError, and nothing is entered, if with all earlier ones they would pass `LEAK_LIMIT`, or if one is
+        negative or not finite. The limit is on all columns named here together: name columns that nothing is asked
+        about with 0. The comparison is exact; entries are rounded by 2^-94 at most, as they stay below 2^-40: after a
+        billion entries a sum is off by 2^-64.
         """
         _check(leaks)
         with self._transaction() as db:
@@ -291,7 +239,7 @@ class HintStore:
         weakref.finalize(self, db.close)
         try:
             db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")  # what is committed outlives a loss of power
+            db.execute("PRAGMA synchronous = FULL")  # commits survive a loss of power
             db.execute("PRAGMA foreign_keys = ON")
             with self._transaction():
                 (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -325,16 +273,16 @@ class HintStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Have the database to oneself, among threads and processes."""
+        """Lock the database for this thread and process."""
         if os.getpid() != self._process:
-            raise LocalProtocolError("a store of hints came into a process by a fork; open another one there")
+            raise LocalProtocolError("a hint store was inherited through a fork; open another one in this process")
         with self._lock, self._translated():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
                 self._db.commit()
             finally:
-                self._db.rollback()  # nothing after the commit
+                self._db.rollback()  # without effect after the commit
 
     def _new(self, shape: tuple[int, ...], dtype: type[np.integer[Any]]) -> NewHint:
         if self._folder is None:
@@ -342,14 +290,14 @@ class HintStore:
             with self._translated():
                 return NewHint(shape, dtype, tempfile.TemporaryFile(buffering=0) if large else None, None)
         path = self._folder / f"array-{secrets.token_hex(16)}.npy.part"
-        with self._transaction():  # nobody sweeps it away before it is locked
+        with self._transaction():  # so that no other process sweeps the file away before it is locked
             file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b", buffering=0)
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, also by a crash
         with self._translated():
             return NewHint(shape, dtype, file, path)
 
     def _place(self, new: NewHint, array: NDArray[Any]) -> str:
-        """Put an array where it stays, in one transaction with its record; return its name."""
+        """Move an array to its final place, in one transaction with its record; return its name."""
         if new.path is None:
             name = secrets.token_hex(16)
             self._arrays[name] = array
@@ -374,15 +322,45 @@ class HintStore:
             _forget(db, [(name,)])
         self._remove([(name,)])
         raise ConfigError(
-            f"a hint's file is {fault}: {path}; start again, it is forgotten and a new hint is made", public=_UNUSABLE
+            f"a hint's file is {fault}: {path}; start again, and a new hint will be made",
+            public=_UNUSABLE,
         )
 
     def _remove(self, names: Iterable[tuple[str]]) -> None:
-        """Remove arrays that have no record any more; who has one mapped keeps it."""
+        """Remove arrays that have no record any more; mappings of them stay valid."""
         for (name,) in names:
             self._arrays.pop(name, None)
             if self._folder is not None:
                 (self._folder / name).unlink(missing_ok=True)
+
+
+class Reservation:
+    """Leaks of answers, reserved ahead in a store for `step` vectors at a time; `leaks` are those of one vector."""
+
+    def __init__(self, store: HintStore, leaks: Mapping[str, float], step: int) -> None:
+        self._store, self._leaks, self._step = store, dict(leaks), step
+        self._reserved = self._used = 0
+
+    def use(self, vectors: int) -> None:
+        """Make sure that what answers about some more vectors leak is reserved, before they are given."""
+        if self._used + vectors > self._reserved:
+            more = max(self._step, vectors)
+            try:
+                self._store.reserve(self._leak_of(more))
+            except CryptoError:
+                more = vectors  # the rest of the budget may suffice for these
+                self._store.reserve(self._leak_of(more))
+            self._reserved += more
+        self._used += vectors
+
+    def close(self) -> None:
+        """Give back what was reserved and not used."""
+        unused, self._reserved = self._reserved - self._used, self._used
+        if unused:
+            self._store.give_back(self._leak_of(unused))
+
+    def _leak_of(self, vectors: int) -> dict[str, float]:
+        return {name: vectors * leak for name, leak in self._leaks.items()}
 
 
 @contextmanager

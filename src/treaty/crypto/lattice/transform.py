@@ -1,9 +1,5 @@
 """Factors of the negacyclic number-theoretic transform modulo primes below 2^31; `kernels` transforms with them.
 
-Forward: natural order to the order in which blocks of butterflies leave it (reversed bits); the product of two
-polynomials modulo X^N + 1 is the product of their transforms element by element. In that order the transform of
-p(1 / X) is the transform of p read backwards.
-
 References
 ----------
 Longa and Naehrig, Speeding up the Number Theoretic Transform for Faster Ideal Lattice-Based Cryptography, 2016.
@@ -22,13 +18,9 @@ Residues = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """Factors of the transforms modulo one prime, for all strides: of those below 16, one for every butterfly.
+    """Factors of the transforms modulo one prime, for all strides, and their Shoup quotients: uint32 (2 N,) each.
 
-    Attributes
-    ----------
-    prime : uint32
-    forward, forward_shoup, inverse, inverse_shoup : uint32 (2 N,)
-        Factors and their Shoup quotients: N for strides from 16, then N / 2 for each of 8, 4, 2, 1.
+    N factors for strides from 16, then N / 2 for each of 8, 4, 2 and 1, one for every butterfly.
     """
 
     prime: np.uint32

@@ -15,8 +15,7 @@ from treaty.compute import share
 from treaty.crypto.psi import sodium
 from treaty.errors import CryptoError
 
-NODES = 256
-"""Parts of a set that are committed to apart: so many changes at least can be told from each other."""
+NODES = 256  # parts of a set with a commitment each: a change shows in which part it is
 
 _LEAST = 1024  # strings worth a thread of their own
 
@@ -24,97 +23,39 @@ _LEAST = 1024  # strings worth a thread of their own
 def expand(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], rows: NDArray[np.int64], domain: bytes, threads: int = 1
 ) -> NDArray[np.uint8]:
-    """Expand strings to 64 uniform bytes each: expand_message_xmd with SHA-512 (RFC 9380, 5.3.1).
+    """Expand strings `rows` to 64 uniform bytes each, uint8 (n, 64): expand_message_xmd with SHA-512 (RFC 9380, 5.3.1).
 
-    Parameters
-    ----------
-    data : uint8 (n_bytes,)
-    offsets : int64 (n_strings + 1,)
-    rows : int64 (n,)
-        Which strings.
-    domain : bytes
-        Domain separation tag, 1 to 255 bytes.
-    threads : int
-        Default 1.
-
-    Returns
-    -------
-    uint8 (n, 64)
-
-    Raises
-    ------
-    CryptoError
-        When the tag is empty or too long.
+    `domain` is the domain separation tag, 1 to 255 bytes.
     """
     if not 1 <= len(domain) <= 255:
         raise CryptoError(f"expected a domain separation tag of 1 to 255 bytes, got {len(domain)}")
     out = np.empty((len(rows), sodium.UNIFORM), np.uint8)
     prime = np.frombuffer(domain + bytes([len(domain)]), np.uint8).copy()
     function = sodium.address("crypto_hash_sha512")
-    share(
-        lambda start, stop: sodium.expand_each(function, data, offsets, rows, prime, out, start, stop),
-        len(rows),
-        threads,
-        _LEAST,
-    )
+    share(lambda a, b: sodium.expand_each(function, data, offsets, rows, prime, out, a, b), len(rows), threads, _LEAST)
     return out
 
 
 def digests(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], rows: NDArray[np.int64], key: bytes, threads: int = 1
 ) -> NDArray[np.uint64]:
-    """Hash strings with a pseudorandom function: BLAKE2b with a key, 16 bytes (RFC 7693).
-
-    Parameters
-    ----------
-    data, offsets, rows
-        As for `expand`.
-    key : bytes of length 32
-    threads : int
-        Default 1.
-
-    Returns
-    -------
-    uint64 (n, 2)
-        The 16 bytes as two words, to be compared as such.
-
-    Raises
-    ------
-    CryptoError
-        When the key has another length.
-    """
+    """Hash strings `rows` with BLAKE2b under a 32-byte key (RFC 7693), a pseudorandom function: uint64 (n, 2)."""
     if len(key) != 32:
         raise CryptoError(f"expected a key of 32 bytes, got {len(key)}")
     out = np.empty((len(rows), sodium.DIGEST), np.uint8)
     secret = np.frombuffer(key, np.uint8).copy()
     function = sodium.address("crypto_generichash")
-    share(
-        lambda start, stop: sodium.digest_each(function, data, offsets, rows, secret, out, start, stop),
-        len(rows),
-        threads,
-        _LEAST,
-    )
+    share(lambda a, b: sodium.digest_each(function, data, offsets, rows, secret, out, a, b), len(rows), threads, _LEAST)
     return out.view("<u8").astype(np.uint64, copy=False)
 
 
 def commit(leaves: NDArray[np.uint64], key: bytes) -> NDArray[np.uint8]:
-    """Commit to a set: the top of a Merkle tree over keyed hashes of its members.
+    """Commit to a set of members with these `digests`, (n, 2): a Merkle tree's nodes over them, uint8 (NODES, 32).
 
-    A member belongs to node ``leaf[0] % NODES``; a node is HMAC-SHA256 of its number and its sorted leaves. With the
-    same key, equal nodes mean equal members; who lacks the key learns nothing else from one
-    commitment; two of different small sets tell how many nodes are empty in both. The
-    key and the members open it.
-
-    Parameters
-    ----------
-    leaves : uint64 (n, 2)
-        `digests` of the members under the same key.
-    key : bytes
-        Kept secret, and kept: commitments under different keys cannot be compared.
-
-    Returns
-    -------
-    uint8 (NODES, 32)
+    A member belongs to node ``leaf[0] % NODES``; a node is HMAC-SHA256 of its number and its sorted leaves. The key,
+    the same as of the digests, stays secret and is kept: commitments under different keys cannot be compared. Under one
+    key, equal nodes mean equal members. Without the key one commitment reveals nothing else; two of different small
+    sets tell how many nodes are empty in both. The key and the members open it.
     """
     node = (leaves[:, 0] % np.uint64(NODES)).astype(np.int64)
     order = np.lexsort((leaves[:, 1], leaves[:, 0], node))

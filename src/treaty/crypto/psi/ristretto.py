@@ -1,12 +1,13 @@
 """The group ristretto255 (RFC 9496), many points at a time, by libsodium.
 
 Points and scalars are rows of 32 bytes in their standard encoding. The group has prime order, so a point that decodes
-and is not the identity generates all of it: there are no small orders to look out for.
+and is not the identity generates all of it: there are no points of small order to refuse.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,91 +22,35 @@ _LEAST = 64  # points worth a thread of their own
 
 
 def random_scalar() -> NDArray[np.uint8]:
-    """Draw a secret key: uniform in [1, ORDER).
-
-    Returns
-    -------
-    uint8 (32,)
-        Little-endian.
-    """
+    """Draw a secret key: uniform in [1, ORDER), uint8 (32,), little-endian."""
     number = 1 + secrets.randbelow(ORDER - 1)
     return np.frombuffer(number.to_bytes(sodium.SCALAR, "little"), np.uint8)
 
 
 def multiply(points: NDArray[np.uint8], scalar: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uint8]:
-    """Multiply every point by the same scalar (in the notation of the papers: raise it to that power).
+    """Multiply every point, uint8 (n, 32), by one scalar (in the notation of the papers: raise it to that power).
 
-    Parameters
-    ----------
-    points : uint8 (n, 32)
-        Encoded points, as they came from anywhere: each is checked.
-    scalar : uint8 (32,)
-        In [1, ORDER), little-endian. Running time does not depend on it.
-    threads : int
-        Default 1.
-
-    Returns
-    -------
-    uint8 (n, 32)
-
-    Raises
-    ------
-    CryptoError
-        When a point is the identity or no canonical encoding of a point of the group; names how many.
+    The scalar is little-endian, in [1, ORDER); running time does not depend on it. Points are checked, wherever they
+    come from: CryptoError counts those that are the identity or no canonical encoding of a point of the group.
     """
     points = _rows(points, POINT)
     out = np.empty_like(points)
-    refused = np.zeros(len(points), np.int64)  # counted by part, at the part's first place
     function = sodium.address("crypto_scalarmult_ristretto255")
-
-    def work(start: int, stop: int) -> None:
-        if start < stop:
-            refused[start] = sodium.multiply_each(function, points, scalar, out, start, stop)
-
-    share(work, len(points), threads, _LEAST)
-    _refuse(int(refused.sum()), len(points))
+    _refuse(lambda a, b: sodium.multiply_each(function, points, scalar, out, a, b), len(points), threads)
     return out
 
 
 def validate(points: NDArray[np.uint8], threads: int = 1) -> None:
-    """Check points that are only compared, not multiplied.
-
-    Parameters
-    ----------
-    points : uint8 (n, 32)
-    threads : int
-        Default 1.
-
-    Raises
-    ------
-    CryptoError
-        As `multiply` does.
-    """
+    """Check points that are only compared, not multiplied; errors as of `multiply`."""
     points = _rows(points, POINT)
-    refused = np.zeros(len(points), np.int64)
     function = sodium.address("crypto_core_ristretto255_is_valid_point")
-
-    def work(start: int, stop: int) -> None:
-        if start < stop:
-            refused[start] = sodium.validate_each(function, points, start, stop)
-
-    share(work, len(points), threads, _LEAST)
-    _refuse(int(refused.sum()), len(points))
+    _refuse(lambda a, b: sodium.validate_each(function, points, a, b), len(points), threads)
 
 
 def from_uniform(uniform: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uint8]:
-    """Map uniform bytes to points nobody knows a logarithm of (RFC 9496, 4.3.4).
+    """Map uniform bytes, uint8 (n, 64), to points nobody knows a logarithm of, (n, 32) (RFC 9496, 4.3.4).
 
-    Parameters
-    ----------
-    uniform : uint8 (n, 64)
-        Random, or a hash: `hashing.expand` and this map are hash_to_ristretto255 of RFC 9380, appendix B.
-    threads : int
-        Default 1.
-
-    Returns
-    -------
-    uint8 (n, 32)
+    Of `hashing.expand` this is hash_to_ristretto255 of RFC 9380, appendix B.
     """
     uniform = _rows(uniform, sodium.UNIFORM)
     out = np.empty((len(uniform), POINT), np.uint8)
@@ -115,12 +60,21 @@ def from_uniform(uniform: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uin
 
 
 def _rows(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Make sure that a kernel reads only what is there."""
+    """Check the shape, so that a kernel reads only what is there."""
     if values.dtype != np.uint8 or values.ndim != 2 or values.shape[1] != width:
         raise CryptoError(f"expected uint8 (n, {width}), got {values.dtype} {values.shape} - at ristretto255")
     return np.require(values, requirements=["C", "W"])  # a copy where read-only, or kernels would be compiled twice
 
 
-def _refuse(count: int, total: int) -> None:
+def _refuse(invalid: Callable[[int, int], int], total: int, threads: int) -> None:
+    """Raise CryptoError if `invalid` counts any among the points from one number to another."""
+    counts = np.zeros(total, np.int64)  # by part, at the part's first place
+
+    def work(start: int, stop: int) -> None:
+        if start < stop:
+            counts[start] = invalid(start, stop)
+
+    share(work, total, threads, _LEAST)
+    count = int(counts.sum())
     if count:
         raise CryptoError(f"expected points of ristretto255 other than the identity, got {count} others of {total}")

@@ -1,7 +1,7 @@
 """libsodium's functions on many elements at once: kernels that call them by address, without the interpreter lock.
 
 The library comes with the `rbcl` wheel. A Python loop over `ctypes` would be nearly as fast on one thread, but must
-take the interpreter lock back after each call and waits for whoever holds it.
+take the interpreter lock back after each call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _library() -> ctypes.CDLL:
     from rbcl._sodium import _sodium as library  # type: ignore[import-untyped]  # initialises libsodium, too
 
     # The wheel unpacks its library into a temporary file at every import and leaves it there, three megabytes a
-    # process. Once loaded the file is not needed (Windows does not let go of it).
+    # process. Once loaded the file is not needed (Windows keeps it locked).
     if Path(library._name).parent == Path(tempfile.gettempdir()):
         with suppress(OSError):
             os.unlink(library._name)
@@ -62,7 +62,7 @@ def _call(typing_context: Any, function: Any, arguments: Any) -> Any:
 def multiply_each(
     function: int, points: NDArray[np.uint8], scalar: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int
 ) -> int:
-    """Multiply points [start, stop) by one scalar; return how many were no valid point, or the identity."""
+    """Multiply points [start, stop) by one scalar; return how many were invalid, or the identity."""
     refused = 0
     for row in range(start, stop):
         at = 32 * row
@@ -73,7 +73,7 @@ def multiply_each(
 
 @kernel
 def validate_each(function: int, points: NDArray[np.uint8], start: int, stop: int) -> int:
-    """Return how many of points [start, stop) are no valid point, or the identity."""
+    """Return how many of points [start, stop) are invalid, or the identity."""
     refused = 0
     for row in range(start, stop):
         identity = True
@@ -138,7 +138,4 @@ def digest_each(
     for k in range(start, stop):
         begin = offsets[rows[k]]
         length = offsets[rows[k] + 1] - begin
-        _call(
-            function,
-            (out.ctypes.data + 16 * k, 16, data.ctypes.data + begin, length, key.ctypes.data, len(key)),
-        )
+        _call(function, (out.ctypes.data + 16 * k, 16, data.ctypes.data + begin, length, key.ctypes.data, len(key)))

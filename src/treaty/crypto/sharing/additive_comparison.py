@@ -1,16 +1,16 @@
-"""Comparison of numbers shared modulo 2^l between two servers helped by a dealer: XOR shares of a sign bit.
+"""Sign bits of numbers that two servers share modulo 2^l, as XOR shares, with the help of a dealer.
 
-A binary adder on AND triples, many comparisons at a time. A server's program is a generator; the seam is that of
+A binary adder on AND triples, many comparisons at a time. A server's program is a generator with the message seam of
 `secure_comparison`.
 
-**Assumed:** honest but curious, neither the two servers together nor one of them with the dealer. The dealer
-learns the number of comparisons. Each server receives operands under one-time pads, uniform bits; the two output bits
-are each uniform. For whoever is to learn an answer: both servers send their bit to it, and to nobody else, made anew
-(`fresh_shares`) in case that one has the dealer's numbers.
+**Assumed:** honest but curious servers and dealer; neither the two servers nor a server and the dealer collude. The
+dealer learns the number of comparisons. Each server receives operands under one-time pads, which are uniform bits, and
+each of the two output bits is uniform by itself. Both servers send their output bit to whoever is to learn the answer
+and to nobody else, re-randomised (`fresh_shares`) if that receiver may have the dealer's numbers.
 
 **Cost:** the dealer's message, 1 + ceil(log2(l - 1)) rounds, and less than 4 l bits per comparison from each server to
-the other; from the dealer a key for each and less than 3 l bits for server 1. For l = 64: 7 rounds, 243 bits (61 bytes
-in all) and 181 (23 bytes). For l = 6, which 32 bins take: 4 rounds, 14 bits and 10.
+the other; from the dealer a key for each server and less than 3 l bits for server 1. For l = 64: 7 rounds, 243 bits (61
+bytes in all) and 181 (23 bytes). For l = 6, enough for 32 bins: 4 rounds, 14 bits and 10.
 
 References
 ----------
@@ -33,19 +33,11 @@ from treaty.errors import CryptoError
 # Bits are cut in slices: words of slice i hold bit i of 64 comparisons each, so that nothing sent is padding.
 
 
-class Dealt:
-    """What the dealer gives one server for one batch of comparisons: a key and, for server 1, corrections.
+class TripleShares:
+    """The dealer's message to one server for one batch of comparisons modulo 2^bits.
 
-    Attributes
-    ----------
-    rows : int
-        Comparisons of the batch.
-    key : bytes of length 32
-        Its shares of operands and products are a keystream under it.
-    corrections : uint64 (triples, ceil(rows / 64))
-        Server 1's shares of the products; empty (0, ...) for server 0.
-    bits : int
-        l: numbers are compared modulo 2^l.
+    Operands and products are a keystream under `key`; `corrections`, uint64 (triples, ceil(rows / 64)), are server 1's
+    shares of the products, and empty (0, ...) for server 0.
     """
 
     def __init__(self, rows: int, key: bytes, corrections: Words, bits: int = 64) -> None:
@@ -53,17 +45,17 @@ class Dealt:
         self._used = False
 
     def use(self, rows: int) -> None:
-        """Note that a batch is computed; CryptoError when it has other rows, or was computed before."""
+        """Mark the batch as used; CryptoError if it was used before or has another number of rows."""
         if self._used or rows != self.rows:
             what = "used ones" if self._used else f"those for {self.rows}"
             raise CryptoError(f"expected new triples for {rows} comparisons, got {what}; have them dealt again")
         self._used = True
 
 
-class _Triples:
+class _TripleStream:
     """One server's shares of a batch's operands a, b and products a & b, slice after slice."""
 
-    def __init__(self, own: int, words: int, dealt: Dealt) -> None:
+    def __init__(self, own: int, words: int, dealt: TripleShares) -> None:
         stream = Keystream(dealt.key)
         self._own, self._words, self._corrections, self._at = own, words, dealt.corrections, 0
         self._draw: Callable[[int], Words] = lambda slices: stream.bits(64, slices * words).reshape(slices, words)
@@ -72,7 +64,7 @@ class _Triples:
         return self._draw(slices)
 
     def products(self, slices: int) -> Words:
-        """Server 0's are random, server 1's what the dealer has put right."""
+        """Random for server 0, the dealer's corrections for server 1."""
         if self._own == 0:
             return self._draw(slices)
         self._at += slices
@@ -80,66 +72,37 @@ class _Triples:
 
 
 def triples_of(bits: int) -> int:
-    """Return how many triples a comparison modulo 2^bits takes: 181 for 64."""
+    """Return the number of triples per comparison modulo 2^bits: 181 for 64."""
     return bits - 1 + sum(2 * (spans // 2) - 1 for spans in _levels(bits))
 
 
-def deal(rows: int, bits: int = 64, keys: tuple[bytes, bytes] | None = None) -> tuple[Dealt, Dealt]:
-    """Make AND triples for one batch of comparisons, as the dealer.
+def deal(rows: int, bits: int = 64, keys: tuple[bytes, bytes] | None = None) -> tuple[TripleShares, TripleShares]:
+    """Make AND triples for `rows` comparisons modulo 2^bits (2 to 64), as the dealer: for server 0 and for server 1.
 
-    Parameters
-    ----------
-    rows : int
-        Number of comparisons.
-    bits : int, default 64
-        l, from 2 to 64: numbers are compared modulo 2^l.
-    keys : two bytes of length 32, optional
-        Secret, of server 0 and server 1, and used for nothing else; by default from the operating system.
-
-    Returns
-    -------
-    Dealt, Dealt
-        For server 0 and for server 1, each to be kept from the other.
+    Secret `keys` of 32 bytes each, used for nothing else, may be given; the default is the operating system's
+    generator.
     """
     words = -(-rows // 64)
     none = np.empty((0, words), np.uint64)
-    dealt = [Dealt(rows, key, none, bits) for key in keys or (secrets.token_bytes(32), secrets.token_bytes(32))]
-    first, second = (_Triples(own, words, one) for own, one in enumerate(dealt))
+    dealt = [TripleShares(rows, key, none, bits) for key in keys or (secrets.token_bytes(32), secrets.token_bytes(32))]
+    first, second = (_TripleStream(own, words, one) for own, one in enumerate(dealt))
     corrections = [first.operands(bits - 1) & second.operands(bits - 1) ^ first.products(bits - 1)]
     for spans in _levels(bits):
         pairs = spans // 2
         upper, lower, lower_p = (first.operands(count) ^ second.operands(count) for count in (pairs, pairs, pairs - 1))
         corrections.append(upper & lower ^ first.products(pairs))
         corrections.append(upper[1:] & lower_p ^ first.products(pairs - 1))
-    return dealt[0], Dealt(rows, dealt[1].key, np.concatenate(corrections), bits)
+    return dealt[0], TripleShares(rows, dealt[1].key, np.concatenate(corrections), bits)
 
 
-def sign_bit(own: int, values: NDArray[np.uint64], dealt: Dealt) -> Program[NDArray[np.uint8]]:
-    """Return XOR shares of the most significant bits of numbers modulo 2^l: of [a < 0] in two's complement.
+def sign_bit(own: int, values: NDArray[np.uint64], dealt: TripleShares) -> Program[NDArray[np.uint8]]:
+    """Return XOR shares, uint8 (m,), of the sign bits of numbers modulo 2^l: of [a < 0] in two's complement.
 
-    Parameters
-    ----------
-    own : int
-        This server, 0 or 1.
-    values : uint64 (m,)
-        Its additive shares of a, modulo 2^l or more, of which the lowest l bits are looked at; for [x < y] those of
-        x - y, with |x - y| < 2^(l - 1).
-    dealt : Dealt
-        The dealer's message to this server, for m comparisons.
+    `values` uint64 (m,) are server `own`'s additive shares of a, modulo 2^l or more; only the lowest l bits count. For
+    [x < y] give shares of x - y, with |x - y| < 2^(l - 1). CryptoError for used or unfitting triples or a malformed
+    message.
 
-    Returns
-    -------
-    uint8 (m,)
-        0 or 1; the answer is the exclusive or of both servers'.
-
-    Raises
-    ------
-    CryptoError
-        When the triples are for another number of comparisons or were used, or a message has another form.
-
-    Notes
-    -----
-    The sum's sign is that of both shares and of the carry out of l - 1 bits, added up. A span of bits generates a carry
+    The sum's sign is the sum of both shares' signs and the carry out of l - 1 bits. A span of bits generates a carry
     (g) or passes one on (p); for one bit g = a & b, p = a ^ b. Neighbouring spans are joined until one is left:
     g = g_upper ^ (p_upper & g_lower), p = p_upper & p_lower. Joining opens p_upper under one pad for both products; the
     lowest span needs no p. For the first g each operand is known to one server, which opens it alone.
@@ -147,10 +110,10 @@ def sign_bit(own: int, values: NDArray[np.uint64], dealt: Dealt) -> Program[NDAr
     dealt.use(len(values))
     carries = dealt.bits - 1  # of the bits below the sign
     slices = _transposed(values)
-    triples = _Triples(own, slices.shape[1], dealt)
+    triples = _TripleStream(own, slices.shape[1], dealt)
     a = triples.operands(carries)
     mine = slices[:carries] ^ a
-    other = yield from _swap(own, mine)
+    other = yield from swap(own, mine)
     g = other & a ^ triples.products(carries)
     if own == 0:
         g ^= other & mine
@@ -162,7 +125,7 @@ def sign_bit(own: int, values: NDArray[np.uint64], dealt: Dealt) -> Program[NDAr
 
 
 def _levels(bits: int) -> list[int]:
-    """How many spans there are before each joining: 63, 32, 16, 8, 4, 2 for 64 bits."""
+    """Return the number of spans before each joining: 63, 32, 16, 8, 4, 2 for 64 bits."""
     counts = []
     spans = bits - 1
     while spans > 1:
@@ -171,13 +134,13 @@ def _levels(bits: int) -> list[int]:
     return counts
 
 
-def _join(own: int, g: Words, p: Words, triples: _Triples) -> Program[tuple[Words, Words]]:
+def _join(own: int, g: Words, p: Words, triples: _TripleStream) -> Program[tuple[Words, Words]]:
     """Join spans 2i and 2i + 1, lowest first; an odd last one stays."""
     pairs = len(g) // 2
     even = 2 * pairs
     upper, lower, lower_p = (triples.operands(count) for count in (pairs, pairs, pairs - 1))
     mine = np.concatenate([p[1:even:2] ^ upper, g[:even:2] ^ lower, p[2:even:2] ^ lower_p])
-    opened = (yield from _swap(own, mine)) ^ mine
+    opened = (yield from swap(own, mine)) ^ mine
     d, e, f = opened[:pairs], opened[pairs : 2 * pairs], opened[2 * pairs :]
     carried = (d & lower) ^ (upper & e) ^ triples.products(pairs)
     passed = (d[1:] & lower_p) ^ (upper[1:] & f) ^ triples.products(pairs - 1)
@@ -189,8 +152,8 @@ def _join(own: int, g: Words, p: Words, triples: _Triples) -> Program[tuple[Word
     return np.concatenate([carried, g[even:]]), np.concatenate([unused, passed, p[even:]])
 
 
-def _swap(own: int, mine: Words) -> Program[Words]:
-    """Send to the other server; return what it sent."""
+def swap(own: int, mine: Words) -> Program[Words]:
+    """Send an array to the other server and return the one it sent, of the same shape."""
     replies = yield {1 - own: mine}
     if set(replies) != {1 - own}:
         raise CryptoError(f"expected a message of server {1 - own} alone, got those of {sorted(replies)}")
@@ -199,7 +162,7 @@ def _swap(own: int, mine: Words) -> Program[Words]:
 
 
 def _transposed(values: NDArray[np.uint64]) -> Words:
-    """Bit i of 64 numbers in each word of row i: (m,) -> (64, ceil(m / 64))."""
+    """Put bit i of 64 numbers into each word of row i: (m,) -> (64, ceil(m / 64))."""
     padded = np.zeros(-(-len(values) // 64) * 64, "<u8")
     padded[: len(values)] = values
     bits = np.unpackbits(padded.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")

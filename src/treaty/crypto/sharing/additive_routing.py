@@ -1,15 +1,16 @@
-"""Rows are routed down a hidden tree on additive shares: no server learns a row, a split or a path.
+"""Routing of rows down a hidden tree on additive shares: no server learns a row, a split or a path.
 
-The cheaper form of `secure_routing`: two servers compute modulo 2^64, helped by a dealer, who makes random numbers and
-products of them and sees nothing of theirs. Users share rows and the owner splits among the two servers, both encoded
-as in `hidden_splits`. In each level the servers compute for every row one number, that of the node the row is in, and
+The cheaper form of `secure_routing`: two servers compute modulo 2^64 with the help of a dealer, who makes random
+numbers and products of them and sees none of the servers' data. Users share rows and the model's owner shares splits,
+both encoded as in `hidden_splits`. In each level the servers compute one number per row, that of the row's node, and
 compare it with zero (`additive_comparison`).
 
-Programs are generators of one server, all rows, nodes and trees at a time; see `secure_comparison` on the seam.
-Whatever is sent is checked for its form alone. Shares are all numbers there are, so that no wrong one is noticed:
-numbers beyond what `hidden_splits` says, and wrong shares, give wrong answers for their rows.
+Programs are generators of one server for all rows, nodes and trees at a time; see `secure_comparison` on the message
+seam. Messages are checked for their form only: every number is a valid share, so wrong shares, and numbers outside the
+ranges of `hidden_splits`, give wrong answers for their rows unnoticed.
 
-**Assumed:** honest but curious, neither the two servers together nor one of them with the dealer; secure channels.
+**Assumed:** honest but curious servers and dealer; neither the two servers nor a server and the dealer collude; secure
+channels. What each party learns:
 
 ========  =============================================================================================================
 server    numbers of rows, columns, levels and leaves; all else that it receives is uniform, whatever is routed
@@ -18,11 +19,11 @@ user      what is opened to it: the side of its rows in each level where it is s
 owner     nothing
 ========  =============================================================================================================
 
-A user may collude with one server or the dealer, and learns what it is told, if it is sent shares made anew
-(`fresh_shares`) and never those that programs return: all random numbers in these are the dealer's, who together with
-the user would have all leaf values, and of splits a few candidates.
+A user who colludes with one server or with the dealer still learns only that if its shares are re-randomised
+(`fresh_shares`). Shares must never be sent to it as programs return them: all random numbers in these are the dealer's,
+who together with the user could take off all leaf values, and narrow splits down to a few candidates.
 
-**Cost**, in words of 8 bytes a row and tree, besides the comparison; K = 2^level. A tree of L leaves:
+**Cost**, in words of 8 bytes per row and tree, besides the comparison; K = 2^level. A tree of L leaves:
 
 =================  ==============================  ========================  =========================
 part               rounds                          one server to the other   dealer to server 1
@@ -52,28 +53,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.sharing.additive_comparison import Dealt, deal, sign_bit, triples_of
-from treaty.crypto.sharing.secure_comparison import Program, check_message
+from treaty.crypto.sharing.additive_comparison import TripleShares, deal, sign_bit, swap, triples_of
+from treaty.crypto.sharing.secure_comparison import Program
 from treaty.crypto.sharing.shamir_field import Words
 from treaty.errors import CryptoError
 
-Keys = tuple[bytes, bytes]
-"""Of server 0 and of server 1; each to be kept from the other."""
+Keys = tuple[bytes, bytes]  # of server 0 and of server 1; each to be kept from the other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedRows:
-    """One server's view of rows.
+    """One server's view of n rows: rows minus their mask, which both servers know, and its share of the mask."""
 
-    Attributes
-    ----------
-    opened : uint64 (n, D)
-        Rows less their mask, which both servers know.
-    mask : uint64 (n, D)
-        Its share of the mask.
-    """
-
-    opened: Words
+    opened: Words  # (n, D), as the mask
     mask: Words
 
     def __len__(self) -> int:
@@ -85,16 +77,13 @@ class MaskedRows:
 
 
 def share_integers(values: NDArray[np.int64]) -> Words:
-    """Share rows, splits, thresholds or leaf values among the servers, as their owner: int64 (...) -> uint64 (2, ...).
-
-    Row i is for server i alone.
-    """
+    """Share rows, splits or leaf values among both servers, as their owner: int64 (...) -> uint64 (2, ...)."""
     first = Keystream().bits(64, values.size).reshape(values.shape)
     return np.stack([first, values.astype(np.uint64) - first])
 
 
 def open_integers(shares: Words) -> NDArray[np.int64]:
-    """Open what the servers have sent, as the user that is to learn it: uint64 (2, ...) -> int64 (...)."""
+    """Open the shares of both servers, as the user who is to learn them: uint64 (2, ...) -> int64 (...)."""
     opened: Words = shares[0] + shares[1]
     return opened.view(np.int64)
 
@@ -111,86 +100,52 @@ def open_bits(shares: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def deal_mask(rows: int, columns: int) -> tuple[Words, Keys]:
-    """Make the mask of some rows.
+    """Return the mask of some rows, uint64 (rows, columns), and the servers' keys to their shares of it.
 
-    Returns
-    -------
-    uint64 (rows, columns)
-        The mask, for the dealer alone; it serves all levels of all trees.
-    two bytes of length 32
-        What server 0 and server 1 take their shares from.
+    The mask stays with the dealer and serves all levels of all trees.
     """
     keys = secrets.token_bytes(32), secrets.token_bytes(32)
     return _share_of_mask(keys[0], rows, columns) + _share_of_mask(keys[1], rows, columns), keys
 
 
 def deal_level(mask: Words, trees: int, nodes: int, bits: int) -> tuple[Keys, Words]:
-    """Make random numbers and their products for rows to go down one level.
+    """Return the servers' keys, and server 1's shares of products, for rows with this mask (n, D) to go down one level.
 
-    Parameters
-    ----------
-    mask : uint64 (n, D)
-        Of these rows.
-    trees, nodes : int
-        How many trees, and nodes of each in the level.
-    bits : int
-        Of the comparison, `Layout.bits`.
-
-    Returns
-    -------
-    keys : two bytes of length 32
-    corrections : uint64 (`numbers_of_level`,)
-        Server 1's shares of products.
+    `nodes` counts those of each tree in the level, `bits` is `Layout.bits`; the shares are uint64
+    (`numbers_of_level`,).
     """
-    dealing, n = _Dealing(), len(mask)
-    corrected = [deal(trees * n, bits, dealing.keys_drawn())[1].corrections]
-    split_masks = dealing.drawn(trees, nodes, mask.shape[1])
-    corrected.append(dealing.corrected(_values(split_masks, mask)))
-    coins = dealing.coins(trees, n).astype(np.uint64)
-    corrected.append(dealing.corrected(coins))
-    path_masks, value_masks = dealing.drawn(trees, nodes - 1, n), dealing.drawn(trees, nodes - 1, n)
-    corrected.append(dealing.corrected((path_masks * value_masks).sum(axis=1)))
-    corrected.append(dealing.corrected(path_masks * coins[:, None]))
-    return dealing.keys, np.concatenate([of.reshape(-1) for of in corrected])
+    numbers, n = _DealerNumbers(), len(mask)
+    corrected = [deal(trees * n, bits, numbers.keys_drawn())[1].corrections]
+    split_masks = numbers.drawn(trees, nodes, mask.shape[1])
+    corrected.append(numbers.corrected(_values(split_masks, mask)))
+    coins = numbers.coins(trees, n).astype(np.uint64)
+    corrected.append(numbers.corrected(coins))
+    path_masks, value_masks = numbers.drawn(trees, nodes - 1, n), numbers.drawn(trees, nodes - 1, n)
+    corrected.append(numbers.corrected((path_masks * value_masks).sum(axis=1)))
+    corrected.append(numbers.corrected(path_masks * coins[:, None]))
+    return numbers.keys, np.concatenate([of.reshape(-1) for of in corrected])
 
 
 def numbers_of_level(rows: int, trees: int, nodes: int, bits: int) -> int:
-    """Return how many numbers server 1 gets of `deal_level`."""
+    """Return how many numbers of `deal_level` server 1 gets."""
     return triples_of(bits) * -(-trees * rows // 64) + trees * rows * (2 * nodes + 1)
 
 
 def deal_leaves(rows: int, trees: int, leaves: int) -> tuple[Keys, Words]:
-    """Make random numbers and their products, uint64 (trees * rows,), to find the values of rows' leaves."""
-    dealing = _Dealing()
-    path_masks, value_masks = dealing.drawn(trees, leaves, rows), dealing.drawn(trees, leaves)
-    return dealing.keys, dealing.corrected((path_masks * value_masks[..., None]).sum(axis=1)).reshape(-1)
+    """Return the servers' keys, and server 1's shares of products, uint64 (trees * rows,), for `leaf_values`."""
+    numbers = _DealerNumbers()
+    path_masks, value_masks = numbers.drawn(trees, leaves, rows), numbers.drawn(trees, leaves)
+    return numbers.keys, numbers.corrected((path_masks * value_masks[..., None]).sum(axis=1)).reshape(-1)
 
 
 # ---------------------------------------------------------------- server
 
 
 def mask_rows(own: int, rows: Words, key: bytes) -> Program[tuple[MaskedRows, bytes]]:
-    """Open rows less their mask to both servers, and agree on a seed.
+    """Open server `own`'s shares of encoded rows, uint64 (n, D), minus their mask to both servers; agree on a seed.
 
-    Parameters
-    ----------
-    own : int
-        This server, 0 or 1.
-    rows : uint64 (n, D)
-        Its shares of encoded rows.
-    key : bytes of length 32
-        The dealer's.
-
-    Returns
-    -------
-    MaskedRows
-    bytes of length 32
-        A seed for `fresh_shares`, to which each server gives as much; the dealer does not see it.
-
-    Raises
-    ------
-    CryptoError
-        When the other server's message has another form; as all programs here.
+    The 32-byte seed is for `fresh_shares`: each server contributes to it and the dealer does not see it. `key` is the
+    dealer's. CryptoError if the other server's message is malformed, as in all programs here.
     """
     mask = _share_of_mask(key, *rows.shape)
     given = np.frombuffer(secrets.token_bytes(32), "<u8").astype(np.uint64)
@@ -208,45 +163,19 @@ def route_level(
     key: bytes,
     corrections: Words,
 ) -> Program[tuple[NDArray[np.uint8], Words]]:
-    """Route rows one level further down.
+    """Route n rows one level down; return shares of b = [row goes left] and of the next level's paths.
 
-    Parameters
-    ----------
-    own : int
-        This server, 0 or 1.
-    rows : MaskedRows
-        n of them, as `mask_rows` returned them.
-    weights : uint64 (trees, K, D)
-        Its shares of the splits of the level's K = 2^level nodes of complete trees.
-    thresholds : uint64 (trees, K)
-    paths : uint64 (trees, K, n)
-        Its shares of which node each row is in: `at_root`, or as this returned them for the level above.
-    bits : int
-        Of the comparison, `Layout.bits`.
-    key : bytes of length 32
-        The dealer's; used for nothing else.
-    corrections : uint64 (`numbers_of_level`,) or (0,)
-        The dealer's for server 1; none for server 0.
+    `weights` (trees, K, D) and `thresholds` (trees, K) are server `own`'s shares of the splits of the level's
+    K = 2^level nodes of complete trees; `paths` (trees, K, n) those of each row's node, from `at_root` or the level
+    above; `bits` is `Layout.bits`; `key` and `corrections`, of `numbers_of_level` (server 1) or none (server 0), are
+    the dealer's. Returned are uint8 (trees, n) XOR shares of b, which only the row's user may open, re-randomised, and
+    uint64 (trees, 2 K, n) shares of 1 at the row's next node, else 0; the children of node k are 2 k (left) and 2
+    k + 1. CryptoError if shapes do not match.
 
-    Returns
-    -------
-    left : uint8 (trees, n)
-        Its XOR shares of b, whether the row goes left: for the row's user alone, made anew.
-    paths : uint64 (trees, 2 K, n)
-        Its shares of 1 at the node of the next level where the row is, else 0. Children of node k are 2 k (left) and
-        2 k + 1.
-
-    Raises
-    ------
-    CryptoError
-        When shapes do not belong together, or corrections are of other rows.
-
-    Notes
-    -----
     a_k = w_k.z - T_k. As all p_k add up to 1, a = a_last + sum_k p_k (a_k - a_last), so one comparison per row does;
-    b = [a < 0]. The servers' XOR shares of b are opened under a coin c of the dealer: m = b ^ c, so that
-    b = m + (1 - 2 m) c. The left child gets p_k b, for which p_k c = (p_k - x_k) c + x_k c takes no further round:
-    p_k - x_k was opened for the product above, and shares of x_k c are dealt. The last p_k b is b less the others.
+    b = [a < 0]. The servers' XOR shares of b are opened under a coin c of the dealer: m = b ^ c, so that b = m + (1 - 2
+    m) c. The left child gets p_k b, for which p_k c = (p_k - x_k) c + x_k c takes no further round: p_k - x_k was
+    opened for the product above, and shares of x_k c are dealt. The last p_k b is b less the others.
     """
     if weights.ndim != 3:
         raise CryptoError(f"expected weights of splits (trees, K, D), got {weights.shape} - at secure routing")
@@ -256,7 +185,7 @@ def route_level(
     _check(rows.opened, (n, columns), "rows")
     _check(paths, (trees, nodes, n), "paths")
     _check(corrections, (own * numbers_of_level(n, trees, nodes, bits),), "the dealer's numbers")
-    dealt = _Dealt(own, key, corrections)
+    dealt = _ServerNumbers(own, key, corrections)
     compared = dealt.comparison(trees * n, bits)
     split_masks = dealt.numbers(trees, nodes, columns)
     masked_values = dealt.products(trees, nodes, n)
@@ -285,42 +214,21 @@ def route_level(
 
 
 def at_root(own: int, trees: int, rows: int) -> Words:
-    """Return a server's shares of where rows are at first, uint64 (trees, 1, rows)."""
+    """Return a server's shares of the rows' first node, uint64 (trees, 1, rows)."""
     return np.full((trees, 1, rows), 1 - own, np.uint64)
 
 
 def leaf_values(own: int, paths: Words, values: Words, key: bytes, corrections: Words) -> Program[Words]:
-    """Return shares of the value of each row's leaf.
+    """Return shares, uint64 (trees, n), of the value of each row's leaf; re-randomise them before they are opened.
 
-    For the sum over trees, whose single values the user is not to learn, give the leaves of all trees as those of one.
-
-    Parameters
-    ----------
-    own : int
-        This server, 0 or 1.
-    paths : uint64 (trees, L, n)
-        Its shares of which leaf each row is in.
-    values : uint64 (trees, L)
-        Its shares of the leaves' values.
-    key : bytes of length 32
-        The dealer's; used for nothing else.
-    corrections : uint64 (trees * n,) or (0,)
-        The dealer's for server 1; none for server 0.
-
-    Returns
-    -------
-    uint64 (trees, n)
-        To be made anew for whoever is to open them.
-
-    Raises
-    ------
-    CryptoError
-        When shapes do not belong together.
+    `paths` (trees, L, n) and `values` (trees, L) are server `own`'s shares; `corrections` (trees * n,) for server 1,
+    (0,) for server 0. For the sum over trees, whose single values the user is not to learn, pass the leaves of all
+    trees as one tree's.
     """
     trees, leaves, n = paths.shape
     _check(values, (trees, leaves), "leaf values")
     _check(corrections, (own * trees * n,), "the dealer's numbers")
-    dealt = _Dealt(own, key, corrections)
+    dealt = _ServerNumbers(own, key, corrections)
     path_masks, value_masks = dealt.numbers(trees, leaves, n), dealt.numbers(trees, leaves)
     summed = dealt.products(trees, n)
     in_path, over = yield from _open(own, [paths - path_masks, values - value_masks])
@@ -332,16 +240,16 @@ def leaf_values(own: int, paths: Words, values: Words, key: bytes, corrections: 
 # ---------------------------------------------------------------- numbers dealt
 
 
-class _Dealt:
+class _ServerNumbers:
     """A server's shares of a batch's random numbers and of their products, in the order in which they were dealt."""
 
     def __init__(self, own: int, key: bytes, corrections: Words) -> None:
         self._own, self._stream, self._corrections = own, Keystream(key), corrections
 
-    def comparison(self, rows: int, bits: int) -> Dealt:
+    def comparison(self, rows: int, bits: int) -> TripleShares:
         triples, words = self._own * triples_of(bits), -(-rows // 64)  # none for server 0
         corrections = self._taken(triples * words).reshape(triples, words)
-        return Dealt(rows, self._stream.raw(32), corrections, bits)
+        return TripleShares(rows, self._stream.raw(32), corrections, bits)
 
     def key(self) -> bytes:
         return self._stream.raw(32)
@@ -356,7 +264,7 @@ class _Dealt:
         return np.unpackbits(drawn.reshape(-1), count=count).reshape(shape)
 
     def products(self, *shape: int) -> Words:
-        """Server 0's are random, server 1's what the dealer has put right."""
+        """Random for server 0, the dealer's corrections for server 1."""
         return self._taken(math.prod(shape)).reshape(shape) if self._own else self.numbers(*shape)
 
     def _taken(self, count: int) -> Words:
@@ -364,13 +272,13 @@ class _Dealt:
         return taken
 
 
-class _Dealing:
-    """Both servers' shares, in the dealer's hands."""
+class _DealerNumbers:
+    """Both servers' shares, as the dealer knows them."""
 
     def __init__(self) -> None:
         self.keys = secrets.token_bytes(32), secrets.token_bytes(32)
         none = np.empty(0, np.uint64)
-        self._first, self._second = (_Dealt(own, key, none) for own, key in enumerate(self.keys))
+        self._first, self._second = (_ServerNumbers(own, key, none) for own, key in enumerate(self.keys))
 
     def keys_drawn(self) -> Keys:
         return self._first.key(), self._second.key()
@@ -382,7 +290,7 @@ class _Dealing:
         return self._first.coins(*shape) ^ self._second.coins(*shape)
 
     def corrected(self, products: Words) -> Words:
-        """Return server 1's shares of products, server 0's being random."""
+        """Return server 1's shares of products; server 0's are random."""
         return products - self._first.products(*products.shape)
 
 
@@ -398,7 +306,7 @@ def _values(splits: Words, rows: Words) -> Words:
 def _open(own: int, shares: Sequence[Words]) -> Program[list[Words]]:
     """Open numbers to both servers, in one round."""
     mine = np.concatenate([of.reshape(-1) for of in shares])
-    opened = mine + (yield from _swapped(own, mine))
+    opened = mine + (yield from swap(own, mine))
     ends = np.cumsum([of.size for of in shares])[:-1]
     return [of.reshape(own.shape) for of, own in zip(np.split(opened, ends), shares, strict=True)]
 
@@ -408,16 +316,8 @@ def _open_turned(own: int, bits: NDArray[np.uint8]) -> Program[NDArray[np.uint8]
     packed = np.zeros(-(-bits.size // 64) * 8, np.uint8)
     packed[: -(-bits.size // 8)] = np.packbits(bits.reshape(-1))
     mine = packed.view("<u8").astype(np.uint64)
-    opened = mine ^ (yield from _swapped(own, mine))
+    opened = mine ^ (yield from swap(own, mine))
     return np.unpackbits(opened.astype("<u8").view(np.uint8), count=bits.size).reshape(bits.shape)
-
-
-def _swapped(own: int, mine: Words) -> Program[Words]:
-    replies = yield {1 - own: mine}
-    if set(replies) != {1 - own}:
-        raise CryptoError(f"expected a message of server {1 - own} alone, got those of {sorted(replies)}")
-    check_message(1 - own, replies[1 - own], mine.shape)
-    return replies[1 - own]
 
 
 def _check(numbers: Words, shape: tuple[int, ...], what: str) -> None:

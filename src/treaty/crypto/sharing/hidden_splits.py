@@ -1,8 +1,8 @@
-"""A tree's splits as weights and a threshold, so that one inner product serves every kind of split.
+"""Encoding of a tree's splits as weights and a threshold, so that one inner product serves every kind of split.
 
-A row is encoded as whole numbers z, a split as weights w and a threshold T; the row goes left iff w.z - T < 0. Secretly
-shared weights then tell neither which feature is compared nor with what, nor even the kind of feature. (To select a
-value, whether it is missing and where it goes then, each by a product of its own, as is usual, would cost more rounds.)
+A row is encoded as integers z, a split as weights w and a threshold T; the row goes left iff w.z - T < 0. Secretly
+shared weights then reveal neither the feature nor its threshold nor even the kind of feature. (The usual way, a product
+each to select a value, test whether it is missing and choose its side, costs more rounds.)
 
 =====================  =========================================  ==============================================
 feature                columns of z                               split
@@ -15,8 +15,8 @@ none (a dummy)         -                                          w = 0, T = 0: 
 
 "All present values left" is T = 1 without a weight at the code, so that numbers stay as small as codes are.
 
-Where features are shown and only thresholds hidden (numeric features alone), a row has one value v for each split, the
-code, or -1 or ``n_bins`` where it is missing and goes left or right, and goes left iff v - T < 0.
+Where features are shown and only thresholds hidden (numeric features alone), a row has one value v for each split: the
+code, or if it is missing -1 (goes left) or ``n_bins`` (goes right); the row goes left iff v - T < 0.
 """
 
 from __future__ import annotations
@@ -29,24 +29,15 @@ from numpy.typing import NDArray
 
 from treaty.errors import CryptoError
 
-MOST_BINS = 255  # a code is one byte, and one is left for "missing"
+MOST_BINS = 255  # a code is one byte, and one code means "missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where the features of encoded rows and splits are; everybody knows it.
+    """Public layout of encoded rows and splits; per feature `n_bins` (0 to 255), `categorical` and `may_miss`.
 
-    Parameters
-    ----------
-    n_bins : sequence of int
-        Bins of present values of each feature, 0 to 255; code ``n_bins[f]`` means missing.
-    categorical, may_miss : sequence of bool
-        For each feature. One that cannot be missing has one column less, and no row without it.
-
-    Raises
-    ------
-    CryptoError
-        When lengths differ or a number of bins is out of range.
+    Code ``n_bins[f]`` means missing. A feature that cannot miss has one column less, and no row may lack it.
+    CryptoError if lengths differ or a number of bins is out of range.
     """
 
     n_bins: Sequence[int]
@@ -77,21 +68,9 @@ class Layout:
         return 1 + (max(self.n_bins) + 1).bit_length()
 
     def encode_rows(self, codes: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Encode rows.
+        """Encode bin codes, uint8 (n, features), as int64 (n, D).
 
-        Parameters
-        ----------
-        codes : uint8 (n, features)
-            Bin codes.
-
-        Returns
-        -------
-        int64 (n, D)
-
-        Raises
-        ------
-        CryptoError
-            When there is another number of features, a code above ``n_bins``, or a value missing that may not be.
+        CryptoError for another number of features, a code above ``n_bins``, or a missing value where none may be.
         """
         if codes.ndim != 2 or codes.shape[1] != len(self.n_bins):
             raise CryptoError(f"expected codes of {len(self.n_bins)} features, got shape {codes.shape}")
@@ -110,25 +89,9 @@ class Layout:
     def encode_shown(
         self, codes: NDArray[np.uint8], features: NDArray[np.integer], missing_left: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        """Return the one value of each row where the features of splits are shown.
+        """Return the value v of each row, int64 (n,), where the features of splits are shown.
 
-        Parameters
-        ----------
-        codes : uint8 (n, features)
-            Bin codes.
-        features : int (n,)
-            Of each row's split, all numeric.
-        missing_left : bool (n,)
-            Whether a missing value goes left there.
-
-        Returns
-        -------
-        int64 (n,)
-
-        Raises
-        ------
-        CryptoError
-            When a feature is categorical or a code out of range, see `encode_rows`.
+        `codes` uint8 (n, features); `features` (n,), of each row's split, all numeric; `missing_left` bool (n,).
         """
         values = np.empty(len(codes), np.int64)
         for f in np.unique(features).tolist():
@@ -139,24 +102,10 @@ class Layout:
         return values
 
     def encode_split(self, feature: int, left_bins: NDArray[np.bool_]) -> tuple[NDArray[np.int64], int]:
-        """Encode a split.
+        """Encode a split as weights, int64 (D,), and a threshold; a negative feature means none, and all rows go right.
 
-        Parameters
-        ----------
-        feature : int
-            Negative for none: all rows go right.
-        left_bins : bool (256,)
-            Which codes go left; at ``n_bins[feature]``, whether missing does. Those above are not looked at.
-
-        Returns
-        -------
-        weights : int64 (D,)
-        threshold : int
-
-        Raises
-        ------
-        CryptoError
-            When there is no such feature, or the bins of a numeric feature that go left are not the lowest ones.
+        `left_bins`, bool (256,), says which codes go left; at ``n_bins[feature]``, whether missing does; entries above
+        are ignored. CryptoError for an unknown feature, or a numeric one whose bins that go left are not the lowest.
         """
         weights = np.zeros(self.columns, np.int64)
         if feature < 0:
@@ -175,7 +124,7 @@ class Layout:
         return weights, threshold
 
     def shown_threshold(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
-        """Return T of a split of a numeric feature that is shown; parameters and errors as in `encode_split`."""
+        """Return T of a split on a numeric feature that is shown; arguments and errors as in `encode_split`."""
         if feature < 0:
             return 0
         self._check_numeric(feature)
@@ -211,7 +160,7 @@ class Layout:
         return (self.n_bins[feature] if self.categorical[feature] else 1) + self.may_miss[feature]
 
     def _starts(self) -> list[int]:
-        """Return each feature's first column and, last, the number of all."""
+        """Return each feature's first column and, last, the number of all columns."""
         starts = [0]
         for feature in range(len(self.n_bins)):
             starts.append(starts[-1] + self._width(feature))

@@ -1,9 +1,9 @@
 """Shamir's secret sharing over the integers modulo p = 2^127 - 1, many secrets at a time.
 
-Each secret is the value at 0 of an own polynomial of degree t - 1 with otherwise uniform coefficients; a holder's share
-is the value at its point. Any t shares give the secret (Lagrange at 0); t - 1 are independent of it, whatever the
-computing power. A wrong share is not noticed here: it gives another secret. Where the right one can be recognised
-(a secret key by its public key), the caller does that.
+Each secret is the value at 0 of a polynomial of its own, of degree t - 1 with otherwise uniform coefficients; a
+holder's share is the value at its point. Any t shares give the secret (Lagrange at 0); t - 1 are independent of it,
+whatever the computing power. A wrong share goes unnoticed here and gives another secret. Where the right one can be
+recognised (a secret key by its public key), the caller does that.
 
 Numbers are two little-endian uint64 words, below p. Secret bytes are cut into 15-byte pieces.
 
@@ -19,81 +19,42 @@ from collections.abc import Sequence
 import numpy as np
 
 from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.sharing.shamir_field import (
-    P,
-    Words,
-    check_numbers,
-    check_points,
-    combine,
-    evaluate,
-    lagrange_weights,
-    random_numbers,
-)
+from treaty.crypto.sharing import shamir_field as field
+from treaty.crypto.sharing.shamir_field import Words
 from treaty.errors import CryptoError
-
-__all__ = ["P", "make_shares", "open_bytes", "open_shares", "share_bytes", "share_length"]
 
 _PIECE = 15  # bytes of a secret in one field element
 _WIDTH = 16  # bytes of a field element
 
 
 def make_shares(secrets: Words, points: Sequence[int], threshold: int) -> Words:
-    """Share secrets among the holders of `points`.
+    """Share secrets, uint64 (m, 2) below p, among n holders: (n, m, 2), any `threshold` (1 to n) of which give them.
 
-    Parameters
-    ----------
-    secrets : uint64 (m, 2)
-        Below p.
-    points : sequence of int
-        One for each of the n holders: distinct, from 1 to p - 1.
-    threshold : int
-        How many shares give the secrets, 1 to n.
-
-    Returns
-    -------
-    uint64 (n, m, 2)
-
-    Raises
-    ------
-    CryptoError
-        When a secret, a point or the threshold is out of range, or a point is repeated.
+    `points` are the holders', distinct, from 1 to p - 1. CryptoError if anything is out of range or a point is
+    repeated.
     """
-    check_points(points)
+    field.check_points(points)
     if not 1 <= threshold <= len(points):
         raise CryptoError(f"expected a threshold from 1 to {len(points)} shares, got {threshold}")
-    check_numbers(secrets, "secrets")
-    return evaluate(np.concatenate([secrets[None], random_numbers(threshold - 1, len(secrets))]), points)
+    field.check_numbers(secrets, "secrets")
+    return field.evaluate(np.concatenate([secrets[None], field.random_numbers(threshold - 1, len(secrets))]), points)
 
 
 def open_shares(points: Sequence[int], shares: Words) -> Words:
-    """Return the secrets behind shares; only right where `points` are at least as many as the threshold.
+    """Return the secrets (m, 2) behind shares (n, m, 2), in the order of `points`, at least as many as the threshold.
 
-    Parameters
-    ----------
-    points : sequence of int
-        Of the holders: distinct, from 1 to p - 1.
-    shares : uint64 (n, m, 2)
-        In the order of the points, below p.
-
-    Returns
-    -------
-    uint64 (m, 2)
-
-    Raises
-    ------
-    CryptoError
-        When a point is zero, out of range or repeated, or a share is not below p.
+    CryptoError for a bad point or a share that is not below p; fewer shares than the threshold give a wrong secret.
     """
-    check_points(points)
+    field.check_points(points)
     if len(shares) != len(points):
         raise CryptoError(f"expected a share for each of {len(points)} points, got {len(shares)}")
-    check_numbers(shares, "shares")
-    opened: Words = combine(shares, lagrange_weights(points)[None])[0]
+    field.check_numbers(shares, "shares")
+    opened: Words = field.combine(shares, field.lagrange_weights(points)[None])[0]
     return opened
 
 
 def share_bytes(secret: bytes, points: Sequence[int], threshold: int) -> list[bytes]:
-    """Share a byte string as in `make_shares`; every share has `share_length` bytes."""
+    """Share a byte string as `make_shares` does; every share has `share_length` bytes."""
     cut = [int.from_bytes(secret[i : i + _PIECE], "little") for i in range(0, len(secret), _PIECE)]
     shares = make_shares(to_words(cut, 2), points, threshold)
     return [share.astype("<u8").tobytes() for share in shares]
@@ -102,10 +63,8 @@ def share_bytes(secret: bytes, points: Sequence[int], threshold: int) -> list[by
 def open_bytes(points: Sequence[int], shares: Sequence[Sequence[bytes]], length: int) -> list[bytes]:
     """Return the byte strings of `length` behind shares from `share_bytes`, given by holder and string.
 
-    Raises
-    ------
-    CryptoError
-        As in `open_shares`, when a share has another length, or the shares belong to no string of this length.
+    CryptoError as in `open_shares`, for shares of another length, and for shares that belong to no string of this
+    length.
     """
     width = share_length(length)
     if any(len(share) != width for held in shares for share in held):
@@ -126,5 +85,5 @@ def open_bytes(points: Sequence[int], shares: Sequence[Sequence[bytes]], length:
 
 
 def share_length(length: int) -> int:
-    """Return how many bytes a share of a `length`-byte string has."""
+    """Return the bytes in a share of a `length`-byte string."""
     return -(-length // _PIECE) * _WIDTH

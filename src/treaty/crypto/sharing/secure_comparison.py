@@ -1,20 +1,20 @@
-"""Comparison of Shamir-shared numbers among three servers or more: shares of [x < y], nobody learns x, y or the answer.
+"""Comparison of Shamir-shared numbers among three or more servers: shares of [x < y]; nobody learns x, y or the answer.
 
 Shares are modulo p = 2^127 - 1, many comparisons at a time, by Toft's method. (`additive_comparison` does the same
 between two servers helped by a dealer.)
 
-**The seam.** A server's program is a generator. In each round it yields ``{receiver: array}``, one uint64 array for
-each of the other servers, and is sent ``{sender: array}``, what each of them has yielded for it in the same round.
-Servers are numbered from 0. What carries the arrays must hide them from everybody but the receiver, name the sender
-truly, and is not here. Every round holds all comparisons of the batch.
+**The message seam.** A server's program is a generator. In each round it yields ``{receiver: array}``, one uint64 array
+for each of the other servers, and is sent ``{sender: array}``, the arrays that they yielded for it in the same round.
+Servers are numbered from 0. The transport, which is not here, must hide arrays from everybody but the receiver and
+authenticate the sender. Every round holds all comparisons of the batch.
 
-**Assumed:** honest but curious servers of which at most t < n/2 put together what they see, secure channels, and
-AES as a pseudorandom generator for each server's own numbers. t servers together learn nothing of x, y and the answer
-but with a statistical distance of 2^(1 - kappa) per comparison (a carry into the opened c); all else they receive is
-uniform, whatever is compared: shares; c mod 2^l; squares of random numbers; the zero test's answer, a coin that the
-secret sign turns over, and a random number besides. Nobody proves what it sends: a server that lies is noticed only
-where shares of degree below n - 1 are opened and do not belong together (c always does, so a wrong degree of inputs
-does not go unseen); otherwise the answer is wrong.
+**Assumed:** honest but curious servers of which at most t < n/2 collude, secure channels, and AES as a pseudorandom
+generator for each server's own numbers. t servers together learn nothing of x, y and the answer beyond a statistical
+distance of 2^(1 - kappa) per comparison (a carry into the opened c). All else they receive is uniform, whatever is
+compared: shares; c mod 2^l; squares of random numbers; the zero test's answer, which the secret sign turns into a fair
+coin, and a random number besides. Nobody proves what it sends: a lie is noticed only where shares of degree below n - 1
+are opened and do not belong together (always so for c, hence inputs of a wrong degree are noticed); otherwise the
+answer is wrong.
 
 **Cost**, numbers of 16 bytes, over all n (n - 1) pairs of servers:
 
@@ -50,39 +50,22 @@ from treaty.errors import CryptoError
 
 Result = TypeVar("Result")
 
-Program = Generator[dict[int, Words], dict[int, Words], Result]
-"""A server's part: see the module's text on the seam."""
+Program = Generator[dict[int, Words], dict[int, Words], Result]  # a server's part: see the module's text on the seam
 
 _FIELD_BITS = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all servers agree on before they compare.
+    """What all servers agree on beforehand; server i holds each polynomial's value at the point i + 1.
 
-    Server i holds the value at the point i + 1 of each polynomial.
-
-    Parameters
-    ----------
-    servers : int
-        Their number n, 3 or more.
-    degree : int
-        t, from 1, below n / 2: t servers together learn nothing, t + 1 shares give a secret.
-    bits : int
-        l: numbers tested for their sign are above -2^(l-1) and below 2^(l-1); not checked, as nobody sees them.
-    kappa : int, default 40
-        Bits by which random numbers are longer than what they hide, 40 or more. More costs nothing while they fit.
-
-    Raises
-    ------
-    CryptoError
-        When a number is out of range, or bits + kappa + log2(servers) + 2 < 127 does not hold.
+    CryptoError if a number is out of range, or unless bits + kappa + log2(servers) + 2 < 127.
     """
 
-    servers: int
-    degree: int
-    bits: int
-    kappa: int = 40
+    servers: int  # n, 3 or more
+    degree: int  # t, from 1, below n / 2: t servers together learn nothing, t + 1 shares give a secret
+    bits: int  # l: numbers tested for their sign are within +-2^(l-1); not checked, as nobody sees them
+    kappa: int = 40  # how many bits longer random numbers are than what they hide, 40 or more
 
     def __post_init__(self) -> None:
         if self.servers < 3 or not 1 <= self.degree or not 2 * self.degree < self.servers:
@@ -100,7 +83,7 @@ class Setting:
 
     @property
     def points(self) -> range:
-        """Where the servers' shares are values of a polynomial."""
+        """The points at which the servers' shares are values of a polynomial."""
         return range(1, self.servers + 1)
 
     @property
@@ -109,15 +92,10 @@ class Setting:
         return 1 + (self.bits + 1).bit_length()
 
 
-class Prepared:
-    """One server's shares of random numbers for comparisons to come, of which each serves once.
+class RandomNumbers:
+    """One server's shares of random numbers for `left` comparisons to come.
 
-    A number used twice would give away the difference of what it hid.
-
-    Attributes
-    ----------
-    left : int
-        Comparisons for which there are numbers.
+    Each serves once: a number used twice would reveal the difference of what it hid.
     """
 
     def __init__(self, bits: Words, low: Words, mask: Words, signs: Words, blinds: Words, zeros: Words) -> None:
@@ -125,26 +103,10 @@ class Prepared:
         self._numbers = (bits, low, mask, signs, blinds, zeros)
 
     def take(self, rows: int) -> tuple[Words, Words, Words, Words, Words, Words]:
-        """Take the numbers of some comparisons; all servers must take alike.
+        """Take the numbers of some comparisons, all servers alike; CryptoError if fewer are left. In this order:.
 
-        Parameters
-        ----------
-        rows : int
-            Number of comparisons m.
-
-        Returns
-        -------
-        bits : uint64 (l, m, 2)
-            r_0 to r_{l-1}.
-        low, mask : uint64 (m, 2)
-            r = sum r_i 2^i, and r + 2^l r'.
-        signs, blinds, zeros : uint64 (m, 2)
-            s, a random number, and zero in shares of degree 2 t.
-
-        Raises
-        ------
-        CryptoError
-            When fewer are left.
+        bits (l, m, 2): r_0 to r_{l-1}; low and mask (m, 2): r = sum r_i 2^i, and r + 2^l r'; signs s, blinds (random
+        numbers) and zeros (shares of zero of degree 2 t), (m, 2) each.
         """
         if rows > self.left:
             raise CryptoError(f"expected random numbers for {rows} comparisons, got {self.left}; prepare more")
@@ -154,30 +116,12 @@ class Prepared:
         return bits, low, mask, signs, blinds, zeros
 
 
-def prepare(setting: Setting, own: int, rows: int) -> Program[Prepared]:
-    """Make shared random numbers for comparisons: two rounds, before any input is known.
+def prepare(setting: Setting, own: int, rows: int) -> Program[RandomNumbers]:
+    """Make shared random numbers for `rows` comparisons: two rounds, before any input is known.
 
-    Parameters
-    ----------
-    setting : Setting
-    own : int
-        This server, from 0.
-    rows : int
-        Number of comparisons.
-
-    Returns
-    -------
-    Prepared
-
-    Raises
-    ------
-    CryptoError
-        When what another server sent is out of range, or a square is zero (a chance below 2^-100; try again).
-
-    Notes
-    -----
     A random bit is (rho / sqrt(rho^2) + 1) / 2; rho^2 is opened, in shares of degree 2 t made random by adding a shared
-    zero. The numbers take 16 (l + 5) bytes per comparison; making them, about ten times as much for a moment.
+    zero. The numbers take 16 (l + 5) bytes per comparison; making them takes about ten times as much for a moment.
+    CryptoError if a received number is out of range or a square is zero (a chance below 2^-100; try again).
     """
     n, t, l = setting.servers, setting.degree, setting.bits
     signed, needed = rows * (l + 1), rows * (l + 2)
@@ -202,45 +146,26 @@ def prepare(setting: Setting, own: int, rows: int) -> Program[Prepared]:
     bits = field.multiply(field.add(signs[:l], field.constant(1)), half)
     low = field.combine(bits, np.stack([field.constant(1 << i) for i in range(l)])[None])[0]
     mask = field.add(low, field.multiply(high, field.constant(1 << l)))
-    return Prepared(bits, low, mask, signs[l], numbers[signed:].copy(), zeros[signed:].copy())
+    return RandomNumbers(bits, low, mask, signs[l], numbers[signed:].copy(), zeros[signed:].copy())
 
 
-def less_than(setting: Setting, own: int, x: Words, y: Words, prepared: Prepared) -> Program[Words]:
+def less_than(setting: Setting, own: int, x: Words, y: Words, prepared: RandomNumbers) -> Program[Words]:
     """Return shares of [x < y], for -2^(l-1) < x - y < 2^(l-1); see `is_negative`."""
     return is_negative(setting, own, field.subtract(x, y), prepared)
 
 
-def is_negative(setting: Setting, own: int, values: Words, prepared: Prepared) -> Program[Words]:
-    """Return shares of [a < 0] for numbers between -2^(l-1) and 2^(l-1).
+def is_negative(setting: Setting, own: int, values: Words, prepared: RandomNumbers) -> Program[Words]:
+    """Return shares of degree t of [a < 0], uint64 (m, 2), uniform to any t servers, for -2^(l-1) < a < 2^(l-1).
 
-    Parameters
-    ----------
-    setting : Setting
-    own : int
-        This server, from 0.
-    values : uint64 (m, 2)
-        Its shares of degree t of a.
-    prepared : Prepared
-        Of this server, for m comparisons or more; the same comparisons as of the others.
+    `values` (m, 2) are server `own`'s shares of degree t of a; all servers must use the same prepared comparisons.
+    CryptoError if too few are prepared, a received number is out of range, or the shares of c do not belong together:
+    then inputs are of another degree, or servers work on different comparisons.
 
-    Returns
-    -------
-    uint64 (m, 2)
-        Its shares of degree t of 0 or 1, uniform to any t servers.
-
-    Raises
-    ------
-    CryptoError
-        When fewer comparisons are prepared, what another server sent is out of range, or shares of c do not belong
-        together: the inputs are of another degree or the servers do not work on the same comparisons.
-
-    Notes
-    -----
     With random bits r_i (r in all), r' and a sign s, c = a + 2^l + r + 2^l r' is opened. The product of
-    e_i = s + r_i - c_i + 3 sum_{j>i} (r_j xor c_j), i < l, and e_l = s - 1 + 3 sum_j (r_j xor c_j) is zero iff
-    s = 1 and c mod 2^l >= r, or s = -1 and c mod 2^l < r. It is multiplied by a random number and opened: that it is
-    zero tells nothing without s (should the random number be zero, the answer is wrong: a chance of 2^-127). Then
-    a mod 2^l = (c mod 2^l) - r + 2^l [c mod 2^l < r], and [a < 0] is (a mod 2^l - a) / 2^l. The last product is opened
+    e_i = s + r_i - c_i + 3 sum_{j>i} (r_j xor c_j), i < l, and e_l = s - 1 + 3 sum_j (r_j xor c_j) is zero iff s = 1
+    and c mod 2^l >= r, or s = -1 and c mod 2^l < r. It is multiplied by a random number and opened: that it is zero
+    tells nothing without s (should the random number be zero, the answer is wrong: a chance of 2^-127). Then a mod
+    2^l = (c mod 2^l) - r + 2^l [c mod 2^l < r], and [a < 0] is (a mod 2^l - a) / 2^l. The last product is opened
     instead of reduced in degree, which saves a round.
     """
     field.check_numbers(values, "shares to compare")
@@ -263,25 +188,14 @@ def is_negative(setting: Setting, own: int, values: Words, prepared: Prepared) -
 
 
 def multiply(setting: Setting, own: int, a: Words, b: Words) -> Program[Words]:
-    """Return shares of degree t of a b, from those of a and b, uint64 (..., 2); one round. See `reduce_degree`."""
+    """Return shares of degree t of a b, from those of a and b, uint64 (..., 2); one round."""
     return reduce_degree(setting, own, field.multiply(a, b))
 
 
 def reduce_degree(setting: Setting, own: int, shares: Words) -> Program[Words]:
-    """Return shares of degree t of what shares of degree 2 t are of, such as sums of products; one round.
+    """Turn shares of degree 2 t, uint64 (..., 2), such as sums of products, into shares of degree t; one round.
 
     Each server shares its share, and combines the shares it gets by the weights that give the value at 0.
-
-    Parameters
-    ----------
-    setting : Setting
-    own : int
-        This server, from 0.
-    shares : uint64 (..., 2)
-
-    Returns
-    -------
-    uint64 (..., 2)
     """
     mine = make_shares(shares.reshape(-1, 2), setting.points, setting.degree + 1)
     received = yield from _exchange(own, mine)
@@ -290,7 +204,7 @@ def reduce_degree(setting: Setting, own: int, shares: Words) -> Program[Words]:
 
 
 def _exchange(own: int, mine: Words) -> Program[Words]:
-    """Send row i to server i, (n, m, 2); return the rows of all, own included, in order."""
+    """Send row i to server i, (n, m, 2); return the rows of all servers in order, this one's included."""
     replies = yield {i: shares for i, shares in enumerate(mine) if i != own}
     if set(replies) != {i for i in range(len(mine)) if i != own}:
         raise CryptoError(
@@ -303,29 +217,16 @@ def _exchange(own: int, mine: Words) -> Program[Words]:
 
 
 def open_to_all(setting: Setting, own: int, shares: Words, degree: int) -> Program[Words]:
-    """Return what shares (m, 2) of a degree are of, to every server; one round. See `open_checked`."""
+    """Open shares (m, 2) of some degree to every server; one round. See `open_checked`."""
     received = yield from _exchange(own, np.broadcast_to(shares, (setting.servers, *shares.shape)))
     return open_checked(setting, received, degree)
 
 
 def open_checked(setting: Setting, shares: Words, degree: int) -> Words:
-    """Return what shares are of; any beyond the first degree + 1 must agree with them.
+    """Open shares, uint64 (servers, m, 2) below p, of all servers in order: (m, 2).
 
-    Parameters
-    ----------
-    setting : Setting
-    shares : uint64 (servers, m, 2)
-        Of all servers, in order, below p.
-    degree : int
-
-    Returns
-    -------
-    uint64 (m, 2)
-
-    Raises
-    ------
-    CryptoError
-        When shares do not belong together: up to servers - degree - 1 wrong ones are noticed.
+    CryptoError unless all shares beyond the first degree + 1 agree with these: up to servers - degree - 1 wrong ones
+    are noticed.
     """
     points = setting.points[: degree + 1]
     weights = [field.lagrange_weights(points, at) for at in (0, *setting.points[degree + 1 :])]
@@ -339,10 +240,9 @@ def open_checked(setting: Setting, shares: Words, degree: int) -> Words:
 
 
 def _extraction(columns: int, rows: int) -> Words:
-    """Return a matrix (rows, columns, 2) of which any `rows` columns are independent: powers of 1, 2, ...
+    """Return powers of 1, 2, ...: a matrix (rows, columns, 2) of which any `rows` columns are independent.
 
-    The numbers of `rows` servers that keep theirs secret make as many sums independent and uniform, whatever the
-    others' numbers are.
+    The secret numbers of `rows` servers give as many independent uniform sums, whatever the others' numbers are.
     """
     return np.stack([np.stack([field.constant(pow(j, i)) for j in range(1, columns + 1)]) for i in range(rows)])
 
@@ -355,7 +255,7 @@ def _below_power_of_two(bits: int, rows: int) -> Words:
 
 
 def check_message(sender: int, got: Words, shape: tuple[int, ...]) -> None:
-    """Refuse what a server has sent: CryptoError unless it is uint64 of the expected shape."""
+    """Raise CryptoError unless a server's message is uint64 of the expected shape."""
     if not isinstance(got, np.ndarray) or got.dtype != np.uint64 or got.shape != shape:
         what = f"{got.dtype} {got.shape}" if isinstance(got, np.ndarray) else type(got).__name__
         raise CryptoError(f"expected uint64 {shape} of server {sender}, got {what} - at secure comparison")

@@ -1,14 +1,13 @@
-"""Rows are routed down a hidden tree on Shamir shares: no server learns a row, a split or a path.
+"""Routing of rows down a hidden tree on Shamir shares: no server learns a row, a split or a path.
 
-SecPred of FedXGB among three servers or more. Users share their rows and the model's owner its splits, both as in
-`hidden_splits`; the owner fills the tree up to its depth with dummy splits, so that its shape is hidden, too. In each
-level the servers compute for every row one number, that of the node the row is in, and compare it with zero.
+SecPred of FedXGB among three or more servers. Users share their rows and the model's owner its splits, both as in
+`hidden_splits`; the owner fills the tree up to its depth with dummy splits, which hides its shape, too. In each level
+the servers compute one number per row, that of the row's node, and compare it with zero.
 
-Programs are generators of one server, all rows, nodes (and trees) at a time; see `secure_comparison` on the seam.
-Whatever a user, the owner or a server sends is checked for its form; that it is meant honestly is not: numbers beyond
-`Setting.bits` give wrong answers.
+Programs are generators of one server for all rows, nodes (and trees) at a time; see `secure_comparison` on the message
+seam. Messages are checked for their form, not for honesty: numbers beyond `Setting.bits` give wrong answers.
 
-**Who learns what**, of honest but curious servers of which at most t put together what they see, over secure channels:
+**Who learns what**, of honest but curious servers of which at most t collude, over secure channels:
 
 ========  =============================================================================================================
 server    numbers of rows, columns, levels and leaves, and who asks; nothing else, but for what `is_negative` says
@@ -16,11 +15,11 @@ user      what is opened to it: the side of its rows in each level where it is s
 owner     nothing
 ========  =============================================================================================================
 
-A user may collude with t servers: they learn what it is told. Whoever may ask for made-up rows finds out the splits.
+A user may collude with t servers: they learn what it is told. A user who may ask for made-up rows can find the splits.
 In paper mode (`route_shown`) all servers and the user see every bit; features are known, only thresholds are hidden.
 
-**Cost**, numbers of 16 bytes, per row and ordered pair of servers; l of the setting, K = 2^level; comparisons are to be
-prepared before, one per row and level:
+**Cost**, numbers of 16 bytes, per row and ordered pair of servers; l of the setting, K = 2^level; one comparison per
+row and level must be prepared before:
 
 ===============  ======================================  ======================================
 part             rounds                                  numbers per row and pair
@@ -46,8 +45,8 @@ from numpy.typing import NDArray
 from treaty.crypto.sharing import shamir_field as field
 from treaty.crypto.sharing.secret_sharing import make_shares
 from treaty.crypto.sharing.secure_comparison import (
-    Prepared,
     Program,
+    RandomNumbers,
     Setting,
     is_negative,
     multiply,
@@ -60,40 +59,19 @@ from treaty.errors import CryptoError
 
 
 def share_integers(setting: Setting, values: NDArray[np.int64]) -> Words:
-    """Share rows, splits, thresholds or leaf values among the servers, as their owner.
+    """Share rows, splits, thresholds or leaf values, as their owner, with degree t.
 
-    Parameters
-    ----------
-    setting : Setting
-    values : int64 (...)
-
-    Returns
-    -------
-    uint64 (servers, ..., 2)
-        Of degree t; row i is for server i alone.
+    int64 (...) -> uint64 (servers, ..., 2); row i is for server i alone.
     """
     numbers = field.from_signed(values.reshape(-1))
     return make_shares(numbers, setting.points, setting.degree + 1).reshape(setting.servers, *values.shape, 2)
 
 
 def open_integers(setting: Setting, shares: Words) -> NDArray[np.int64]:
-    """Open what the servers have sent, as the user that is to learn it.
+    """Open the shares of all servers, in order, as their user: uint64 (servers, ..., 2) -> int64 (...).
 
-    Parameters
-    ----------
-    setting : Setting
-    shares : uint64 (servers, ..., 2)
-        Of degree t, of all servers, in order.
-
-    Returns
-    -------
-    int64 (...)
-
-    Raises
-    ------
-    CryptoError
-        When shares are malformed or do not belong together (up to servers - t - 1 wrong ones are noticed), or an
-        integer exceeds 63 bits and its sign.
+    CryptoError if shares are malformed or do not belong together (up to servers - t - 1 wrong ones are noticed), or an
+    integer exceeds 63 bits and its sign.
     """
     opened = _opened(setting, shares)
     negative = opened[..., 1] > 0  # p + x = 2^127 + x - 1
@@ -115,44 +93,18 @@ def route_level(
     weights: Words,
     thresholds: Words,
     paths: Words | None,
-    prepared: Prepared,
+    prepared: RandomNumbers,
     threads: int = 1,
 ) -> Program[tuple[Words, Words]]:
-    """Route rows one level further down.
+    """Route n rows one level down; return shares of b = [row goes left] and of the next level's paths.
 
-    Any number of trees go at once, in the same rounds, where arrays marked * have leading axes for them.
+    Returned are (*, n, 2) and (*, 2 K, n, 2). Server `own`'s shares, of degree t: `rows` (n, D, 2), copied in every
+    level unless contiguous and writable; `weights` (*, K, D, 2) and `thresholds` (*, K, 2) of the splits of the level's
+    K = 2^level nodes of a complete tree; `paths` (*, K, n, 2) as returned for the level above, None at the root: 1 at
+    the row's node, else 0. The children of node k are 2 k (left) and 2 k + 1. Leading axes * hold any number of trees,
+    which go in the same rounds; `prepared` must hold n comparisons per tree. CryptoError if shapes do not match or a
+    number is not below p, and as in `is_negative`.
 
-    Parameters
-    ----------
-    setting : Setting
-    own : int
-        This server, from 0.
-    rows : uint64 (n, D, 2)
-        Its shares of encoded rows; contiguous and writable, or they are copied in every level.
-    weights : uint64 (*, K, D, 2)
-        Its shares of the splits of the level's K = 2^level nodes of a complete tree.
-    thresholds : uint64 (*, K, 2)
-    paths : uint64 (*, K, n, 2) or None
-        Its shares of which node each row is in, as this returned them for the level above; None at the root.
-    prepared : Prepared
-        For n comparisons or more per tree.
-    threads : int, default 1
-
-    Returns
-    -------
-    left : uint64 (*, n, 2)
-        Its shares of b: 1 where the row goes left, else 0.
-    paths : uint64 (*, 2 K, n, 2)
-        Its shares of 1 at the node of the next level where the row is, else 0. Children of node k are 2 k (left) and
-        2 k + 1.
-
-    Raises
-    ------
-    CryptoError
-        When shapes do not belong together, a number is not below p, and as in `is_negative`.
-
-    Notes
-    -----
     a_k = w_k.z - T_k; a = sum_k p_k a_k, so that one comparison per row does; b = [a < 0]. The left child gets p_k b,
     the right one p_k - p_k b. As all p_k add up to 1, the last p_k b is b less the others.
     """
@@ -185,29 +137,11 @@ def route_level(
 
 
 def leaf_values(setting: Setting, own: int, paths: Words, values: Words) -> Program[Words]:
-    """Return shares of the value of each row's leaf.
+    """Return shares of degree t of the value of each row's leaf, uint64 (n, 2).
 
-    For the sum over trees, whose single values the user is not to learn, give the leaves of all trees as those of one.
-
-    Parameters
-    ----------
-    setting : Setting
-    own : int
-        This server, from 0.
-    paths : uint64 (L, n, 2)
-        Its shares of which leaf each row is in.
-    values : uint64 (L, 2)
-        Its shares of the leaves' values.
-
-    Returns
-    -------
-    uint64 (n, 2)
-        Of degree t.
-
-    Raises
-    ------
-    CryptoError
-        When shapes do not belong together or a number is not below p.
+    `paths` (L, n, 2) and `values` (L, 2) are server `own`'s shares. For the sum over trees, whose single values the
+    user is not to learn, pass the leaves of all trees as one tree's. CryptoError if shapes do not match or a number is
+    not below p.
     """
     _check(paths, (len(values), *paths.shape[1:2]), "paths")
     _check(values, (len(values),), "leaf values")
@@ -215,34 +149,13 @@ def leaf_values(setting: Setting, own: int, paths: Words, values: Words) -> Prog
 
 
 def route_shown(
-    setting: Setting, own: int, values: Words, thresholds: Words, nodes: NDArray[np.intp], prepared: Prepared
+    setting: Setting, own: int, values: Words, thresholds: Words, nodes: NDArray[np.intp], prepared: RandomNumbers
 ) -> Program[NDArray[np.bool_]]:
-    """Route rows one level down where every server may see their paths: the paper's SecPred.
+    """Route rows one level down where every server may see their paths, the paper's SecPred: bool (n,), row goes left.
 
-    Parameters
-    ----------
-    setting : Setting
-    own : int
-        This server, from 0.
-    values : uint64 (n, 2)
-        Its shares of the one value of each row that its node compares, see `Layout.encode_shown`.
-    thresholds : uint64 (K, 2)
-        Its shares of the nodes' thresholds.
-    nodes : int (n,)
-        In which node each row is, 0 to K - 1.
-    prepared : Prepared
-        For n comparisons or more.
-
-    Returns
-    -------
-    bool (n,)
-        Whether each row goes left; all servers get it.
-
-    Raises
-    ------
-    CryptoError
-        When shapes do not belong together, a number is not below p, a bit opened is neither 0 nor 1, and as in
-        `is_negative`.
+    Server `own`'s shares: `values` (n, 2), the value that each row's node compares (`Layout.encode_shown`), and
+    `thresholds` (K, 2); `nodes` (n,) is each row's node, 0 to K - 1. CryptoError if shapes do not match, a number is
+    not below p or an opened bit is neither 0 nor 1, and as in `is_negative`.
     """
     _check(values, nodes.shape, "values")
     _check(thresholds, (len(thresholds),), "thresholds")
@@ -275,7 +188,7 @@ def _as_bits(opened: Words) -> NDArray[np.bool_]:
 
 
 def _check(numbers: Words, shape: tuple[int, ...], what: str) -> None:
-    """Refuse shares that are not of this field or have another shape (without the last axis, of two words)."""
+    """Raise CryptoError for shares that are not of this field or have another shape (given without the last axis)."""
     field.check_numbers(numbers, what)
     if numbers.shape[:-1] != shape:
         raise CryptoError(f"expected {what} of shape {shape}, got {numbers.shape[:-1]} - at secure routing")

@@ -1,10 +1,10 @@
 """Arithmetic modulo the prime p = 2^127 - 1, many numbers at a time: the field of Shamir shares.
 
 A number is two little-endian uint64 words, below p, the last axis of an array; functions take arrays of any shape in
-front of it, broadcast them, and return new ones. What they are given must be below p: check what comes from elsewhere
-once, with `check_numbers`.
+front of it, broadcast them, and return new ones. Arguments must be below p: check received numbers once, with
+`check_numbers`.
 
-As 2^127 = 1, a product is reduced by adding its upper 127 bits to its lower ones. Steps differ in time only by carries
+As 2^127 = 1, a product is reduced by adding its upper 127 bits to its lower ones. Running times differ only by carries
 that branch; numbers here are shares, random whatever they share, or public.
 """
 
@@ -21,8 +21,7 @@ from treaty.crypto.additive.multiplier import multiply_add
 from treaty.crypto.keystream import Keystream
 from treaty.errors import CryptoError
 
-P = (1 << 127) - 1
-"""The field's order, a prime."""
+P = (1 << 127) - 1  # the field's order, a prime
 
 Words = NDArray[np.uint64]
 
@@ -57,21 +56,12 @@ def power(a: Words, exponent: int) -> Words:
 
 
 def square_root(a: Words) -> Words:
-    """Return the square root that is itself a square, of squares; of other numbers, that of -a.
-
-    As p = 3 mod 4 it is a^((p + 1) / 4), 125 squarings.
-    """
+    """Return a^((p + 1) / 4), as p = 3 mod 4: of a square its root that is a square, of another number that of -a."""
     return power(a, (P + 1) // 4)
 
 
 def inverse(a: Words) -> Words:
-    """Return 1 / a by Montgomery's trick: three products for each number and one inversion.
-
-    Raises
-    ------
-    CryptoError
-        When a number is zero.
-    """
+    """Return 1 / a by Montgomery's trick, three products per number and one inversion; CryptoError if one is zero."""
     flat = _flat(a, a.shape)
     before = np.empty_like(flat)
     total = from_words(_running_products(flat, before)[None])[0]
@@ -109,13 +99,7 @@ def is_zero(a: Words) -> NDArray[np.bool_]:
 
 
 def lagrange_weights(points: Sequence[int], at: int = 0) -> Words:
-    """Return weights (n, 2) that combine values at n points to the value `at` of the polynomial of degree below n.
-
-    Raises
-    ------
-    CryptoError
-        When a point is zero, not below p, or repeated.
-    """
+    """Return weights (n, 2) that combine values at n points to the value `at` of the polynomial of degree below n."""
     check_points(points)
     factors = []
     for own in points:
@@ -137,19 +121,7 @@ def combine(values: Words, weights: Words) -> Words:
 
 
 def inner_products(rows: Words, weights: Words, threads: int = 1) -> Words:
-    """Return the inner product of each row with each of k vectors of weights.
-
-    Parameters
-    ----------
-    rows : uint64 (n, d, 2)
-        Copied where it is not contiguous and writable.
-    weights : uint64 (k, d, 2)
-    threads : int, default 1
-
-    Returns
-    -------
-    uint64 (k, n, 2)
-    """
+    """Return the inner product of each row (n, d, 2) with each of k vectors of weights (k, d, 2): uint64 (k, n, 2)."""
     rows, weights = _plain(rows), _plain(weights)
     out = np.empty((len(weights), len(rows), 2), np.uint64)
     share(lambda start, stop: _inner_products(rows, weights, start, stop, out), len(rows), threads, _LEAST_ROWS)
@@ -164,7 +136,7 @@ def evaluate(coefficients: Words, points: Sequence[int]) -> Words:
 
 
 def check_points(points: Sequence[int]) -> None:
-    """Refuse points at which no share may be: CryptoError unless they are distinct and from 1 to p - 1."""
+    """Raise CryptoError unless the points of shares are distinct and from 1 to p - 1."""
     if not points or not all(0 < point < P for point in points):
         raise CryptoError("expected one or more points from 1 to p - 1 (the secret is at 0), got others")
     if len(set(points)) != len(points):
@@ -172,7 +144,7 @@ def check_points(points: Sequence[int]) -> None:
 
 
 def check_numbers(numbers: Words, what: str) -> None:
-    """Refuse arrays that are not of this field: CryptoError unless uint64 (..., 2) below p."""
+    """Raise CryptoError unless an array is of this field: uint64 (..., 2) below p."""
     if numbers.dtype != np.uint64 or numbers.shape[-1:] != (2,):
         raise CryptoError(f"expected uint64 (..., 2) {what}, got {numbers.dtype} {numbers.shape}")
     high, low = numbers[..., 1], numbers[..., 0]
@@ -183,16 +155,8 @@ def check_numbers(numbers: Words, what: str) -> None:
 def comparison_factors(bits: Words, signs: Words, opened: Words) -> Words:
     """Return Toft's e_0 to e_l, uint64 (l + 1, m, 2), of which one is zero or none is.
 
-    It is here, and not in `secure_comparison`, because kernels that call each other share a module.
-
-    Parameters
-    ----------
-    bits : uint64 (l, m, 2)
-        Shares of r_0 to r_{l-1}, or the bits.
-    signs : uint64 (m, 2)
-        Shares of s.
-    opened : uint64 (m, 2)
-        c mod 2^l, public.
+    `bits` (l, m, 2) are r_0 to r_{l-1} and `signs` (m, 2) is s, or shares of them; `opened` (m, 2) is c mod 2^l,
+    public. Not in `secure_comparison`, because kernels that call each other share a module.
     """
     out = np.empty((len(bits) + 1, *signs.shape), np.uint64)
     _comparison_factors(_plain(bits), _plain(signs), _plain(opened), out)
@@ -211,7 +175,7 @@ def _flat(a: Words, shape: tuple[int, ...]) -> Words:
 
 
 def _plain(a: Words) -> Words:
-    """Contiguous and writable, copied where it is not: one type for kernels, whatever a message's array is like."""
+    """Contiguous and writable, copied only if necessary: one type for kernels, whatever a message's array is like."""
     return np.require(a, requirements=("C", "W"))
 
 

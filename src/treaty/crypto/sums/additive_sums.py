@@ -5,26 +5,26 @@ A server multiplies ciphertexts per bin, packs k sums into each answer ciphertex
 * *Assumption*: honest-but-curious parties and the security of the cipher (see `okamoto_uchiyama`, `paillier`).
 * *Server learns*: which sampled rows are in which node; nothing about gradients beyond their public bounds.
 * *Client learns*: sums and count of every bin in every node it asked about, the fullest bin of each column over
-  the whole table, and no more: its answers are multiplied by w^r with full-length r, so the randomness of its own
+  the whole table, and no more: answers are multiplied by w^r with full-length r, so the randomness of its own
   ciphertexts does not show which of them went into a bin (docs/secureboost.md). Crafted gradients can still make
-  sums speak of single rows; no additive cipher prevents that, and crafted randomness or an h of smooth order can
-  outlast w^r. `AdditiveSumsClient.decrypt_rows` shows either to whoever is given the key in a dispute.
+  sums reveal single rows, which no additive cipher prevents; crafted randomness or an h of smooth order can
+  outlast w^r. `AdditiveSumsClient.decrypt_rows` shows either to an auditor who is given the key in a dispute.
 * *Both* see how many sums an answer holds and how long it took.
 
-Not sent: each column's fullest bin over the table (the node's total less the others), bins empty in a node (a
-bit map says which are sent; the counts say the same). Payloads, by call:
+Not sent: each column's fullest bin over the table (the node's total less the others), bins empty in a node (a bit map
+says which are sent; the counts say the same). Payloads, by call:
 
 ============  ==========================================================================================
 setup         the key's numbers, uint64 (numbers, words); int64 n_rows, grad_bound, hess_bound and the key's statements
 hint          int32 (features,) the left-out slot of each feature
-begin_tree    uint8 (m, 8 words) packed Montgomery forms, one per sampled row; bytes, which need no copy to be aligned
+begin_tree    uint8 (m, 8 words) packed Montgomery forms, one per sampled row; bytes, which may be used unaligned
 query         uint8 or uint16 (m,) node of each row, the largest value in no node; int32 (1,) nodes
 answer        uint8 (nodes, ceil(slots / 8)) bit map of slots sent; uint64 (ciphertexts, words)
 ============  ==========================================================================================
 
 Memory beyond the payloads, however many columns there are: a server makes 64 MB of products at a time (up to three
-copies while they are put in order), and per thread those of joint cells, fewer than the level's rows; up to 32 MB of
-factors are made ahead. It keeps a label of one to four bytes per row and top group of columns.
+copies while they are sorted), and per thread those of joint cells, fewer than the level's rows; up to 32 MB of factors
+are made ahead. It keeps a label of one to four bytes per row and top group of columns.
 
 References
 ----------
@@ -34,7 +34,7 @@ Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al., SecureBoo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +47,7 @@ from treaty.crypto.additive.randomiser import RandomisableKey, Randomiser, Ready
 from treaty.crypto.payload import Payload, check_payload
 from treaty.crypto.sums.bin_products import Items, bin_products, level_pieces
 from treaty.crypto.sums.joint_sums import Block, keep_features, plan_blocks
+from treaty.crypto.sums.whole_table import bins_of
 from treaty.errors import CryptoError
 
 Words = NDArray[np.uint64]
@@ -54,12 +55,12 @@ Words = NDArray[np.uint64]
 _MOST_NODES_UINT8 = 254
 _MOST_NODES = 65534
 _ANSWERS_AT_A_TIME = 32  # answer ciphertexts a thread makes at a time
-_OPENED_AT_A_TIME = 4096  # ciphertexts decrypted and taken apart at a time
+_OPENED_AT_A_TIME = 4096  # ciphertexts decrypted and split at a time
 _PRODUCT_BYTES = 64 << 20  # products made at a time, so that memory does not grow with the number of columns
 
 
 class AdditivePublicKey(RandomisableKey, Protocol):
-    """A public key whose ciphertexts multiply to those of sums, in packed Montgomery forms modulo `modulus`."""
+    """A public key whose ciphertexts, packed Montgomery forms modulo `modulus`, multiply to those of sums."""
 
     @property
     def plaintext_bits(self) -> int: ...  # noqa: D102
@@ -77,22 +78,7 @@ class AdditivePrivateKey(Protocol):
 
 
 class AdditiveSumsClient:
-    """The active party's end.
-
-    Parameters
-    ----------
-    key : AdditivePrivateKey
-        Made for this job only.
-    bounds : SumsBounds
-        Public bounds of the job.
-    threads : int
-        Threads to use.
-
-    Raises
-    ------
-    CryptoError
-        When the sums do not fit a plaintext.
-    """
+    """The active party's end; the key serves this job only. CryptoError if the sums do not fit a plaintext."""
 
     blind = False
     nodes_at_a_time = _MOST_NODES
@@ -127,23 +113,11 @@ class AdditiveSumsClient:
         return [self._key.encrypt(self._packing.pack_rows(grad, hess), self._threads).view(np.uint8)]
 
     def decrypt_rows(self, payload: Payload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Decrypt what `begin_tree` returned: what an auditor who is shown the key compares with g, h committed to.
+        """Decrypt a payload of `begin_tree`, for an auditor who is shown the key: int64 grad and hess (m,), to compare.
 
-        Parameters
-        ----------
-        payload : Payload
-            A tree's, of this client's key.
-
-        Returns
-        -------
-        grad, hess : ndarray of int64, shape (m,)
-            Fixed-point derivatives, row by row.
-
-        Raises
-        ------
-        CryptoError
-            When something is not a row within the job's bounds, or its randomness, or the key's base of randomness,
-            is such that re-randomisation does not hide it: then it was not made by `begin_tree`. Says how many rows.
+        CryptoError if something is not a row within the job's bounds, or its randomness, or the key's base of
+        randomness, is such that re-randomisation does not hide it: then it was not made by `begin_tree`. Says how many
+        rows.
         """
         modulus, what = self._key.public.modulus, "the ciphertexts of a tree"
         check_payload(payload, what, (np.uint8, (None, 8 * modulus.words)))
@@ -213,27 +187,9 @@ class AdditiveSumsClient:
 
 
 class AdditiveSumsServer:
-    """A passive party's end: products of ciphertexts over the bins of its columns.
+    """A passive party's end: products of ciphertexts over the bins of its columns; see `make_server`.
 
-    Parameters
-    ----------
-    key : AdditivePublicKey
-        The client's.
-    bounds : SumsBounds
-        What the client's `setup` states.
-    codes : ndarray of uint8, shape (rows, features), C order
-        Code c of feature f is slot offsets[f] + c.
-    offsets : ndarray of int32, shape (features + 1,)
-        First slot of each feature, and the number of slots. Every feature has a slot.
-    threads : int
-        Threads to use.
-    rerandomise : bool, default True
-        See `make_server`.
-
-    Raises
-    ------
-    CryptoError
-        When the bounds do not fit the key, or codes exceed their slots.
+    CryptoError if the bounds do not fit the key, or codes exceed their slots.
     """
 
     def __init__(
@@ -249,11 +205,7 @@ class AdditiveSumsServer:
         self._packing = Packing(bounds, key.plaintext_bits)
         self._modulus: Modulus = key.modulus
         self._offsets, self._threads = offsets.astype(np.int64), threads
-        self._bins = bins = np.diff(self._offsets)
-        if codes.ndim != 2 or codes.dtype != np.uint8 or len(bins) != codes.shape[1] or (bins < 1).any():
-            raise CryptoError("expected uint8 codes (rows, features) and offsets with a slot for every feature")
-        if len(codes) and (codes.max(axis=0, initial=0) >= bins).any():
-            raise CryptoError("a bin code lies beyond its feature's slots")
+        self._bins = bins = bins_of(codes, offsets)
         counts = [np.bincount(codes[:, f], minlength=bins[f]) for f in range(len(bins))]
         self._left_out = np.array([int(np.argmax(count)) for count in counts], np.int64)
         self._all_blocks = self._blocks = plan_blocks(codes, self._left_out, bins, threads)
@@ -266,7 +218,7 @@ class AdditiveSumsServer:
             self._factors = ReadyFactors(Randomiser(key), one_node)
             weakref.finalize(self, self._factors.stop)
 
-    def hint(self) -> Iterator[Payload]:
+    def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
         """Return the slot each feature leaves out: its fullest over the table; see `SumsServer.hint`."""
         yield [(self._offsets[:-1] + self._left_out).astype(np.int32)]
 
@@ -284,7 +236,7 @@ class AdditiveSumsServer:
         self._begin(features)
 
     def _begin(self, features: NDArray[np.int32] | None) -> None:
-        """Note the tree's columns, and make factors ahead."""
+        """Note the tree's columns, and start to make factors."""
         self._blocks = self._all_blocks
         if features is not None:
             kept = set(features.tolist())
@@ -331,7 +283,7 @@ class AdditiveSumsServer:
         """Nothing is kept; see `SumsServer.close`."""
 
     def _read_query(self, query: Payload) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Positions of the asked rows, node after node, and the nodes' starts."""
+        """Return positions of the asked rows, node after node, and the nodes' starts."""
         dtype = np.uint16 if len(query) == 2 and query[0].dtype == np.uint16 else np.uint8
         check_payload(query, "a query", (dtype, (len(self._rows),)), (np.int32, (1,)))
         slots, nodes, nowhere = query[0], int(query[1][0]), int(np.iinfo(dtype).max)
@@ -342,7 +294,7 @@ class AdditiveSumsServer:
         return positions, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def _compress(self, products: Words) -> Words:
-        """Put k sums in each ciphertext (SecureBoost+, section 4), then w^r with full-length r."""
+        """Put k sums into each ciphertext (SecureBoost+, section 4), times w^r with full-length r."""
         starts, modulus = self._packing.group_starts(len(products)), self._modulus
         count = len(starts) - 1
         if self._factors:

@@ -1,7 +1,7 @@
 """Products of ciphertexts over the bins of every column in every node of a level, along the groups of columns.
 
-`level_pieces` cuts a level into parts whose products are held at one time; `bin_products` makes those of one part. Of
-a joint group each thread also holds the products of the cells, fewer in all than the part has rows.
+`level_pieces` cuts a level into parts whose products are held at one time; `bin_products` makes those of one part. Of a
+joint group each thread also holds the products of the cells, fewer in all than the part has rows.
 """
 
 from __future__ import annotations
@@ -21,20 +21,10 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Packed ciphertexts of several nodes, node after node.
+    """Packed ciphertexts of several nodes, node after node: item i is row index[i] of `source`, which is never copied.
 
-    Parameters
-    ----------
-    source : ndarray of uint64, shape (any, words)
-        Where the ciphertexts are; never copied.
-    index : ndarray of int32, shape (items,)
-        Row of `source` of each item.
-    keys : ndarray of int32, shape (items,)
-        What the groups' labels are indexed by: table rows, or cells of the group around.
-    starts : ndarray of int64, shape (nodes + 1,)
-        Items of node i: starts[i]..starts[i + 1] - 1.
-    nodes : ndarray of int64, shape (nodes,)
-        The nodes' numbers in the level.
+    `keys` are what the groups' labels are indexed by: table rows, or cells of the enclosing group. Node nodes[i] of the
+    level has the items starts[i]..starts[i + 1] - 1.
     """
 
     source: Words
@@ -44,21 +34,21 @@ class Items:
     nodes: Index
 
     def entering(self, group: Group) -> Items:
-        """Items that take part in a group, with their cells in it as keys."""
+        """Return the items that take part in a group, with their cells in it as keys."""
         keys = group.labels[self.keys].astype(np.int32, copy=False)
         taking = keys >= 0
         starts = np.concatenate([[0], np.cumsum(taking)])[self.starts]
         return Items(self.source, self.index[taking], keys[taking], starts, self.nodes)
 
     def of_nodes(self, chosen: NDArray[np.bool_]) -> Items:
-        """Items of some of the nodes."""
+        """Return the items of some of the nodes."""
         lengths = np.diff(self.starts)
         kept = np.repeat(chosen, lengths)
         starts = np.concatenate([[0], np.cumsum(lengths[chosen])])
         return Items(self.source, self.index[kept], self.keys[kept], starts, self.nodes[chosen])
 
     def of_range(self, first: int, stop: int) -> Items:
-        """Items of the nodes first..stop - 1 in the order of the items; nothing is copied."""
+        """Return the items of nodes first..stop - 1 in the order of the items; nothing is copied."""
         held = slice(self.starts[first], self.starts[stop])
         starts = self.starts[first : stop + 1] - self.starts[first]
         return Items(self.source, self.index[held], self.keys[held], starts, self.nodes[first:stop])
@@ -74,23 +64,10 @@ class Piece:
 
 
 def level_pieces(blocks: list[Block], bins: Index, sizes: Index, most: int) -> list[Piece]:
-    """Cut a level into pieces of at most `most` products, or of one node and block when these are more.
+    """Cut a level into pieces of at most `most` products, or of one node and block that have more, in order.
 
-    Parameters
-    ----------
-    blocks : list of Block
-        All columns of the table.
-    bins : ndarray of int64, shape (features,)
-        Slots of each feature.
-    sizes : ndarray of int64, shape (nodes,)
-        Rows of each node: a feature has at most as many products there.
-    most : int
-        Products held at one time.
-
-    Returns
-    -------
-    list of Piece
-        In the order of places: several nodes and all blocks, or one node and neighbouring blocks.
+    A piece has several nodes and all blocks, or one node and neighbouring blocks. `bins` (features,) are slots of each
+    feature and `sizes` (nodes,) rows of each node, which bound a feature's products there.
     """
     bounds = np.zeros((len(blocks), len(sizes)), np.int64)
     for k, block in enumerate(blocks):
@@ -110,7 +87,7 @@ def level_pieces(blocks: list[Block], bins: Index, sizes: Index, most: int) -> l
 
 
 def _runs(weights: list[int], most: int) -> list[slice]:
-    """Cut a list into runs of a total of at most `most`, or of one element."""
+    """Cut a list into runs with a total of at most `most`, or of one element."""
     runs, first, total = [], 0, 0
     for k, weight in enumerate(weights):
         if k > first and total + weight > most:
@@ -123,27 +100,10 @@ def _runs(weights: list[int], most: int) -> list[slice]:
 def bin_products(
     modulus: Modulus, groups: list[Group], offsets: Index, rows: Items, threads: int
 ) -> tuple[Index, Words]:
-    """Multiply the ciphertexts in every bin of every node, but for empty and left-out bins.
+    """Multiply the ciphertexts in every bin of every node, except for empty and left-out bins.
 
-    Parameters
-    ----------
-    modulus : Modulus
-        n.
-    groups : list of Group
-        Top groups of one or more blocks of `joint_sums.plan_blocks`.
-    offsets : ndarray of int64, shape (features + 1,)
-        First slot of each feature, and the number of slots.
-    rows : Items
-        The asked rows; keys are table rows.
-    threads : int
-        Threads to use.
-
-    Returns
-    -------
-    places : ndarray of int64, shape (products,)
-        node * slots + slot of each product, ascending.
-    products : ndarray of uint64, shape (products, words)
-        Packed Montgomery forms.
+    `groups` are top groups of one or more blocks of `joint_sums.plan_blocks`; the keys of `rows` are table rows.
+    Returned are the places node * slots + slot, ascending, and the products, packed Montgomery forms (products, words).
     """
     inner = max(1, threads // max(1, len(groups)))  # threads within a group, when there are few groups
 
@@ -161,7 +121,7 @@ def bin_products(
 def _group_products(
     modulus: Modulus, group: Group, offsets: Index, items: Items, threads: int
 ) -> list[tuple[Index, Words]]:
-    """Places and products of every column of a group.
+    """Return places and products of every column of a group.
 
     Not a closure of `bin_products`: one that calls itself keeps its arrays until the next garbage collection.
     """
@@ -187,7 +147,7 @@ def _group_products(
 
 
 def _gains(group: Group, items: Items, cells: Cells) -> Index:
-    """Products that each node saves by going through the cells of a joint group."""
+    """Count the products that each node saves by going through the cells of a joint group."""
     gains: Index = np.diff(cells.node_starts) - np.diff(items.starts)
     for part in group.parts:
         gains += _per_node(part.labels[items.keys] >= 0, items.starts)
@@ -202,7 +162,7 @@ def _per_node(mask: NDArray[np.bool_], starts: Index) -> Index:
 
 
 def _products(modulus: Modulus, items: Items, cells: Cells, threads: int) -> Words:
-    """Product of each cell's items; cells are shared out so that every thread has about as many factors."""
+    """Multiply each cell's items; cells are distributed so that every thread has about as many factors."""
     out = np.empty((len(cells.labels), modulus.words), np.uint64)
     index = items.index[cells.items]
     cuts = np.searchsorted(cells.starts, np.linspace(0, len(index), threads + 1))

@@ -1,9 +1,9 @@
 """Bin sums under an additive cipher that show no rows of nodes: a ciphertext per row and *node*, zeros outside it.
 
-What `additive_sums` does once per tree is done once per node: every row of the table is encrypted afresh, grad, hess
-and the 1 that counts it where it is in the node, 0 where it is not. The server multiplies the ciphertexts of all rows
-of a bin, whatever is in them, and re-randomises its answers. It cannot tell nodes, samples or gradients from others
-while the cipher is semantically secure; the client learns what it learns in `additive_sums`.
+What `additive_sums` does once per tree is done once per node: every row of the table is encrypted afresh, as grad, hess
+and the 1 that counts it if it is in the node, else as 0. The server multiplies the ciphertexts of all rows of a bin and
+re-randomises its answers. It cannot tell nodes, samples or gradients from others while the cipher is semantically
+secure; the client learns what it learns in `additive_sums`.
 
 Payloads differ from those of `additive_sums` in two calls:
 
@@ -25,12 +25,12 @@ from treaty.crypto.payload import Payload, check_payload
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey, AdditiveSumsClient, AdditiveSumsServer
 from treaty.errors import CryptoError
 
-_QUERY_BYTES = 64 << 20  # of a level, in one message; a node that takes more has a message of its own
-_MOST_NODES = 254  # whose numbers have a byte
+_QUERY_BYTES = 64 << 20  # of a level's nodes in one message; a larger node has a message of its own
+_MOST_NODES = 254  # so that a node's number fits a byte
 
 
 class BlindSumsClient(AdditiveSumsClient):
-    """The active party's end; parameters as `AdditiveSumsClient` has them, n_rows being the rows of the table."""
+    """The active party's end, as `AdditiveSumsClient`, where n_rows is the number of rows of the table."""
 
     blind = True
 
@@ -68,7 +68,7 @@ class BlindSumsClient(AdditiveSumsClient):
 
 
 class BlindSumsServer(AdditiveSumsServer):
-    """A passive party's end; parameters as `AdditiveSumsServer` has them."""
+    """A passive party's end, as `AdditiveSumsServer`."""
 
     _growing = False
 

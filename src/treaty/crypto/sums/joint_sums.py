@@ -1,11 +1,11 @@
 """Which products of ciphertexts are needed for the bin sums of a table, and in which order.
 
-Multiplying ciphertexts costs far more than any bookkeeping, so columns share their work. The rows are first
-multiplied together per *joint* cell of two columns, then the cells are collapsed to the one column's bins and
-to the other's: m + 2 c products for m rows in c cells, not 2 m. Groups nest: two groups form a larger one
-while that saves a fair share of products on the table, and in each node a group is used only where it does there.
-Rows that lie in the left-out bin of every column of a group take no part. Columns join within *blocks* of
-neighbours, so that thousands of them are planned in seconds and a level's products can be made block by block.
+Multiplying ciphertexts costs far more than any bookkeeping, so columns share their work. The rows are first multiplied
+together per *joint* cell of two columns, then the cells are collapsed to the one column's bins and to the other's:
+m + 2 c products for m rows in c cells, not 2 m. Groups nest: two groups form a larger one while that saves a fair share
+of products on the table, and in each node a group is used only where it does there. Rows that lie in the left-out bin
+of every column of a group take no part. Columns join within *blocks* of neighbours, so that thousands of them are
+planned in seconds and a level's products can be made block by block.
 
 Everything here is the passive party's own plaintext; no ciphertext and no secret is involved.
 """
@@ -27,47 +27,28 @@ _MOST_CELLS = 1 << 22  # joint cells are numbered in a table of this size
 _PLANNING_STEPS = 1 << 28  # rows looked at while planning: about a second
 _LEAST_SAMPLE = 4096
 _BLOCK_COLUMNS = 64
-LEAST_GAIN = 4
-"""A group must save more than a fourth of its items' products; its cells take memory, too."""
+LEAST_GAIN = 4  # a group must save more than a fourth of its items' products; its cells take memory, too
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """One column, or two groups whose cells are told apart together.
 
-    Parameters
-    ----------
-    cells : int
-        Number of cells.
-    labels : ndarray of int8, int16 or int32
-        Cell of each cell of the group around this one, or of each table row at the top; -1 takes no part. As short
-        as the number of cells allows: with thousands of columns these are most of what a server keeps.
-    feature : int
-        The column (its cells are its bins), or -1.
-    parts : tuple of Group
-        The two groups inside, or none.
+    Labels give the cell of each cell of the enclosing group, or of each table row at the top; -1 takes no part. They
+    are as short as the number of cells allows: with thousands of columns these are most of what a server keeps.
     """
 
     cells: int
     labels: NDArray[np.signedinteger]
-    feature: int
-    parts: tuple[Group, ...]
+    feature: int  # the column (its cells are its bins), or -1
+    parts: tuple[Group, ...]  # the two groups inside, or none
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Items of several nodes sorted by node and cell.
+    """Items of several nodes sorted by node and cell: cell k holds items[starts[k]:starts[k + 1]], never none.
 
-    Parameters
-    ----------
-    items : ndarray of int32, shape (taking part,)
-        Item numbers, cell by cell.
-    starts : ndarray of int64, shape (cells + 1,)
-        Cell k holds items[starts[k]:starts[k + 1]], never none.
-    labels : ndarray of int32, shape (cells,)
-        Label of each cell; within a node all differ.
-    node_starts : ndarray of int64, shape (nodes + 1,)
-        Node i owns the cells node_starts[i]..node_starts[i + 1] - 1.
+    Its label is labels[k]; node i owns the cells node_starts[i]..node_starts[i + 1] - 1, whose labels differ.
     """
 
     items: Labels
@@ -87,23 +68,9 @@ class Block:
 def plan_blocks(
     codes: NDArray[np.uint8], left_out: NDArray[np.int64], bins: NDArray[np.int64], threads: int
 ) -> list[Block]:
-    """Group the columns of a table, block by block of neighbours.
+    """Group the columns of a table of bin codes (rows, columns), in blocks of neighbours that together hold all.
 
-    Parameters
-    ----------
-    codes : ndarray of uint8, shape (rows, columns)
-        Bins.
-    left_out : ndarray of int64, shape (columns,)
-        Bin of each column whose sum is not wanted.
-    bins : ndarray of int64, shape (columns,)
-        Number of bins of each column.
-    threads : int
-        Threads to use.
-
-    Returns
-    -------
-    list of Block
-        Together they hold every column once, in order.
+    `left_out` (columns,) is the bin of each column whose sum is not needed, `bins` (columns,) the number of its bins.
     """
     rows, columns = codes.shape
     looks = max(1, columns * min(columns, _BLOCK_COLUMNS))
@@ -150,21 +117,10 @@ def keep_features(groups: Iterable[Group], features: set[int]) -> list[Group]:
 
 
 def sort_cells(labels: Labels, node_starts: Index, cells: int) -> Cells:
-    """Sort the items of several nodes by cell.
+    """Sort the items of several nodes by cell, within a node in order of first appearance.
 
-    Parameters
-    ----------
-    labels : ndarray of int32, shape (items,)
-        Cell of each item, node after node; -1 takes no part.
-    node_starts : ndarray of int64, shape (nodes + 1,)
-        Items of node i: node_starts[i]..node_starts[i + 1] - 1.
-    cells : int
-        Labels are below this.
-
-    Returns
-    -------
-    Cells
-        Within a node in order of first appearance.
+    `labels` (items,) give the cell, below `cells`, of each item, node after node; -1 takes no part. Node i has the
+    items node_starts[i]..node_starts[i + 1] - 1.
     """
     return Cells(*_sort_cells(labels, node_starts, cells))
 
@@ -191,7 +147,7 @@ def _shortened(labels: Labels, cells: int) -> NDArray[np.signedinteger]:
 
 @kernel
 def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[int, int, int, int, int]:
-    """Rows in either group, in both, joint cells, those within a, those within b; `stamps` stays zero."""
+    """Count rows in either group, in both, joint cells, those within a, those within b; `stamps` stays zero."""
     either, both, joint, in_a, in_b = 0, 0, 0, 0, 0
     for i in range(a.size):
         if a[i] < 0 and b[i] < 0:
@@ -211,7 +167,7 @@ def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) 
 
 @kernel
 def _joint_labels(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[Labels, Labels, Labels]:
-    """Give numbers to the joint cells as they appear; also each one's cell in a and in b."""
+    """Assign numbers to the joint cells as they appear; return also each one's cell in a and in b."""
     labels, count = np.empty(a.size, np.int32), 0
     for i in range(a.size):
         labels[i] = -1

@@ -5,8 +5,8 @@ tell from others: it learns no node, no sample and no gradient. An entry holds t
 
     m_i = (g_i 2^{b_h} + h_i) 2^{b_c} + 1,    b_c = bitlen(n),  b_h = bitlen(n h_max),  b_g = bitlen(2 n g_max) + 1,
 
-so that one product gives the sums of gradients and hessians and the count of every bin. The client checks that the
-bins of each feature add up to what it knows of the node. See docs/lattice.md for what each side learns.
+so that one product gives the sums of gradients and hessians and the count of every bin. The client checks that the bins
+of each feature add up to its own totals of the node. See docs/lattice.md for what each side learns.
 
 =================  =======================  =====================  ==============================================
 call at client     call at server           once per               carries
@@ -35,20 +35,21 @@ from treaty.crypto.lattice.arrays import NewHint
 from treaty.crypto.lattice.linear_map import Digits, LinearMapClient, LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
-from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
 from treaty.errors import ConfigError, CryptoError
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
-_QUERY_BYTES = 64 << 20  # of a level, in one message; a node that takes more has a message of its own
+_QUERY_BYTES = 64 << 20  # of a level's nodes in one message; a larger node has a message of its own
 _RESERVED_AT_A_TIME = 512  # vectors whose leak is entered in the ledger before the first of them is answered
 BINDING_BYTES = 32
+# Of the format of hints, from the expansion of the seed to the digits; hints of other versions are not used.
 VERSION = 1
-"""Of all that hints depend on, from the expansion of the seed to the digits: hints of another one are not used."""
 
 
 def _fields(bounds: SumsBounds) -> tuple[list[Field], int]:
-    """Places of count, hessian and gradient in a message, and its length."""
+    """Return the places of count, hessian and gradient in a message, and its length."""
     hess_at = bounds.n_rows.bit_length()
     grad_at = hess_at + (bounds.n_rows * bounds.hess_bound).bit_length()
     fields = [Field(0, 1), Field(hess_at, bounds.hess_bound), Field(grad_at, bounds.grad_bound, signed=True)]
@@ -56,13 +57,7 @@ def _fields(bounds: SumsBounds) -> tuple[list[Field], int]:
 
 
 def sums_parameters(bounds: SumsBounds) -> Parameters:
-    """Return the parameters for bin sums within these bounds.
-
-    Raises
-    ------
-    CryptoError
-        When they are too large for the lattice map.
-    """
+    """Return the parameters for bin sums within these bounds; CryptoError if they are too large for the lattice map."""
     fields, bits = _fields(bounds)
     n = bounds.n_rows
     slack = n * (bounds.grad_bound + bounds.hess_bound + 1) // 2 + 1
@@ -71,46 +66,23 @@ def sums_parameters(bounds: SumsBounds) -> Parameters:
     return parameters
 
 
-def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Bound what the answer about one vector tells beyond the sums, per column, as total variation.
+def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.signedinteger]) -> NDArray[np.float64]:
+    """Bound what the answer about one vector reveals beyond the sums, per column of so many bins, as total variation.
 
     Of n rows in B bins it is, by Jensen's inequality, no more than if all bins were alike: a public number.
-
-    Parameters
-    ----------
-    bins : ndarray of int32, shape (columns,)
-        Slots of each column.
     """
     return np.array([int(count) * parameters.leak(bounds.n_rows / int(count)) for count in bins], np.float64)
 
 
-class LatticeSumsClient:
-    """The active party's end.
-
-    Parameters
-    ----------
-    bounds : SumsBounds
-        Public bounds of the job; n_rows is the number of rows of the table.
-    store : HintStore
-        Keeps hints, perhaps for later jobs.
-    threads : int
-
-    Attributes
-    ----------
-    blind : bool
-        Servers are told neither rows of nodes nor those of the tree's sample.
-    nodes_at_a_time : int
-        Most nodes of one query.
-    """
-
-    blind = True
+class LatticeSumsClient(WholeTableClient):
+    """The active party's end; the store keeps hints, perhaps for later jobs."""
 
     def __init__(self, bounds: SumsBounds, store: HintStore, *, threads: int = 1) -> None:
-        self._bounds, self._store, self._threads = bounds, store, threads
+        super().__init__(bounds)
+        self._store, self._threads = store, threads
         self._parameters = sums_parameters(bounds)
         self._fields, _ = _fields(bounds)
         self._kept: Mapping[str, bytes] = {}
-        self._offsets: dict[str, NDArray[np.int32]] = {}
         self._unfinished: dict[str, tuple[NewHint, int]] = {}
         self._hints: dict[str, NDArray[np.int16]] = {}
         self._bindings: dict[str, bytes] = {}
@@ -118,22 +90,10 @@ class LatticeSumsClient:
         self._tree: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         self.nodes_at_a_time = max(1, _QUERY_BYTES // (4 * len(self._parameters.primes) * bounds.n_rows))
 
-    def setup(self) -> Payload:
-        """Return the bounds; see `SumsClient.setup`."""
-        return [np.array([self._bounds.n_rows, self._bounds.grad_bound, self._bounds.hess_bound], np.int64)]
-
     def offer(self, offsets: Mapping[str, NDArray[np.int32]]) -> tuple[bytes, Mapping[str, bytes]] | None:
-        """Look for hints kept earlier that would serve this job.
+        """Return (seed, bindings) of kept hints to ask the servers for, or None if one is missing.
 
-        Parameters
-        ----------
-        offsets : mapping of str to ndarray of int32
-            First slot of each feature and the number of slots, of every server.
-
-        Returns
-        -------
-        (seed, bindings) or None
-            What to ask the servers for; None when a hint is missing.
+        `offsets` are those of every server, as in `SumsClient.accept_hint`.
         """
         return self._store.offer({peer: self._terms(of_peer) for peer, of_peer in offsets.items()})
 
@@ -142,14 +102,7 @@ class LatticeSumsClient:
         return hashlib.sha256(repr((VERSION, self._parameters, self._bounds, offsets.tolist())).encode()).digest()
 
     def settle(self, seed: bytes, kept: Mapping[str, bytes] | None = None) -> None:
-        """Begin under a public seed that all parties made, or under that of hints all of them kept.
-
-        Parameters
-        ----------
-        seed : bytes of length 32
-        kept : mapping of str to bytes, optional
-            Bindings of the kept hints.
-        """
+        """Start under a 32-byte public seed that all parties made, or under that of kept hints, by their bindings."""
         self._seed, self._kept = seed, kept or {}
         self._map = LinearMapClient(self._parameters, self._fields, seed, self._bounds.n_rows, threads=self._threads)
 
@@ -187,10 +140,7 @@ class LatticeSumsClient:
 
     def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
         """Note the derivatives of all rows of the table; see `SumsClient.begin_tree`."""
-        bounds = self._bounds
-        if len(grad) != bounds.n_rows or grad.shape != hess.shape:
-            raise CryptoError(f"expected the derivatives of {bounds.n_rows} rows, got {len(grad)} - at a tree's start")
-        bounds.check(grad, hess, "a tree's start")
+        self._check_start(grad, hess)
         self._tree = grad.astype(np.int32), hess.astype(np.int32)
         return []
 
@@ -212,11 +162,7 @@ class LatticeSumsClient:
         return [words, own]
 
     def open(
-        self,
-        peer: str,
-        answer: Payload,
-        totals: NDArray[np.int64],
-        features: NDArray[np.int32] | None = None,
+        self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
     ) -> NDArray[np.int64]:
         """Open a server's answer to the oldest query it has not answered; see `SumsClient.open`."""
         if peer not in self._hints or not self._asked[peer]:
@@ -224,13 +170,12 @@ class LatticeSumsClient:
         keys, offsets = self._asked[peer].popleft(), self._offsets[peer]
         if totals.shape != (len(keys), 3):
             raise CryptoError(f"expected totals of shape {(len(keys), 3)}, got {totals.shape}")
-        chosen = np.arange(len(offsets) - 1, dtype=np.int64) if features is None else features.astype(np.int64)
-        rows = slots_of(offsets, chosen)
+        rows, starts = self._sampled_slots(peer, features)
         what = f"the answer of {peer}"
         shape = (len(keys), len(rows), self._parameters.digits)
         check_payload(answer, what, (np.uint8, (BINDING_BYTES,)), (np.uint16, shape))
         if answer[0].tobytes() != self._bindings[peer]:
-            raise CryptoError(f"it belongs to another table or hint than this job's - in {what}")
+            raise CryptoError(f"the answer belongs to another table or hint than this job's - in {what}")
         sums = np.zeros((len(keys), int(offsets[-1]), 3), np.int64)
         if not len(rows):  # none of its columns is in the tree's sample
             return sums
@@ -241,22 +186,15 @@ class LatticeSumsClient:
             sums[:, rows, column] = values
         top = np.int64(1) << (places[3] - places[2] - 1)
         sums[..., 0] = (sums[..., 0] ^ top) - top  # signed
-        # which bin is wrong is not told, nor is the question put again: either would say something of the secret
-        starts = np.concatenate([[0], np.cumsum(np.diff(offsets)[chosen])[:-1]])
-        adds_up = np.add.reduceat(sums[:, rows], starts, axis=1) == totals[:, np.newaxis]
-        if not (self._bounds.allow(sums[:, rows]) and adds_up.all()):
+        # do not report which bin is wrong, nor ask again: either would reveal something of the secret
+        if not self._adds_up(sums[:, rows], starts, totals):
             self._store.forget_hint(peer, self._bindings[peer])  # or the next job would fail the same way
             raise CryptoError(f"the bins of a feature do not add up to their node, the job cannot go on - in {what}")
         return sums
 
 
-def slots_of(offsets: NDArray[np.int32] | NDArray[np.int64], features: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Slots of some features, in order."""
-    return np.concatenate([np.empty(0, np.int64), *(np.arange(offsets[f], offsets[f + 1]) for f in features)])
-
-
 def take_bits(words: Digits, bit: int, width: int) -> NDArray[np.int64]:
-    """Field of at most 63 bits at `bit` of little-endian numbers in 16-bit words, the last axis."""
+    """Read the field of at most 63 bits at `bit` of little-endian numbers in 16-bit words, the last axis."""
     first, shift = divmod(bit, DIGIT_BITS)
     value = np.zeros(words.shape[:-1], np.uint64)
     for k, word in enumerate(range(first, min(words.shape[-1], -(-(bit + width) // DIGIT_BITS)))):
@@ -265,27 +203,8 @@ def take_bits(words: Digits, bit: int, width: int) -> NDArray[np.int64]:
     return (value & np.uint64((1 << width) - 1)).astype(np.int64)
 
 
-class LatticeSumsServer:
-    """A passive party's end.
-
-    Parameters
-    ----------
-    bounds : SumsBounds
-        What the client's `setup` states.
-    codes : ndarray of uint8, shape (rows, features)
-    offsets : ndarray of int32, shape (features + 1,)
-    names : sequence of str
-        Of the features, under which the ledger keeps what their answers leak; they are told nobody.
-    store : HintStore
-    threads : int
-    progress : callable, optional
-        Called while the hint is made, with rows done and rows in all.
-
-    Raises
-    ------
-    CryptoError
-        When bounds or codes cannot be used.
-    """
+class LatticeSumsServer(WholeTableServer):
+    """A passive party's end; leaks enter the store's ledger under the features' names, which nobody is told."""
 
     def __init__(
         self,
@@ -296,43 +215,32 @@ class LatticeSumsServer:
         store: HintStore,
         *,
         threads: int = 1,
-        progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        if len(codes) != bounds.n_rows:
-            raise CryptoError(f"expected {bounds.n_rows} rows, got {len(codes)} - in the set-up")
-        self._offsets, self._names, self._store = offsets.astype(np.int64), list(names), store
-        self._bounds, self._threads, self._progress = bounds, threads, progress
-        self._bins = np.diff(self._offsets)
-        if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != len(self._bins) or (self._bins < 1).any():
-            raise CryptoError("expected uint8 codes (rows, features) and offsets with a slot for every feature")
-        if len(codes) and (codes.max(axis=0, initial=0) >= self._bins).any():
-            raise CryptoError("a bin code lies beyond its feature's slots")
+        super().__init__(bounds, codes, offsets)
+        self._store, self._threads = store, threads
         self._parameters = sums_parameters(bounds)
-        self._codes = np.ascontiguousarray(codes.T)
         leaks = leak_of(self._parameters, bounds, self._bins)
-        self._leaks = dict(zip(self._names, leaks.tolist(), strict=True))
-        self._features = np.arange(len(self._bins), dtype=np.int64)
-        self._reserved = self._used = 0
-        self._in_tree = False
+        leaks_by_name = dict(zip(names, leaks.tolist(), strict=True))
+        self._reservation = Reservation(store, leaks_by_name, _RESERVED_AT_A_TIME)
 
     def holds(self, binding: bytes) -> bool:
-        """Whether a hint was made of this very table, and is kept."""
+        """Tell whether a kept hint was made of this very table."""
         try:
             own = self._store.own(binding)
-        except ConfigError:  # its file is gone or damaged, and forgotten now: a new hint is made
+        except ConfigError:  # its file is missing or damaged, and forgotten now: a new hint is made
             return False
         return own is not None and self._binding(own[0], own[1]) == binding
 
     def _binding(self, nonce: bytes, seed: bytes) -> bytes:
         """Commit to all that a hint depends on: parameters, bounds, bins, cuts and the order of rows, through codes."""
         digest = hashlib.sha256(repr((VERSION, self._parameters, self._bounds, self._offsets.tolist())).encode())
-        for part in (nonce, seed, self._codes.data):
+        for part in (nonce, seed, self._columns.data):
             digest.update(part)
         return digest.digest()
 
     def settle(self, seed: bytes, kept: bytes | None = None) -> None:
-        """Begin under a public seed that all parties made, or with the hint kept under a binding (`holds`)."""
-        matrix, random = SecretMatrix.of_bins(self._codes, self._offsets), None
+        """Start under a public seed that all parties made, or with the hint kept under a binding (`holds`)."""
+        matrix, random = SecretMatrix.of_bins(self._columns, self._offsets), None
         self._kept = kept is not None
         if kept is not None:
             own = self._store.own(kept)
@@ -344,7 +252,7 @@ class LatticeSumsServer:
             self.binding = self._binding(self._nonce, seed)
         self._map = LinearMapServer(self._parameters, matrix, seed, threads=self._threads, random=random)
 
-    def hint(self) -> Iterator[Payload]:
+    def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
         """Return the hint, piece by piece; see `SumsServer.hint`."""
         yield [np.frombuffer(self.binding, np.uint8)]
         if self._kept:
@@ -355,23 +263,11 @@ class LatticeSumsServer:
         piece = max(self._threads, _HINT_BYTES // (2 * self._parameters.digits * self._parameters.degree))
         for digits in self._map.hint(piece):
             done += len(digits)
-            if self._progress is not None:
-                self._progress(done, rows)
+            if progress is not None:
+                progress(done, rows)
             if done == rows:
                 self._store.keep_own(self.binding, self._nonce, self._seed, self._map.random)
             yield [digits]
-
-    def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
-        """Note the tree's columns; see `SumsServer.begin_tree`. Its rows are always all of the table."""
-        check_payload(payload, "the start of a tree")
-        if len(rows) != self._bounds.n_rows:
-            raise CryptoError(f"expected all {self._bounds.n_rows} rows, got {len(rows)} - at the start of a tree")
-        self._features = np.arange(len(self._bins), dtype=np.int64) if features is None else features.astype(np.int64)
-        self._in_tree = True
-
-    def end_tree(self) -> None:
-        """See `SumsServer.end_tree`."""
-        self._in_tree = False
 
     def nodes_of(self, query: Payload) -> int:
         """Return how many nodes a query is about; see `SumsServer.nodes_of`."""
@@ -383,37 +279,21 @@ class LatticeSumsServer:
 
     def answer(self, query: Payload) -> Payload:
         """Return the flooded sums of all asked nodes; see `SumsServer.answer`."""
-        if not self._in_tree:
-            raise CryptoError("expected begin_tree before a query")
+        features = self._growing()
         self.nodes_of(query)
         words, own = query
-        digest = hashlib.sha256(repr((len(words), self._features.tolist())).encode())
+        digest = hashlib.sha256(repr((len(words), features.tolist())).encode())
         for part in query:
             digest.update(part.data)
-        shape = (len(words), len(slots_of(self._offsets, self._features)), self._parameters.digits)
-        # a second flood on one query would average out: it is answered as it was the first time
+        shape = (len(words), len(slots_of(self._offsets, features)), self._parameters.digits)
+        # a repeated query gets its first answer: a second flood on one query would average out
         before = self._store.answer(self.binding, digest.digest())
         if before is None:
-            self._reserve(len(words))
-            made = self._map.answer(words, own, self._features)
+            self._reservation.use(len(words))
+            made = self._map.answer(words, own, features)
             before = self._store.keep_answer(self.binding, digest.digest(), made.tobytes())
         return [np.frombuffer(self.binding, np.uint8), np.frombuffer(before, np.uint16).reshape(shape)]
 
-    def _reserve(self, vectors: int) -> None:
-        """Enter what answers will leak in the ledger, before they are given."""
-        while self._used + vectors > self._reserved:
-            more = max(_RESERVED_AT_A_TIME, vectors)
-            try:
-                self._store.reserve({name: more * leak for name, leak in self._leaks.items()})
-            except CryptoError:
-                more = vectors  # what is left may do for these
-                self._store.reserve({name: more * leak for name, leak in self._leaks.items()})
-            self._reserved += more
-        self._used += vectors
-
     def close(self) -> None:
         """Give back what was reserved and not used."""
-        unused = self._reserved - self._used
-        self._reserved = self._used
-        if unused:
-            self._store.give_back({name: unused * leak for name, leak in self._leaks.items()})
+        self._reservation.close()

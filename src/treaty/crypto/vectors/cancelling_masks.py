@@ -1,10 +1,11 @@
-"""Numbers modulo a power of two under pairwise masks that cancel in the sum over all who give one.
+"""Numbers modulo a power of two under pairwise masks that cancel in the sum over all givers.
 
-Every pair (a, b) of givers with a before b has a seed; of each sum a adds its keystream and b subtracts it. Whoever
+Every pair (a, b) of givers with a before b has a seed; in each sum a adds its keystream and b subtracts it. Whoever
 adds up everybody's masked numbers gets their sum; without a giver's own numbers, or one of all its seeds, each masked
-number is uniform. Of two givers' sum each learns the other's part: who gets it must be none of them.
+number is uniform. From the sum of two givers each would learn the other's part, so its receiver must be neither of
+them.
 
-Real numbers stand in fixed point, x 2^64 rounded, modulo 2^128: from -2^63 to 2^63, with 64 bits behind the point.
+Real numbers are in fixed point, x 2^64 rounded, modulo 2^128: from -2^63 to 2^63, with 64 bits behind the point.
 """
 
 from __future__ import annotations
@@ -27,29 +28,17 @@ _WORDS = RING_BITS // 64
 
 
 class CancellingMasks:
-    """A giver's masks.
-
-    Parameters
-    ----------
-    job, protocol, name : str
-    seeds : mapping of str to bytes of length 32
-        Shared with each other giver; empty for the only one, whose numbers go unmasked.
-    """
+    """A giver's masks; its 32-byte seeds are shared with each other giver (without any, numbers go unmasked)."""
 
     def __init__(self, job: str, protocol: str, name: str, seeds: Mapping[str, bytes]) -> None:
         self._job, self._protocol, self._name, self._seeds = job, protocol, name, seeds
         self._used = UsedNonces()
 
     def draw(self, count: int, bits: int, place: int, purpose: str, givers: Sequence[str] | None = None) -> list[int]:
-        """Return this giver's mask of each of `count` numbers of a sum: sums and differences of numbers below 2^bits.
+        """Return this giver's masks of `count` numbers: sums and differences of numbers below 2^bits.
 
-        Parameters
-        ----------
-        place : int
-        purpose : str
-            Name the sum, the same at all givers and no other one's: they make the nonce.
-        givers : sequence of str, optional
-            The other givers of this sum. Default: all.
+        `place` and `purpose` name the sum, alike at all givers and different from every other sum: they make the nonce.
+        `givers` are the other givers of this sum, by default all.
         """
         others = list(self._seeds if givers is None else givers)
         nonce = mask_nonce(self._job, self._protocol, place, 0, purpose)
@@ -69,13 +58,7 @@ class CancellingMasks:
 
 
 def total(parts: Sequence[NDArray[np.uint64]]) -> list[int]:
-    """Add up numbers modulo 2^128, of uint64 (n, 2) each; return signed ones.
-
-    Raises
-    ------
-    CryptoError
-        When shapes differ.
-    """
+    """Add up numbers modulo 2^128, of uint64 (n, 2) each; return signed ones. CryptoError if shapes differ."""
     for part in parts:
         check_payload([part], "masked numbers", (np.uint64, (len(parts[0]), _WORDS)))
     sums = [sum(column) for column in zip(*(from_words(part) for part in parts), strict=True)]
@@ -84,13 +67,7 @@ def total(parts: Sequence[NDArray[np.uint64]]) -> list[int]:
 
 
 def to_fixed(values: NDArray[np.float64]) -> list[int]:
-    """Real numbers, float64 (n,), as x 2^64 rounded.
-
-    Raises
-    ------
-    CryptoError
-        When one is not finite, or of size 2^62 or more.
-    """
+    """Convert real numbers (n,) to x 2^64 rounded; CryptoError if one is not finite, or of size 2^62 or more."""
     if not np.all(np.abs(values) < 2.0**62):
         raise CryptoError("expected numbers below 2^62 in size - before they are masked: training has diverged")
     fixed = []
@@ -103,5 +80,5 @@ def to_fixed(values: NDArray[np.float64]) -> list[int]:
 
 
 def from_fixed(numbers: Sequence[int]) -> NDArray[np.float64]:
-    """Signed fixed-point numbers as float64 (n,)."""
+    """Convert signed fixed-point numbers to float64 (n,)."""
     return np.array([number / (1 << FRACTION_BITS) for number in numbers], np.float64)

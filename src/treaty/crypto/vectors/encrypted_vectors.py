@@ -1,6 +1,6 @@
 """Hidden vectors of integers and their products with another's matrix, under an additive cipher.
 
-Two ways to X^T v, of which the owner of the matrix X never sees v, nor the owner of v sees X:
+There are two ways to X^T v; in both, the owner of the matrix X never sees v, nor the owner of v sees X:
 
 * *Rows hidden* (`hide`, `weigh`): every v_i is a ciphertext <v_i>, whoever has X multiplies <v_i>^{x_ij} over i, for
   all columns j at a time (`Modulus.bucket_products`), puts several results into one plaintext and covers them with
@@ -8,13 +8,13 @@ Two ways to X^T v, of which the owner of the matrix X never sees v, nor the owne
 * *Matrix hidden* (`HiddenMatrix`): whoever has X encrypts its rows once, all columns of a row side by side in few
   plaintexts; whoever has v multiplies <x_i>^{v_i}. Any number of vectors needs no further encryption.
 
-Integers are signed and stand as x + 2^(bits - 1) in plaintexts, so that fields never borrow from each other. A masked
-field holds a value below 2^b and a mask uniform below 2^(b + 80) in b + 82 bits: what is opened tells at most 2^-80
+Integers are signed and stored as x + 2^(bits - 1) in plaintexts, so that fields never borrow from each other. A masked
+field holds a value below 2^b and a mask uniform below 2^(b + 80) in b + 82 bits: what is opened reveals at most 2^-80
 (total variation) of the value. Everything that leaves its maker is multiplied by w^r with full-length r.
 
 Fields leave the highest 80 bits of a plaintext free, and `Fields.part` refuses a plaintext that has any of them: under
-Okamoto-Uchiyama a message m above p comes back as m mod p, and gcd(m - (m mod p), n) would be p. Now whoever sends one
-must know p's leading 80 bits for it to be opened at all.
+Okamoto-Uchiyama a message m above p comes back as m mod p, and gcd(m - (m mod p), n) would be p. So a sender would have
+to know p's leading 80 bits for such a message to be opened at all.
 
 *Assumption*: the security of the cipher (see `okamoto_uchiyama`, `paillier`); honest-but-curious parties.
 
@@ -55,18 +55,7 @@ _CHUNK = 64  # rows a thread encrypts at a time
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """How signed numbers lie side by side in plaintexts, the first one highest.
-
-    Parameters
-    ----------
-    bits : int
-        Numbers are from -2^(bits - 1) to 2^(bits - 1) - 1.
-    mask_bits : int
-        Masks lie below 2^mask_bits; 0 for none.
-    width : int
-        Bits from one number to the next.
-    per_plaintext : int
-    """
+    """Layout of signed numbers side by side in plaintexts, the first one highest."""
 
     bits: int
     mask_bits: int
@@ -75,17 +64,9 @@ class Fields:
 
     @classmethod
     def of(cls, bits: int, plaintext_bits: int, *, masks: int = 0, most: int | None = None) -> Fields:
-        """Fit as many numbers into a plaintext, less 80 bits, as it takes, but not more than `most`.
+        """Fit as many numbers, at most `most`, into a plaintext less 80 bits as possible; CryptoError if none fits.
 
-        Parameters
-        ----------
-        masks : int
-            How many masks are added to a number, each below 2^(bits + 80).
-
-        Raises
-        ------
-        CryptoError
-            When not even one fits.
+        `masks` is how many masks are added to a number, each below 2^(bits + 80).
         """
         mask_bits = bits + STATISTICAL_BITS if masks else 0
         width = mask_bits + 1 + masks.bit_length() if masks else bits
@@ -119,7 +100,7 @@ class Fields:
         return joined
 
     def part(self, plaintexts: Sequence[int], count: int) -> list[int]:
-        """Take plaintexts apart; CryptoError when they hold more than their fields."""
+        """Split plaintexts into their fields; CryptoError if they hold more."""
         starts, mask = self.starts(count).tolist(), (1 << self.width) - 1
         if len(plaintexts) != len(starts) - 1:
             raise CryptoError(f"expected {len(starts) - 1} plaintexts of {count} numbers, got {len(plaintexts)}")
@@ -131,7 +112,7 @@ class Fields:
         return numbers
 
     def signed(self, numbers: Sequence[int], masks: Sequence[int]) -> list[int]:
-        """Take off masks and the offset of signed numbers; CryptoError when something else comes out."""
+        """Subtract masks and the offset of signed numbers; CryptoError if the result is out of range."""
         half = 1 << (self.bits - 1)
         found = [number - mask - half for number, mask in zip(numbers, masks, strict=True)]
         if any(not -half <= number < half for number in found):
@@ -140,20 +121,7 @@ class Fields:
 
 
 class Hider:
-    """Fresh encryptions under somebody's public key, and products of ciphertexts with own integers.
-
-    Parameters
-    ----------
-    key : PublicKey
-    message_bits : int
-        Longest message.
-    threads : int
-
-    Attributes
-    ----------
-    modulus : Modulus
-    plaintext_bits : int
-    """
+    """Fresh encryptions of messages of at most `message_bits` under a public key, and products with own integers."""
 
     def __init__(self, key: PublicKey, message_bits: int, threads: int) -> None:
         self.modulus: Modulus = key.modulus
@@ -167,18 +135,7 @@ class Hider:
             self._linear = key.modulus.montgomery([key.n * key.modulus.radix])
 
     def hide(self, values: Integers, bits: int) -> Words:
-        """Encrypt signed numbers one by one, as x + 2^(bits - 1).
-
-        Parameters
-        ----------
-        values : ndarray of int64, shape (n,)
-            From -2^(bits - 1) to 2^(bits - 1) - 1.
-
-        Returns
-        -------
-        ndarray of uint64, shape (n, words)
-            Packed Montgomery forms.
-        """
+        """Encrypt signed numbers (n,) one by one, as x + 2^(bits - 1): packed Montgomery forms (n, words)."""
         shifted = (check_range(values, bits) + (1 << (bits - 1))).astype(np.uint64)
         return self.hide_words(shifted[:, np.newaxis])
 
@@ -199,7 +156,7 @@ class Hider:
         return out
 
     def _message(self, messages: Words) -> Words:
-        """g^m, or 1 + n m: working Montgomery forms without randomness."""
+        """Return g^m, or 1 + n m: working Montgomery forms without randomness."""
         modulus = self.modulus
         if self._powers is not None:
             return self._powers.power(messages)
@@ -207,7 +164,7 @@ class Hider:
         return modulus.add(scaled, modulus.one[np.newaxis].copy())
 
     def multiply(self, factors: Sequence[Words]) -> Words:
-        """Add up: the product, row by row, of several arrays of ciphertexts (n, words)."""
+        """Add up messages: the product, row by row, of several arrays of ciphertexts (n, words)."""
         modulus, stacked = self.modulus, np.concatenate(factors)
         rows, many = len(factors[0]), len(factors)
         index = np.arange(rows, dtype=np.int32)[:, None] + np.arange(many, dtype=np.int32) * np.int32(rows)
@@ -221,20 +178,10 @@ class Hider:
         return out
 
     def weigh(self, ciphertexts: Words, weights: Integers, bits: int) -> Words:
-        """Multiply a hidden vector by a matrix: ciphertexts of sum_i v_i x_ij.
+        """Return ciphertexts (columns, words) of sum_i v_i x_ij, of ciphertexts of v and weights x (rows, columns).
 
-        Parameters
-        ----------
-        ciphertexts : ndarray of uint64, shape (rows, words)
-        weights : ndarray of int64, shape (rows, columns)
-            x, from -2^(bits - 1) to 2^(bits - 1) - 1.
-        bits : int
-            At most 62. Work is proportional to them.
-
-        Returns
-        -------
-        ndarray of uint64, shape (columns, words)
-            Not re-randomised yet: to be covered by `cover`. Plaintexts are signed, modulo that of the cipher.
+        Weights are from -2^(bits - 1) to 2^(bits - 1) - 1, of at most 62 bits, to which work is proportional. The
+        result is not re-randomised yet: to be covered by `cover`. Its plaintexts are signed, modulo that of the cipher.
         """
         modulus, columns = self.modulus, weights.shape[1]
         offset = 1 << (bits - 1)
@@ -242,7 +189,7 @@ class Hider:
         pairs = np.stack([np.zeros(columns, np.int64), np.arange(columns)], axis=1)
         bases = modulus.unpack(ciphertexts)[:, np.newaxis]
         products = modulus.bucket_products(bases, shifted, pairs, bits, self._threads)
-        whole = np.empty((1, modulus.words), np.uint64)  # sum v, taken off as often as the offset put it in
+        whole = np.empty((1, modulus.words), np.uint64)  # sum v, which the offset has added as many times
         index = np.arange(len(ciphertexts), dtype=np.int32)
         modulus.segment_products(ciphertexts, index, np.array([0, len(ciphertexts)]), whole)
         return modulus.pack(modulus.multiply(products, modulus.montgomery([self._inverse(whole, offset)])))
@@ -262,17 +209,9 @@ class Hider:
             raise CryptoError("expected ciphertexts prime to the modulus, got another - at their product") from None
 
     def cover(self, ciphertexts: Words, added: Sequence[int], fields: Fields) -> Words:
-        """Put several ciphertexts into one each, add a number to each field, and re-randomise.
+        """Put ciphertexts (numbers, words) into few, add a number that is not negative to each field, and re-randomise.
 
-        Parameters
-        ----------
-        ciphertexts : ndarray of uint64, shape (numbers, words)
-        added : sequence of int
-            Of each number: what makes it fit its field, a mask for instance; not negative.
-
-        Returns
-        -------
-        ndarray of uint64, shape (ceil(numbers / per_plaintext), words)
+        `added` makes each number fit its field, such as a mask. Returns (ceil(numbers / per_plaintext), words).
         """
         modulus, starts = self.modulus, fields.starts(len(added))
         ones = np.repeat(modulus.one[np.newaxis], len(starts) - 1, axis=0)
@@ -283,7 +222,7 @@ class Hider:
         return to_words(numbers, -(-self._bits // 64))
 
     def check(self, ciphertexts: Words, shape: tuple[int, ...], what: str) -> Words:
-        """Refuse, with a CryptoError, what are not ciphertexts of this shape, uint64 (*shape, words)."""
+        """Return ciphertexts, uint64 (*shape, words); CryptoError if they are anything else."""
         check_payload([ciphertexts], what, (np.uint64, (*shape, self.modulus.words)))
         if not self.modulus.in_range(ciphertexts.reshape(-1, self.modulus.words)):
             raise CryptoError(f"a ciphertext is not in range - in {what}")
@@ -291,23 +230,9 @@ class Hider:
 
 
 class HiddenMatrix:
-    """Somebody's matrix, its rows encrypted once, to be multiplied by own vectors.
+    """Another party's matrix, its rows encrypted once by `hide_rows`, to be multiplied by own vectors.
 
-    Parameters
-    ----------
-    hider : Hider
-        Under the owner's key.
-    rows : ndarray of uint64, shape (n, plaintexts, words)
-        What the owner's `hide_rows` made.
-    weight_bits, vector_bits : int
-        Sizes of the matrix's and of the vectors' signed integers.
-    fields : Fields
-        Of at least `product_bits`.
-    threads : int
-
-    Attributes
-    ----------
-    fields : Fields
+    `hider` is under the owner's key, `rows` are (n, plaintexts, words), and `fields` have `product_bits` or more.
     """
 
     def __init__(
@@ -317,19 +242,10 @@ class HiddenMatrix:
         self._weight_bits, self._vector_bits, self._threads = weight_bits, vector_bits, threads
 
     def times(self, index: Integers, vector: Integers, added: Sequence[int]) -> Words:
-        """Multiply some rows by a vector: ciphertexts of sum_i v_i x_ij, fields together, re-randomised.
+        """Multiply rows `index` by a vector: re-randomised ciphertexts of sum_i v_i x_ij, fields together.
 
-        Parameters
-        ----------
-        index : ndarray of int64, shape (rows,)
-        vector : ndarray of int64, shape (rows,)
-        added : sequence of int, one per column
-            What is added to each field, such as a mask.
-
-        Returns
-        -------
-        ndarray of uint64, shape (plaintexts, words)
-            For the owner's `opened`. A field holds its sum, shifted by 2^(bits - 1), and what was added.
+        Returns (plaintexts, words) for the owner's `opened`. A field holds its sum, shifted by 2^(bits - 1), and the
+        number `added` to it, such as a mask.
         """
         modulus, bits = self._hider.modulus, self._vector_bits
         shifted = check_range(vector, bits) + (1 << (bits - 1))
@@ -347,22 +263,12 @@ class HiddenMatrix:
 
 
 def product_bits(rows: int, weight_bits: int, vector_bits: int) -> int:
-    """Bits of signed sums over so many rows, offsets included: for `Fields.of`."""
+    """Return the bits of signed sums over so many rows, offsets included: for `Fields.of`."""
     return weight_bits + vector_bits + rows.bit_length() + 2
 
 
 def hide_rows(key: AdditivePrivateKey, matrix: Integers, bits: int, fields: Fields, threads: int) -> Words:
-    """Encrypt the rows of a matrix of signed integers under one's own key.
-
-    Parameters
-    ----------
-    matrix : ndarray of int64, shape (n, columns)
-        From -2^(bits - 1) to 2^(bits - 1) - 1.
-
-    Returns
-    -------
-    ndarray of uint64, shape (n, plaintexts, words)
-    """
+    """Encrypt the rows of a matrix of signed integers (n, columns) under one's own key: (n, plaintexts, words)."""
     shifted = check_range(matrix, bits) + (1 << (bits - 1))
     starts = fields.starts(matrix.shape[1])
     limbs = -(-key.public.plaintext_bits // 64)
@@ -379,12 +285,9 @@ def hide_rows(key: AdditivePrivateKey, matrix: Integers, bits: int, fields: Fiel
 
 
 def opened(key: AdditivePrivateKey, ciphertexts: Words, count: int, fields: Fields, threads: int) -> list[int]:
-    """Decrypt with one's own key and take apart: `count` numbers below 2^width.
+    """Decrypt with one's own key and split into `count` numbers below 2^width.
 
-    Raises
-    ------
-    CryptoError
-        When something is no ciphertext, or holds more than its fields.
+    CryptoError if something is no ciphertext, or holds more than its fields.
     """
     if not key.public.modulus.in_range(ciphertexts):
         raise CryptoError("a ciphertext is not in range - at decryption")

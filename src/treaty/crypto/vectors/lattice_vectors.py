@@ -2,17 +2,17 @@
 
 The *server* holds integer columns of some rows (`crypto.lattice.linear_map`, "for any secret integer matrix"), a
 *client* a vector over some of these rows. The vector is sent at full length, zero elsewhere, so that one hint serves
-all batches of these rows and the server cannot tell from it which are meant. The server adds a mask, uniform modulo
-2^message_bits, to every product: what the client opens is a uniform number, and its share; the mask is the server's.
+all batches of these rows and the server cannot tell which are meant. The server adds a mask, uniform modulo
+2^message_bits, to every product: what the client opens is uniform, and its share; the server's share is the mask.
 
-A long table is cut into blocks of rows, each with a matrix and a hint of its own: a vector need not be longer than the
-block that its batch is in, where everybody may know which that is.
+A long table is cut into blocks of rows, each with its own matrix and hint: a vector need not be longer than the block
+of its batch, where everybody may know which block that is.
 
     entry m_i = low + 2^26 high = v_i,     |v_i| < 2^(vector_bits - 1),     products modulo 2^message_bits
 
-What it rests on is in docs/lattice.md: the answers tell the client at most the leak bound of each sum beside the sum,
-which here is uniform; the queries tell the server nothing under ring-LWE. The leak bound of a column is that of its
-2-norm, which only its owner knows and enters into its ledger.
+Assumptions are in docs/lattice.md: the answers tell the client at most the leak bound of each sum beside the sum, which
+here is uniform; the queries tell the server nothing under ring-LWE. The leak bound of a column is that of its 2-norm,
+which only its owner knows and enters into its ledger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
-from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.payload import Payload, check_payload
 from treaty.errors import CryptoError
 
@@ -38,23 +38,10 @@ _RESERVED_AT_A_TIME = 256  # vectors whose leak is entered in the ledger before 
 
 
 def vectors_parameters(n_rows: int, weight_bound: int, vector_bits: int, batch_rows: int) -> Parameters:
-    """Return the parameters for products of columns with vectors.
+    """Return the parameters for products of columns with vectors; CryptoError if the lattice map has none.
 
-    Parameters
-    ----------
-    n_rows : int
-        Of a block.
-    weight_bound : int
-        |entry| of a column.
-    vector_bits : int
-        Of a vector's signed entries.
-    batch_rows : int
-        Entries of a vector that are not zero.
-
-    Raises
-    ------
-    CryptoError
-        When these are too large for the lattice map.
+    `n_rows` of a block; |entry| of a column <= `weight_bound`; signed entries of `vector_bits`, of which at most
+    `batch_rows` are not zero.
     """
     weight = n_rows * weight_bound
     message_bits = (batch_rows * weight_bound).bit_length() + vector_bits + 1
@@ -69,17 +56,7 @@ def _fields(vector_bits: int) -> list[Field]:
 
 
 class VectorClient:
-    """The end that holds vectors.
-
-    Parameters
-    ----------
-    parameters : Parameters
-    vector_bits : int
-    seed : bytes of length 32
-        Public, of all parties.
-    n_rows : int
-    threads : int
-    """
+    """The end that holds vectors of `n_rows` entries; the 32-byte seed is public, of all parties."""
 
     def __init__(self, parameters: Parameters, vector_bits: int, seed: bytes, n_rows: int, *, threads: int = 1) -> None:
         self._parameters, self._bits, self._n_rows = parameters, vector_bits, n_rows
@@ -94,14 +71,7 @@ class VectorClient:
         self._hints[peer, block] = hint[0].copy()
 
     def query(self, rows: Integers, vector: Integers) -> Payload:
-        """Encrypt a vector, under a secret of its own, for all servers alike.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, shape (m,)
-        vector : ndarray of int64, shape (m,)
-            Its entries at these rows.
-        """
+        """Encrypt a vector with these entries at `rows`, under a secret of its own, for all servers alike."""
         half = 1 << (self._bits - 1)
         if len(vector) and (vector.min() < -half or vector.max() >= half):
             raise CryptoError(f"expected numbers below 2^{self._bits - 1} in size - before encryption")
@@ -123,19 +93,9 @@ class VectorClient:
 
 
 class VectorServer:
-    """The end that holds columns.
+    """The end that holds int64 columns (columns, rows), within the bound of the parameters.
 
-    Parameters
-    ----------
-    parameters : Parameters
-    columns : ndarray of int64, shape (columns, rows)
-        Within the bound of the parameters.
-    names : sequence of str
-        Of the columns, in the ledger alone; what equal names leak is added up.
-    seed : bytes of length 32
-    store : HintStore
-        Keeps the ledger of what answers about these columns may have told.
-    threads : int
+    Under the columns' names the store's ledger keeps what answers may have leaked, added up where names are equal.
     """
 
     def __init__(
@@ -149,17 +109,17 @@ class VectorServer:
         threads: int = 1,
     ) -> None:
         if np.abs(columns).sum(axis=1).max(initial=0) > parameters.weight:
-            raise CryptoError("a column exceeds what the parameters are for - in the lattice map")
-        self.parameters, self._store = parameters, store
+            raise CryptoError("a column exceeds the bound of the parameters - in the lattice map")
+        self.parameters = parameters
         self._columns = columns.shape
         self._map = LinearMapServer(
             parameters, SecretMatrix.of_integers(columns.astype(np.int32)), seed, threads=threads
         )
         squares = (columns.astype(np.float64) ** 2).sum(axis=1)
-        self._leaks = dict.fromkeys(names, 0.0)
+        leaks = dict.fromkeys(names, 0.0)
         for name, square in zip(names, squares.tolist(), strict=True):
-            self._leaks[name] += parameters.leak(square)
-        self._reserved = self._used = 0
+            leaks[name] += parameters.leak(square)
+        self._reservation = Reservation(store, leaks, _RESERVED_AT_A_TIME)
         self._seen: set[bytes] = set()
 
     def hint(self) -> Payload:
@@ -171,10 +131,8 @@ class VectorServer:
     def answer(self, query: Payload) -> tuple[Payload, list[int]]:
         """Answer a query; return also this end's shares, which with the client's add up to the products.
 
-        Raises
-        ------
-        CryptoError
-            When something is malformed, or the query has come before: a second flood on one query would average out.
+        CryptoError if something is malformed, or the query is a repetition: a second flood on one query would average
+        out.
         """
         parameters = self.parameters
         primes, degree, bits = len(parameters.primes), parameters.degree, parameters.message_bits
@@ -185,24 +143,15 @@ class VectorServer:
         if digest.digest() in self._seen:
             raise CryptoError("expected a new query, got one that was answered - in a query")
         self._seen.add(digest.digest())
-        self._reserve()
+        self._reservation.use(1)
         masks = [secrets.randbits(bits) for _ in range(self._columns[0])]
         features = np.arange(self._columns[0], dtype=np.int64)
         made = self._map.answer(query[0], query[1], features, [masks])
         return [made], [-mask % (1 << bits) for mask in masks]
 
-    def _reserve(self) -> None:
-        """Enter what answers may leak in the ledger, before they are given."""
-        if self._used == self._reserved:
-            self._store.reserve({name: _RESERVED_AT_A_TIME * leak for name, leak in self._leaks.items()})
-            self._reserved += _RESERVED_AT_A_TIME
-        self._used += 1
-
     def close(self) -> None:
         """Give back what was reserved and not used."""
-        unused, self._reserved = self._reserved - self._used, self._used
-        if unused:
-            self._store.give_back({name: unused * leak for name, leak in self._leaks.items()})
+        self._reservation.close()
 
 
 def signed(number: int, bits: int) -> int:

@@ -12,7 +12,7 @@ has no data, knows neither. After Beaver (1991), with the fixed operand masked o
     holder -> asker         S_t = M E_t + D_t                                           per vector
     asker                   S_t + F A_t + C_t = M E_t + (B + F) A_t = M V_t
 
-All of it modulo 2^64, hence exact: nothing is rounded and nothing overflows but what the masks make wrap around.
+Everything is modulo 2^64, hence exact: nothing is rounded, and only masks wrap around.
 
 * *Assumption*: semi-honest parties, the dealer colluding with neither; HKDF and AES-256-CTR as pseudorandom functions.
 * *Holder learns* how many vectors there are: E_t and D_t are uniform to it, whatever V_t is.
@@ -20,7 +20,7 @@ All of it modulo 2^64, hence exact: nothing is rounded and nothing overflows but
 * *Dealer learns* slots, rows and how many vectors.
 * *Dealer and holder* together know all E_t and A_t, so every V_t; *dealer and asker* B and F, so M.
 
-A_t must serve once: of two vectors under one mask the holder sees the difference. All three keep count and refuse.
+A_t must serve once: from two vectors under one mask the holder sees the difference. All three keep count and refuse.
 
 Cost, with n rows and l slots, k vectors at a time: F has 8 l n bytes, sent once (20 columns of 32 bins and a million
 rows: 5.3 GB; it is kept in a temporary file beyond 256 MB). A vector costs 16 n bytes up and 16 l down, and 16 l from
@@ -51,23 +51,16 @@ from treaty.errors import CryptoError
 Words = NDArray[np.uint64]
 
 SEED_BYTES = 32
-VECTOR_WORDS = 2
-"""Columns of a vector: one for gradients, one for hessians and the count of rows."""
+VECTOR_WORDS = 2  # columns of a vector: one for gradients, one for hessians and the count of rows
 
-_BLOCK_BYTES = 16 << 20  # of B at a time
-_AHEAD = 16  # vectors that a dealer makes shares for at a time: B is made afresh for each such batch
-_MASK_BYTES = 64 << 20  # of all A_t of a batch
-_SMALL = 1 << 18  # products or sums that are made sooner than a second thread wakes up
+_BLOCK_BYTES = 16 << 20  # most of B in memory at a time
+_AHEAD = 16  # vectors per batch of a dealer's shares: B is expanded anew for each batch
+_MASK_BYTES = 64 << 20  # most of all A_t of a batch
+_SMALL = 1 << 18  # fewer products or sums than this are not worth a second thread
 
 
 def count_bits(bounds: SumsBounds) -> int:
-    """Return the width of the count in the second word, b_c = bitlen(n) + 1.
-
-    Raises
-    ------
-    CryptoError
-        When sums would not fit 63 bits.
-    """
+    """Return the width of the count in the second word, bitlen(n) + 1; CryptoError if sums would not fit 63 bits."""
     bits = bounds.n_rows.bit_length() + 1
     if max(bounds.n_rows * bounds.grad_bound, (bounds.n_rows * bounds.hess_bound + 1) << bits) >= 1 << 63:
         raise CryptoError("sums would exceed 63 bits - lower fractional_bits, or the bound of the gradients")
@@ -80,7 +73,7 @@ def pack_rows(grad: NDArray[np.int64], hess: NDArray[np.int64], bits: int) -> Wo
 
 
 def unpack_sums(words: Words, bits: int) -> NDArray[np.int64]:
-    """Take sums (nodes, 2, slots) apart: int64 (nodes, slots, 3), sum of grad, sum of hess and count."""
+    """Split sums (nodes, 2, slots) into sum of grad, sum of hess and count: int64 (nodes, slots, 3)."""
     grad, rest = words[:, 0], words[:, 1]
     low = np.uint64((1 << bits) - 1)
     return np.stack(
@@ -92,7 +85,7 @@ def unpack_sums(words: Words, bits: int) -> NDArray[np.int64]:
 
 
 def subtract_matrix_mask(block: Words, seed: bytes, first: int, threads: int = 1) -> None:
-    """Subtract B from some slots of a matrix, uint64 (k, rows), in place; `first` is the first of them."""
+    """Subtract B, from slot `first` on, from some slots of a matrix, uint64 (k, rows), in place."""
 
     def one(slot: int) -> None:
         add_masks(block[slot], [], [mask_key(seed, mask_nonce("", "smm_secure", first + slot, 0, "B"))])
@@ -107,35 +100,27 @@ def vector_nonce(number: int) -> bytes:
 
 def vector_mask(seed: bytes, number: int, n_rows: int) -> Words:
     """Return A_t, uint64 (2, rows)."""
-    mask = np.zeros(VECTOR_WORDS * n_rows, np.uint64)
-    add_masks(mask, [mask_key(seed, vector_nonce(number))], [])
-    return mask.reshape(VECTOR_WORDS, n_rows)
+    return _mask(seed, vector_nonce(number), n_rows)
 
 
 def product_mask(seed: bytes, holder: str, number: int, slots: int) -> Words:
     """Return C_t of one holder, uint64 (2, slots)."""
-    mask = np.zeros(VECTOR_WORDS * slots, np.uint64)
-    add_masks(mask, [mask_key(seed, mask_nonce("", "smm_secure", number, 0, f"C of {holder}"))], [])
-    return mask.reshape(VECTOR_WORDS, slots)
+    return _mask(seed, mask_nonce("", "smm_secure", number, 0, f"C of {holder}"), slots)
+
+
+def _mask(seed: bytes, nonce: bytes, length: int) -> Words:
+    mask = np.zeros(VECTOR_WORDS * length, np.uint64)
+    add_masks(mask, [mask_key(seed, nonce)], [])
+    return mask.reshape(VECTOR_WORDS, length)
 
 
 # ---------------------------------------------------------------- the products
 
 
 def masked_product(matrix: Words, slots: NDArray[np.int64], vectors: Words, threads: int = 1) -> Words:
-    """Multiply some rows of a matrix with vectors, modulo 2^64.
+    """Multiply rows `slots` (m,) of a dense matrix (l, rows) with vectors (k, rows), modulo 2^64: uint64 (k, m).
 
-    Parameters
-    ----------
-    matrix : uint64 (l, rows), C order
-        Dense; may lie in a file.
-    slots : int64 (m,)
-        Which of its rows.
-    vectors : uint64 (k, rows), C order
-
-    Returns
-    -------
-    uint64 (k, m)
+    C order; the matrix may be mapped from a file.
     """
     out = np.zeros((len(vectors), len(slots)), np.uint64)
     least = 1 + _SMALL // (vectors.size + 1)
@@ -151,23 +136,10 @@ def selected_sums(
     words: Words,
     threads: int = 1,
 ) -> Words:
-    """Multiply the 0/1 matrix of bins with vectors, modulo 2^64: a histogram of words.
+    """Multiply the 0/1 matrix of some features' bins with vectors (k, rows), modulo 2^64: word sums (k, slots).
 
-    Parameters
-    ----------
-    columns : uint8 (features, rows), C order
-        Bin of each value.
-    features : int64 (m,)
-        Which columns.
-    places : int64 (m,)
-        First slot of each in the result.
-    slots : int
-        Slots of the result.
-    words : uint64 (k, rows), C order
-
-    Returns
-    -------
-    uint64 (k, slots)
+    `columns` uint8 (features, rows) are all bin codes, C order as the words; `places` (m,) is the first slot of each
+    chosen feature in the result.
     """
     out = np.zeros((len(words), slots), np.uint64)
     least = 1 + _SMALL // (words.size + 1)
@@ -211,21 +183,9 @@ def _add_selected(columns: Any, features: Any, places: Any, words: Any, first: i
 
 
 class Dealer:
-    """Makes what holders and asker need of each other and must not have from each other.
+    """Makes the correlated randomness of holders (holder -> slots of its matrix) and asker.
 
-    Parameters
-    ----------
-    n_rows : int
-    slots : mapping of str to int
-        Of each holder's matrix.
-    threads : int
-
-    Attributes
-    ----------
-    asker_seed : bytes
-        For the asker alone.
-    holder_seeds : dict of str to bytes
-        For each holder alone.
+    `asker_seed` is for the asker alone, each of `holder_seeds` for its holder alone.
     """
 
     def __init__(self, n_rows: int, slots: Mapping[str, int], threads: int = 1) -> None:
@@ -237,17 +197,14 @@ class Dealer:
         self._made: dict[str, list[Words]] = {holder: [] for holder in slots}
 
     def prepare(self) -> None:
-        """Make shares ahead, when there are none left: best done while the others are at work."""
+        """Make shares ahead, if there are none left: best done while the others compute."""
         if not any(self._made.values()):
             self._make(self._ahead)
 
     def deal(self, first: int, count: int) -> dict[str, Words]:
-        """Return D_t of each holder for some vectors, uint64 (count, 2, slots).
+        """Return D_t of each holder for the next vectors, uint64 (count, 2, slots).
 
-        Raises
-        ------
-        CryptoError
-            When these are not the very next vectors: shares of one that was dealt before would undo its mask.
+        CryptoError for other vectors than the very next ones: shares dealt a second time would undo their mask.
         """
         if first != self._next or count < 1:
             raise CryptoError(

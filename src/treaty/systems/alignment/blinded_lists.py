@@ -1,6 +1,6 @@
 """Lists of ids as their partners see them: points under secret keys, in secret orders, padded to a bucket.
 
-The arithmetic of `alignment`; messages and the order of steps are there.
+The arithmetic of `alignment.roles`, where messages and the order of steps are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def bucket(count: int) -> int:
 class OwnList:
     """A party's ids as the other sees them: under a key of this run, padded to the bucket, in a secret order.
 
-    A list that lies in a file is hashed beforehand, in the order of the ids: those of a batch are all over their file.
+    A list kept in a file is hashed beforehand, in the order of the ids, for the ids of a batch are scattered over it.
     """
 
     def __init__(self, ids: Ids, domain: bytes, threads: int, scratch: Scratch | None = None) -> None:
@@ -64,17 +64,17 @@ class OwnList:
             self._list.add(records(self._list.dtype, **columns))
 
     def numbers(self, part: slice) -> NDArray[np.int64]:
-        """Return the ids at some places, int64 (n,): their numbers, or more than there are where it is padding."""
+        """Return the numbers of the ids at some places, int64 (n,); a number beyond the ids is padding."""
         return self._list[part]["number"].astype(np.int64)
 
     def blinded(self, part: slice) -> NDArray[np.uint8]:
-        """Return H(id)^key of some places, uint8 (n, 32); padding takes the same way, so it takes the same time."""
+        """Return H(id)^key of some places, uint8 (n, 32); padding takes the same steps, and so the same time."""
         rows = self._list[part]
         uniform = rows["uniform"].copy() if self._hashed else self._uniform(rows["number"].astype(np.int64))
         return ristretto.multiply(ristretto.from_uniform(uniform, self.threads), self._key, self.threads)
 
     def _uniform(self, number: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Hash ids to uniform bytes, uint8 (n, 64); for padding they are drawn."""
+        """Hash ids to uniform bytes, uint8 (n, 64); padding gets random ones."""
         real = number < len(self._ids)
         if self._hashed:  # ascending
             kept = number[real] if real.any() else np.zeros(1, np.int64)
@@ -88,13 +88,13 @@ class OwnList:
         return np.where(real[:, None], uniform, padding.reshape(uniform.shape))
 
     def close(self) -> None:
-        """Give the list's memory or file back."""
+        """Free the list's memory or file."""
         self._list.close()
 
     def raised(self, points: Array, part: slice, peer: str) -> NDArray[np.uint8]:
-        """Return a peer's points to the power of the own key, uint8 (n, 32)."""
-        received = points_of(points, part, peer, "Blinded")
-        return valid(peer, "Blinded", lambda: ristretto.multiply(received, self._key, self.threads))
+        """Return a peer's points raised to the own key, uint8 (n, 32)."""
+        received = points_of(points, part, peer, "BlindedPoints")
+        return valid(peer, "BlindedPoints", lambda: ristretto.multiply(received, self._key, self.threads))
 
 
 def points_of(points: Array, part: slice, peer: str, what: str) -> NDArray[np.uint8]:
@@ -104,7 +104,7 @@ def points_of(points: Array, part: slice, peer: str, what: str) -> NDArray[np.ui
 
 
 def valid(peer: str, what: str, work: Callable[[], Result]) -> Result:
-    """Do something with a peer's points; it is to blame where one is none."""
+    """Return what `work` does with a peer's points; raise PeerProtocolError where one is no point of the group."""
     try:
         return work()
     except CryptoError as error:
@@ -112,7 +112,7 @@ def valid(peer: str, what: str, work: Callable[[], Result]) -> Result:
 
 
 def committed(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> NDArray[np.uint8]:
-    """Commit to the set of ids under a key as `hashing.commit` does, some nodes at a time; uint8 (NODES, 32)."""
+    """Commit to the set of ids as `hashing.commit` does, uint8 (NODES, 32), with some nodes in memory at a time."""
     leaves = scratch.sorted(_LEAF, "node", hashing.NODES, len(ids))
     for part in pieces(len(ids), scratch.part):
         data, offsets = ids.strings(part.start, part.stop)
@@ -127,12 +127,12 @@ def committed(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> NDArray[n
 
 
 def values_of(points: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Return what is kept of double-encrypted points, uint64 (n, 2): their first 16 bytes."""
+    """Return the first 16 bytes of double-encrypted points, which are kept, as words uint64 (n, 2)."""
     return from_bytes(points[:, :16])
 
 
 def from_bytes(values: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Read values uint8 (n, 16) as words, to be compared and sorted."""
+    """Read values uint8 (n, 16) as words uint64 (n, 2), to compare and sort them."""
     return np.ascontiguousarray(values).view("<u8").astype(np.uint64, copy=False)
 
 

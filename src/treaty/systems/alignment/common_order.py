@@ -1,12 +1,12 @@
-"""The common order of rows, and the check that both sides have the same ids in it: step 7 of `alignment`.
+"""The common order of rows, and the check that both sides have the same ids in it: step 7 of `alignment.roles`.
 
 Each side hashes the double-encrypted values of the common ids, as it has them, in two orders: the common one, whose key
-the active party draws, and another, whose key the passive party draws once all matches are told. An id that a cheat
-only claims to hold has a place in each order that the cheat does not know, and one of the orders it could not choose.
-So of n true matches and k such ones it places all with a probability of n! / (n + k)! at most, whatever it tries.
+the active party draws, and another, whose key the passive party draws once all matches are told. A cheat does not know
+where in either order an id belongs that it only claims to hold, and cannot choose both keys. So with n true matches and
+k such ids it gets all places right with a probability of n! / (n + k)! at most, whatever it tries.
 
-Neither can wait for the other's hash and repeat or fit it: the passive party seals its own first, then sees the active
-one's, then opens the seal. Each side's hash names its role.
+Neither side can copy the other's hash or fit its own to it: the passive party commits to its own, then sees the active
+party's, then opens the commitment (the "seal"). Each side's hash names its role.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RANKED = np.dtype([("drawn", np.uint64, (2,)), ("value", np.uint64, (2,)), ("num
 
 
 class Challenge(Message):
-    """Key uint8 (32,) of the order to prove; SHA-256 (32,) of the opening to come and the own digest. Tell nothing."""
+    """Key uint8 (32,) of the second order; commitment (32,) to the own digest. Tell nothing."""
 
     key: Array
     sealed: Array
@@ -44,26 +44,14 @@ class OrderDigest(Message):
     digest: Array
 
 
-class Unsealed(Message):
-    """What the seal was made with, uint8 (32,). Tells whether both have the same ids in the same order."""
+class SealOpening(Message):
+    """Opens the commitment, uint8 (32,). Tells whether both have the same ids in the same order."""
 
     opening: Array
 
 
 def ranked(ids: Ids, matches: Sorted, key: bytes, threads: int, scratch: Scratch) -> Sorted:
-    """Put common ids in order under a key: by a pseudorandom function of the id, the same for all who hold it.
-
-    Parameters
-    ----------
-    matches : Sorted
-        The ids, of type `PAIR`, by number.
-    key : bytes of length 32
-
-    Returns
-    -------
-    Sorted
-        Of type `RANKED`.
-    """
+    """Sort common ids, of type `PAIR` and by number, by a pseudorandom function under `key`; return type `RANKED`."""
     order = scratch.sorted(RANKED, "drawn", WORDS, len(matches))
     for part in matches.parts():
         if len(part):
@@ -76,42 +64,29 @@ def ranked(ids: Ids, matches: Sorted, key: bytes, threads: int, scratch: Scratch
 
 
 def prove(party: Party, peer: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch) -> None:
-    """Step 7 of the active party: show a passive one that it has the same ids, then see that this one has them too.
+    """Step 7 of the active party: show a passive one that both have the same ids, then check what it shows.
 
-    Parameters
-    ----------
-    matches : Sorted
-        The common ids, of type `PAIR`, by number, with their double-encrypted values.
-    common : Sorted
-        The same in the common order, of type `RANKED`.
-
-    Raises
-    ------
-    PeerProtocolError
-        When the peer has others, or another order.
+    `matches` are the common ids by number (`PAIR`), `common` the same in the common order (`RANKED`). Raises
+    PeerProtocolError when the peer has other ids, or another order.
     """
     challenge = party.receive(peer, Challenge)
-    key = view(challenge.key, np.uint8, (32,), peer=peer, what="Challenge.key").tobytes()
-    sealed = view(challenge.sealed, np.uint8, (32,), peer=peer, what="Challenge.sealed").tobytes()
+    key, sealed = _bytes(challenge.key, peer, "Challenge.key"), _bytes(challenge.sealed, peer, "Challenge.sealed")
     other = ranked(ids, matches, key, threads, scratch)
     party.send(peer, OrderDigest(_array(_digest("active", key, _values(common, other)))))
-    opening = view(party.receive(peer, Unsealed).opening, np.uint8, (32,), peer=peer, what="Unsealed.opening").tobytes()
-    _check(sealed, _seal(opening, _digest("passive", key, _values(common, other))), peer, "Unsealed")
+    opening = _bytes(party.receive(peer, SealOpening).opening, peer, "SealOpening.opening")
+    _check(sealed, _seal(opening, _digest("passive", key, _values(common, other))), peer, "SealOpening")
     other.close()
 
 
 def verify(party: Party, lead: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch) -> None:
-    """Step 7 of a passive party: have the active one show that it has the same ids, then show it that this one has.
-
-    Parameters and errors as of `prove`.
-    """
+    """Step 7 of a passive party: check that the active one has the same ids, then show it the same; see `prove`."""
     key, opening = secrets.token_bytes(32), secrets.token_bytes(32)
     other = ranked(ids, matches, key, threads, scratch)
     own = _digest("passive", key, _values(common, other))
     party.send(lead, Challenge(_array(key), _array(_seal(opening, own))))
-    theirs = view(party.receive(lead, OrderDigest).digest, np.uint8, (32,), peer=lead, what="OrderDigest.digest")
-    _check(theirs.tobytes(), _digest("active", key, _values(common, other)), lead, "OrderDigest")
-    party.send(lead, Unsealed(_array(opening)))
+    theirs = _bytes(party.receive(lead, OrderDigest).digest, lead, "OrderDigest.digest")
+    _check(theirs, _digest("active", key, _values(common, other)), lead, "OrderDigest")
+    party.send(lead, SealOpening(_array(opening)))
     other.close()
 
 
@@ -139,3 +114,7 @@ def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
 
 def _array(data: bytes) -> Array:
     return Array.of(np.frombuffer(data, np.uint8))
+
+
+def _bytes(array: Array, peer: str, what: str) -> bytes:
+    return view(array, np.uint8, (32,), peer=peer, what=what).tobytes()

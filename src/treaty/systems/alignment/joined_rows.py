@@ -1,8 +1,8 @@
-"""Rows of a plain join when ids are repeated: the last step of `alignment` under "expand".
+"""Rows of a plain join when ids are repeated: step 8 of `alignment.roles`, with ``on_duplicate="expand"``.
 
 An id in m rows of one party and n of another has m * n rows in the joined table. The active party is told how often
-every party has each common id, lays the rows out, and tells each party where its own go: its rows one after another,
-each `repeats` times, and that again until there are `totals`.
+every party has each common id, and tells each party where its own rows go: one after another, each `repeats` times, and
+all of them over again until there are `totals`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ class Copies(Message):
     counts: Array
 
 
-class Layout(Message):
-    """Of each common id: rows in the joined table, and how often each row of the receiver is repeated, int64 (n,)."""
+class JoinLayout(Message):
+    """Of each common id: rows in the joined table, and how often each row of the receiver repeats, int64 (n,)."""
 
     totals: Array
     repeats: Array
 
 
 def arrange(party: Party, own: NDArray[np.int64], batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Step 8: lay out the joined rows of each id, own rows first and slowest, then those of the peers in turn."""
+    """Step 8: lay out the joined rows of each id; own rows change slowest, then those of each peer in turn.
+
+    `own` is how many rows each common id has here. Return totals and own repeats, int64 (n,).
+    """
     counts = [own]
     for peer in party.peers:
         copies = np.empty(len(own), np.int64)
@@ -55,32 +58,32 @@ def arrange(party: Party, own: NDArray[np.int64], batch: int) -> tuple[NDArray[n
     repeats = totals // np.cumprod(counts, axis=0, dtype=np.int64)
     for peer, own_repeats in zip(party.peers, repeats[1:], strict=True):
         for part in pieces(len(own), batch):
-            party.send(peer, Layout(Array.of(totals[part]), Array.of(own_repeats[part])))
+            party.send(peer, JoinLayout(Array.of(totals[part]), Array.of(own_repeats[part])))
     return totals, repeats[0]
 
 
 def arranged(
     party: Party, lead: str, own: NDArray[np.int64], batch: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Step 8: say how many rows each common id has here, and be told where they go."""
+    """Step 8: tell how many rows each common id has here; return the totals and repeats received."""
     totals, repeats = np.empty(len(own), np.int64), np.empty(len(own), np.int64)
     for part in pieces(len(own), batch):
         party.send(lead, Copies(Array.of(own[part])))
     for part in pieces(len(own), batch):
-        layout = party.receive(lead, Layout)
+        layout = party.receive(lead, JoinLayout)
         length = part.stop - part.start
-        totals[part] = view(layout.totals, np.int64, (length,), peer=lead, what="Layout.totals")
-        repeats[part] = view(layout.repeats, np.int64, (length,), peer=lead, what="Layout.repeats")
+        totals[part] = view(layout.totals, np.int64, (length,), peer=lead, what="JoinLayout.totals")
+        repeats[part] = view(layout.repeats, np.int64, (length,), peer=lead, what="JoinLayout.repeats")
     wrong = np.any(repeats < 1) or np.any(repeats >= _MOST_ROWS) or np.any(totals < 1) or np.any(totals >= _MOST_ROWS)
     if wrong or np.any(totals % (repeats * own)) or totals.sum() >= _MOST_ROWS:
-        raise PeerProtocolError(lead, f"expected whole blocks of joined rows - at Layout from {lead}")
+        raise PeerProtocolError(lead, f"expected whole blocks of joined rows - at JoinLayout from {lead}")
     return totals, repeats
 
 
 def joined(
     ids: Ids, common: NDArray[np.int64], totals: NDArray[np.int64], repeats: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return own rows of the joined table: of each id `totals` rows, each own row `repeats` times, round and round."""
+    """Return the own row in each row of the joined table: see `JoinLayout`."""
     number = np.repeat(np.arange(len(common)), totals)
     place = np.arange(len(number)) - np.repeat(np.cumsum(totals) - totals, totals)
     copies = np.diff(ids.starts)[common]

@@ -1,4 +1,4 @@
-"""Finding what two lists under both keys have in common, part by part: steps 5 and 6 of `alignment`."""
+"""What two double-encrypted lists have in common, found part by part: steps 5 and 6 of `alignment.roles`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from treaty.data.large import WORDS, Scratch, Sorted, records
 from treaty.errors import PeerProtocolError
 from treaty.systems.alignment.blinded_lists import OwnList
 
-VALUE = np.dtype([("value", np.uint64, (2,))])
-"""What is kept of a point under both keys."""
-MINE = np.dtype([*VALUE.descr, ("number", np.int32)])
-"""It, and the own id whose point it is."""
-THEIRS = np.dtype([*VALUE.descr, ("place", np.int32)])
-"""It, and its place in the list of the party whose id it is."""
+VALUE = np.dtype([("value", np.uint64, (2,))])  # what is kept of a double-encrypted point
+MINE = np.dtype([*VALUE.descr, ("number", np.int32)])  # with the number of the own id
+THEIRS = np.dtype([*VALUE.descr, ("place", np.int32)])  # with the place in the list of the party whose id it is
 PAIR = np.dtype([*THEIRS.descr, ("number", np.int32)])
 
 
@@ -37,17 +34,15 @@ def in_both(
 def matched(mine: Sorted, theirs: Sorted, n_ids: int, peer: str, scratch: Scratch) -> Sorted:
     """Return the own ids that are also in a peer's list, of type `PAIR`, by number.
 
-    Parameters
-    ----------
-    mine, theirs : Sorted
-        Both lists under both keys, of types `MINE` and `THEIRS`, by value, in the same parts.
+    `mine` and `theirs` are the double-encrypted lists, of types `MINE` and `THEIRS`, by value, in the same parts; both
+    are closed.
     """
     pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
     for left, right in zip(mine.parts(), theirs.parts(), strict=True):
         at, other = in_both(left["value"], right["value"], peer)
         found, place = left[at], right["place"][other]
         if np.any(found["number"] >= n_ids):
-            raise PeerProtocolError(peer, f"expected no match of a random point - at Blinded from {peer}")
+            raise PeerProtocolError(peer, f"expected no match of a random point - at BlindedPoints from {peer}")
         pairs.add(records(PAIR, number=found["number"], place=place, value=found["value"]))
     mine.close()
     theirs.close()
@@ -55,7 +50,7 @@ def matched(mine: Sorted, theirs: Sorted, n_ids: int, peer: str, scratch: Scratc
 
 
 def held_by_all(pairs: dict[str, Sorted], n_ids: int, scratch: Scratch) -> dict[str, Sorted]:
-    """Keep of each peer's matches those of ids that all peers have."""
+    """Keep each peer's matches of ids that all peers have; the others are closed."""
     if len(pairs) == 1:
         return pairs
     kept = {peer: scratch.sorted(PAIR, "number", n_ids, n_ids) for peer in pairs}
@@ -69,14 +64,11 @@ def held_by_all(pairs: dict[str, Sorted], n_ids: int, scratch: Scratch) -> dict[
 
 
 def confirmed(told: Sorted, own: OwnList, made: Sorted, size: int, n_ids: int, lead: str, scratch: Scratch) -> Sorted:
-    """Return the own ids that an active party says are common, of type `PAIR`, by number.
+    """Return the own ids that the active party says are common, of type `PAIR`, by number.
 
-    Parameters
-    ----------
-    told : Sorted
-        Places in the own list and values, of type `THEIRS`, by place.
-    made : Sorted
-        The `size` values of step 3, of type `VALUE`, by value.
+    `told` are places in the own list with values (`THEIRS`, by place); `made` the `size` values of step 3 (`VALUE`, by
+    value), all the values there can be. Raises PeerProtocolError where a place is told twice or is padding, or a value
+    was not made in step 3.
     """
     pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
     values = scratch.sorted(VALUE, "value", WORDS, size)

@@ -6,33 +6,34 @@ curve group with hash-to-group (RFC 9496, RFC 9380 appendix B); the asymmetric f
 Roles: one active party, any number of passive ones, each with a column of ids. Output: of each party, the rows whose
 ids all parties hold, in one common random order.
 
-====  ===============  ==================  ====================================================  ===================
-step  message          from -> to          content                                               protection
-====  ===============  ==================  ====================================================  ===================
-1     `Opening`        both                kind of ids, bucket of the set's size, commitment     TLS, keyed hash
-                                           to the set; of the active party the salt
-2     `Blinded`        active -> passive   H(id)^a and random points, shuffled                   secret a, DDH
-3     `Raised`         passive -> active   (H(id)^a)^b, in the order received                    secret b, DDH
-4     `Blinded`        passive -> active   H(id)^b and random points, shuffled                   secret b, DDH
-5     -                active              raises 4 to a, compares with 3
-6     `Matches`        active -> passive   of each id that all hold: its place in 4, and the     TLS
-                                           double-encrypted value, by place
-      `OrderKey`       active -> passive   key of the common order                               TLS
-7     `Challenge`      passive -> active   key of another order, sealed SHA-256 of the           hash
-                                           double-encrypted values in both orders
-      `OrderDigest`    active -> passive   the same of the active party, which is checked        hash
-      `Unsealed`       passive -> active   what opens the seal, which is checked                 TLS
-8     `Copies`         passive -> active   rows of each common id; with "expand" alone           TLS
-      `Layout`         active -> passive   where an id's rows go; with "expand" alone            TLS
-      `Ended`          active -> passive   in place of 6 to 8 when only the active party learns
-====  ===============  ==================  ====================================================  ===================
+====  =================  =================  ==================================================  ===================
+step  message            from -> to         content                                             protection
+====  =================  =================  ==================================================  ===================
+1     `ListSummary`      both               kind of ids, bucket of the set's size, commitment   TLS, keyed hash
+                                            to the set; of the active party the salt
+2     `BlindedPoints`    active -> passive  H(id)^a and random points, shuffled                 secret a, DDH
+3     `RaisedPoints`     passive -> active  (H(id)^a)^b, in the order received                  secret b, DDH
+4     `BlindedPoints`    passive -> active  H(id)^b and random points, shuffled                 secret b, DDH
+5     -                  active             raises 4 to a, compares with 3
+6     `Matches`          active -> passive  of each id that all hold: its place in 4, and the   TLS
+                                            double-encrypted value, by place
+      `OrderKey`         active -> passive  key of the common order                             TLS
+7     `Challenge`        passive -> active  key of another order, commitment to SHA-256 of the  hash
+                                            double-encrypted values in both orders
+      `OrderDigest`      active -> passive  the same of the active party, which is checked      hash
+      `SealOpening`      passive -> active  opens the commitment, which is checked              TLS
+8     `Copies`           passive -> active  rows of each common id; with "expand" alone         TLS
+      `JoinLayout`       active -> passive  where an id's rows go; with "expand" alone          TLS
+      `AlignmentEnd`     active -> passive  in place of 6 to 8 when only the active party
+                                            learns the result
+====  =================  =================  ==================================================  ===================
 
 H is hash-to-group under a domain of job and salt; a and b are fresh in every run. Points travel in batches of `BATCH`,
 each answered before the next but one is sent, so neither side holds more than two; long lists lie in files. Of a
 double-encrypted value 16 bytes are kept and sent: among 2^24 ids two agree in them with probability below 2^-78.
 
-Adversary: honest but curious. What each learns is in `disclosures`, how far step 7 goes against others in
-`common_order`.
+Adversary: honest but curious. What each party learns is in `disclosures`; what step 7 detects of a party that departs
+from the protocol is in `common_order`.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ BATCH = 1 << 14
 _DOMAIN = b"treaty-alignment-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
 
 
-class Opening(Message):
-    """Tells the kind of ids, the size's bucket, and a commitment (none without a log): whether ids changed."""
+class ListSummary(Message):
+    """Tells the kind of ids, the size's bucket and, by a commitment (empty without a log), whether ids changed."""
 
     kind: str
     size: int
@@ -90,20 +91,20 @@ class Opening(Message):
     salt: Array | None = None
 
 
-class Blinded(Message):
-    """Points uint8 (n, 32): own ids under own key, and padding. Tell nothing without the key."""
+class BlindedPoints(Message):
+    """Points uint8 (n, 32): own ids under the own key, and padding. Tell nothing without the key."""
 
     points: Array
 
 
-class Raised(Message):
-    """The receiver's points, raised to the sender's key too, in the order they came."""
+class RaisedPoints(Message):
+    """The receiver's points, raised to the sender's key as well, in the order they came."""
 
     points: Array
 
 
 class Matches(Message):
-    """Common ids: int32 places in the receiver's list, their values uint8 (n, 16). Tell which of its ids all hold."""
+    """Common ids: int32 places in the receiver's list, values uint8 (n, 16). Tell which of its ids all hold."""
 
     places: Array
     values: Array
@@ -115,13 +116,13 @@ class OrderKey(Message):
     key: Array
 
 
-class Ended(Message):
+class AlignmentEnd(Message):
     """The active party has its result and keeps it. Tells nothing, not even whether any id is common."""
 
 
 @dataclass(frozen=True, slots=True)
-class Aligned:
-    """What a party has of an alignment.
+class Alignment:
+    """What a party learns from an alignment.
 
     Attributes
     ----------
@@ -136,8 +137,8 @@ class Aligned:
     pairwise : dict of str to int
         Of each passive party: ids it shares with the active one. Known to the active party alone.
     changed : dict of str to int or None
-        Of each peer, with a log: at least so many of its ids differ from those of the nearest of its earlier runs;
-        None: no earlier run.
+        Of each peer, with a log: at least how many of its ids differ from those of its most similar earlier run; None:
+        no earlier run.
     """
 
     rows: NDArray[np.int64]
@@ -162,13 +163,12 @@ def align_active(
     threads: int = 1,
     progress: Progress | None = None,
     in_memory: int = IN_MEMORY,
-) -> Aligned:
+) -> Alignment:
     """Align with every passive party, `party.peers`.
 
     Parameters
     ----------
     party : Party
-        Connected with all passive parties.
     ids : Ids
         Own ids; all parties must have read theirs with the same options.
     result_to : {"both", "active"}
@@ -185,21 +185,21 @@ def align_active(
 
     Returns
     -------
-    Aligned
+    Alignment
 
     Raises
     ------
     ConfigError
         When parties disagree on an option or on the kind of their ids, or a peer has reached its limit of runs.
     DataError
-        When the parties have no id in common, or "expand" gives too many rows. Names counts only. Under "active" the
+        When the parties have no id in common, or "expand" gives too many rows. Tells counts only. Under "active" the
         party has then left the job in good order, so that its peers do not learn of it.
     PeerProtocolError
-        When a peer sends what is no point, or lists that do not fit together.
+        When a peer sends something that is no point, or lists that do not fit together.
     """
     with Scratch(in_memory) as scratch:
-        own, opened = _open(party, ids, secrets.token_bytes(32), result_to, batch, log, threads, scratch)
-        mine, theirs = _exchange(party, own, opened.sizes, batch, progress, scratch)
+        own, peers = _introduce(party, ids, secrets.token_bytes(32), result_to, batch, log, threads, scratch)
+        mine, theirs = _exchange(party, own, peers.sizes, batch, progress, scratch)
         own.close()
         pairs = {peer: matched(mine[peer], theirs[peer], len(ids), peer, scratch) for peer in party.peers}  # step 5
         pairwise = {peer: len(matches) for peer, matches in pairs.items()}
@@ -207,11 +207,11 @@ def align_active(
         n_common = len(pairs[party.peers[0]])
         if result_to == "active":  # before anything that depends on the number of common ids
             for peer in party.peers:
-                party.send(peer, Ended())
+                party.send(peer, AlignmentEnd())
         if n_common == 0:
             if result_to == "active":
-                party.close()  # the error below would be told
-                _finish(party, opened, own, log, dict.fromkeys(party.peers, 0))
+                party.close()  # otherwise peers would be told of the error below
+                _finish(party, peers, own, log, dict.fromkeys(party.peers, 0))
             shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
             raise DataError(
                 f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); see that "
@@ -222,25 +222,25 @@ def align_active(
         common = ranked(ids, pairs[party.peers[0]], key, threads, scratch)
         if result_to == "both":
             for number, peer in enumerate(party.peers):
-                _tell(party, peer, pairs[peer], opened.sizes[peer], key, batch, scratch)
+                _send_matches(party, peer, pairs[peer], peers.sizes[peer], key, batch, scratch)
                 if number:  # the same ids, with values under this peer's key
                     common.close()
                     common = ranked(ids, pairs[peer], key, threads, scratch)
                 prove(party, peer, ids, pairs[peer], common, threads, scratch)
                 pairs[peer].close()
-        rows = _rows(
+        rows = _common_rows(
             ids, common, lambda own: arrange(party, own, batch) if result_to == "both" else (own, np.ones_like(own))
         )
-        _finish(party, opened, own, log, dict.fromkeys(party.peers, n_common))
-    return Aligned(rows, n_common, ids.n_null, ids.n_repeated, opened.sizes, pairwise, opened.changed)
+        _finish(party, peers, own, log, dict.fromkeys(party.peers, n_common))
+    return Alignment(rows, n_common, ids.n_null, ids.n_repeated, peers.sizes, pairwise, peers.changed)
 
 
 def _exchange(
     party: Party, own: OwnList, sizes: dict[str, int], batch: int, progress: Progress | None, scratch: Scratch
 ) -> tuple[dict[str, Sorted], dict[str, Sorted]]:
-    """Go through steps 2 to 4 with all peers at a time; return of each peer both lists under both keys.
+    """Go through steps 2 to 4 with all peers at once; return, by peer, the own and its list double-encrypted.
 
-    A batch is sent one ahead of the answers awaited, so that both sides compute at the same time.
+    The next batch is sent before answers to the last are awaited, so that both sides compute at the same time.
     """
     mine, theirs = (
         {peer: scratch.sorted(kind, "value", WORDS, max(own.size, size)) for peer, size in sizes.items()}
@@ -258,7 +258,7 @@ def _exchange(
 
     def send(number: int) -> None:
         if number < len(parts):
-            blinded = Blinded(Array.of(own.blinded(parts[number])))
+            blinded = BlindedPoints(Array.of(own.blinded(parts[number])))
             for peer in party.peers:
                 party.send(peer, blinded)
             advance(parts[number].stop - parts[number].start)
@@ -268,19 +268,19 @@ def _exchange(
         send(number + 1)
         for peer in party.peers:
             if number < len(parts):
-                raised = points_of(party.receive(peer, Raised).points, parts[number], peer, "Raised")
-                valid(peer, "Raised", lambda raised=raised: ristretto.validate(raised, own.threads))  # type: ignore[misc]
+                raised = points_of(party.receive(peer, RaisedPoints).points, parts[number], peer, "RaisedPoints")
+                valid(peer, "RaisedPoints", lambda raised=raised: ristretto.validate(raised, own.threads))  # type: ignore[misc]
                 mine[peer].add(records(MINE, value=values_of(raised), number=own.numbers(parts[number])))
             if number < len(their_parts[peer]):
                 part = their_parts[peer][number]
-                raised = own.raised(party.receive(peer, Blinded).points, part, peer)
+                raised = own.raised(party.receive(peer, BlindedPoints).points, part, peer)
                 theirs[peer].add(records(THEIRS, value=values_of(raised), place=np.arange(part.start, part.stop)))
                 advance(part.stop - part.start)
     return mine, theirs
 
 
-def _tell(party: Party, peer: str, pairs: Sorted, size: int, key: bytes, batch: int, scratch: Scratch) -> None:
-    """Step 6: name the common ids, by their places: any other order would tell of ids that the peer may not hold."""
+def _send_matches(party: Party, peer: str, pairs: Sorted, size: int, key: bytes, batch: int, scratch: Scratch) -> None:
+    """Step 6: tell a peer the common ids in the order of its own list; any other would tell of the others' lists."""
     told = scratch.sorted(PAIR, "place", size, len(pairs))
     for part in pairs.parts():
         told.add(part)
@@ -303,43 +303,43 @@ def align_passive(
     threads: int = 1,
     progress: Progress | None = None,
     in_memory: int = IN_MEMORY,
-) -> Aligned:
+) -> Alignment:
     """Align with the active party, `party.peers[0]`; parameters, result and errors as of `align_active`."""
     (lead,) = party.peers
     with Scratch(in_memory) as scratch:
-        own, opened = _open(party, ids, None, result_to, batch, log, threads, scratch)
-        size = opened.sizes[lead]
+        own, peers = _introduce(party, ids, None, result_to, batch, log, threads, scratch)
+        size = peers.sizes[lead]
         made = scratch.sorted(VALUE, "value", WORDS, size)
         parts, own_parts = pieces(size, batch), pieces(own.size, batch)
         done = 0
         for number in range(max(len(parts), len(own_parts))):
             if number < len(parts):  # step 3: the order is what links the answer with the active party's ids
-                raised = own.raised(party.receive(lead, Blinded).points, parts[number], lead)
-                party.send(lead, Raised(Array.of(raised)))
+                raised = own.raised(party.receive(lead, BlindedPoints).points, parts[number], lead)
+                party.send(lead, RaisedPoints(Array.of(raised)))
                 made.add(records(VALUE, value=values_of(raised)))
                 done += len(raised)
             if number < len(own_parts):  # step 4
                 blinded = own.blinded(own_parts[number])
-                party.send(lead, Blinded(Array.of(blinded)))
+                party.send(lead, BlindedPoints(Array.of(blinded)))
                 done += len(blinded)
             if progress is not None:
                 progress(done, size + own.size)
         if result_to == "active":
-            party.receive(lead, Ended)
-            _finish(party, opened, own, log, {lead: None})
-            return Aligned(np.zeros(0, np.int64), None, ids.n_null, ids.n_repeated, opened.sizes, {}, opened.changed)
-        pairs, key = _told(party, lead, own, made, size, len(ids), scratch)
+            party.receive(lead, AlignmentEnd)
+            _finish(party, peers, own, log, {lead: None})
+            return Alignment(np.zeros(0, np.int64), None, ids.n_null, ids.n_repeated, peers.sizes, {}, peers.changed)
+        pairs, key = _receive_matches(party, lead, own, made, size, len(ids), scratch)
         common = ranked(ids, pairs, key, threads, scratch)
         verify(party, lead, ids, pairs, common, threads, scratch)
-        rows = _rows(ids, common, lambda own: arranged(party, lead, own, batch))
-        _finish(party, opened, own, log, {lead: len(common)})
-    return Aligned(rows, len(common), ids.n_null, ids.n_repeated, opened.sizes, {}, opened.changed)
+        rows = _common_rows(ids, common, lambda own: arranged(party, lead, own, batch))
+        _finish(party, peers, own, log, {lead: len(common)})
+    return Alignment(rows, len(common), ids.n_null, ids.n_repeated, peers.sizes, {}, peers.changed)
 
 
-def _told(
+def _receive_matches(
     party: Party, lead: str, own: OwnList, made: Sorted, size: int, n_ids: int, scratch: Scratch
 ) -> tuple[Sorted, bytes]:
-    """Step 6: return own common ids, of type `PAIR`, by number, and the key of the order."""
+    """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order."""
     told = scratch.sorted(THEIRS, "place", own.size, own.size)
     odd = False
     while not isinstance(answer := party.receive(lead, Matches, OrderKey), OrderKey):
@@ -362,14 +362,14 @@ def _told(
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
-    """What step 1 told of each peer."""
+class _PeerLists:
+    """What step 1 tells of each peer; see `Alignment`."""
 
     sizes: dict[str, int]
     changed: dict[str, int | None]
 
 
-def _open(
+def _introduce(
     party: Party,
     ids: Ids,
     salt: bytes | None,
@@ -378,8 +378,8 @@ def _open(
     log: RunLog | None,
     threads: int,
     scratch: Scratch,
-) -> tuple[OwnList, _Opened]:
-    """Step 1: agree on the options, exchange kinds, sizes and commitments; note the run before any id is used."""
+) -> tuple[OwnList, _PeerLists]:
+    """Step 1: agree on options, exchange summaries of the lists, and log the run before any id is used."""
     if result_to not in get_args(ResultTo):
         raise ConfigError(f"expected result_to of {', '.join(get_args(ResultTo))}, got {result_to!r}")
     if batch < 1:
@@ -398,19 +398,19 @@ def _open(
     commitment = np.zeros((0, 32), np.uint8)
     if log is not None:
         commitment = committed(ids, log.key, threads, scratch)
-    opening = Opening(
+    summary = ListSummary(
         ids.kind,
         bucket(len(ids)),
         Array.of(commitment),
         None if salt is None else Array.of(np.frombuffer(salt, np.uint8)),
     )
     for peer in party.peers:
-        party.send(peer, opening)
+        party.send(peer, summary)
     sizes, theirs = {}, {}
     for peer in party.peers:
-        answer = party.receive(peer, Opening)
+        answer = party.receive(peer, ListSummary)
         sizes[peer] = _checked_size(answer.size, peer)
-        theirs[peer] = view(answer.commitment, np.uint8, commitment.shape, peer=peer, what="Opening.commitment")
+        theirs[peer] = view(answer.commitment, np.uint8, commitment.shape, peer=peer, what="ListSummary.commitment")
         if answer.kind != ids.kind:
             raise ConfigError(
                 f"expected ids of one kind everywhere, got {ids.kind} at {party.name} and {clean(answer.kind, 20)} at "
@@ -418,56 +418,45 @@ def _open(
             )
         if salt is None:
             if answer.salt is None:
-                raise PeerProtocolError(peer, f"expected a salt, got none - at Opening from {peer}")
-            salt = view(answer.salt, np.uint8, (32,), peer=peer, what="Opening.salt").tobytes()
+                raise PeerProtocolError(peer, f"expected a salt, got none - at ListSummary from {peer}")
+            salt = view(answer.salt, np.uint8, (32,), peer=peer, what="ListSummary.salt").tobytes()
     assert salt is not None
     changed: dict[str, int | None] = {}
     if log is not None:
         for peer in party.peers:
             changed[peer] = log.start(party.job, peer, bucket(len(ids)), sizes[peer], commitment, theirs[peer])
     domain = _DOMAIN + hashlib.sha256(party.job.encode() + b"\0" + salt).digest()
-    return OwnList(ids, domain, threads, scratch), _Opened(sizes, changed)
+    return OwnList(ids, domain, threads, scratch), _PeerLists(sizes, changed)
 
 
-def _rows(
+def _common_rows(
     ids: Ids, common: Sorted, lay_out: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]]
 ) -> NDArray[np.int64]:
-    """Return own rows in the common order: one of each id or, as laid out from how many it has, all."""
+    """Return own rows in the common order: one of each id or, with "expand", all, laid out by their numbers."""
     if ids.on_duplicate != "expand":
         return common.column("row")
     number = common.column("number")
     return joined(ids, number, *lay_out(np.diff(ids.starts)[number]))
 
 
-def _finish(party: Party, opened: _Opened, own: OwnList, log: RunLog | None, common: dict[str, int | None]) -> None:
+def _finish(party: Party, peers: _PeerLists, own: OwnList, log: RunLog | None, common: dict[str, int | None]) -> None:
     for peer, count in common.items():
         if log is not None:
-            log.finish(party.job, peer, own.size, opened.sizes[peer], count)
+            log.finish(party.job, peer, own.size, peers.sizes[peer], count)
 
 
 def _checked_size(size: int, peer: str) -> int:
     if not SMALLEST <= size <= LARGEST or bucket(size) != size:
-        raise PeerProtocolError(peer, f"expected a bucket of at least {SMALLEST}, got {size} - at Opening from {peer}")
+        raise PeerProtocolError(
+            peer, f"expected a bucket of at least {SMALLEST}, got {size} - at ListSummary from {peer}"
+        )
     return size
 
 
 def disclosures(
     lead: str, others: Sequence[str], result_to: ResultTo = "both", on_duplicate: OnDuplicate = "error"
 ) -> dict[str, list[str]]:
-    """Say in words what each party of an alignment learned beyond its own ids.
-
-    Parameters
-    ----------
-    lead, others : str, sequence of str
-        The active party and the passive ones.
-    result_to : {"both", "active"}, default "both"
-    on_duplicate : {"error", "first", "expand"}, default "error"
-        "expand": numbers of rows are told, too.
-
-    Returns
-    -------
-    dict of party to list of str
-    """
+    """Say in words what each party learned beyond its own ids, by party; `lead` is the active one."""
     sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
     log = "with a run log: about by how many ids a partner's differ from the nearest it aligned with before"
     learned = {lead: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, log]}

@@ -16,7 +16,7 @@ from treaty.systems.horizontal.sums import Collector
 from treaty.trees.boosting import Forest, draw
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
-from treaty.trees.shard import Divided, RowShard
+from treaty.trees.shard import LevelSplits, RowShard
 from treaty.trees.splits import SplitRules, complete_sums, scan
 
 NodesByOutput = Sequence[tuple[int, NDArray[np.int32]]]
@@ -99,7 +99,7 @@ class TreeLeader:
         self._shard, self._bins = own.shard, own.bins
         self._n_outputs = len(own.shard.margins)
         self._categorical = own.bins.schema.categorical
-        self._untold: list[tuple[int, Divided]] = []
+        self._untold: list[tuple[int, LevelSplits]] = []
         self._values: list[NDArray[np.float64]] = []
         self._gains: list[NDArray[np.float64]] = []
 
@@ -162,7 +162,7 @@ class TreeLeader:
         if taken is not None:
             nodes, children, chosen = taken
             growth.divided(np.zeros(len(nodes), np.int32))  # `RowShard.finish` numbers records
-            divided = Divided(nodes, children, chosen.feature, chosen.left_bins)
+            divided = LevelSplits(nodes, children, chosen.feature, chosen.left_bins)
             self._shard.divide(output, divided)
             self._untold.append((output, divided))
 
@@ -250,7 +250,7 @@ class TreeMember:
         left_bins = np.unpackbits(packed, axis=1).view(np.bool_)
         for output in np.unique(outputs).tolist():
             mine = outputs == output
-            self._shard.divide(output, Divided(nodes[mine], children[mine], features[mine], left_bins[mine]))
+            self._shard.divide(output, LevelSplits(nodes[mine], children[mine], features[mine], left_bins[mine]))
             for node in nodes[mine].tolist():
                 self._depths[output] += [self._depths[output][node] + 1] * 2
 

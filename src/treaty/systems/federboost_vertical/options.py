@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,6 +34,16 @@ class FederBoostVertical(SystemOptions):
     epsilon: Positive | None = None
     epsilon_person: Positive | None = None
     unbiased: bool | None = None
+
+    @property
+    def value_epsilon(self) -> float:
+        """`epsilon`, with its default."""
+        return 4.0 if self.epsilon is None else self.epsilon
+
+    def epsilons(self, names: Sequence[str]) -> dict[str, float]:
+        """Return what a value of each of a party's columns costs: `epsilon`, or an even share of `epsilon_person`."""
+        share = self.value_epsilon if self.epsilon_person is None else self.epsilon_person / max(1, len(names))
+        return dict.fromkeys(names, share)
 
     def check(self, common: Any) -> None:
         """Refuse options that do not go together."""

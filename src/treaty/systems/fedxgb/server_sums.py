@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.aggregation_round import RoundVoid
 from treaty.crypto.aggregation.masks import add_masks, mask_key
+from treaty.crypto.aggregation.round import RoundVoid
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party

@@ -33,9 +33,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.aggregation_participant import Participant
-from treaty.crypto.aggregation.aggregation_round import Round, Unmasking
 from treaty.crypto.aggregation.masks import UsedNonces, add_masks, mask_key, mask_nonce
+from treaty.crypto.aggregation.participant import Participant
+from treaty.crypto.aggregation.round import Round, Unmasking
 from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message
@@ -110,9 +110,9 @@ def server_mask(party: Party, number: int, attempt: int, heard: bytes) -> bytes:
 def sum_round(party: Party, call: Call, roster: Mapping[str, bytes], length: int, told: ToldDigest) -> Round:
     """Return the round of secure aggregation that edge server and users of `roster` agree on for a call."""
     return Round(
-        job_id=party.job, protocol=party.protocol, round_id=call.number, attempt=call.attempt,
+        job_id=party.job, protocol=party.protocol, round_id=call.number,
         roster=roster, length=length, vector_id=told.digest.hex(),
-    )  # fmt: skip
+    ).repeated(call.attempt)  # fmt: skip
 
 
 class UserSums:

@@ -1,4 +1,4 @@
-"""What the active party of FedXGBoost-LDP makes of a tree's gradients: noise, once, paid for before it is used."""
+"""Noise on a tree's gradients, at the active party of FedXGBoost-LDP: drawn once, paid for before it is used."""
 
 from __future__ import annotations
 
@@ -11,79 +11,46 @@ from functools import cached_property
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.compute import pieces, share
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.privacy.ledger import Entry, Ledger, cost, model_job
-from treaty.privacy.mechanisms import (
-    ON_GRID,
-    STEPS,
-    clip_to_steps,
-    keystream,
-    largest,
-    to_sent,
-)
-from treaty.systems.tree_options import TreeOptions
+from treaty.privacy.mechanisms import ON_GRID, STEPS, clip_to_steps, keystream, largest, to_sent
+from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
+from treaty.systems.vertical.encrypted_columns import Int32, Int64
 from treaty.trees.growth import Exhausted
 from treaty.trees.objectives import Objective
 from treaty.trees.scores import TreeGradients
 from treaty.trees.splits import SplitRules
 
-DEFAULT_MECHANISM, DEFAULT_EPSILON = "piecewise", 1.0
 MOST_SUM = 2**62
 SENT_STEPS = 1 << 12
-"""Steps from 0 to 1 of what is sent: far below the noise, and more rows of short numbers fit one sum of a histogram."""
-_BLOCK = 1 << 14  # rows that get their noise at a time; other blocks, other noise: see `SAMPLER`
-SAMPLER = 2  # one more whenever mechanisms make other noise of the same key: what is sent anew then pays anew
+"""Steps from 0 to 1 of what is sent: far below the noise, and histograms sum more rows of short numbers at a time."""
+_BLOCK = 1 << 14  # rows that get their noise at a time; with other blocks the noise is another: see `SAMPLER`
+SAMPLER = 2  # version of the noise that a key gives; raise it with every change, so that a new release is paid for
 
 
 class NoisyGradients:
-    """Puts noise on the gradients of one tree after another.
+    """Puts noise on the gradients of one tree after another, and pays for it in the ledger.
 
-    Parameters
-    ----------
-    ledger : Ledger
-        Its key is what noise is computed from: the same gradients of the same tree of a model get the same noise, in a
-        training that goes on as in the one that was interrupted, and are paid for once.
-    options : TreeOptions
-    objective : Objective
-    n_rows : int
-    weighted : bool
-        Whether rows have weights, which hessians show then.
-    model_id, job : str
-    first_tree : int
-        Trees that the model has already.
-    threads : int
-        That make noise; it is the same with any number of them.
-
-    Attributes
-    ----------
-    spent : list of Entry
-        Releases of this model, one for each tree, those of an interrupted training among them.
-    noisy_hess : bool
-    stopped : str
-        Why there may be no further tree; empty as long as there may.
-
-    Raises
-    ------
-    ConfigError
-        When sums of so much noise do not fit 62 bits, an epsilon is too small, or rows with noisy labels have weights.
-
-    Notes
-    -----
-    With mechanism "label_rr" nothing is done, for labels have their noise already. Weights would be sent as they are,
-    as factors of gradients and hessians; where they balance classes they are the labels.
+    Noise is computed from the ledger's key: the same gradients of the same tree of a model get the same noise in a
+    resumed training as in the interrupted one, and are paid for once. With mechanism "label_rr" nothing is done, for
+    labels have their noise already; weights are refused then, for they would be sent as they are, as factors of
+    gradients and hessians, and where they balance classes they are the labels.
 
     Hessians p (1 - p) of margins that are made of noisy gradients alone depend on no label: they stay exact, and all of
-    epsilon goes to the gradients. Of weights, and of leaf values made of true gradients (paper mode), that is not so:
-    gradients and hessians get half of epsilon each.
+    epsilon goes to the gradients. That does not hold with weights, nor with leaf values made of true gradients (paper
+    mode): there gradients and hessians get half of epsilon each (`noisy_hess`).
+
+    `spent` are the releases of this model, one for each tree, those before a resumption included; `stopped` says why
+    there may be no further tree, and is empty as long as there may. Raises ConfigError when sums of so much noise do
+    not fit 62 bits, an epsilon is too small, or rows with noisy labels have weights.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        options: TreeOptions,
+        options: FedXGBoostLDP,
         objective: Objective,
         n_rows: int,
         *,
@@ -96,8 +63,7 @@ class NoisyGradients:
         self.stopped, self._threads = "", threads
         self._ledger, self._options, self._objective = ledger, options, objective
         self._model_id, self._job, self._tree = model_id, model_job(job, model_id), first_tree
-        self.mechanism = options.mechanism or DEFAULT_MECHANISM
-        self.epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
+        self.mechanism, self.epsilon = options.noise_mechanism, options.noise_epsilon
         self._paper = options.mode == "paper"
         self._sent = STEPS if self._paper else SENT_STEPS  # exact sums are of the same unit there
         self.spent = [self._entry(f"tree {k} of {model_id}", k) for k in range(first_tree)]
@@ -141,24 +107,12 @@ class NoisyGradients:
             grad = self.bounds[0] / self._sent
         return grad, self.bounds[1] / (2 * self._sent) if self.noisy_hess else hess
 
-    def rules(self) -> SplitRules:
-        """Return the rules for leaves."""
-        return self._options.rules_of(*self.units)
+    def of(self, grad: Int64, hess: Int64, rows: Int32 | None) -> TreeGradients:
+        """Return the gradients of the next tree; rows outside its sample get no noise, and 0.
 
-    def of(self, grad: NDArray[np.int64], hess: NDArray[np.int64], rows: NDArray[np.int32] | None) -> TreeGradients:
-        """Return what the next tree is grown on; rows that are not of its sample get no noise, and 0.
-
-        Parameters
-        ----------
-        grad, hess : int64 (n_rows,)
-            In the objective's fixed point.
-        rows : int32 or None
-            The tree's sample; None for all.
-
-        Raises
-        ------
-        Exhausted
-            When it would cost more than a person may pay, or all trees of its round would; nothing is drawn then.
+        `grad` and `hess` (n_rows,) are in the objective's fixed point, `rows` are the tree's sample (None: all). Raises
+        `Exhausted`, before anything is drawn, when this tree, or all trees of its round together, would cost a person
+        more than `epsilon_total`.
         """
         n_outputs = self._objective.n_outputs
         if self._on_gradients and n_outputs > 1 and self._tree % n_outputs == 0:
@@ -176,12 +130,10 @@ class NoisyGradients:
             return TreeGradients(grad, hess, exact_grad, exact_hess)
         return TreeGradients(grad, hess, grad, hess)
 
-    def _draw(
-        self, grad: NDArray[np.int64], hess: NDArray[np.int64], rows: NDArray[np.int32] | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Bring gradients, and hessians that get noise, to steps of the grid; pay; return them without and with noise.
+    def _draw(self, grad: Int64, hess: Int64, rows: Int32 | None = None) -> tuple[Int64, Int64]:
+        """Round gradients, and hessians that get noise, to the grid; pay; return them without and with noise.
 
-        Block by block, so that all of it stays in the cache: each has a stream of its own of the noise's key.
+        Block by block, so that a block stays in the cache; each has its own stream under the noise's key.
         """
         most_grad, most_hess = self.bounds
         kinds = [(grad, self._objective.grad_unit / most_grad, 0.0)]
@@ -214,7 +166,7 @@ class NoisyGradients:
         return exact.astype(np.int64) if self._paper else noisy, noisy
 
     def _pay(self, digests: bytes) -> bytes:
-        """Enter a release; return the key of its noise, which is that of these rows, numbers, tree and terms alone."""
+        """Enter a release in the ledger; return the key of its noise, which depends on rows, values, tree and terms."""
         terms = [SAMPLER, self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
         content = hashlib.sha256(msgspec.msgpack.encode(terms) + digests)
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
@@ -225,10 +177,9 @@ class NoisyGradients:
         return hashlib.sha256(b"treaty noisy gradients, key" + self._ledger.key + content.digest()).digest()
 
     def _check_round(self, n_outputs: int) -> None:
-        """Refuse a round of which not all trees can be paid, before the first is: it would add nothing to the model.
+        """Refuse a round of which not all trees can be paid: it would be paid in part, and add nothing to the model.
 
-        Those that an interrupted training has paid cost nothing again. They are known by name: their draws are not made
-        yet.
+        Trees that an interrupted training has paid for, known by their names in the ledger, cost nothing again.
         """
         trees = range(self._tree, self._tree + n_outputs)
         paid = {entry.what for entry in self._ledger.entries() if entry.job == self._job}
@@ -238,7 +189,7 @@ class NoisyGradients:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """Have a spent budget end the training."""
+        """Turn a spent budget into the end of the training."""
         try:
             yield
         except BudgetSpent as spent:
@@ -246,7 +197,7 @@ class NoisyGradients:
             raise Exhausted from None
 
     def _entry(self, draw: str, tree: int) -> Entry:
-        epsilon = math.inf if self._paper else self.epsilon  # the exact sums beside the noise have none
+        epsilon = math.inf if self._paper else self.epsilon  # exact sums go beside the noise
         return Entry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", epsilon)
 
     def told(self, rounds: int) -> str:
@@ -263,16 +214,15 @@ class NoisyGradients:
         return f"{here}{kept}{ended}"
 
 
-def scoring_rules(options: TreeOptions, units: tuple[float, float], *, noisy_hess: bool) -> SplitRules:
-    """Return the rules of scores: without hess, or with one that carries noise, over a floor of reg_lambda / 2."""
-    rules = options.rules_of(*units)
-    if options.split_score == "first_order":
+def scoring_rules(rules: SplitRules, *, first_order: bool, noisy_hess: bool) -> SplitRules:
+    """Return the rules of scores; where hess is left out, or noisy, no denominator is below reg_lambda / 2."""
+    if first_order:
         return replace(rules, hess_unit=0.0, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
 
 
-def _spread(values: NDArray[np.int64], kept: NDArray[np.int32] | None, like: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return values like another array, 0 where nothing is kept."""
+def _spread(values: Int64, kept: Int32 | None, like: Int64) -> Int64:
+    """Return an array like `like` with values at the kept rows, 0 at others."""
     if kept is None:
         return values
     spread = np.zeros_like(like)

@@ -51,6 +51,21 @@ class FedXGBoostLDP(SystemOptions):
     refit: bool | None = None
 
     @property
+    def noise_mechanism(self) -> str:
+        """`mechanism`, with its default."""
+        return self.mechanism or "piecewise"
+
+    @property
+    def noise_epsilon(self) -> float:
+        """`epsilon`, with its default."""
+        return 1.0 if self.epsilon is None else self.epsilon
+
+    @property
+    def first_order(self) -> bool:
+        """Whether splits are scored by gradients alone; hessians are not sent then."""
+        return self.split_score == "first_order"
+
+    @property
     def label_epsilon(self) -> float | None:
         """`epsilon`, where labels are randomised."""
         return self.epsilon if self.mechanism == "label_rr" else None

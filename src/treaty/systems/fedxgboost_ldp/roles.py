@@ -11,15 +11,15 @@ the trees and all leaf values, every party its own splits.
 ====================  =============  ==================================================  ========================
 message               from -> to     content                                             protection
 ====================  =============  ==================================================  ========================
-`Columns`             passive ->     how many there are                                  TLS
-`Begin`               active ->      model id, records of kept rounds, fixed point       TLS
+`NoiseSetup`          active ->      model id, records of kept rounds, fixed point       TLS
+`ColumnCount`         passive ->     how many columns it has                             TLS
 `NoisyTree`           active ->      noisy gradients of the tree's rows; hessians, for   local differential
                                      scores of the second order; their totals; sampled   privacy, epsilon a tree
                                      rows, columns
 `Scores`              passive ->     of each node of the level, its best score           TLS
-`SplitRequest`        active ->      the nodes that the receiver splits                  TLS
-`SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
-`Divided`             active ->      which nodes of the last level were split, and how:  TLS; made of what was
+`ScoredSplitRequest`  active ->      the nodes that the receiver splits                  TLS
+`ScoredSplitAnswer`   passive ->     record numbers, which rows of the nodes go left     TLS
+`LevelDivision`       active ->      which nodes of the last level were split, and how:  TLS; made of what was
                                      which of their rows go left, and their totals       sent
 `Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
 `DecideRequest`       active ->      record numbers (eval rows, prediction, `refit`)     TLS
@@ -29,12 +29,12 @@ message               from -> to     content                                    
 
 All nodes of a level travel in one message each way, and in one more to and from those who split.
 
-**Public track.** Scores, splits, totals of nodes, leaf values and so the margins that the next gradients come of are
-made of noisy gradients and columns alone. So all that passive parties see of labels is made of what epsilon covers, row
-sets and the number of trees included. Of columns, all parties' own, it covers nothing: which rows go left at each split
-is told as it is. True labels are used for two things: gradients before their noise, and, with `refit`,
-leaf values of the model that is left, which nobody is sent. What epsilon does not cover: labels of eval sets where they
-stop training early, the order of magnitude of the largest weight or target (the fixed point of what is sent).
+**What epsilon covers.** Scores, splits, totals of nodes, leaf values, and so the margins that the next gradients are
+computed from, are made of noisy gradients and columns alone. So all that passive parties see of labels, row sets and
+the number of trees included, is a function of what epsilon covers. It covers nothing of columns: which rows go left at
+each split is told as it is. True labels are used for two things: gradients before their noise, and, with `refit`, leaf
+values of the finished model, which nobody is sent. Nor does epsilon cover labels of eval sets where they stop training
+early, and the order of magnitude of the largest weight or target (the fixed point of what is sent).
 
 Adversary: honest but curious; the noise holds whatever passive parties do and whoever colludes with whom.
 
@@ -48,46 +48,46 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
-from treaty.data.columns import Category
-from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Message
-from treaty.messaging.party import Party
-from treaty.models.checkpoints import Keeper
+from treaty.models.checkpoints import noise_folder
+from treaty.models.decisions import leaves
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import Ledger
 from treaty.systems.fedxgboost_ldp.noise import NoisyGradients, scoring_rules
+from treaty.systems.fedxgboost_ldp.options import check_consent
 from treaty.systems.fedxgboost_ldp.scoring import (
-    Divided,
+    CONVERSATION,
+    LevelDivision,
     NoisyTree,
     ScoredColumns,
+    ScoredSplitRequest,
+    Scores,
     ScoreSplits,
     ScoringOwner,
-    SplitRequest,
 )
-from treaty.systems.pooled.training import Labelled, Progress, begin, own_columns
-from treaty.systems.tree_options import TreeOptions, check_ldp_consent
-from treaty.systems.vertical.active import Keep, Start, finish, grow, terms
-from treaty.systems.vertical.decisions import DecideRequest, Finish, ask_all, leaves
-from treaty.systems.vertical.passive import Following
+from treaty.systems.pooled.training import own_columns
+from treaty.systems.system import Seat
+from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
+from treaty.systems.vertical.decisions import ask_all
+from treaty.systems.vertical.order import Order
+from treaty.systems.vertical.passive import Follower, Handlers
 from treaty.trees.refit import refit_leaves
 
 logger = logging.getLogger(__name__)
 
 
-class Columns(Message):
+class ColumnCount(Message):
     """How many columns the sender has."""
 
     count: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
-class Begin(Start):
+class NoiseSetup(Start):
     """What one step of what is sent is worth. Tells bounds, so a weight above 1 to a power of two.
 
     `noisy_hess` says whether hessians carry noise as well.
@@ -101,27 +101,14 @@ class Begin(Start):
 # ---------------------------------------------------------------- active party
 
 
-def active(
-    party: Party,
-    data: Labelled,
-    options: TreeOptions,
-    *,
-    parties: Sequence[str],
-    classes: list[Category] | None,
-    eval_sets: Sequence[Labelled] = (),
-    threads: int = 1,
-    progress: Progress | None = None,
-    keeper: Keeper | None = None,
-    ledger: Ledger | None = None,
-) -> ModelPart:
+def active(seat: Seat) -> ModelPart:
     """Train as the active party.
 
     Parameters
     ----------
-    ledger : Ledger or None
-        The key of the noise, and what was paid in all jobs. None: for this training.
-    party, data, options, parties, classes, eval_sets, threads, progress, keeper
-        See `secureboost.active`.
+    seat : Seat
+        With labels (for `label_rr` the noisy ones), own columns (perhaps none), and every passive party as a peer. Its
+        `store` has the ledger: the key of the noise, and what was paid in all jobs; without one, for this training.
 
     Returns
     -------
@@ -134,108 +121,94 @@ def active(
         When parties disagree on parameters or rows, `epsilon_total` does not suffice for one round, or a party sends
         what the protocol does not allow.
     """
-    check_ldp_consent(options)
-    n_rows = data.table.n_rows
-    agree(party, terms(options, n_rows, [e.table.n_rows for e in eval_sets]))
-    begun = begin(data, options, party.name, tuple(parties), classes, eval_sets, keeper)
-    part, forest = begun.part, begun.forest
+    party, data, options, common, threads = seat.party, seat.rows, seat.options, seat.common, seat.threads
+    check_consent(options)
+    training = open_training(seat)
+    part, forest, n_rows = training.part, training.forest, data.table.n_rows
     noise = NoisyGradients(
-        ledger or Ledger(None), options, forest.objective, n_rows,
+        Ledger(None if seat.store is None else noise_folder(seat.store, party.name)), options, forest.objective, n_rows,
         weighted=data.weight is not None, model_id=part.model_id, job=party.job, first_tree=len(forest.trees),
         threads=threads,
     )  # fmt: skip
-    scoring = scoring_rules(options, noise.units, noisy_hess=noise.noisy_hess)
+    rules = common.rules_of(*noise.units)
     others = {}
     for peer in party.peers:
-        records = begun.records[peer]
-        party.send(peer, Begin(part.model_id, begun.resume is not None, records, *noise.units, noise.noisy_hess))
-        others[peer] = ScoredColumns(party, peer, party.receive(peer, Columns).count, records)
-    own = own_columns(data.table, options, part.splits, threads)
-    sources = [others.get(name, own) for name in parties]
+        records = training.records[peer]
+        resumed = training.resume is not None
+        party.send(peer, NoiseSetup(part.model_id, resumed, records, *noise.units, noise.noisy_hess))
+        others[peer] = ScoredColumns(party, peer, party.receive(peer, ColumnCount).count, records)
+    own = own_columns(data.table, common.max_bin, part.splits, threads)
+    sources = [others.get(name, own) for name in seat.cast.owners]
     finder = ScoreSplits(
-        party, sources, n_rows, scoring, threads, noise.of,
-        first_order=options.split_score == "first_order", exact=options.mode == "paper",
-    )  # fmt: skip
-    grow(party, data, options, begun, finder, sources, eval_sets, threads, progress, keeper, noise.rules())
+        party,
+        sources,
+        n_rows,
+        scoring_rules(rules, first_order=options.first_order, noisy_hess=noise.noisy_hess),
+        threads,
+        noise.of,
+        first_order=options.first_order,
+        exact=options.mode == "paper",
+    )
+    grow(seat, training, finder, sources, rules)
     part.spent = noise.told(forest.rounds)
     if noise.stopped and forest.rounds == 0:
         raise ConfigError(f"epsilon_total does not suffice for one round: {noise.stopped}")
     if noise.stopped:
         logger.warning("training ended after %d rounds: %s", forest.rounds, noise.stopped)
     if options.refit:
-        _refit(party, part, data, options, len(eval_sets), threads)
+        _refit(seat, part)
     finish(party)
     return part
 
 
-def _refit(party: Party, part: ModelPart, data: Labelled, options: TreeOptions, number: int, threads: int) -> None:
-    """Replace leaf values by those of true labels, for the own model alone."""
-    assert part.forest is not None
-    decided = ask_all(party, part, part.forest.trees, data.table.matrix(), number, threads)
-    rules = options.rules(part.forest.objective)
-    refit_leaves(part.forest, leaves(decided, threads), data.y, data.weight, rules, threads)
+def _refit(seat: Seat, part: ModelPart) -> None:
+    """Replace leaf values by those of true labels, in the own model alone."""
+    forest, data = part.forest, seat.rows
+    assert forest is not None
+    after_eval_sets = len(seat.eval_sets)  # the number of the training rows among sets to decide
+    found = ask_all(seat.party, part, forest.trees, data.table.matrix(), after_eval_sets, seat.threads)
+    rules = seat.common.rules(forest.objective)
+    refit_leaves(forest, leaves(found, seat.threads), data.y, data.weight, rules, seat.threads)
 
 
 # ---------------------------------------------------------------- passive party
 
 
-def passive(
-    party: Party,
-    table: Table,
-    options: TreeOptions,
-    *,
-    eval_tables: Sequence[Table] = (),
-    threads: int = 1,
-    progress: Progress | None = None,
-    keeper: Keeper | None = None,
-) -> ModelPart:
-    """Train as a passive party: answer the active one, `party.peers[0]`, until it is done.
+def passive(seat: Seat) -> ModelPart:
+    """Train as a passive party: answer the active one until it is done.
 
     Parameters
     ----------
-    party, table, options, eval_tables, threads, progress, keeper
-        See `secureboost.passive`.
+    seat : Seat
+        With own columns of the aligned rows, and the active party as the only peer.
 
     Returns
     -------
     ModelPart
         Own splits.
     """
-    check_ldp_consent(options)
+    party, options, common, table = seat.party, seat.options, seat.common, seat.rows.table
+    check_consent(options)
     (lead,) = party.peers
-    agree(party, terms(options, table.n_rows, [t.n_rows for t in eval_tables]))
-    begun = party.receive(lead, Begin)
-    following = Following(party, begun, table, options, eval_tables, keeper)
-    part = following.part
-    columns = own_columns(table, options, part.splits, threads)
-    if not math.isfinite(begun.grad_unit) or not math.isfinite(begun.hess_unit):
-        raise PeerProtocolError(lead, f"expected finite units - at Begin from {lead}")
-    owner = ScoringOwner(
-        lead, columns, table.n_rows,
-        scoring_rules(options, (begun.grad_unit, begun.hess_unit), noisy_hess=begun.noisy_hess), threads,
-        first_order=options.split_score == "first_order",
-    )  # fmt: skip
-    party.send(lead, Columns(len(columns.categorical)))
-    trees = 0
-    while True:
-        match party.receive(lead, NoisyTree, SplitRequest, Divided, DecideRequest, Keep, Finish):
-            case NoisyTree() as tree:
-                if progress is not None:
-                    progress(trees, part)
-                trees += 1
-                party.round = trees
-                scores = owner.start(tree)
-                if scores is not None:
-                    party.send(lead, scores)
-            case SplitRequest() as request:
-                party.send(lead, owner.split(request))
-            case Divided() as divided:
-                party.send(lead, owner.divide(divided))
-            case DecideRequest() as request:
-                following.decide(request, threads)
-            case Keep():
-                following.keep()
-            case Finish():
-                if progress is not None:
-                    progress(trees, part)
-                return part
+    agree_on_terms(seat)
+    setup = party.receive(lead, NoiseSetup)
+    follower = Follower(seat, setup)
+    columns = own_columns(table, common.max_bin, follower.part.splits, seat.threads)
+    if not math.isfinite(setup.grad_unit) or not math.isfinite(setup.hess_unit):
+        raise PeerProtocolError(lead, f"expected finite units - at NoiseSetup from {lead}")
+    rules = scoring_rules(
+        common.rules_of(setup.grad_unit, setup.hess_unit), first_order=options.first_order, noisy_hess=setup.noisy_hess
+    )
+    owner = ScoringOwner(lead, columns, table.n_rows, rules, seat.threads, first_order=options.first_order)
+    party.send(lead, ColumnCount(len(columns.categorical)))
+    order = Order(CONVERSATION, "between trees")
+
+    def start_tree(tree: NoisyTree) -> Scores | None:
+        follower.next_tree()
+        scores = owner.start(tree)
+        if scores is None:  # the root is a leaf
+            order.state = "between trees"
+        return scores
+
+    handlers: Handlers = {NoisyTree: start_tree, ScoredSplitRequest: owner.split, LevelDivision: owner.divide}
+    return follower.follow(order, handlers)

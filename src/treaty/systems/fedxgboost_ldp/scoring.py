@@ -1,7 +1,7 @@
 """Both ends of a tree whose parties score their own candidates: FedXGBoost-LDP between its set-up and its end.
 
 The owner of columns follows the tree: it knows which rows are in a node, as it must, and which nodes are wanted next,
-which follows from numbers of rows alone. So of a level it is told only how the last one was divided.
+for that follows from numbers of rows. So for each level it is told only how the last one was divided.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.systems.vertical.column_owner import ascending
+from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64
+from treaty.systems.vertical.order import Table, between_trees
 from treaty.trees.columns import ColumnSource, SumsSource
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
@@ -29,7 +32,7 @@ class NoisyTree(Message):
     """A tree's gradients (m,), of its sampled rows, int32 (m,) ascending (None: all), and columns, int32.
 
     Gradients and hessians are int32 where all of them fit, else int64. `hess` is None where scores leave it out.
-    `totals` are the root's, int64 (3,), see `Divided`.
+    `totals` are the root's, int64 (3,), see `LevelDivision`.
     """
 
     grad: Array
@@ -45,20 +48,20 @@ class Scores(Message):
     best: Array
 
 
-class SplitRequest(Message):
+class ScoredSplitRequest(Message):
     """Nodes of the level, int32 (k,) ascending, that the receiver is to split as it scored best."""
 
     nodes: Array
 
 
-class SplitAnswer(Message):
+class ScoredSplitAnswer(Message):
     """Record numbers int32 (k,), and packed bits: which of the nodes' rows go left, node after node."""
 
     records: Array
     left: Array
 
 
-class Divided(Message):
+class LevelDivision(Message):
     """How the last level was divided: which nodes were, bool (n,), and packed bits of which of their rows go left.
 
     `totals` are those of the left children, int64 (k, 3): sums of what `NoisyTree` has, exact ones in paper mode alone,
@@ -76,31 +79,18 @@ class Divided(Message):
 class ScoredColumns:
     """A passive party's columns: a source of scores, which decides rows at the splits it is asked for.
 
-    Parameters
-    ----------
-    party : Party
-    peer : str
-        Whose they are.
-    n_columns : int
-    records : int
-        That the peer has already.
+    `records` is how many splits `peer` has recorded already.
     """
 
     def __init__(self, party: Party, peer: str, n_columns: int, records: int) -> None:
         self._party, self._peer, self._records = party, peer, records
-        self.offsets = np.zeros(n_columns + 1, np.int32)  # of bins nothing is known here
+        self.offsets = np.zeros(n_columns + 1, np.int32)  # the owner tells nothing of its bins
         self.categorical = np.zeros(n_columns, np.bool_)
         self.totals = np.zeros(3, np.int64)  # of the tree that is to start
-        self.divided: tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]] | None = None
+        self.divided: tuple[Bools, Bools, Int64] | None = None
         self.has_hess = True
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """Send a tree's gradients."""
         kept = slice(None) if rows is None else rows
         self._party.send(
@@ -115,26 +105,26 @@ class ScoredColumns:
         )
 
     def end_tree(self) -> None:
-        """See `SumsSource`: nothing is to be said."""
+        """See `SumsSource`; nothing is sent."""
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        """Tell how the last level was divided; scores of the first one come unasked."""
+        """Tell how the last level was divided; scores of a tree's first level come unasked."""
         self._n_nodes = len(level.nodes)
         if self.divided is not None:
             nodes, left, totals = self.divided
             self._party.send(
-                self._peer, Divided(Array.of(nodes), Array.of(np.packbits(left)), Array.of(self._shown(totals)))
+                self._peer, LevelDivision(Array.of(nodes), Array.of(np.packbits(left)), Array.of(self._shown(totals)))
             )
 
-    def _shown(self, totals: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _shown(self, totals: Int64) -> Int64:
         return totals if self.has_hess else totals * np.array([1, 0, 1])
 
-    def sums(self) -> NDArray[np.int64]:
+    def sums(self) -> Int64:
         """See `SumsSource`; there are none."""
         raise AssertionError("a source of scores was asked for sums")
 
     def best(self, source: int) -> Splits:
-        """Return the scores as splits, each named by its node; nothing else is known of them."""
+        """Return the scores as splits; as nothing else is known of them, `feature` holds the node's number."""
         peer = self._peer
         scores = view(
             self._party.receive(peer, Scores).best, np.float64, (self._n_nodes,), peer=peer, what="Scores.best"
@@ -146,53 +136,36 @@ class ScoredColumns:
         found.feature[:] = np.where(scores > 0.0, np.arange(len(scores)), -1)
         return found
 
-    def ask_left(
-        self,
-        features: NDArray[np.int32],
-        left_bins: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int64],
-    ) -> None:
-        """Ask for the best splits of nodes, which `features` are the numbers of."""
+    def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
+        """Ask for the best splits of nodes, whose numbers are in `features`; see `best`."""
         self._n_rows, self._n_splits = len(rows), len(features)
-        self._party.send(self._peer, SplitRequest(Array.of(features)))
+        self._party.send(self._peer, ScoredSplitRequest(Array.of(features)))
 
-    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def left(self) -> tuple[Int32, Bools]:
         """See `SumsSource`."""
         peer, k = self._peer, self._n_splits
-        answer = self._party.receive(peer, SplitAnswer)
-        records = view(answer.records, np.int32, (k,), peer=peer, what="SplitAnswer.records")
+        answer = self._party.receive(peer, ScoredSplitAnswer)
+        records = view(answer.records, np.int32, (k,), peer=peer, what="ScoredSplitAnswer.records")
         if not np.array_equal(records, self._records + np.arange(k)):
             raise PeerProtocolError(
-                peer, f"expected records from {self._records} on - at SplitAnswer.records from {peer}"
+                peer, f"expected records from {self._records} on - at ScoredSplitAnswer.records from {peer}"
             )
         self._records += k
-        return records, _unpacked(answer.left, self._n_rows, peer, "SplitAnswer.left")
+        return records, _unpacked(answer.left, self._n_rows, peer, "ScoredSplitAnswer.left")
 
     def refuse(self) -> NoReturn:
-        """Refuse a split that is not what its score said."""
+        """Raise PeerProtocolError for a split that is not as good as its score."""
         raise PeerProtocolError(
             self._peer, f"expected a split as good as its score, of children with enough rows - from {self._peer}"
         )
 
 
 class ScoreSplits(ScoresFinder):
-    """The split finder of the active party: everybody's scores, and the splits of those who have the best.
+    """The split finder of the active party: owners report scores, and only the best one's owner splits the node.
 
-    Parameters
-    ----------
-    party : Party
-        Its rounds are trees.
-    sources : sequence of SumsSource
-        In party order; those of others are `ScoredColumns`.
-    n_rows, rules, threads
-        As `ScoresFinder` has them.
-    first_order : bool
-        Whether scores leave hess out, which is not sent then.
-    release : callable
-        ``release(grad, hess, rows)`` makes a tree's gradients; `Exhausted` when there may be no further tree.
-    exact : bool
-        Whether all are told exact totals (paper mode).
+    `sources` are in party order, those of others `ScoredColumns`. ``release(grad, hess, rows)`` makes a tree's
+    gradients, or raises `Exhausted`. With `first_order` scores leave hess out, which is not sent then; with `exact`
+    (paper mode) all are told exact totals.
     """
 
     def __init__(
@@ -202,7 +175,7 @@ class ScoreSplits(ScoresFinder):
         n_rows: int,
         rules: SplitRules,
         threads: int,
-        release: Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32] | None], TreeGradients],
+        release: Callable[[Int64, Int64, Int32 | None], TreeGradients],
         *,
         first_order: bool,
         exact: bool,
@@ -214,16 +187,10 @@ class ScoreSplits(ScoresFinder):
         for source in self._others:
             source.has_hess = not first_order
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> Int64:
         """See `SplitFinder`: make the tree's gradients, and send them."""
         gradients = self._release(grad, hess, rows)
-        # then own splits are scored by the totals that children have
+        # outside paper mode the totals of nodes are sums of what is scored, so own splits have them already
         self._scored = gradients.counted_grad is gradients.grad and gradients.counted_hess is gradients.hess
         totals = gradients.totals(rows)
         for source in self._others:
@@ -233,7 +200,7 @@ class ScoreSplits(ScoresFinder):
         return totals
 
     def best_splits(self, level: Level) -> Splits:
-        """See `SplitFinder`: compare scores, then have the winners split, which gives the children's totals."""
+        """See `SplitFinder`: compare scores, have winners split, and compute the children's totals from that."""
         found = super().best_splits(level)
         kept = np.flatnonzero(found.feature >= 0)
         self._level_size, self._kept = len(level.nodes), kept
@@ -246,8 +213,8 @@ class ScoreSplits(ScoresFinder):
             self._check(level.totals[kept[unknown]], chosen.take(unknown))
         return found
 
-    def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:
-        """See `SplitFinder`: rows are decided already."""
+    def divide(self, nodes: Int32, children: Int32, chosen: Splits) -> Int32:
+        """See `SplitFinder`; rows are decided already."""
         self.apply(nodes, children, self._left)
         divided = np.zeros(self._level_size, np.bool_)
         divided[self._kept] = True
@@ -264,15 +231,15 @@ class ScoreSplits(ScoresFinder):
         source = self._sources[k]
         return source.best(k) if isinstance(source, ScoredColumns) else super()._scan(k, level)
 
-    def _check(self, totals: NDArray[np.int64], chosen: Splits) -> None:
-        """Refuse splits with too few rows on a side, or not as good as was said, which others would have had."""
+    def _check(self, totals: Int64, chosen: Splits) -> None:
+        """Reject splits with too few rows on a side, or worse than their score, which kept others from splitting."""
         left = chosen.left_totals
         fewest = np.minimum(left[:, 2], totals[:, 2] - left[:, 2])
         wrong = fewest < self._rules.min_child_samples
         if not self._exact:
-            # the same operations on the same integers: equal to the last bit, but for another processor's
-            said = chosen.gain
-            wrong |= ~(np.abs(self._rules.gain(totals, left) - said) <= 1e-6 * said + 1e-8)
+            # both sides compute the same operations on the same integers; processors may differ in the last bits
+            score = chosen.gain
+            wrong |= ~(np.abs(self._rules.gain(totals, left) - score) <= 1e-6 * score + 1e-8)
         for k in chosen.source[wrong].tolist():
             source = self._sources[k]
             assert isinstance(source, ScoredColumns)
@@ -281,46 +248,38 @@ class ScoreSplits(ScoresFinder):
 
 # ---------------------------------------------------------------- owner of columns
 
+CONVERSATION: Table = {
+    "between trees": {NoisyTree: "scored", **between_trees("between trees")},
+    "scored": {
+        ScoredSplitRequest: "split",
+        LevelDivision: "scored",
+        NoisyTree: "scored",  # no node of the level was split, or no child can be
+        **between_trees("between trees"),
+    },
+    "split": {LevelDivision: "scored", NoisyTree: "scored", **between_trees("between trees")},
+    "finished": {},
+}
+"""What an owner of columns may be sent when. "scored": its scores of a level are sent; "split": so are its splits."""
+
 
 class ScoringOwner:
-    """A passive party's end of a tree after another.
+    """A passive party's end of one tree after another; what it may be sent when is in `CONVERSATION`.
 
-    Parameters
-    ----------
-    lead : str
-        The active party.
-    columns : ColumnSource
-        Own ones, which record their splits.
-    n_rows : int
-    rules : SplitRules
-        Those of scores.
-    threads : int
-    first_order : bool
-        Whether scores leave hess out, which is not sent then.
+    `lead` is the active party; `columns` record their splits; `rules` are those of scores.
     """
 
     def __init__(
-        self,
-        lead: str,
-        columns: ColumnSource,
-        n_rows: int,
-        rules: SplitRules,
-        threads: int,
-        *,
-        first_order: bool,
+        self, lead: str, columns: ColumnSource, n_rows: int, rules: SplitRules, threads: int, *, first_order: bool
     ) -> None:
         self._lead, self._n_rows, self._rules = lead, n_rows, rules
         self._n_columns = len(columns.categorical)
         self._first_order = first_order
         self._finder = ScoresFinder([columns], n_rows, rules, threads)
-        self._level: Level | None = None
-        self._growth: Growth | None = None
-        self._unasked = np.zeros(0, np.int32)
 
     def start(self, tree: NoisyTree) -> Scores | None:
         """Take a tree's gradients; return the root's score, None where it is a leaf."""
-        rows = None if tree.rows is None else self._ascending(tree.rows, self._n_rows, "rows")
-        columns = self._ascending(tree.columns, self._n_columns, "columns")
+        rows = None if tree.rows is None else ascending(tree.rows, self._n_rows, self._lead, "NoisyTree.rows")
+        columns = ascending(tree.columns, self._n_columns, self._lead, "NoisyTree.columns")
         self._expect((tree.hess is None) == self._first_order, "hessians sent or not as agreed")
         size = self._n_rows if rows is None else len(rows)
         grad = self._values(tree.grad, size, rows, "grad")
@@ -329,58 +288,48 @@ class ScoringOwner:
         totals = self._totals(tree.totals, (3,), "NoisyTree.totals")
         self._expect(totals[2] == size, "the tree's number of rows", "totals")
         self._growth = Growth(totals, self._rules)
-        self._level = self._growth.level
-        return None if self._level is None else self._scored()
+        return None if self._growth.level is None else self._scored(self._growth.level)
 
-    def split(self, request: SplitRequest) -> SplitAnswer:
+    def split(self, request: ScoredSplitRequest) -> ScoredSplitAnswer:
         """Record and decide the best splits of the nodes that this party has won."""
-        level = self._level
-        self._expect(level is not None, "NoisyTree before SplitRequest")
-        assert level is not None
-        wanted = view(request.nodes, np.int32, (None,), peer=self._lead, what="SplitRequest.nodes")
-        self._expect(
-            len(wanted) > 0 and bool(np.isin(wanted, self._unasked).all()) and bool(np.all(np.diff(wanted) > 0)),
-            "nodes with a score, once, in their order",
-        )
-        self._unasked = self._unasked[:0]
-        records, left = self._finder.decide(level.nodes[wanted], self._found.take(wanted.astype(np.intp)))
-        return SplitAnswer(Array.of(records), Array.of(np.packbits(left)))
+        wanted = view(request.nodes, np.int32, (None,), peer=self._lead, what="ScoredSplitRequest.nodes")
+        with_score = np.flatnonzero(self._found.feature >= 0)
+        fine = len(wanted) > 0 and np.isin(wanted, with_score).all() and np.all(np.diff(wanted) > 0)
+        self._expect(bool(fine), "nodes with a score, once, in their order")
+        records, left = self._finder.decide(self._level.nodes[wanted], self._found.take(wanted.astype(np.intp)))
+        return ScoredSplitAnswer(Array.of(records), Array.of(np.packbits(left)))
 
-    def divide(self, message: Divided) -> Scores:
+    def divide(self, message: LevelDivision) -> Scores:
         """Follow the division of a level; return the scores of the next."""
         level, growth, lead = self._level, self._growth, self._lead
-        self._expect(level is not None and growth is not None, "NoisyTree before Divided")
-        assert level is not None
-        assert growth is not None
-        divided = view(message.nodes, np.bool_, (len(level.nodes),), peer=lead, what="Divided.nodes")
+        divided = view(message.nodes, np.bool_, (len(level.nodes),), peer=lead, what="LevelDivision.nodes")
         nodes = level.nodes[divided]
-        left = _unpacked(message.left, self._finder.n_rows_of(nodes), lead, "Divided.left")
+        left = _unpacked(message.left, self._finder.n_rows_of(nodes), lead, "LevelDivision.left")
         splits = Splits.none(len(divided))
         splits.feature[divided] = 0
-        splits.left_totals[divided] = totals = self._totals(message.totals, (len(nodes), 3), "Divided.totals")
+        splits.left_totals[divided] = totals = self._totals(message.totals, (len(nodes), 3), "LevelDivision.totals")
         going = self._finder.count_left(nodes, left)
         if not np.array_equal(totals[:, 2], going):
-            raise PeerProtocolError(lead, f"expected as many rows as go left - at Divided.totals from {lead}")
+            raise PeerProtocolError(lead, f"expected as many rows as go left - at LevelDivision.totals from {lead}")
         taken = growth.take(splits)
-        self._level = growth.level
-        self._expect(taken is not None and self._level is not None, "a division with a level below it")
+        self._expect(taken is not None and growth.level is not None, "a division with a level below it")
         assert taken is not None
+        assert growth.level is not None
         self._finder.apply(taken[0], taken[1], left)
-        return self._scored()
+        return self._scored(growth.level)
 
-    def _scored(self) -> Scores:
-        assert self._level is not None
-        self._found = self._finder.best_splits(self._level)
-        self._unasked = np.flatnonzero(self._found.feature >= 0).astype(np.int32)
+    def _scored(self, level: Level) -> Scores:
+        self._level = level
+        self._found = self._finder.best_splits(level)
         return Scores(Array.of(self._found.gain))
 
-    def _totals(self, sent: Array, shape: tuple[int, ...], what: str) -> NDArray[np.int64]:
+    def _totals(self, sent: Array, shape: tuple[int, ...], what: str) -> Int64:
         totals = view(sent, np.int64, shape, peer=self._lead, what=what)
         if not np.all((-MOST_SUM < totals) & (totals < MOST_SUM)):
             raise PeerProtocolError(self._lead, f"expected sums below 2^62 - at {what} from {self._lead}")
         return totals
 
-    def _values(self, sent: Array, size: int, rows: NDArray[np.int32] | None, name: str) -> NDArray[np.int64]:
+    def _values(self, sent: Array, size: int, rows: Int32 | None, name: str) -> Int64:
         """Return a tree's values by row, 0 for rows that are not of its sample."""
         dtype = np.dtype(np.int32 if sent.dtype == "int32" else np.int64)
         received = view(sent, dtype, (size,), peer=self._lead, what=f"NoisyTree.{name}")
@@ -393,12 +342,6 @@ class ScoringOwner:
         spread[rows] = values
         return spread
 
-    def _ascending(self, sent: Array, limit: int, name: str) -> NDArray[np.int32]:
-        values = view(sent, np.int32, (None,), peer=self._lead, what=f"NoisyTree.{name}")
-        fine = not len(values) or (values[0] >= 0 and values[-1] < limit and bool(np.all(np.diff(values) > 0)))
-        self._expect(bool(fine), f"ascending numbers below {limit}", name)
-        return values
-
     def _expect(self, fine: bool, expected: str, name: str = "") -> None:
         if not fine:
             where = f" - at NoisyTree.{name} from" if name else " - from"
@@ -408,13 +351,13 @@ class ScoringOwner:
 # ---------------------------------------------------------------- both
 
 
-def _short(values: NDArray[np.int64]) -> NDArray[np.signedinteger]:
+def _short(values: Int64) -> NDArray[np.signedinteger]:
     """Return int32 where all values fit: half the bytes."""
     if len(values) and (values.min() < -(2**31) or values.max() >= 2**31):
         return values
     return values.astype(np.int32)
 
 
-def _unpacked(sent: Array, n_rows: int, peer: str, what: str) -> NDArray[np.bool_]:
+def _unpacked(sent: Array, n_rows: int, peer: str, what: str) -> Bools:
     packed = view(sent, np.uint8, (-(-n_rows // 8),), peer=peer, what=what)
     return np.unpackbits(packed, count=n_rows).view(np.bool_)

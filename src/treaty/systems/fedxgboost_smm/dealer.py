@@ -1,16 +1,16 @@
-"""The dealer of `smm_secure`: random matrices for two ends that must not have each other's, and nothing else.
+"""The dealer: a third party without data that gives active and passive parties matching random matrices.
 
-It has no data and learns how many rows there are, how many bins each passive party has, and how many nodes are asked
-about. What it must not do is tell either end what it gave the other: `crypto.matrix_triples` says what follows then.
+It learns how many rows there are, how many bins each passive party has, and how many nodes are asked about. It must not
+tell either end what it gave the other: `crypto.vectors.matrix_triples` says what they could compute then.
 
 ====================  ==============  ==========================================================  =================
 message               from -> to      content                                                     protection
 ====================  ==============  ==========================================================  =================
-`Wanted`              active ->       rows; bins of each passive party                            TLS
+`DealOrder`              active ->       rows; bins of each passive party                            TLS
 `AskerSeed`           -> active       seed of all A and C                                         TLS
 `HolderSeed`          -> passive      seed of B                                                   TLS
 `DealRequest`         active ->       deal for the next so many vectors                           TLS
-`Dealt`               -> passive      D = B A - C of these                                        TLS
+`DealtShares`               -> passive      D = B A - C of these                                        TLS
 `DealEnd`             active ->       training is over                                            TLS
 ====================  ==============  ==========================================================  =================
 """
@@ -31,8 +31,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.tree_options import TreeOptions
-from treaty.systems.vertical.active import public_options
+from treaty.systems.system import Seat
 
 DEALER = "dealer"
 """What `fit` calls the dealer that it plays."""
@@ -40,8 +39,8 @@ DEALER = "dealer"
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
 
-class Wanted(Message):
-    """What is to be dealt for: so many rows, and bins of each passive party. Tells these numbers."""
+class DealOrder(Message):
+    """The number of rows, and of bins of each passive party. Tells these numbers."""
 
     rows: Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
     slots: dict[str, _Count]
@@ -60,13 +59,13 @@ class HolderSeed(Message):
 
 
 class DealRequest(Message):
-    """Deal for so many vectors from number `first` on. Tells how many nodes are asked about."""
+    """Deal for `count` vectors from number `first` on. Tells how many nodes are asked about."""
 
     first: _Count
     count: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
 
-class Dealt(Message):
+class DealtShares(Message):
     """Shares uint64 (vectors, 2, bins) for the vectors from number `first` on. Tell how many nodes there are."""
 
     first: _Count
@@ -77,42 +76,34 @@ class DealEnd(Message):
     """Training is over."""
 
 
-def dealer(party: Party, options: TreeOptions, *, lead: str, threads: int = 1) -> None:
-    """Deal until the active party, `lead`, is done.
+def dealer(seat: Seat) -> None:
+    """Deal until the active party is done.
 
     Parameters
     ----------
-    party : Party
-        Connected with all parties.
-    options : TreeOptions
-        The job's, which all parties compare.
-    lead : str
-    threads : int
-
-    Raises
-    ------
-    ConfigError, CryptoError, PeerProtocolError
-        When parties disagree on parameters, or the active party asks for other than the very next vectors.
+    seat : Seat
+        Without data; all parties are its peers.
     """
-    agree(party, public_options(options))
-    wanted = party.receive(lead, Wanted)
+    party, lead = seat.party, seat.cast.active
+    agree(party, seat.public_terms)
+    wanted = party.receive(lead, DealOrder)
     holders = [peer for peer in party.peers if peer != lead]
     if sorted(wanted.slots) != sorted(holders):
-        raise PeerProtocolError(lead, f"expected the bins of {', '.join(holders)} - at Wanted.slots from {lead}")
-    made = Dealer(wanted.rows, wanted.slots, threads)
+        raise PeerProtocolError(lead, f"expected the bins of {', '.join(holders)} - at DealOrder.slots from {lead}")
+    made = Dealer(wanted.rows, wanted.slots, seat.threads)
     party.send(lead, AskerSeed(made.asker_seed))
     for holder, seed in made.holder_seeds.items():
         party.send(holder, HolderSeed(seed))
     made.prepare()
     while isinstance(request := party.receive(lead, DealRequest, DealEnd, follow=True), DealRequest):
         for holder, shares in made.deal(request.first, request.count).items():
-            party.send(holder, Dealt(request.first, Array.of(shares)))
-        made.prepare()  # while the others are at work
+            party.send(holder, DealtShares(request.first, Array.of(shares)))
+        made.prepare()  # while the others compute
 
 
 def asker(party: Party, name: str, bounds: SumsBounds, slots: dict[str, int], threads: int) -> TripleSumsClient:
-    """Return the active party's end of the sums, with the dealer of this name behind it."""
-    party.send(name, Wanted(bounds.n_rows, slots))
+    """Return the active party's end of the sums, whose masks the dealer `name` gives."""
+    party.send(name, DealOrder(bounds.n_rows, slots))
     seed = _seed(party.receive(name, AskerSeed), name)
 
     def deal(first: int, count: int) -> None:
@@ -124,18 +115,18 @@ def asker(party: Party, name: str, bounds: SumsBounds, slots: dict[str, int], th
 def holder(
     party: Party, name: str, setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32], threads: int
 ) -> TripleSumsServer:
-    """Return a passive party's end of the sums, with the dealer of this name behind it."""
+    """Return a passive party's end of the sums, whose mask and shares the dealer `name` gives."""
     check_payload(setup, "the set-up", (np.int64, (3,)))
     bounds, slots = SumsBounds(*(int(x) for x in setup[0])), int(offsets[-1])
     seed = _seed(party.receive(name, HolderSeed), name)
 
     def shares(first: int, count: int) -> Words:
-        dealt = party.receive(name, Dealt)
+        dealt = party.receive(name, DealtShares)
         if dealt.first != first:
             raise PeerProtocolError(
-                name, f"expected shares for vector {first}, got {dealt.first} - at Dealt.first from {name}"
+                name, f"expected shares for vector {first}, got {dealt.first} - at DealtShares.first from {name}"
             )
-        return view(dealt.shares, np.uint64, (count, VECTOR_WORDS, slots), peer=name, what="Dealt.shares")
+        return view(dealt.shares, np.uint64, (count, VECTOR_WORDS, slots), peer=name, what="DealtShares.shares")
 
     return TripleSumsServer(bounds, codes, offsets, seed, shares, threads=threads)
 

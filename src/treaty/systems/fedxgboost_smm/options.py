@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from treaty.errors import ConfigError
 from treaty.systems.options import KeyBits, SystemOptions, TestKeyBits
-from treaty.systems.vertical.cipher_options import check_lattice_fraction
+from treaty.systems.vertical.cipher_options import CipherOptions, check_lattice_fraction
 
 PAPER_LEAKS = (
     "fedxgboost-smm as published shows each party the other's data, as measured on its own messages: in version 2 "
@@ -52,6 +52,17 @@ class FedXGBoostSMM(SystemOptions):
     def cipher(self) -> str:
         """`backend`, resolved."""
         return self.backend or "lattice"
+
+    @property
+    def ciphers(self) -> CipherOptions:
+        """What these options say of how sums are hidden in safe mode."""
+        return CipherOptions(
+            cipher=self.cipher,
+            reveal=self.reveal,
+            key_bits=self.key_bits,
+            insecure_test_key_bits=self.insecure_test_key_bits,
+            blind=True,
+        )
 
     @property
     def has_dealer(self) -> bool:

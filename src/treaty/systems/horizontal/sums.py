@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.aggregation_round import Round, RoundVoid, Unmasking, open_pairwise
+from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking, open_pairwise
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message, view

@@ -1,21 +1,23 @@
-"""How data parties of a logistic regression settle the partition of rows into batches, and whom it sets apart.
+"""How data parties of a logistic regression settle the partition of rows into batches, and count lone rows.
 
-=====================  ========================  ==============================================================
-message                from -> to                content
-=====================  ========================  ==============================================================
-`KnownBatches`         data parties, all pairs   digests of the seed kept of an earlier job, and of random_state's
-`KeptBatches`          one who kept -> others    its seed
-`ShareCommitted`,      data parties, all pairs   a seed made by all: of batches, of the lattice map's public elements
-`ShareTold`
-`StandAlone`           data parties, all pairs   how many of its rows stand alone in their batch
-=====================  ========================  ==============================================================
+=======================  ========================  ============================================================
+message                  from -> to                content
+=======================  ========================  ============================================================
+`KnownBatches`           data parties, all pairs   digests of the seed kept of an earlier job, and of
+                                                   random_state's
+`KeptBatches`            one who kept -> others    its seed
+`JointSeedCommitment`,   data parties, all pairs   a seed made by all: of batches, of the lattice map's public
+`JointSeedShare`                                   elements
+`LoneRows`               data parties, all pairs   how many of its rows stand alone in their batch
+=======================  ========================  ============================================================
 
-**Batches** are cut once, for a training and for all later ones on the same rows that are told the same folder: fresh
-batches would give everybody new equations about the same rows. Who kept a partition insists on it, whatever its columns
-are by now. A seed of `random_state` is taken if all data parties name the same; one that a single party could choose
-might be one that sets rows of its own apart.
-A row that stands alone in its batch, the only one of its category for instance, has its residual in the gradient by
-itself: see `rows_alone`. No choice of batches helps; data parties tell each other how many such rows they have.
+**Batches** are cut once, for a training and for all later ones on the same rows that use the same folder: fresh batches
+would give everybody new equations about the same rows. A party that kept a partition insists on it, even if its columns
+have changed since. A seed of `random_state` is taken only if all data parties name the same: a party that chose the
+seed alone could pick one that sets rows of its own apart.
+
+A row that stands alone in its batch, the only one of its category for instance, shows its own residual in the gradient:
+see `rows_alone`. No choice of batches helps; the data parties tell each other how many such rows they have.
 """
 
 from __future__ import annotations
@@ -38,7 +40,6 @@ from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models.trees import read_file, write_file
-from treaty.systems.linear_options import LinearOptions
 from treaty.systems.logistic.setup import Setting
 
 Integers = NDArray[np.int64]
@@ -47,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT = "treaty-batches 2"
 _OTHER_ROWS = (
-    "if these are other rows, of which a host knows but the number, name another store (`checkpoint` of fit), or align "
-    "them by ids: [align]"
+    "if these are other rows (without ids a passive party knows only how many there are), name another store "
+    "(`checkpoint` of fit), or align them by ids: [align]"
 )
 
 
@@ -63,42 +64,42 @@ class KnownBatches(Message):
 
 
 class KeptBatches(Message):
-    """The seed itself, to who has none. Tells which rows are in a batch, as all data parties know."""
+    """The kept seed itself, for a party that has none. Tells which rows are in a batch, as all data parties know."""
 
     seed: bytes
 
 
-class ShareCommitted(Message):
+class JointSeedCommitment(Message):
     """Commitment to a share of a joint seed. Tells nothing."""
 
     commitment: bytes
 
 
-class ShareTold(Message):
+class JointSeedShare(Message):
     """The share committed to, a random number."""
 
     share: bytes
 
 
-class StandAlone(Message):
+class LoneRows(Message):
     """How many rows of all batches stand alone among the sender's columns (`rows_alone`). Tells that."""
 
     rows: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
 
 def joint_seed(party: Party, others: Sequence[str], purpose: str) -> bytes:
-    """Make a seed with others: all commit before any tells its share, so that it is uniform if one is honest."""
+    """Make a seed with others: all commit before any reveals its share, so that it is uniform if one is honest."""
     share = secrets.token_bytes(SEED_BYTES)
     commitments = {party.name: _commit(purpose, party.name, share)}
     for peer in others:
-        party.send(peer, ShareCommitted(commitments[party.name]))
-    commitments |= {peer: party.receive(peer, ShareCommitted).commitment for peer in others}
+        party.send(peer, JointSeedCommitment(commitments[party.name]))
+    commitments |= {peer: party.receive(peer, JointSeedCommitment).commitment for peer in others}
     for peer in others:
-        party.send(peer, ShareTold(share))
-    shares = {party.name: share, **{peer: party.receive(peer, ShareTold).share for peer in others}}
+        party.send(peer, JointSeedShare(share))
+    shares = {party.name: share, **{peer: party.receive(peer, JointSeedShare).share for peer in others}}
     for peer in others:
         if len(shares[peer]) != SEED_BYTES or _commit(purpose, peer, shares[peer]) != commitments[peer]:
-            raise PeerProtocolError(peer, f"expected the share that was committed to - at ShareTold from {peer}")
+            raise PeerProtocolError(peer, f"expected the share that was committed to - at JointSeedShare from {peer}")
     whole = b"".join(shares[name] for name in sorted(shares))
     return hashlib.sha256(b"treaty joint seed" + purpose.encode() + whole).digest()
 
@@ -107,38 +108,29 @@ def _commit(purpose: str, name: str, share: bytes) -> bytes:
     return hashlib.sha256(repr(("treaty joint seed commitment", purpose, name, share)).encode()).digest()
 
 
-def print_of_rows(setting: Setting, labels: Integers | None) -> bytes:
-    """Tell rows that correspond by position from others, for `agree_on_batches`: by their number and own labels.
+def rows_digest_of(n_rows: int, labels: Integers | None) -> bytes:
+    """Tell rows that correspond by position from others, by their number and own labels, for `agree_on_batches`.
 
-    Not by columns: with a column more the rows are the same, and so are their labels.
+    Columns do not count: with a column more, the rows and their labels are the same.
     """
-    return hashlib.sha256(repr(setting.n_rows).encode() + (b"" if labels is None else labels.tobytes())).digest()
+    return hashlib.sha256(repr(n_rows).encode() + (b"" if labels is None else labels.tobytes())).digest()
 
 
 def agree_on_batches(
-    party: Party, setting: Setting, options: LinearOptions, rows: bytes, kept: Path | None
+    party: Party, setting: Setting, random_state: int | None, rows_digest: bytes, store: Path | None
 ) -> Integers:
     """Settle the partition into batches with all data parties; return its rows (n_batches, batch_size).
 
-    Parameters
-    ----------
-    rows : bytes
-        What tells these rows from others, in this order: a digest of their ids, or `print_of_rows`. A kept partition
-        belongs to it.
-    kept : Path or None
-        Folder that keeps partitions from job to job. None: nothing is kept.
-
-    Raises
-    ------
-    ConfigError
-        When batches are to be others than those kept, or parties kept different ones.
+    A kept partition belongs to `rows_digest`: of the rows' ids in this order, or `rows_digest_of`. `store` keeps
+    partitions from job to job, unless it is None. Raises ConfigError when batches are to be others than those kept, or
+    parties kept different ones.
     """
-    file = None if kept is None else _batches_file(kept, party.name)
+    file = None if store is None else _batches_file(store, party.name)
     found = _Kept([]) if file is None or not file.exists() else read_file(file, _Kept, FORMAT)
-    named = None if options.random_state is None else batch_seed(options.random_state)
+    named = None if random_state is None else batch_seed(random_state)
     known = None
     for entry in found.entries:
-        if entry.rows != rows:
+        if entry.rows != rows_digest:
             continue
         if entry.batch_size != setting.batch_size or named not in (None, entry.seed):
             raise ConfigError(
@@ -153,12 +145,12 @@ def agree_on_batches(
     if file is not None and known is None:
         if found.entries:
             logger.warning(
-                "%s: %s keeps batches of %d other sets of rows; of rows that are in several sets, gradients told more "
-                "than those of one partition do",
+                "%s: %s keeps batches of %d other sets of rows; rows that are in several sets have told more through "
+                "their gradients than one partition would",
                 party.name, file.name, len(found.entries),
             )  # fmt: skip
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, _Kept([*found.entries, _Partition(rows, setting.batch_size, seed)]), FORMAT)
+        write_file(file, _Kept([*found.entries, _Partition(rows_digest, setting.batch_size, seed)]), FORMAT)
     return partition(setting.n_rows, setting.batch_size, seed)
 
 
@@ -179,7 +171,7 @@ def _batches_file(folder: Path, name: str) -> Path:
 def _common_seed(
     party: Party, others: Sequence[str], kept: bytes | None, named: bytes | None, file: Path | None
 ) -> bytes:
-    """Return the seed that somebody kept, else the one that all name, else a new one of all."""
+    """Return the seed that a party kept, else the one that all name, else a new one made by all."""
     own = KnownBatches(*(b"" if seed is None else _digest(seed) for seed in (kept, named)))
     for peer in others:
         party.send(peer, own)
@@ -187,9 +179,9 @@ def _common_seed(
     insisted = {known.kept for known in told.values()} - {b""}
     if len(insisted) > 1:
         raise ConfigError(
-            "parties insist on different batches, from earlier jobs on their rows with others; take partners of one of "
+            "parties insist on different batches, from earlier jobs with other partners; take the partners of one of "
             f"these jobs{'' if file is None else f' - this party keeps its own in {file}'}; {_OTHER_ROWS}",
-            public="parties insist on different batches, from earlier jobs on their rows with others; take partners of "
+            public="parties insist on different batches, from earlier jobs with other partners; take the partners of "
             "one of these jobs, or, if they are other rows, name another store",
         )
     names = sorted(name for name, known in told.items() if known.named)
@@ -198,7 +190,7 @@ def _common_seed(
             return named
         if names:
             logger.warning(
-                "%s: batches are not those of the random_state of %s: all parties with data must name the same",
+                "%s: random_state of %s is not used for the batches: all parties with data must name the same",
                 party.name, ", ".join(names),
             )  # fmt: skip
         return joint_seed(party, others, "batches")
@@ -211,7 +203,7 @@ def _common_seed(
         kept = party.receive(first, KeptBatches).seed
         if len(kept) != SEED_BYTES or _digest(kept) != told[first].kept:
             raise PeerProtocolError(first, f"expected the seed it told a digest of - at KeptBatches from {first}")
-        logger.warning("%s: takes the batches that %s has kept of an earlier job on these rows", party.name, first)
+        logger.warning("%s: takes the batches that %s kept from an earlier job on these rows", party.name, first)
     return kept
 
 
@@ -219,32 +211,28 @@ def _digest(seed: bytes) -> bytes:
     return hashlib.sha256(b"treaty known batches" + seed).digest()
 
 
-def tell_who_stands_alone(party: Party, setting: Setting, columns: Integers, batches: Integers) -> dict[str, int]:
+def tell_lone_rows(party: Party, setting: Setting, columns: Integers, batches: Integers) -> dict[str, int]:
     """Return of each data party how many of its rows stand alone in their batch, and warn of others'.
 
-    Parameters
-    ----------
-    columns : int64 (n_rows, n_columns)
-        Own columns, in fixed point.
-    batches : int64 (n_batches, batch_size)
+    `columns` are the own ones in fixed point (n_rows, n_columns), `batches` row numbers (n_batches, batch_size).
     """
     own = sum(rows_alone(columns[rows] * 2.0**-COLUMN_FRACTION) for rows in batches)
     others = setting.others(party.name)
     for peer in others:
-        party.send(peer, StandAlone(own))
-    alone = {party.name: own, **{peer: party.receive(peer, StandAlone).rows for peer in others}}
+        party.send(peer, LoneRows(own))
+    alone = {party.name: own, **{peer: party.receive(peer, LoneRows).rows for peer in others}}
     for peer in others:
         if alone[peer] > batches.size:
-            raise PeerProtocolError(peer, f"expected at most {batches.size} rows - at StandAlone.rows from {peer}")
-    _warn(party.name, setting.guest, alone, batches.size)
-    return {name: alone[name] for name in setting.parties}
+            raise PeerProtocolError(peer, f"expected at most {batches.size} rows - at LoneRows.rows from {peer}")
+    _warn(party.name, setting.active, alone, batches.size)
+    return {name: alone[name] for name in setting.owners}
 
 
-def _warn(name: str, guest: str, alone: Mapping[str, int], n_rows: int) -> None:
+def _warn(name: str, active: str, alone: Mapping[str, int], n_rows: int) -> None:
     for peer, rows in alone.items():
-        if rows and peer != name and guest in (name, peer):
+        if rows and peer != name and active in (name, peer):
             logger.warning(
                 "%s: %d of %d rows stand alone in their batch among %s's columns, which can tell their %s from its "
-                "gradients; fewer rare categories, far values cut off, or larger batches make them fewer",
-                name, rows, n_rows, peer, "labels" if name == guest else "margins",
+                "gradients; to make them fewer, join rare categories, cut off far values, or take larger batches",
+                name, rows, n_rows, peer, "labels" if name == active else "margins",
             )  # fmt: skip

@@ -1,15 +1,14 @@
-"""What the guest tells at the end of an epoch of logistic regression, and how far others follow it.
+"""What the active party tells at the end of an epoch of logistic regression, and how far the others follow it.
 
-========== ============= ==================================================  ====
-message    from -> to    content
-========== ============= ==================================================  ====
-`EpochEnd` guest -> all  learning rate, whether training is over             TLS
-========== ============= ==================================================  ====
+========== ==================== ==============================================  ====
+message    from -> to           content
+========== ==================== ==============================================  ====
+`EpochEnd` active party -> all  learning rate, whether training is over         TLS
+========== ==================== ==============================================  ====
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -18,9 +17,7 @@ from treaty.errors import PeerProtocolError
 from treaty.linear.training import Schedule
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.systems.linear_options import LinearOptions
-
-Epochs = Callable[[list[float]], None]
+from treaty.systems.system import Progress
 
 
 class EpochEnd(Message):
@@ -34,35 +31,31 @@ class EpochEnd(Message):
     finished: bool
 
 
-def end_epoch(party: Party, schedule: Schedule, loss: float, progress: Epochs | None) -> EpochEnd:
-    """Decide at the guest, from the epoch's mean loss, how training goes on, and tell all."""
+def end_epoch(party: Party, schedule: Schedule, loss: float, progress: Progress | None) -> EpochEnd:
+    """Decide at the active party, from the epoch's mean loss, how training goes on, and tell all."""
     back = schedule.end_epoch(loss)
     end = EpochEnd(schedule.learning_rate, back, schedule.finished)
     for peer in party.peers:
         party.send(peer, end)
     if progress is not None:
-        progress(schedule.losses)
+        progress(len(schedule.losses), schedule.losses)
     return end
 
 
-def receive_end(party: Party, guest: str, options: LinearOptions, schedule: Schedule) -> EpochEnd:
-    """Hear from the guest how training goes on, and hold it to what was agreed; `schedule` keeps the learning rate.
+def receive_end(party: Party, active: str, schedule: Schedule) -> EpochEnd:
+    """Receive how training goes on, and hold the active party to what was agreed; update the schedule's rate.
 
-    Raises
-    ------
-    PeerProtocolError
-        When there are to be more epochs than `max_iter`, or larger steps than before: they are more equations about
-        others' rows than these agreed to.
+    Raises PeerProtocolError for more epochs than `max_iter`, or larger steps than before: they would give others more
+    equations about own rows than were agreed on.
     """
-    end, rate = party.receive(guest, EpochEnd), schedule.learning_rate
-    if party.round >= options.max_iter and not end.finished:
+    end, rate = party.receive(active, EpochEnd), schedule.learning_rate
+    if party.round >= schedule.max_iter and not end.finished:
         raise PeerProtocolError(
-            guest,
-            f"expected training to end after max_iter={options.max_iter} epochs - at EpochEnd from {guest}",
+            active, f"expected training to end after max_iter={schedule.max_iter} epochs - at EpochEnd from {active}"
         )
     if end.learning_rate > rate:
         raise PeerProtocolError(
-            guest, f"expected a learning rate of at most {rate}, got {end.learning_rate} - at EpochEnd from {guest}"
+            active, f"expected a learning rate of at most {rate}, got {end.learning_rate} - at EpochEnd from {active}"
         )
     schedule.learning_rate = end.learning_rate
     return end

@@ -1,20 +1,21 @@
 """Each party's columns times the sum of all parties' vectors, under the lattice map between every pair of parties.
 
-As in `hidden_products`, party k gets X_k^T (sum of all v_j). Under the lattice map (`crypto.lattice_vectors`) j asks k
-for X_k^T v_j and opens it under a mask that k has added, modulo 2^bits; what it opens, a uniform number, it returns:
+As in `coordinated`, party k gets X_k^T (sum of all v_j). Under the lattice map of `crypto.vectors.lattice_vectors` j
+asks k for X_k^T v_j, opens it under a mask that k has added, modulo 2^bits, and returns the opened number, which is
+uniform:
 
-=============  ======================  ======================================================  =======================
-message        from -> to              content                                                 protection
-=============  ======================  ======================================================  =======================
-`ColumnsHint`  each -> each            the hints of its columns, block by block of rows        lattice
-`Query`        each -> all others      v_j over a block of rows, zero outside the batch        lattice
-`Flooded`      asked -> who asked      X_k^T v_j + R_kj                                        mask, flooded
-`Share`        who asked -> asked      what it opened, + masks of givers that cancel           masks
-=============  ======================  ======================================================  =======================
+=================  =================  ======================================================  =======================
+message            from -> to         content                                                 protection
+=================  =================  ======================================================  =======================
+`ColumnsHint`      each -> each       the hints of its columns, block by block of rows        lattice
+`VectorQuery`      j -> all others    v_j over a block of rows, zero outside the batch        lattice
+`FloodedProducts`  k -> j             X_k^T v_j + R_kj                                        mask, flooded
+`ProductShares`    j -> k             the opened numbers, + masks that cancel over all j      masks
+=================  =================  ======================================================  =======================
 
-There is no key and no third party; a coordinator, if there is one, has no part in it. The guest has its negated labels
-among its columns: of their products hosts keep shares until an epoch's end, and return the sum with their own part of
-the loss (see `hidden_products`), so that the guest learns that sum alone.
+There is no key and no third party; a coordinator, if there is one, has no part in it. The active party has its negated
+labels among its columns: of their products passive parties keep shares until an epoch's end, and return the sum with
+their own part of the loss (see `coordinated`), so that the active party learns that sum alone.
 
 Rows are taken in the order of the batches, in blocks of as many whole batches as the ring has coefficients for, so that
 a batch costs the same in a table of any length. Data parties know the batches. *Assumptions*: as docs/lattice.md has
@@ -41,7 +42,7 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder
 from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import exact_products
-from treaty.systems.logistic.setup import Setting
+from treaty.systems.logistic.setup import OwnData, Setting
 from treaty.systems.vertical.encrypted_columns import pack, unpack
 
 Integers = NDArray[np.int64]
@@ -49,7 +50,7 @@ Integers = NDArray[np.int64]
 WEIGHT_BOUND = int(CLIP) << COLUMN_FRACTION
 
 LABEL, INTERCEPT = "\0label", "\0intercept"
-"""The guest's further columns in its ledger: unlike any name of a feature, of this job or of another."""
+"""The active party's further columns in its ledger: names that no feature of this or another job has."""
 
 
 class ColumnsHint(Message):
@@ -58,20 +59,20 @@ class ColumnsHint(Message):
     payload: list[Array]
 
 
-class Query(Message):
+class VectorQuery(Message):
     """An encrypted vector over a block of rows. Tells nothing."""
 
     payload: list[Array]
 
 
-class Flooded(Message):
+class FloodedProducts(Message):
     """Masked products, which the receiver opens to uniform numbers. Tells nothing."""
 
     payload: list[Array]
 
 
-class Share(Message):
-    """Opened numbers, uint64 (n, limbs). Tell the owner of the masks the product, over all givers."""
+class ProductShares(Message):
+    """Opened numbers, uint64 (n, limbs). Tell the party that masked them the products, summed over all senders."""
 
     numbers: Array
 
@@ -79,47 +80,31 @@ class Share(Message):
 class LatticeProducts:
     """A data party's end.
 
-    Parameters
-    ----------
-    party : Party
-    setting : Setting
-    columns : int64 (n_rows, n_columns)
-        Own columns, in fixed point.
-    names : list of str
-        Of the own prepared columns, for the own ledger alone; the intercept's last at the guest.
-    labels : int64 (n_rows,) or None
-        -1 and 1, at the guest.
-    batches : int64 (n_batches, batch_size)
-        Rows of each.
-    masks : CancellingMasks
-        Among data parties.
-    kept : Path or None
-        Folder of the ledger of what answers about these columns told, for all jobs.
-    threads : int
+    `batches` are row numbers (n_batches, batch_size), `masks` among data parties. `store` is the folder of the ledger
+    of what answers about these columns have told in all jobs, or None.
     """
 
     def __init__(
         self,
         party: Party,
         setting: Setting,
-        columns: Integers,
-        names: list[str],
-        labels: Integers | None,
+        own: OwnData,
         batches: Integers,
         masks: CancellingMasks,
-        kept: Path | None,
+        store: Path | None,
         threads: int,
     ) -> None:
-        self._party, self._setting, self._columns, self._masks = party, setting, columns, masks
+        self._party, self._setting, self._columns, self._masks = party, setting, own.columns, masks
         self._others = others = setting.others(party.name)
         seed = joint_seed(party, others, "lattice")
         per_block = max(1, DEGREE // setting.batch_size)
-        length, sum_bits = per_block * setting.batch_size, setting.vector_bits + len(setting.parties).bit_length()
+        length, sum_bits = per_block * setting.batch_size, setting.vector_bits + len(setting.owners).bit_length()
         self._parameters = vectors_parameters(length, WEIGHT_BOUND, sum_bits, setting.batch_size)
         self._bits = self._parameters.message_bits
-        matrix = columns.T if labels is None else np.vstack([columns.T, -labels])
-        self._store = HintStore(None if kept is None else hints_folder(kept, party.name))
-        called = [*names[:-1], INTERCEPT, LABEL] if labels is not None else names
+        matrix, names = own.columns.T, own.names
+        if own.labels is not None:
+            matrix, names = np.vstack([matrix, -own.labels]), [*names[:-1], INTERCEPT, LABEL]
+        self._store = HintStore(None if store is None else hints_folder(store, party.name))
         self._block, self._position = (np.full(setting.n_rows, -1, np.int64) for _ in range(2))
         self._servers = []
         for number, part in enumerate(pieces(len(batches), per_block)):
@@ -127,7 +112,7 @@ class LatticeProducts:
             self._block[rows], self._position[rows] = number, np.arange(len(rows))
             block = np.zeros((len(matrix), length), np.int64)  # the last one may be shorter
             block[:, : len(rows)] = matrix[:, rows]
-            server = VectorServer(self._parameters, block, called, seed, self._store, threads=threads)
+            server = VectorServer(self._parameters, block, names, seed, self._store, threads=threads)
             self._servers.append(server)
         self._client = VectorClient(self._parameters, setting.vector_bits, seed, length, threads=threads)
         hints = ColumnsHint(pack([server.hint()[0] for server in self._servers]))
@@ -143,32 +128,32 @@ class LatticeProducts:
         self._place = 0
 
     def _count(self, name: str) -> int:
-        """Columns of a party under the map, the guest's labels among them."""
-        return self._setting.n_columns[name] + (name == self._setting.guest)
+        """Return how many columns of a party are under the map, the active party's labels among them."""
+        return self._setting.n_columns[name] + (name == self._setting.active)
 
     def times(self, rows: Integers, own: Integers, *, counted: bool) -> list[int]:
         """Return the own columns' products with the sum of all vectors; see `CoordinatedProducts.times`."""
-        party, guest, bits = self._party, self._setting.guest, self._bits
+        party, active, bits = self._party, self._setting.active, self._bits
         self._place += 1
         block = int(self._block[rows[0]])
-        query = Query(pack(self._client.query(self._position[rows], own)))
+        query = VectorQuery(pack(self._client.query(self._position[rows], own)))
         for peer in self._others:
             party.send(peer, query)
         sums = [0] * self._count(party.name)
         for peer in self._others:
-            asked = unpack(party.receive(peer, Query).payload, peer, "Query")
+            asked = unpack(party.receive(peer, VectorQuery).payload, peer, "VectorQuery")
             answer, shares = self._servers[block].answer(asked)
-            party.send(peer, Flooded(pack(answer)))
+            party.send(peer, FloodedProducts(pack(answer)))
             sums = [a + b for a, b in zip(sums, shares, strict=True)]
         for peer in self._others:
-            flooded = unpack(party.receive(peer, Flooded).payload, peer, "Flooded")
+            flooded = unpack(party.receive(peer, FloodedProducts).payload, peer, "FloodedProducts")
             shares = self._client.open(peer, block, flooded)
-            if peer == guest:
+            if peer == active:
                 of_labels = shares.pop()
                 self._loss_shares += of_labels if counted else 0
             self._return(peer, shares, f"to {peer}")
         n_columns = self._columns.shape[1]
-        if party.name == guest:
+        if party.name == active:
             of_labels = sums.pop()
             self._loss_shares += of_labels if counted else 0
         for peer in self._others:
@@ -177,27 +162,29 @@ class LatticeProducts:
         return [signed(theirs, bits) + mine for theirs, mine in zip(sums, products, strict=True)]
 
     def _return(self, peer: str, shares: list[int], purpose: str) -> None:
-        """Send an owner what was opened of its columns, under masks that cancel among those who do."""
+        """Send an owner the opened numbers of its columns, under masks that cancel over all senders."""
         beside = [other for other in self._others if other != peer]
         masks = self._masks.draw(len(shares), self._bits, self._place, purpose, beside)
         numbers = [(share + mask) % (1 << self._bits) for share, mask in zip(shares, masks, strict=True)]
-        self._party.send(peer, Share(Array.of(to_words(numbers, -(-self._bits // 64)))))
+        self._party.send(peer, ProductShares(Array.of(to_words(numbers, -(-self._bits // 64)))))
 
     def _share(self, peer: str, count: int) -> list[int]:
-        answer = self._party.receive(peer, Share).numbers
-        return from_words(view(answer, np.uint64, (count, -(-self._bits // 64)), peer=peer, what="Share.numbers"))
+        answer = self._party.receive(peer, ProductShares).numbers
+        return from_words(
+            view(answer, np.uint64, (count, -(-self._bits // 64)), peer=peer, what="ProductShares.numbers")
+        )
 
     def loss(self, own: int) -> int | None:
         """Add up an epoch's loss; see `CoordinatedProducts.loss`."""
         shares, self._loss_shares = self._loss_shares, 0
-        if self._party.name != self._setting.guest:
-            self._return(self._setting.guest, [shares + own], "loss")
+        if self._party.name != self._setting.active:
+            self._return(self._setting.active, [shares + own], "loss")
             return None
         theirs = sum(self._share(peer, 1)[0] for peer in self._others)
         return signed(own + shares + theirs, self._bits)
 
     def close(self) -> None:
-        """Give back what was reserved of the ledger and not used."""
+        """Return the unused part of what was reserved in the ledger."""
         for server in self._servers:
             server.close()
         self._store.close()

@@ -10,6 +10,9 @@ import msgspec
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, KeyBits, NotNegative, Positive, Seed, SystemOptions, TestKeyBits
 
+LATTICE_FRACTION = 40
+"""Most `fractional_bits` under the lattice map."""
+
 
 class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options that logistic regression has in every system.
@@ -56,8 +59,8 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 @dataclass(kw_only=True, repr=False)
-class _Encrypted(SystemOptions):
-    """What both federated systems of logistic regression have."""
+class FederatedRegression(SystemOptions):
+    """What both federated systems of logistic regression have: a cipher, its key, and perhaps a coordinator."""
 
     coordinator: bool | None = None
     encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
@@ -75,8 +78,22 @@ class _Encrypted(SystemOptions):
         """`coordinator`, resolved."""
         return self.coordinator is not False
 
+    def cipher(self, fractional_bits: int) -> str:
+        """Return the cipher meant: "lattice", "ou" or "paillier".
+
+        Left open, it is the paper's in paper mode. In safe mode it is the lattice map, under which the coordinator has
+        no key. Without a coordinator, or where a key is named, it is Okamoto-Uchiyama: without a coordinator encrypted
+        columns are then sent once, and little after that.
+        """
+        if self.encryption not in (None, "auto"):
+            return self.encryption
+        if self.mode == "paper":
+            return "paillier"
+        keyed = self.key_bits or self.insecure_test_key_bits or fractional_bits > LATTICE_FRACTION
+        return "ou" if keyed or not self.has_coordinator else "lattice"
+
     def check(self, common: Any) -> None:
-        """Refuse sizes of keys that would not be used."""
+        """Refuse sizes of keys that would not be used, and a precision that the lattice map does not have."""
         named = [name for name in ("key_bits", "insecure_test_key_bits") if getattr(self, name) is not None]
         if named and self.encryption == "lattice":
             raise ConfigError(
@@ -85,10 +102,15 @@ class _Encrypted(SystemOptions):
             )
         if len(named) > 1:
             raise ConfigError("expected key_bits or insecure_test_key_bits, got both")
+        if self.encryption == "lattice" and common.fractional_bits > LATTICE_FRACTION:
+            raise ConfigError(
+                f"expected fractional_bits of at most {LATTICE_FRACTION} under the lattice map, got "
+                f'{common.fractional_bits}; take encryption="ou"'
+            )
 
 
 @dataclass(kw_only=True, repr=False)
-class QuasiNewton(_Encrypted):
+class QuasiNewton(FederatedRegression):
     """Vertical logistic regression by stochastic quasi-Newton steps (Yang et al. 2019, arXiv 1912.00513).
 
     Parameters
@@ -112,7 +134,7 @@ class QuasiNewton(_Encrypted):
 
 
 @dataclass(kw_only=True, repr=False)
-class SGD(_Encrypted):
+class SGD(FederatedRegression):
     """Vertical logistic regression by stochastic gradient descent, otherwise as `QuasiNewton`.
 
     Parameters

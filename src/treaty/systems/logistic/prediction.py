@@ -1,56 +1,50 @@
-"""Federated prediction of a linear model: every host adds its part of the margins, the guest gets the sum.
+"""Federated prediction of a linear model: passive parties add their parts of the margins, the active one gets the sum.
 
-A margin is a sum of parties' parts, so the guest, who gets it, knows the hosts' share of it whatever is done. Of
-several hosts it learns no more: their parts go under masks that cancel in the sum. Of one host it learns its part of
-every row's margin; over as many rows as the host has columns, and knowing the values of these in them, its weights.
+A margin is a sum of parties' parts, so the active party, who gets it, knows the passive parties' share of it whatever
+is done. Of several passive parties it learns no more: masks that cancel in the sum hide their parts. Of a single one it
+learns its part of every row's margin; given as many rows as that party has columns, and these columns' values in them,
+it can solve for the party's weights.
 
-============  ==============  ======================================================================
-message       from -> to      what it tells
-============  ==============  ======================================================================
-`PairKey`     host -> host    nothing
-`MarginPart`  host -> guest   its parts of margins; of several hosts, these summed over all
-============  ==============  ======================================================================
+============  ==================  ============================================================================
+message       from -> to          what it tells
+============  ==================  ============================================================================
+`PairKey`     passive -> passive  nothing
+`MarginPart`  passive -> active   its parts of margins; of several passive parties, these summed over all
+============  ==================  ============================================================================
 
-Numbers are rounded to multiples of 2^-32. Hosts learn nothing, not even the margins.
+Numbers are rounded to multiples of 2^-32. Passive parties learn nothing, not even the margins. The coordinator has no
+part in prediction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.key_agreement import agree as agree_on_pair
 from treaty.crypto.aggregation.masks import add_masks, mask_nonce, pair_keys
-from treaty.data.table import Table
 from treaty.errors import DataError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.party import Party
-from treaty.models.linear import LinearPart
-from treaty.systems.logistic.setup import PairKey
+from treaty.systems.logistic.setup import pair_seeds
+from treaty.systems.system import Seat
 
 FRACTION_BITS = 32
 _LARGEST = 2.0**30  # of a part of a margin
 
 
 class MarginPart(Message):
-    """Parts of margins uint64 (n_rows,), in units of 2^-32 modulo 2^64, masked if there are several hosts."""
+    """Parts of margins uint64 (n_rows,), in units of 2^-32 modulo 2^64; masked if there are several passive parties."""
 
     values: Array
 
 
-def predict_guest(party: Party, part: LinearPart, table: Table) -> NDArray[np.float64]:
-    """Predict rows as the label holder; all peers play `predict_host`.
+def predict_active(seat: Seat) -> NDArray[np.float64]:
+    """Predict rows as the label holder; all other owners play `predict_passive`.
 
     Parameters
     ----------
-    part : LinearPart
-        Own, with the intercept.
-    table : Table
-        Own columns of the rows.
+    seat : Seat
+        `data` has the own columns of the rows, `part` the own part of the model, with the intercept.
 
     Returns
     -------
@@ -64,33 +58,33 @@ def predict_guest(party: Party, part: LinearPart, table: Table) -> NDArray[np.fl
     PeerError
         When a peer is lost or sends something else.
     """
-    agree(party, _terms(part, table), remedy=OF_ONE_MODEL)
+    party, table = seat.party, seat.rows.table
+    agree(party, _terms(seat), remedy=OF_ONE_MODEL)
     summed = np.zeros(table.n_rows, np.uint64)
-    for host in party.peers:
-        values = party.receive(host, MarginPart).values
-        summed += view(values, np.uint64, (table.n_rows,), peer=host, what="MarginPart.values")
-    return part.margins(table) + summed.view(np.int64) * 2.0**-FRACTION_BITS
+    for peer in seat.others:
+        values = party.receive(peer, MarginPart).values
+        summed += view(values, np.uint64, (table.n_rows,), peer=peer, what="MarginPart.values")
+    own: NDArray[np.float64] = seat.part.margins(table)
+    return own + summed.view(np.int64) * 2.0**-FRACTION_BITS
 
 
-def predict_host(party: Party, part: LinearPart, table: Table, *, guest: str, hosts: Sequence[str]) -> None:
-    """Help the guest to predict rows; `hosts` are all of them, errors as of `predict_guest`."""
-    agree(party, _terms(part, table), remedy=OF_ONE_MODEL)
-    margins = part.margins(table)
+def predict_passive(seat: Seat) -> None:
+    """Help the active party to predict rows, without learning anything; seat and errors as of `predict_active`.
+
+    Raises DataError when a part of a margin is too large.
+    """
+    party = seat.party
+    agree(party, _terms(seat), remedy=OF_ONE_MODEL)
+    margins = seat.part.margins(seat.rows.table)
     if not np.all(np.abs(margins) < _LARGEST):
         raise DataError(f"{party.name}: expected parts of margins below 2^30, got a larger one - in the model")
     values = np.rint(margins * 2.0**FRACTION_BITS).astype(np.int64).view(np.uint64)
-    others = [host for host in hosts if host != party.name]
-    own = X25519PrivateKey.generate()
-    for peer in others:
-        party.send(peer, PairKey(own.public_key().public_bytes_raw()))
-    seeds = {
-        peer: agree_on_pair(own, party.receive(peer, PairKey).key, party.job, *sorted((party.name, peer)))
-        for peer in others
-    }
+    others = [name for name in seat.others if name != party.name]
+    seeds = pair_seeds(party, others)
     nonce = mask_nonce(party.job, party.protocol, 0, 0, "margins")  # once: the seeds serve this prediction alone
     add_masks(values, *pair_keys(party.name, seeds, others, nonce))
-    party.send(guest, MarginPart(Array.of(values)))
+    party.send(seat.cast.active, MarginPart(Array.of(values)))
 
 
-def _terms(part: LinearPart, table: Table) -> dict[str, str | int]:
-    return {"model": part.model_id, "rows to predict": table.n_rows}
+def _terms(seat: Seat) -> dict[str, str | int]:
+    return {"model": seat.part.model_id, "rows to predict": seat.rows.table.n_rows}

@@ -1,15 +1,15 @@
-"""What the parties of a logistic regression settle before training: terms, sizes, guards and pair keys.
+"""What the parties of a logistic regression settle before training: terms, sizes, batch-size guard and pair keys.
 
-=====================  ========================  ==============================================================
-message                from -> to                content
-=====================  ========================  ==============================================================
-`Described`            host -> guest             rows and prepared columns of its table
-`Begin`                guest -> all              those of all, model id
-`PairKey`              data parties, all pairs   an X25519 key, for masks that cancel
-=====================  ========================  ==============================================================
+=====================  ==========================  ============================================================
+message                from -> to                  content
+=====================  ==========================  ============================================================
+`TableSize`            passive -> active party     rows and prepared columns of its table
+`TrainingSizes`        active party -> all         those of all parties, and the model's id
+`PairKey`              data parties, all pairs     an X25519 key, for masks that cancel
+=====================  ==========================  ============================================================
 
-Then data parties settle the batches, see `linear_batches`. The coordinator, who brings no data, is sent `Begin` alone:
-it knows how many rows and columns there are, not which rows are in a batch. All data parties talk to each other.
+Then the data parties settle the batches, see `treaty.systems.logistic.batches`. The coordinator, who has no data, is
+sent `TrainingSizes` alone: it knows how many rows and columns there are, not which rows are in a batch.
 """
 
 from __future__ import annotations
@@ -24,38 +24,39 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
+from treaty.crypto import parameters
 from treaty.crypto.aggregation.key_agreement import agree as agree_on_pair
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.linear.batches import check_batch_size
+from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.preparation import COLUMN_FRACTION
+from treaty.linear.training import Schedule
 from treaty.messaging.agreement import Term
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.systems.linear_options import LinearOptions
+from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
+from treaty.systems.system import Cast, Seat
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 WEIGHT_BITS = COLUMN_FRACTION + 5
-"""Of a column's signed entries, which are clipped at 10."""
+"""Bits of a column's signed entries, which are clipped at 10."""
 
 MARGIN_BITS = 10
-"""A party's part of a margin lies below 2^10, or training is given up: it has diverged."""
-
-LATTICE_FRACTION = 40
-"""Most fractional_bits under the lattice map."""
+"""A party's part of a margin lies below 2^10; a larger one ends training as diverged."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
 
-class Described(Message):
-    """A host's table. Tells how many rows and prepared columns it has."""
+class TableSize(Message):
+    """Size of a passive party's table. Tells how many rows and prepared columns it has."""
 
     n_rows: _Size
     n_columns: _Size
 
 
-class Begin(Message):
+class TrainingSizes(Message):
     """The model's id and all tables' sizes; columns by data party, in the job's order, the intercept among them."""
 
     model_id: str
@@ -70,40 +71,93 @@ class PairKey(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What all parties know of a training.
+class OwnData:
+    """A data party's prepared columns, int64 (n_rows, n_columns) in fixed point.
 
-    Parameters
-    ----------
-    model_id : str
-    guest : str
-        The label holder.
-    parties : tuple of str
-        Those with data, in the job's order.
-    coordinator : str or None
-    n_rows : int
-    n_columns : dict of str to int
-        Prepared columns of each data party, the guest's with the intercept.
-    batch_size : int
-        Rows in a batch, not more than there are.
-    fractional_bits : int
-    cipher : {"lattice", "ou", "paillier"}
+    Labels are int64 (n_rows,) of -1 and 1 at the active party, whose last column is the intercept's; None elsewhere.
+    The columns' names are for the party's own ledger.
+    """
+
+    columns: Integers
+    labels: Integers | None
+    names: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Solver:
+    """How weights are found, as all parties agreed; `memory` is 0 for gradient descent."""
+
+    memory: int
+    period: int
+    l2: float
+    learning_rate: float
+    tol: float
+    max_iter: int
+
+    def coordinator(self) -> Coordinator:
+        """Start what decides steps from summed inner products."""
+        return Coordinator(memory=self.memory, learning_rate=self.learning_rate)
+
+    def schedule(self) -> Schedule:
+        """Start what decides after each epoch how training goes on."""
+        return Schedule(self.learning_rate, self.tol, self.max_iter)
+
+    def slice(self, n_columns: int, *, intercept: bool) -> Slice:
+        """Start the weights of so many columns at 0; whether the last is the intercept, which l2 leaves alone."""
+        return Slice(n_columns, memory=self.memory, period=self.period, l2=self.l2, intercept=intercept)
+
+
+def solver_of(common: RegressionOptions, method: type[FederatedRegression]) -> Solver:
+    """Resolve the options that depend on the method (`QuasiNewton` or `SGD`)."""
+    return Solver(
+        common.memory if method.keeps_pairs else 0,
+        common.period,
+        common.l2,
+        common.learning_rate or method.first_rate,
+        common.tol,
+        common.max_iter,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all parties of a training know.
+
+    `n_columns` counts each data party's prepared columns, the active party's with the intercept; `batch_size` is at
+    most `n_rows`; `cipher` is "lattice", "ou" or "paillier"; `key_bits` is the modulus's size, unless
+    `insecure_test_key_bits` replaces it.
     """
 
     model_id: str
-    guest: str
-    parties: tuple[str, ...]
-    coordinator: str | None
+    cast: Cast
     n_rows: int
     n_columns: dict[str, int]
     batch_size: int
     fractional_bits: int
     cipher: str
+    key_bits: int
+    insecure_test_key_bits: int | None
+    solver: Solver
 
     @property
-    def hosts(self) -> list[str]:
-        """Data parties but the guest."""
-        return [name for name in self.parties if name != self.guest]
+    def active(self) -> str:
+        """The label holder."""
+        return self.cast.active
+
+    @property
+    def owners(self) -> list[str]:
+        """The parties with data, in the job's order."""
+        return self.cast.owners
+
+    @property
+    def passives(self) -> list[str]:
+        """Data parties but the active one."""
+        return self.others(self.active)
+
+    @property
+    def coordinator(self) -> str | None:
+        """The party without data that coordinates, if there is one."""
+        return self.cast.holder("coordinator")
 
     @property
     def n_batches(self) -> int:
@@ -112,7 +166,7 @@ class Setting:
 
     @property
     def vector_bits(self) -> int:
-        """Of the signed entries of a party's hidden vector."""
+        """Bits of the signed entries of a party's hidden vector."""
         return self.fractional_bits + MARGIN_BITS + 2
 
     @property
@@ -122,21 +176,15 @@ class Setting:
 
     @property
     def loss_bits(self) -> int:
-        """Of the signed sum of such parts, with their offsets."""
-        return self.largest_loss.bit_length() + 2 + len(self.parties).bit_length()
+        """Bits of the signed sum of such parts, with their offsets."""
+        return self.largest_loss.bit_length() + 2 + len(self.owners).bit_length()
 
     def others(self, name: str) -> list[str]:
         """Return the data parties but one."""
-        return [party for party in self.parties if party != name]
+        return [party for party in self.owners if party != name]
 
     def fixed(self, margins: Floats) -> Integers:
-        """Parts of margins as integers.
-
-        Raises
-        ------
-        DataError
-            When one is too large: training has diverged.
-        """
+        """Round parts of margins to fixed point; DataError when one is too large: training has diverged."""
         if not np.all(np.abs(margins) < 1 << MARGIN_BITS):
             raise DataError(
                 f"training diverged: a margin exceeds {1 << MARGIN_BITS}; lower learning_rate",
@@ -145,125 +193,96 @@ class Setting:
         return np.rint(margins * 2.0**self.fractional_bits).astype(np.int64)
 
     def mean_over_batch(self, products: Sequence[int]) -> Floats:
-        """X^T (4 d) in integers, over a batch, as the mean of d x."""
+        """Turn X^T (4 d) over a batch, in integers, into the mean of d x."""
         unit = 2.0 ** -(self.fractional_bits + COLUMN_FRACTION + 2)
         return np.array([float(product) for product in products], np.float64) * unit / self.batch_size
 
 
-def terms(options: LinearOptions, guest: str, parties: Sequence[str], coordinator: str | None) -> dict[str, Term]:
-    """Return what all must agree on before anything is sent: the roles, and every option but random_state.
+def terms(seat: Seat) -> dict[str, Term]:
+    """Return what all parties must agree on first: the roles, and every option but random_state.
 
-    Of that the coordinator need not know; data parties compare theirs in `agree_on_batches`.
+    Of random_state the coordinator need not know; the data parties compare theirs in `agree_on_batches`.
     """
-    public = {name: getattr(options, name) for name in options.__struct_fields__ if name != "random_state"}
-    return {**public, "guest": guest, "data parties": list(parties), "coordinator's name": coordinator}
+    return {
+        **seat.public_terms,
+        "active party": seat.cast.active,
+        "data parties": list(seat.cast.owners),
+        "coordinator's name": seat.cast.holder("coordinator"),
+    }
 
 
-def check_roles(options: LinearOptions, guest: str, parties: Sequence[str], coordinator: str | None) -> None:
-    """Refuse roles and options that do not go together.
-
-    Raises
-    ------
-    ConfigError
-    """
-    if options.mode == "paper" and not options.allow_insecure:
-        raise ConfigError(
-            "mode='paper' shows the coordinator every gradient, step and loss, and lets hosts solve for labels; it "
-            "needs allow_insecure=True of every party"
-        )
-    if options.mode == "paper" and (not options.has_coordinator or cipher_of(options) == "lattice"):
-        raise ConfigError("mode='paper' is a coordinator's, with encryption 'paillier' or 'ou'")
-    if (coordinator is None) == options.has_coordinator:
-        raise ConfigError(
-            "expected a coordinator, a party without data, with coordinator=True, and none with coordinator=False"
-        )
-    if guest not in parties or len(set(parties)) != len(parties) or len(parties) < 2:
-        raise ConfigError(f"expected two data parties or more, the label holder among them, got {', '.join(parties)}")
-    if coordinator in parties:
-        raise ConfigError(f"expected a coordinator that brings no data, got {coordinator}, which does")
-    if cipher_of(options) == "lattice" and options.fractional_bits > LATTICE_FRACTION:
-        raise ConfigError(
-            f"expected fractional_bits of at most {LATTICE_FRACTION} under the lattice map, got "
-            f'{options.fractional_bits}; take encryption="ou"'
-        )
-
-
-def cipher_of(options: LinearOptions) -> str:
-    """Return the cipher that the options mean.
-
-    Left open, it is the paper's in paper mode; the lattice map, which leaves the coordinator without a key, where there
-    is one; and without, or where a key is named, Okamoto-Uchiyama, whose columns are sent once, and hardly anything
-    after that.
-    """
-    if options.encryption not in (None, "auto"):
-        return options.encryption
-    if options.mode == "paper":
-        return "paillier"
-    keyed = options.key_bits or options.insecure_test_key_bits or options.fractional_bits > LATTICE_FRACTION
-    return "ou" if keyed or not options.has_coordinator else "lattice"
-
-
-def begin(
-    party: Party,
-    options: LinearOptions,
-    guest: str,
-    parties: Sequence[str],
-    coordinator: str | None,
-    shape: tuple[int, int] | None,
-) -> Setting:
+def begin(seat: Seat, shape: tuple[int, int] | None) -> Setting:
     """Tell sizes and learn everybody's; `shape` is that of the own prepared columns, None at the coordinator.
 
-    Raises
-    ------
-    ConfigError
-        When row counts differ, or batches are too small to hide labels (safe mode).
+    Raises DataError when row counts differ, ConfigError when batches are too small to hide labels (safe mode).
     """
-    if party.name == guest and shape is not None:
-        told = {name: party.receive(name, Described) for name in parties if name != guest}
-        columns = {name: shape[1] if name == guest else told[name].n_columns for name in parties}
-        other = {name: described.n_rows for name, described in told.items() if described.n_rows != shape[0]}
-        if other:
-            name, rows = next(iter(other.items()))
-            raise DataError(
-                f"expected tables of the same rows, got {shape[0]} rows at {guest} and {rows} at {name}",
-                public="the parties' tables do not have the same number of rows; align them",
-            )
-        begun = Begin(secrets.token_hex(16), shape[0], list(columns.values()))
-        for peer in party.peers:
-            party.send(peer, begun)
+    party, cast, options, common = seat.party, seat.cast, seat.options, seat.common
+    if shape is not None and party.name == cast.active:
+        sizes = _tell_sizes(seat, shape)
     else:
-        if shape is not None:
-            party.send(guest, Described(*shape))
-        begun = party.receive(guest, Begin)
-        if len(begun.n_columns) != len(parties):
-            raise PeerProtocolError(guest, f"expected columns of {len(parties)} parties - at Begin from {guest}")
+        sizes = _receive_sizes(seat, shape)
+    cipher = options.cipher(common.fractional_bits)
+    default = parameters.PAILLIER_DEFAULT_KEY_BITS if cipher == "paillier" else parameters.OU_DEFAULT_KEY_BITS
     setting = Setting(
-        model_id=begun.model_id,
-        guest=guest,
-        parties=tuple(parties),
-        coordinator=coordinator,
-        n_rows=begun.n_rows,
-        n_columns=dict(zip(parties, begun.n_columns, strict=True)),
-        batch_size=min(options.batch_size, begun.n_rows),
-        fractional_bits=options.fractional_bits,
-        cipher=cipher_of(options),
+        model_id=sizes.model_id,
+        cast=cast,
+        n_rows=sizes.n_rows,
+        n_columns=dict(zip(cast.owners, sizes.n_columns, strict=True)),
+        batch_size=min(common.batch_size, sizes.n_rows),
+        fractional_bits=common.fractional_bits,
+        cipher=cipher,
+        key_bits=options.key_bits or default,
+        insecure_test_key_bits=options.insecure_test_key_bits,
+        solver=solver_of(common, type(options)),
     )
     if setting.batch_size < 1:
         raise ConfigError("expected tables with rows, got none")
     if shape is not None and (setting.n_rows, setting.n_columns[party.name]) != shape:
-        raise PeerProtocolError(guest, f"expected the sizes of this party's table - at Begin from {guest}")
+        raise PeerProtocolError(
+            cast.active, f"expected the sizes of this party's table - at TrainingSizes from {cast.active}"
+        )
     if options.mode == "safe":  # everyone checks: each hides something from the others
-        rows = setting.n_rows
-        check_batch_size(setting.batch_size, setting.n_columns[guest], guest, n_rows=rows, of_labels=False)
-        of_hosts = sum(setting.n_columns[host] for host in setting.hosts)  # they may put what they see together
-        check_batch_size(setting.batch_size, of_hosts, " and ".join(setting.hosts), n_rows=rows, of_labels=True)
+        rows, passives = setting.n_rows, setting.passives
+        own = setting.n_columns[cast.active]
+        check_batch_size(setting.batch_size, own, cast.active, n_rows=rows, of_labels=False)
+        joined = sum(setting.n_columns[name] for name in passives)  # passive parties may pool what they see
+        check_batch_size(setting.batch_size, joined, " and ".join(passives), n_rows=rows, of_labels=True)
     return setting
 
 
-def pair_seeds(party: Party, setting: Setting) -> dict[str, bytes]:
-    """Agree with every other data party on a seed that nobody else has, the coordinator neither."""
+def _tell_sizes(seat: Seat, shape: tuple[int, int]) -> TrainingSizes:
+    """Collect the passive parties' sizes and tell all parties everybody's."""
+    party, cast = seat.party, seat.cast
+    told = {name: party.receive(name, TableSize) for name in seat.others}
+    for name, size in told.items():
+        if size.n_rows != shape[0]:
+            raise DataError(
+                f"expected tables of the same rows, got {shape[0]} rows at {cast.active} and {size.n_rows} at {name}",
+                public="the parties' tables do not have the same number of rows; align them",
+            )
+    columns = [shape[1] if name == cast.active else told[name].n_columns for name in cast.owners]
+    sizes = TrainingSizes(secrets.token_hex(16), shape[0], columns)
+    for peer in party.peers:
+        party.send(peer, sizes)
+    return sizes
+
+
+def _receive_sizes(seat: Seat, shape: tuple[int, int] | None) -> TrainingSizes:
+    """Tell the active party the own table's size, unless there is none, and receive everybody's."""
+    party, cast = seat.party, seat.cast
+    if shape is not None:
+        party.send(cast.active, TableSize(*shape))
+    sizes = party.receive(cast.active, TrainingSizes)
+    if len(sizes.n_columns) != len(cast.owners):
+        raise PeerProtocolError(
+            cast.active, f"expected columns of {len(cast.owners)} parties - at TrainingSizes from {cast.active}"
+        )
+    return sizes
+
+
+def pair_seeds(party: Party, others: Sequence[str]) -> dict[str, bytes]:
+    """Agree with each of some parties on a seed that nobody else has."""
     own = X25519PrivateKey.generate()
-    others = setting.others(party.name)
     for peer in others:
         party.send(peer, PairKey(own.public_key().public_bytes_raw()))
     return {

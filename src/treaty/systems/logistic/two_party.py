@@ -1,14 +1,14 @@
 """Each party's columns times the sum of all parties' vectors, under keys of their own and without a coordinator.
 
-As in `hidden_products`, but every data party makes a key of its own and gives the others its columns
-encrypted, once. Who has a vector multiplies these by it and returns the product to the owner of the columns, which
-alone can decrypt it: no row of any vector is ever sent. With several givers masks hide which of them gave what.
+As in `coordinated`, but every data party makes a key of its own and gives the others its columns encrypted, once. A
+party with a vector multiplies these by it and returns the product to the owner of the columns, which alone can decrypt
+it: no row of any vector is ever sent. With several senders masks hide which of them sent what.
 
-=============  ======================  =====================================================  ========================
-`HiddenRows`   each -> each            public key, own columns row by row; the guest also -y  cipher
-`Product`      each -> each            <X_k^T v_j> under k's key, re-randomised               cipher; masks that cancel
-`Product`      host -> guest           an epoch's part of the loss                            cipher; masks that cancel
-=============  ======================  =====================================================  ========================
+===================  =================  =====================================================  ========================
+`HiddenRows`         each -> each       public key, own columns by row; active party: also -y  cipher
+`EncryptedProducts`  each -> each       <X_k^T v_j> under k's key, re-randomised               cipher; masks that cancel
+`EncryptedProducts`  passive -> active  an epoch's part of the loss                            cipher; masks that cancel
+===================  =================  =====================================================  ========================
 
 *Assumptions*: honest-but-curious parties; the cipher. No two parties that hide something from a third may collude.
 """
@@ -32,7 +32,6 @@ from treaty.crypto.vectors.encrypted_vectors import (
 from treaty.errors import DataError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.linear_options import LinearOptions
 from treaty.systems.logistic.coordinated import (
     ciphertexts,
     exact_products,
@@ -40,76 +39,67 @@ from treaty.systems.logistic.coordinated import (
     make_key,
     read_key,
 )
-from treaty.systems.logistic.setup import WEIGHT_BITS, Setting
+from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 from treaty.systems.vertical.encrypted_columns import pack
 
 Integers = NDArray[np.int64]
 
 
 class HiddenRows(Message):
-    """A party's public key and its columns, uint64 (n_rows, plaintexts, words). Tells nothing to who has no key."""
+    """A party's public key and its columns, uint64 (n_rows, plaintexts, words). Tells nothing without the key."""
 
     key: list[Array]
     rows: Array
     labels: Array | None
 
 
-class Product(Message):
-    """Products uint64 (plaintexts, words) under the receiver's key. Tells it these, over all givers."""
+class EncryptedProducts(Message):
+    """Products uint64 (plaintexts, words) under the receiver's key. Tells it these, summed over all senders."""
 
     values: Array
 
 
 class OwnKeyProducts:
-    """A data party's end where there is no coordinator; parameters as `CoordinatedProducts` has them."""
+    """A data party's end where there is no coordinator; `masks` are among data parties."""
 
-    def __init__(
-        self,
-        party: Party,
-        setting: Setting,
-        options: LinearOptions,
-        columns: Integers,
-        labels: Integers | None,
-        masks: CancellingMasks,
-        threads: int,
-    ) -> None:
-        self._party, self._setting, self._columns, self._labels = party, setting, columns, labels
+    def __init__(self, party: Party, setting: Setting, own: OwnData, masks: CancellingMasks, threads: int) -> None:
+        self._party, self._setting, self._columns, self._labels = party, setting, own.columns, own.labels
         self._masks, self._threads = masks, threads
-        self._key = make_key(setting.cipher, options)
+        self._key = make_key(setting)
         bits = self._key.public.plaintext_bits
-        self._givers = len(setting.parties) - 1
+        self._senders = len(setting.owners) - 1
         self._fields = self._matrix_fields(bits)
-        rows = hide_rows(self._key, columns, WEIGHT_BITS, self._fields, threads)
+        rows = hide_rows(self._key, own.columns, WEIGHT_BITS, self._fields, threads)
         hidden_labels = None
-        if labels is not None:
+        if own.labels is not None:
             fields = loss_fields(setting, bits, self._loss_masks)
-            hidden_labels = Array.of(hide_rows(self._key, -labels[:, np.newaxis], 2, fields, threads))
+            hidden_labels = Array.of(hide_rows(self._key, -own.labels[:, np.newaxis], 2, fields, threads))
         told = HiddenRows(pack(self._key.public.to_payload()), Array.of(rows), hidden_labels)
         for peer in setting.others(party.name):
             party.send(peer, told)
-        self._theirs = {peer: self._read(peer, options) for peer in setting.others(party.name)}
-        self._seen: list[tuple[Integers, Integers]] = []  # an epoch's rows and margins, at a host
-        self._label_sum = 0  # over an epoch's rows, at the guest
+        self._theirs = {peer: self._read(peer) for peer in setting.others(party.name)}
+        self._seen: list[tuple[Integers, Integers]] = []  # an epoch's rows and margins, at a passive party
+        self._label_sum = 0  # over an epoch's rows, at the active party
         self._place = 0
 
     def _matrix_fields(self, plaintext_bits: int) -> Fields:
         bits = product_bits(self._setting.batch_size, WEIGHT_BITS, self._setting.vector_bits)
-        masks = self._givers if self._givers > 1 else 0  # of one giver the owner may know all
-        return Fields.of(bits + self._givers.bit_length(), plaintext_bits, masks=masks)
+        masks = self._senders if self._senders > 1 else 0  # of one sender the owner may know all
+        return Fields.of(bits + self._senders.bit_length(), plaintext_bits, masks=masks)
 
     @property
     def _loss_masks(self) -> int:
-        hosts = len(self._setting.hosts)
-        return hosts if hosts > 1 else 0
+        passives = len(self._setting.passives)
+        return passives if passives > 1 else 0
 
-    def _read(self, peer: str, options: LinearOptions) -> HiddenMatrix:
+    def _read(self, peer: str) -> HiddenMatrix:
         setting, told = self._setting, self._party.receive(peer, HiddenRows)
-        key = read_key(told.key, setting.cipher, options, peer, "HiddenRows.key")
+        key = read_key(told.key, setting, peer, "HiddenRows.key")
         hider = Hider(key, key.plaintext_bits - 2, self._threads)
         fields = self._matrix_fields(key.plaintext_bits)
         shape = (setting.n_rows, len(fields.starts(setting.n_columns[peer])) - 1)
         rows = ciphertexts(told.rows, hider, shape, peer, "HiddenRows.rows")
-        if peer == setting.guest:
+        if peer == setting.active:
             of_loss = loss_fields(setting, key.plaintext_bits, self._loss_masks)
             labels = told.labels or Array.of(np.empty(0, np.uint64))
             hidden = ciphertexts(labels, hider, (setting.n_rows, 1), peer, "HiddenRows.labels")
@@ -125,8 +115,8 @@ class OwnKeyProducts:
         for peer in others:
             fields, count = self._theirs[peer].fields, setting.n_columns[peer]
             beside = [other for other in others if other != peer]
-            added = self._covering(count, fields, f"to {peer}", self._place, beside)
-            party.send(peer, Product(Array.of(self._theirs[peer].times(rows, own, added))))
+            added = self._masks_of(count, fields, f"to {peer}", self._place, beside)
+            party.send(peer, EncryptedProducts(Array.of(self._theirs[peer].times(rows, own, added))))
         sums = [0] * self._columns.shape[1]
         for peer in others:
             for k, number in enumerate(self._opened(peer, len(sums), self._fields)):
@@ -135,9 +125,9 @@ class OwnKeyProducts:
             self._seen.append((rows, own))
         elif counted and self._labels is not None:
             self._label_sum += int(self._labels[rows].sum())
-        found = self._uncovered(sums, self._fields, self._givers)
+        found = self._unmasked(sums, self._fields, self._senders)
         mine = self._columns[rows]
-        offset = self._givers << (setting.vector_bits - 1)
+        offset = self._senders << (setting.vector_bits - 1)
         products = exact_products(mine, own)
         return [
             theirs - offset * of_column + product
@@ -155,36 +145,36 @@ class OwnKeyProducts:
             rows, margins = (np.concatenate(seen) for seen in zip(*self._seen, strict=True))
             self._seen = []
             fields = self._loss_fields
-            beside = [host for host in setting.hosts if host != party.name]
-            added = self._covering(1, fields, "loss", place, beside)
+            beside = [peer for peer in setting.passives if peer != party.name]
+            added = self._masks_of(1, fields, "loss", place, beside)
             values = self._hidden_labels.times(rows, margins, [added[0] + own + setting.largest_loss])
-            party.send(setting.guest, Product(Array.of(values)))
+            party.send(setting.active, EncryptedProducts(Array.of(values)))
             return None
         fields = loss_fields(setting, self._key.public.plaintext_bits, self._loss_masks)
-        hosts = len(setting.hosts)
-        sums = sum(self._opened(peer, 1, fields)[0] for peer in setting.hosts)
-        found = self._uncovered([sums], fields, hosts)[0]
+        passives = len(setting.passives)
+        sums = sum(self._opened(peer, 1, fields)[0] for peer in setting.passives)
+        found = self._unmasked([sums], fields, passives)[0]
         offset, self._label_sum = -self._label_sum << (setting.vector_bits - 1), 0
-        return own + found - hosts * (offset + setting.largest_loss)
+        return own + found - passives * (offset + setting.largest_loss)
 
-    def _covering(self, count: int, fields: Fields, purpose: str, place: int, beside: Sequence[str]) -> list[int]:
-        """Masks for fields, not negative, that cancel in the sum with those of the other givers but for a constant."""
+    def _masks_of(self, count: int, fields: Fields, purpose: str, place: int, beside: Sequence[str]) -> list[int]:
+        """Draw masks, not negative, that add up to a constant with those of the other senders."""
         if not beside:
             return [0] * count
         drawn = self._masks.draw(count, fields.mask_bits, place, purpose, beside)
         return [number + (len(beside) << fields.mask_bits) for number in drawn]
 
     def _opened(self, peer: str, count: int, fields: Fields) -> list[int]:
-        words, message = self._key.public.modulus.words, self._party.receive(peer, Product)
+        words, message = self._key.public.modulus.words, self._party.receive(peer, EncryptedProducts)
         shape = (len(fields.starts(count)) - 1, words)
-        hidden = view(message.values, np.uint64, shape, peer=peer, what="Product.values")
+        hidden = view(message.values, np.uint64, shape, peer=peer, what="EncryptedProducts.values")
         return opened(self._key, hidden, count, fields, self._threads)
 
-    def _uncovered(self, sums: Sequence[int], fields: Fields, givers: int) -> list[int]:
-        """Take masks and offsets of all givers off their numbers' sums."""
+    def _unmasked(self, sums: Sequence[int], fields: Fields, senders: int) -> list[int]:
+        """Subtract all senders' masks and offsets from the sums of their numbers."""
         half = 1 << (fields.bits - 1)
-        covering = (givers - 1) * givers << fields.mask_bits if givers > 1 else 0
-        return fields.signed([number - (givers - 1) * half for number in sums], [covering] * len(sums))
+        constant = (senders - 1) * senders << fields.mask_bits if senders > 1 else 0
+        return fields.signed([number - (senders - 1) * half for number in sums], [constant] * len(sums))
 
     def close(self) -> None:
         """Nothing is kept."""

@@ -13,9 +13,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from treaty.compute import concurrently, pieces
-from treaty.crypto.additive.okamoto_uchiyama import PublicKey, Randomiser
+from treaty.crypto.additive.okamoto_uchiyama import PublicKey
+from treaty.crypto.additive.randomiser import Randomiser
 from treaty.errors import CryptoError
-from treaty.systems.secureboost.hidden_terms import FIELD_BITS, NOTHING
+from treaty.systems.secureboost.hidden_terms import FIELD_BITS, NO_GAIN
 
 Words = NDArray[np.uint64]
 
@@ -25,20 +26,9 @@ _ROWS, _FACTORS = 64, 32  # that a thread takes at a time
 
 
 class Adder:
-    """Sums of encrypted terms under somebody else's key.
+    """Sums of encrypted terms under the active party's key.
 
-    Parameters
-    ----------
-    key : PublicKey
-        The active party's.
-    threads : int
-
-    Attributes
-    ----------
-    words : int
-        Words of a ciphertext.
-    fields : int
-        How many outputs' sums a plaintext holds.
+    `words` are those of a ciphertext, `fields` how many outputs' sums a plaintext holds.
     """
 
     def __init__(self, key: PublicKey, threads: int) -> None:
@@ -47,7 +37,7 @@ class Adder:
         self._randomiser = Randomiser(key)
 
     def one(self, n_rows: int) -> Words:
-        """Return an empty sum for each row, uint64 (n_rows, 1, words)."""
+        """Return the empty product, an encryption of 0, for each row, uint64 (n_rows, 1, words)."""
         return np.repeat(self._packed(1)[None], n_rows, axis=0)
 
     def valid(self, ciphertexts: Words) -> bool:
@@ -57,27 +47,16 @@ class Adder:
     def select(
         self, sums: Words, terms: Words, kept: NDArray[np.bool_], onwards: NDArray[np.bool_], n_outputs: int
     ) -> tuple[Words, Words]:
-        """Replace the terms that are not kept, and add those that go no further to the sums.
+        """Replace the terms that rows do not keep by "no gain", and add those that go no further to the sums.
 
-        Parameters
-        ----------
-        sums : uint64 (n_rows, 1, words)
-            The sum so far.
-        terms : uint64 (n_rows, n_terms, words)
-        kept : bool (n_terms, n_rows)
-        onwards : bool (n_terms,)
-        n_outputs : int
-
-        Returns
-        -------
-        sums : uint64 (n_rows, words)
-        passing : uint64 (n_rows, n_onwards, words)
-            Neither is blinded yet.
+        `sums` are uint64 (n_rows, 1, words), `terms` uint64 (n_rows, n_terms, words), `kept` bool (n_terms, n_rows),
+        `onwards` bool (n_terms,). Return the sums (n_rows, words) and the terms that go on (n_rows, n_onwards, words);
+        neither is blinded yet.
         """
         n_rows, n_terms = terms.shape[:2]
         stacked = np.empty((1 + n_rows * (1 + n_terms), self.words), np.uint64)
-        nothing = sum(NOTHING << FIELD_BITS * output for output in range(n_outputs))
-        stacked[:1] = self._packed(pow(self._key.g, nothing, self._key.n))
+        no_gain = sum(NO_GAIN << FIELD_BITS * output for output in range(n_outputs))
+        stacked[:1] = self._packed(pow(self._key.g, no_gain, self._key.n))
         by_row = stacked[1:].reshape(n_rows, 1 + n_terms, self.words)
         by_row[:, :1], by_row[:, 1:] = sums, terms
         first = 1 + np.arange(n_rows, dtype=np.int32)[:, None] * np.int32(1 + n_terms)
@@ -94,15 +73,10 @@ class Adder:
         return products, stacked[chosen[:, onwards]]
 
     def blind(self, ciphertexts: Words, together: int = 1, bits: int = 1) -> Words:
-        """Put so many plaintexts, `bits` apart, the first highest, into each ciphertext, and blind it by full h^r.
+        """Merge every `together` ciphertexts into one, and re-randomise by full h^r.
 
-        Parameters
-        ----------
-        ciphertexts : uint64 (n, words)
-
-        Returns
-        -------
-        uint64 (ceil(n / together), words)
+        Takes uint64 (n, words), returns uint64 (ceil(n / together), words); the merged plaintexts lie `bits` apart, the
+        first highest.
         """
         starts = np.minimum(np.arange(-(-len(ciphertexts) // together) + 1) * together, len(ciphertexts))
         exponents = self._randomiser.exponents(len(starts) - 1)
@@ -120,7 +94,7 @@ class Adder:
 
 
 def fields_of(key: PublicKey) -> int:
-    """Return how many outputs' sums a plaintext holds; CryptoError when it is none."""
+    """Return how many outputs' sums a plaintext holds; raise CryptoError when not even one fits."""
     fields = (key.plaintext_bits - 2) // FIELD_BITS
     if fields < 1:
         raise CryptoError(f"expected a key with plaintexts of {FIELD_BITS + 2} bits, got {key.plaintext_bits}")
@@ -128,20 +102,10 @@ def fields_of(key: PublicKey) -> int:
 
 
 class Box:
-    """Seals what one party sends another by way of a third (ephemeral X25519, HKDF-SHA256, AES-256-GCM).
+    """Encrypts what one party sends another by way of a third (ephemeral X25519, HKDF-SHA256, AES-256-GCM).
 
-    Parameters
-    ----------
-    own : X25519PrivateKey
-    other : bytes of length 32
-        The other end's public key.
-    sending : bool
-        Whether this end seals; each direction has its own key.
-
-    Raises
-    ------
-    CryptoError
-        When `other` is no usable key.
+    Each direction has its own key: `sending` says whether this end seals or opens. Raises CryptoError when `other`, the
+    other end's 32 bytes, is no usable public key.
     """
 
     def __init__(self, own: X25519PrivateKey, other: bytes, *, sending: bool) -> None:
@@ -155,12 +119,12 @@ class Box:
         self._aes = AESGCM(HKDF(SHA256(), 32, salt=None, info=info).derive(secret))
 
     def seal(self, content: bytes, place: str) -> bytes:
-        """Seal content; `place` must be said again to open it, so that no box can stand for another."""
+        """Encrypt content with `place` as associated data, so that no box can take another's place."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._aes.encrypt(nonce, content, place.encode())
 
     def open(self, box: bytes, place: str) -> bytes:
-        """Open a box; CryptoError when it is not what the other end sealed for this place."""
+        """Decrypt a box; raise CryptoError when it is not what the other end sealed for this place."""
         if len(box) < _NONCE_BYTES:
             raise CryptoError("expected a sealed box, got too few bytes")
         try:

@@ -11,8 +11,8 @@ so that the active party knows c(root) and all d(v), and passive parties know wh
 one weight per leaf instead; a tree has one leaf more than it has splits, the active party's among them.
 
 Values are integers in fixed point and sums exact. A plaintext has a field of 64 bits for each output; a term that
-gains nothing is not 0 but `NOTHING` in every field, so that fields never go below zero, and the sum of n terms is n
-times `NOTHING` too high whichever terms are kept.
+gains nothing is not 0 but `NO_GAIN` in every field, so that fields never go below zero, and the sum of n terms is n
+times `NO_GAIN` too high whichever terms are kept.
 
 References
 ----------
@@ -37,47 +37,27 @@ PRECISION_BITS = 40
 FIELD_BITS = 64
 """Room for the sum of one output's terms."""
 
-NOTHING = 1 << (PRECISION_BITS + 1)
-"""What stands for no gain: a gain is the difference of two values, so all gains plus this are in [0, 2 NOTHING]."""
+NO_GAIN = 1 << (PRECISION_BITS + 1)
+"""Encodes a gain of 0: gains are differences of two values, so each one plus this is in [0, 2 NO_GAIN]."""
 
 MOST_TERMS = 1 << (FIELD_BITS - PRECISION_BITS - 3)
-"""So many terms cannot overflow a field."""
+"""Sums of up to so many terms do not overflow a field."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """The nodes of some trees, one tree after the other, and the terms of their sum.
+class TreeTerms:
+    """The nodes of some trees, one tree after the other, and the terms of their sum; all numbers are int64."""
 
-    Attributes
-    ----------
-    roots : int64 (n_trees,)
-        Node number of each root.
-    levels : list of int64 (k,)
-        Inner nodes of each depth, the roots' first.
-    left, parent : int64 (n_nodes,)
-        Left child, the right one being the next, and parent; -1 where there is none.
-    source, record : int64 (n_nodes,)
-        As in `Tree`; -1 in a leaf.
-    line : int64 (n_nodes,)
-        Line of the active party's own decisions; -1 where the split is not its own.
-    value : int64 (n_nodes,)
-        Fixed-point leaf value.
-    node : int64 (n_terms,)
-        Node of each term, in a random order: a term's number tells nothing of its place.
-    tree : int64 (n_terms,)
-        Number of the term's tree.
-    """
-
-    roots: NDArray[np.int64]
-    levels: list[NDArray[np.int64]]
-    left: NDArray[np.int64]
-    parent: NDArray[np.int64]
-    source: NDArray[np.int64]
+    roots: NDArray[np.int64]  # (n_trees,) node number of each root
+    levels: list[NDArray[np.int64]]  # inner nodes of each depth, the roots' first
+    left: NDArray[np.int64]  # (n_nodes,) left child, the right one being the next; -1 in a leaf
+    parent: NDArray[np.int64]  # (n_nodes,) -1 at a root
+    source: NDArray[np.int64]  # (n_nodes,) as in `Tree`, -1 in a leaf; likewise `record`
     record: NDArray[np.int64]
-    line: NDArray[np.int64]
-    value: NDArray[np.int64]
-    node: NDArray[np.int64]
-    tree: NDArray[np.int64]
+    line: NDArray[np.int64]  # (n_nodes,) line of the active party's own decisions; -1 where the split is not its own
+    value: NDArray[np.int64]  # (n_nodes,) fixed-point leaf value
+    node: NDArray[np.int64]  # (n_terms,) in a random order, so that a term's number tells nothing of its place
+    tree: NDArray[np.int64]  # (n_terms,)
 
 
 def fixed_point(trees: Sequence[Tree]) -> int:
@@ -86,18 +66,10 @@ def fixed_point(trees: Sequence[Tree]) -> int:
     return PRECISION_BITS - int(np.frexp(largest)[1])
 
 
-def make_terms(trees: Sequence[Tree], own: int, own_records: NDArray[np.int32], exponent: int) -> Terms:
-    """Stack trees and find the terms.
+def make_terms(trees: Sequence[Tree], own: int, own_records: NDArray[np.int32], exponent: int) -> TreeTerms:
+    """Stack trees and find the terms; leaf values are rounded to multiples of 2^-exponent.
 
-    Parameters
-    ----------
-    trees : sequence of Tree
-    own : int
-        The active party's source number.
-    own_records : int32 (k,)
-        Its records whose decisions are at hand, ascending.
-    exponent : int
-        Leaf values are rounded to multiples of 2^-exponent.
+    `own` is the active party's source number, `own_records` (k,) are its records with decisions at hand, ascending.
     """
     sizes = [len(tree.left) for tree in trees]
     roots = np.cumsum([0, *sizes])[:-1]
@@ -117,7 +89,7 @@ def make_terms(trees: Sequence[Tree], own: int, own_records: NDArray[np.int32], 
     node = np.flatnonzero((source >= 0) & (source != own)).tolist()
     secrets.SystemRandom().shuffle(node)
     value = np.ldexp(np.concatenate([tree.value for tree in trees]), exponent)
-    return Terms(
+    return TreeTerms(
         roots=roots,
         levels=levels,
         left=left,
@@ -131,19 +103,10 @@ def make_terms(trees: Sequence[Tree], own: int, own_records: NDArray[np.int32], 
     )
 
 
-def weights(terms: Terms, sides: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return c(root) and d(v) of some rows.
+def values_and_gains(terms: TreeTerms, sides: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return c(root) (n_trees, n_rows) and d(v) (n_terms, n_rows) of some rows.
 
-    Parameters
-    ----------
-    terms : Terms
-    sides : bool (n_own_records, n_rows)
-        The active party's decisions, True for left.
-
-    Returns
-    -------
-    c : int64 (n_trees, n_rows)
-    d : int64 (n_terms, n_rows)
+    `sides` (n_own_records, n_rows) are the active party's decisions, True for left.
     """
     n_rows = sides.shape[1]
     sides = np.concatenate([sides, np.zeros((1, n_rows), np.bool_)])  # line -1: passive parties' splits send right
@@ -163,61 +126,39 @@ def weights(terms: Terms, sides: NDArray[np.bool_]) -> tuple[NDArray[np.int64], 
 
 def pack_gains(gains: NDArray[np.int64], fields: NDArray[np.int64], n_fields: int) -> NDArray[np.uint64]:
     """Write gains (n_terms, n_rows) into plaintexts, uint64 (n_rows, n_terms, n_fields), term t's in ``fields[t]``."""
-    plaintexts = np.full((gains.shape[1], len(gains), n_fields), NOTHING, np.uint64)
-    plaintexts[:, np.arange(len(gains)), fields] = (gains.T + NOTHING).astype(np.uint64)
+    plaintexts = np.full((gains.shape[1], len(gains), n_fields), NO_GAIN, np.uint64)
+    plaintexts[:, np.arange(len(gains)), fields] = (gains.T + NO_GAIN).astype(np.uint64)
     return plaintexts
 
 
 def unpack_sums(
     plaintexts: NDArray[np.uint64], n_rows: int, rows_each: int, n_fields: int, n_terms: int
 ) -> NDArray[np.int64]:
-    """Take sums apart.
+    """Take sums of `n_terms` gains apart, int64 (n_rows, n_fields); raise ValueError where one cannot be such a sum.
 
-    Parameters
-    ----------
-    plaintexts : uint64 (ceil(n_rows / rows_each), limbs)
-        So many rows in each, the first one highest.
-    n_terms : int
-        How many terms are in every sum.
-
-    Returns
-    -------
-    int64 (n_rows, n_fields)
-
-    Raises
-    ------
-    ValueError
-        When a sum is not one of so many terms.
+    `plaintexts` are uint64 (ceil(n_rows / rows_each), limbs), with `rows_each` rows in each, the first one highest.
     """
     used = rows_each * n_fields
     rows = plaintexts[:, :used].reshape(-1, rows_each, n_fields)[:, ::-1]
     lacking = len(plaintexts) * rows_each - n_rows  # in the last plaintext, where the highest places stay empty
     full, last = rows[:-1].reshape(-1, n_fields), rows[-1]
     sums = np.concatenate([full, last[lacking:]])
-    if plaintexts[:, used:].any() or last[:lacking].any() or (sums > np.uint64(2 * NOTHING * n_terms)).any():
+    if plaintexts[:, used:].any() or last[:lacking].any() or (sums > np.uint64(2 * NO_GAIN * n_terms)).any():
         raise ValueError(f"expected sums of {n_terms} terms")
-    return sums.astype(np.int64) - NOTHING * n_terms
+    return sums.astype(np.int64) - NO_GAIN * n_terms
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What terms need of passive parties: that a row goes to one side of a record.
+    """What terms need of passive parties: a row's side at a record. Sorted by source, then term, then record."""
 
-    Attributes
-    ----------
-    term, source, record : int64 (n_conditions,)
-        By source, then term, then record.
-    left : bool (n_conditions,)
-        The side.
-    """
-
-    term: NDArray[np.int64]
+    term: NDArray[np.int64]  # (n_conditions,), and so are the others
     source: NDArray[np.int64]
     record: NDArray[np.int64]
-    left: NDArray[np.bool_]
+    left: NDArray[np.bool_]  # the side
 
 
-def find_conditions(terms: Terms) -> Conditions:
+def find_conditions(terms: TreeTerms) -> Conditions:
     """Return every term's conditions, found on the way from its node to the root."""
     term, node, side = np.arange(len(terms.node)), terms.node, np.ones(len(terms.node), np.bool_)
     found: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = []
@@ -234,21 +175,12 @@ def find_conditions(terms: Terms) -> Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """One passive party's share of the work on the terms.
-
-    Attributes
-    ----------
-    source : int
-    passed, fresh : int64 (n,)
-        Terms it gets from the party before it, and those it is the first to see.
-    onwards : bool (n_passed + n_fresh,)
-        Of all these, which a later party needs; the others end here.
-    """
+    """One passive party's share of the work on the terms."""
 
     source: int
-    passed: NDArray[np.int64]
-    fresh: NDArray[np.int64]
-    onwards: NDArray[np.bool_]
+    passed: NDArray[np.int64]  # terms it gets from the party before it
+    fresh: NDArray[np.int64]  # those it is the first to see
+    onwards: NDArray[np.bool_]  # (n_passed + n_fresh,) which of all these a later party needs; the others end here
 
 
 def make_route(conditions: Conditions, n_terms: int) -> list[Stop]:

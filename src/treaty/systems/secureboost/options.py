@@ -9,7 +9,7 @@ import msgspec
 
 from treaty.errors import ConfigError
 from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits
-from treaty.systems.vertical.cipher_options import check_lattice_fraction
+from treaty.systems.vertical.cipher_options import CipherOptions, check_lattice_fraction
 
 
 @dataclass(kw_only=True, repr=False)
@@ -71,6 +71,17 @@ class SecureBoost(SystemOptions):
             return str(self.encryption)
         keyed = self.key_bits or self.insecure_test_key_bits or self.rerandomise is not None
         return "ou" if keyed else "auto" if self.reveal is None else "lattice"
+
+    @property
+    def ciphers(self) -> CipherOptions:
+        """What these options say of the cipher of sums."""
+        return CipherOptions(
+            cipher=self.cipher,
+            reveal=self.reveal,
+            key_bits=self.key_bits,
+            insecure_test_key_bits=self.insecure_test_key_bits,
+            rerandomise=self.rerandomise is not False,
+        )
 
     @property
     def label_epsilon(self) -> float | None:

@@ -1,19 +1,28 @@
-"""What the active parties of vertical protocols share: terms, growing over a finder, checkpoints that all keep."""
+"""The active party's shell in systems split by column: terms, growing over a finder, checkpoints that all parties keep.
+
+A system's program reads so::
+
+    training = open_training(seat)
+    ...  # set up sources of sums, and a split finder over them
+    grow(seat, training, finder, sources)
+    finish(seat.party)
+    return training.part
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
+from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.models.checkpoints import Keeper
 from treaty.systems.pooled.rounds import Keep, Kept
-from treaty.systems.pooled.training import Begun, Labelled, Progress
-from treaty.systems.tree_options import TreeOptions
+from treaty.systems.pooled.training import Training, begin
+from treaty.systems.system import Seat
 from treaty.systems.vertical.decisions import Finish, decided_by_all
 from treaty.trees.boosting import EvalSet, RoundState, boost
 from treaty.trees.columns import SumsFinder, SumsSource
@@ -21,7 +30,7 @@ from treaty.trees.splits import SplitRules
 
 
 class Start(Message):
-    """The model's id. A protocol's own set-up is added to it.
+    """The model's id; each system adds its own set-up.
 
     A resumed training has `resumed` set, and says how many of the passive party's records its kept rounds use.
     """
@@ -31,45 +40,28 @@ class Start(Message):
     records: Annotated[int, msgspec.Meta(ge=0)]
 
 
-def terms(options: TreeOptions, n_rows: int, eval_rows: Sequence[int]) -> Mapping[str, str | int | float | bool | None]:
-    """Return what all parties must agree on before anything is sent: every option but the sampling seed, and rows."""
-    return {**public_options(options), "training rows": n_rows, "eval rows": ", ".join(map(str, eval_rows))}
+def agree_on_terms(seat: Seat) -> None:
+    """Compare all options but the sampling seed, and numbers of rows, with every peer, before anything else is sent."""
+    eval_rows = ", ".join(str(rows.table.n_rows) for rows in seat.eval_sets)
+    agree(seat.party, {**seat.public_terms, "training rows": seat.rows.table.n_rows, "eval rows": eval_rows})
 
 
-def public_options(options: TreeOptions) -> dict[str, str | int | float | bool | None]:
-    """Return every option but the sampling seed, which is the active party's own."""
-    return {name: getattr(options, name) for name in options.__struct_fields__ if name != "random_state"}
+def open_training(seat: Seat) -> Training:
+    """Agree on terms, then begin or resume the training over all owners of columns, in the job's order."""
+    agree_on_terms(seat)
+    return begin(seat, seat.party.name, tuple(seat.cast.owners))
 
 
 def grow(
-    party: Party,
-    data: Labelled,
-    options: TreeOptions,
-    begun: Begun,
-    finder: SumsFinder,
-    sources: Sequence[SumsSource],
-    eval_sets: Sequence[Labelled],
-    threads: int,
-    progress: Progress | None,
-    keeper: Keeper | None,
-    rules: SplitRules | None = None,
+    seat: Seat, training: Training, finder: SumsFinder, sources: Sequence[SumsSource], rules: SplitRules | None = None
 ) -> None:
-    """Grow the trees of a training that has begun into its part.
+    """Grow the training's trees over `sources`, those of all owners in the job's order, which `finder` looks into.
 
-    Every passive party answers `Keep` with `Kept` after a round, and `DecideRequest` for eval sets.
-
-    Parameters
-    ----------
-    finder : SumsFinder
-        Over `sources`, those of all parties in their order.
-    eval_sets : sequence of Labelled
-        Decided by all owners, by their number.
-    rules : SplitRules or None
-        Where sums are in another fixed point than the objective's. None: the options' own.
-    party, data, options, begun, threads, progress, keeper
-        As the protocols' `active` have them.
+    After a round every passive party is asked to keep a checkpoint; eval rows are decided by all owners. `rules` are
+    for sums in another fixed point than the objective's.
     """
-    part, forest = begun.part, begun.forest
+    party, data, keeper, progress = seat.party, seat.rows, seat.keeper, seat.progress
+    part, forest = training.part, training.forest
 
     def on_round(progressed: RoundState) -> None:
         if keeper is not None and keeper.due:
@@ -78,7 +70,7 @@ def grow(
                 party.send(peer, Keep(progressed.rounds))
             for peer in party.peers:
                 party.receive(peer, Kept)
-            begun.keep(keeper, options, progressed, began)
+            training.keep(seat, progressed, began)
         if progress is not None:
             progress(progressed.rounds, part)
 
@@ -89,15 +81,15 @@ def grow(
         data.y,
         data.weight,
         forest,
-        rules or options.rules(forest.objective),
-        options.plan(sum(len(source.categorical) for source in sources)),
+        rules or seat.common.rules(forest.objective),
+        seat.common.plan(sum(len(source.categorical) for source in sources)),
         eval_sets=[
-            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, threads))
-            for number, rows in enumerate(eval_sets)
+            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, seat.threads))
+            for number, rows in enumerate(seat.eval_sets)
         ],
         on_round=on_round,
-        resume=begun.resume,
-        threads=threads,
+        resume=training.resume,
+        threads=seat.threads,
     )
 
 

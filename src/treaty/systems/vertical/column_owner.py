@@ -1,108 +1,104 @@
-"""The owner's end of the conversation about its columns: what may be asked when, and who goes left at its splits."""
+"""A passive party's end of the conversation about its columns: what may be asked when, and which rows go left."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload
-from treaty.data.binning import Bins
+from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
-from treaty.messaging.messages import Array, view
+from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import record_split
 from treaty.privacy.commitment import COMMITMENT_BYTES
+from treaty.systems.system import Seat
+from treaty.systems.vertical.active import agree_on_terms
 from treaty.systems.vertical.encrypted_columns import (
+    BinLayout,
     Hint,
-    HintTaken,
+    HintReceipt,
     SplitAnswer,
     SplitColumns,
     SplitRequest,
+    TreeEnd,
     TreeStart,
     pack,
 )
+from treaty.systems.vertical.order import Table, between_trees
 from treaty.trees.ensemble import SplitTable
 
 
-class LevelAsked(Protocol):
-    """A message that asks about nodes of a level, `last` with the last of them."""
+def show_layout(seat: Seat) -> tuple[Bins, NDArray[np.uint8]]:
+    """Agree on terms, then bin own columns and tell the active party their layout; return bins and codes."""
+    agree_on_terms(seat)
+    table, (lead,) = seat.rows.table, seat.party.peers
+    bins = fit_bins(table, seat.common.max_bin, seat.threads)
+    codes = bins.transform(table, seat.threads)
+    seat.party.send(lead, BinLayout(Array.of(bins.offsets), Array.of(table.schema.categorical)))
+    return bins, codes
 
-    @property
-    def last(self) -> bool: ...  # noqa: D102
+
+def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:
+    """Return what an owner of columns may be sent when: within a tree, per level sums and then at most one split.
+
+    `start` begins a tree, `sums` asks about nodes of a level (the last of them with its `last`), `split` names splits.
+    """
+    return {
+        "between trees": {start: "new level", **between_trees("between trees")},
+        "new level": {sums: ("new level", "level asked"), TreeEnd: "between trees"},
+        "level asked": {sums: ("new level", "level asked"), split: "new level", TreeEnd: "between trees"},
+        "finished": {},
+    }
 
 
-@dataclass(slots=True)
-class TreeOrder:
-    """What the active party may ask of an owner, and when: within a tree, per level sums and then at most one split.
+class TreeLimits:
+    """How much the active party, `lead`, may ask of an owner within a tree; what may come when is in `tree_table`.
 
-    Parameters
-    ----------
-    lead : str
-        The active party.
-    max_depth : int
-    fewest_rows : int
-        Least rows of a child, so that a node that is split has twice as many.
-    by_column : bool
-        Whether rows of nodes are not named, and all rows are decided.
+    Children have `fewest_rows` rows at least, so that a node that is split has twice as many. With `by_column` rows of
+    nodes are not named, and all rows are decided.
     """
 
-    lead: str
-    max_depth: int
-    fewest_rows: int
-    by_column: bool
-    _growing: bool = False
-    _levels: int = 0
-    _nodes: int = 0
-    _may_split: bool = False
-    _columns: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    def __init__(self, lead: str, max_depth: int, fewest_rows: int, by_column: bool) -> None:
+        self._lead, self._max_depth, self._fewest_rows, self._by_column = lead, max_depth, fewest_rows, by_column
 
     def start(self, columns: NDArray[np.int32]) -> None:
-        """Take note of `TreeStart`, which names the tree's columns."""
-        self._check(not self._growing, "TreeEnd before the next TreeStart")
-        self._growing, self._levels, self._nodes, self._may_split = True, 0, 0, False
-        self._columns = columns
+        """Begin a tree on these columns."""
+        self._columns, self._levels, self._nodes = columns, 0, 0
 
-    def end(self) -> None:
-        """Take note of `TreeEnd`."""
-        self._check(self._growing, "TreeStart before TreeEnd")
-        self._growing = False
-
-    def sums(self, request: LevelAsked, nodes: int) -> None:
-        """Take note of `SumsRequest`, or what asks in its place, which is about so many nodes."""
-        self._check(self._growing and self._levels < self.max_depth, f"{self.max_depth} levels in a tree at most")
+    def sums(self, nodes: int, *, last: bool) -> None:
+        """Record a request for sums of `nodes` nodes of the level, `last` with its last ones; reject too many."""
+        self._check(self._levels < self._max_depth, f"{self._max_depth} levels in a tree at most")
         self._nodes += nodes
         self._check(nodes > 0 and self._nodes <= 1 << self._levels, f"1 to {1 << self._levels} nodes of this level")
-        self._levels += request.last
-        self._nodes = 0 if request.last else self._nodes
-        self._may_split = request.last
+        self._levels += last
+        self._nodes = 0 if last else self._nodes
 
     def split(self, request: SplitRequest) -> None:
-        """Take note of `SplitRequest`."""
-        self._check(self._growing and self._may_split, "SumsRequest before SplitRequest, and one of it")
-        self._may_split = False
-        features = view(request.features, np.int32, (None,), peer=self.lead, what="SplitRequest.features")
+        """Reject splits of other columns than the tree's, of too many nodes, or of nodes with too few rows."""
+        lead = self._lead
+        features = view(request.features, np.int32, (None,), peer=lead, what="SplitRequest.features")
         self._check(len(features) <= 1 << (self._levels - 1), "no more splits than the level may have nodes")
         self._check(bool(np.isin(features, self._columns).all()), "splits of the tree's columns")
-        self._check((request.node_of_row is None) == self.by_column, "rows of nodes named or not as agreed")
+        self._check((request.node_of_row is None) == self._by_column, "rows of nodes named or not as agreed")
         if request.node_of_row is None:
             return
-        node_of_row = view(request.node_of_row, np.int32, (None,), peer=self.lead, what="SplitRequest.node_of_row")
+        node_of_row = view(request.node_of_row, np.int32, (None,), peer=lead, what="SplitRequest.node_of_row")
         sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=1)
-        self._check(bool(np.all(sizes >= 2 * self.fewest_rows)), f"nodes of {2 * self.fewest_rows} rows at least")
+        self._check(bool(np.all(sizes >= 2 * self._fewest_rows)), f"nodes of {2 * self._fewest_rows} rows at least")
 
     def _check(self, fine: bool, expected: str) -> None:
         if not fine:
-            raise PeerProtocolError(self.lead, f"expected {expected} - from {self.lead}")
+            raise PeerProtocolError(self._lead, f"expected {expected} - from {self._lead}")
 
 
 def checked_sample(
     start: TreeStart, lead: str, n_rows: int, n_features: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the tree's rows and columns, ascending numbers within the table."""
+    """Return the tree's rows and columns, int32, checked to be ascending and within the table."""
     if len(start.commitment) != COMMITMENT_BYTES:
         raise PeerProtocolError(lead, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {lead}")
     if start.rows is None:
@@ -113,7 +109,7 @@ def checked_sample(
 
 
 def ascending(sent: Array, limit: int, lead: str, what: str) -> NDArray[np.int32]:
-    """Return received numbers of rows or columns, ascending ones within the table."""
+    """Return received numbers of rows or columns, int32, checked to be ascending and below `limit`."""
     numbers = view(sent, np.int32, (None,), peer=lead, what=what)
     if len(numbers) and (numbers[0] < 0 or numbers[-1] >= limit or np.any(np.diff(numbers) <= 0)):
         raise PeerProtocolError(lead, f"expected ascending numbers below {limit} - at {what} from {lead}")
@@ -130,16 +126,9 @@ class SplitsNamed(Protocol):
 
 
 class SplitOwner:
-    """Decides rows at splits of own columns, and records the splits (paper, Algorithm 2).
+    """Decides rows at splits of own columns, and records the splits in `splits` (SecureBoost, Algorithm 2).
 
-    Parameters
-    ----------
-    lead : str
-        The active party.
-    codes : ndarray of uint8, shape (rows, features)
-    bins : Bins
-    splits : SplitTable
-        Where splits are recorded.
+    `codes` are the binned columns, uint8 (n_rows, n_features); `lead` is the active party.
     """
 
     def __init__(self, lead: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable) -> None:
@@ -147,7 +136,7 @@ class SplitOwner:
         self._told: dict[tuple[int, bytes], int] = {}
 
     def divide(self, request: SplitRequest) -> SplitAnswer | SplitColumns:
-        """Look up each node's split, write its record, decide its rows or, where these are not named, all."""
+        """Record each node's split, and decide the node's rows, or all rows where the request names none."""
         features, left_bins = self.asked(request)
         if request.node_of_row is None:
             return self._columns(features, left_bins)
@@ -161,7 +150,7 @@ class SplitOwner:
         return SplitAnswer(self.record(features, left_bins), Array.of(np.packbits(left)))
 
     def asked(self, request: SplitsNamed) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Return the features of the splits and the bins going left, bool (k, 256), checked."""
+        """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject what is no split."""
         lead, bins, what = self._lead, self._bins, type(request).__name__
         features = view(request.features, np.int32, (None,), peer=lead, what=f"{what}.features")
         packed = view(request.left_bins, np.uint8, (len(features), 32), peer=lead, what=f"{what}.left_bins")
@@ -178,7 +167,7 @@ class SplitOwner:
         return features, left_bins
 
     def record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Array:
-        """Write splits into the lookup table; return their numbers."""
+        """Record splits; return their record numbers, int32 (k,)."""
         records = [
             record_split(self._splits, self._bins, int(feature), going)
             for feature, going in zip(features, left_bins, strict=True)
@@ -204,10 +193,10 @@ class SplitOwner:
 
 
 def send_hint(party: Party, hint: Iterator[Payload]) -> None:
-    """Send a cipher's answer to the set-up piece by piece, making the next while the last one is on its way."""
+    """Send a cipher's answer to the set-up piece by piece; the next is made while the last is on its way."""
     (lead,) = party.peers
     for number, piece in enumerate(hint):
         if number:
-            party.receive(lead, HintTaken)
+            party.receive(lead, HintReceipt)
         party.send(lead, Hint(pack(piece)))
-    party.receive(lead, HintTaken)
+    party.receive(lead, HintReceipt)

@@ -8,7 +8,7 @@ message                from -> to   what it tells
 =====================  ===========  ===========================================================================
 those of a prediction  both ways    see `treaty.systems.vertical.decisions`
 `ColumnsRequest`       active ->    which of the owner's records are in use, as `DecideRequest` did
-`Columns`              owner ->     which of these records split on the same column, by numbers in order of
+`ColumnNumbers`        owner ->     which of these records split on the same column, by numbers in order of
                                     first use; neither names nor positions
 `OwnContributions`     active ->    what each used column of the owner adds to each row's margin
 =====================  ===========  ===========================================================================
@@ -19,7 +19,7 @@ What each learns beyond a prediction:
   computes from what a prediction gives it. So it knows, for every row, the contribution of every foreign column that
   the model uses, under a pseudonym ("shop #2").
 - *A passive party*: per row and used column a real number, where a prediction gives it nothing. They are parts of the
-  prediction: their sum ranks rows like a model of its own, hence tells of the label, the more the larger the party's
+  prediction: their sum ranks rows like a model of its own, and so tells of the label, the more the larger the party's
   share. Rows with equal decisions of its own but different values differ at splits of others on the same trees, so
   the values sort rows by other parties' decisions. It also gets the number of outputs.
 - *Nobody* gets another party's values, thresholds, categories or column names, and no passive party another's
@@ -35,12 +35,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.data.table import Table
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.party import Party
 from treaty.models.interpretation import order_of_first_use
-from treaty.models.trees import ModelPart
+from treaty.systems.system import Seat
 from treaty.systems.vertical.decisions import collect, predict_passive
 from treaty.trees.shap import contributions
 
@@ -51,7 +49,7 @@ class ColumnsRequest(Message):
     records: Array
 
 
-class Columns(Message):
+class ColumnNumbers(Message):
     """Of each record asked about, its column int32 (n_records,), numbered from 0 in order of first use."""
 
     numbers: Array
@@ -65,23 +63,12 @@ class OwnContributions(Message):
 
 @dataclass(frozen=True, slots=True)
 class ActiveContributions:
-    """What the active party keeps.
-
-    Attributes
-    ----------
-    party : str
-    own : float64 (n_outputs, n_rows, n_features)
-        Of its own columns, in their order.
-    others : dict of str to float64 (n_outputs, n_rows, n_columns)
-        Of each other party, its used columns; number k is `treaty.interpretation.pseudonym` k.
-    bias : float64 (n_outputs,)
-        What every row starts from.
-    """
+    """What the active party keeps: its own columns' values, and those of others' used columns under pseudonyms."""
 
     party: str
-    own: NDArray[np.float64]
-    others: dict[str, NDArray[np.float64]]
-    bias: NDArray[np.float64]
+    own: NDArray[np.float64]  # (n_outputs, n_rows, n_features)
+    others: dict[str, NDArray[np.float64]]  # (n_outputs, n_rows, n_columns); number k is `interpretation.pseudonym` k
+    bias: NDArray[np.float64]  # (n_outputs,) what every row starts from
 
     @property
     def totals(self) -> dict[str, NDArray[np.float64]]:
@@ -94,32 +81,12 @@ class ActiveContributions:
         return np.asarray(sum(self.totals.values(), start=self.bias[:, None])).T
 
 
-def explain_active(party: Party, part: ModelPart, table: Table, *, threads: int = 1) -> ActiveContributions:
-    """Explain rows as the active party; its peers play `explain_passive`.
-
-    Parameters
-    ----------
-    part : ModelPart
-        The active party's own, with the forest.
-    table : Table
-        Own columns of the rows.
-    threads : int, default 1
-
-    Returns
-    -------
-    ActiveContributions
-
-    Raises
-    ------
-    DataError
-        When an owner of splits is not among the peers.
-    PeerError
-        When a peer is lost or sends something else.
-    """
-    decided = collect(party, part, table, threads)
+def explain_active(seat: Seat) -> ActiveContributions:
+    """Explain the rows of the seat's `data` as the active party; raises what `predict_active` does."""
+    party, part = seat.party, seat.part
+    found = collect(seat)
     forest = part.forest
-    assert forest is not None, "the active party's part holds the trees"
-    used = {peer: np.zeros(0, np.int32) for peer in party.peers} | dict(zip(forest.sources, decided.used, strict=True))
+    used = {peer: np.zeros(0, np.int32) for peer in party.peers} | dict(zip(forest.sources, found.used, strict=True))
     for peer in party.peers:
         party.send(peer, ColumnsRequest(Array.of(used[peer])))
     n_own = len(part.schema.names)
@@ -128,20 +95,20 @@ def explain_active(party: Party, part: ModelPart, table: Table, *, threads: int 
     first, last = {party.name: 0}, {party.name: n_own}  # which columns of the result are whose
     n_features = n_own
     for peer in party.peers:
-        columns[peer] = _numbers(party.receive(peer, Columns).numbers, len(used[peer]), peer)
+        columns[peer] = _numbers(party.receive(peer, ColumnNumbers).numbers, len(used[peer]), peer)
         first[peer] = n_features
         n_features += int(columns[peer].max(initial=-1)) + 1
         last[peer] = n_features
     values = contributions(
-        decided.trees,
-        decided.base,
-        decided.packed,
+        found.trees,
+        found.base,
+        found.packed,
         np.concatenate([columns[name] + np.int32(first.get(name, 0)) for name in forest.sources]),
-        n_rows=decided.n_rows,
+        n_rows=found.n_rows,
         n_features=n_features,
         n_outputs=forest.objective.n_outputs,
         base_margin=forest.objective.base_margin,
-        threads=threads,
+        threads=seat.threads,
     )
     others = {peer: values[:, :, first[peer] : last[peer]] for peer in party.peers}
     for peer, theirs in others.items():
@@ -151,54 +118,38 @@ def explain_active(party: Party, part: ModelPart, table: Table, *, threads: int 
 
 def _numbers(array: Array, n_records: int, peer: str) -> NDArray[np.int32]:
     """Check that columns are numbered in order of first use: each at most one above all before."""
-    numbers = view(array, np.int32, (n_records,), peer=peer, what="Columns.numbers")
+    numbers = view(array, np.int32, (n_records,), peer=peer, what="ColumnNumbers.numbers")
     highest = np.maximum.accumulate(np.concatenate([[np.int32(-1)], numbers]))
     if np.any(numbers < 0) or np.any(np.diff(highest.astype(np.int64)) > 1):
         raise PeerProtocolError(
-            peer, f"expected columns numbered in order of first use, got others - at Columns.numbers from {peer}"
+            peer, f"expected columns numbered in order of first use, got others - at ColumnNumbers.numbers from {peer}"
         )
     return numbers
 
 
-def explain_passive(party: Party, part: ModelPart, table: Table, *, threads: int = 1) -> NDArray[np.float64]:
-    """Help the active party, `party.peers[0]`, to explain rows; return what own columns add to their margins.
+def explain_passive(seat: Seat) -> NDArray[np.float64]:
+    """Help the active party to explain the rows of the seat's `data`; return what own columns add to their margins.
 
-    Parameters
-    ----------
-    part : ModelPart
-        This party's own.
-    table : Table
-        Own columns of the rows.
-    threads : int, default 1
-
-    Returns
-    -------
-    float64 (n_outputs, n_rows, n_features)
-        In the order of the own columns; zero for those without a split.
-
-    Raises
-    ------
-    PeerError
-        When the active party is lost or sends something else.
+    These are float64 (n_outputs, n_rows, n_features), in the order of the own columns; zero for those without a split.
     """
-    (lead,) = party.peers
-    predict_passive(party, part, table, threads)
-    asked = view(
-        party.receive(lead, ColumnsRequest).records, np.int32, (None,), peer=lead, what="ColumnsRequest.records"
-    )
+    party, part, n_rows = seat.party, seat.part, seat.rows.table.n_rows
+    (active,) = party.peers
+    predict_passive(seat)
+    request = party.receive(active, ColumnsRequest)
+    asked = view(request.records, np.int32, (None,), peer=active, what="ColumnsRequest.records")
     if np.any(asked < 0) or np.any(asked >= len(part.splits)):
-        raise PeerProtocolError(lead, f"expected records below {len(part.splits)} - at ColumnsRequest from {lead}")
+        raise PeerProtocolError(active, f"expected records below {len(part.splits)} - at ColumnsRequest from {active}")
     features = np.array(part.splits.feature, np.int32)[asked]
     numbers = order_of_first_use(features)
-    party.send(lead, Columns(Array.of(numbers)))
+    party.send(active, ColumnNumbers(Array.of(numbers)))
 
     n_columns = int(numbers.max(initial=-1)) + 1
-    answer = party.receive(lead, OwnContributions).values
-    values = view(answer, np.float64, (None, n_columns, table.n_rows), peer=lead, what="OwnContributions.values")
+    answer = party.receive(active, OwnContributions).values
+    values = view(answer, np.float64, (None, n_columns, n_rows), peer=active, what="OwnContributions.values")
     if len(values) == 0 or not np.all(np.isfinite(values)):
         raise PeerProtocolError(
-            lead, f"expected finite values of at least one output, got others - at OwnContributions from {lead}"
+            active, f"expected finite values of at least one output, got others - at OwnContributions from {active}"
         )
-    own = np.zeros((len(values), len(part.schema.names), table.n_rows))
+    own = np.zeros((len(values), len(part.schema.names), n_rows))
     own[:, features[np.unique(numbers, return_index=True)[1]]] = values
     return own.transpose(0, 2, 1)

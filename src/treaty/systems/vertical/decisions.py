@@ -7,7 +7,7 @@ the trees alone (the batch form of SecureBoost's federated inference, Cheng et a
 ==================  ===========  ==============================================================================
 message             from -> to   what it tells
 ==================  ===========  ==============================================================================
-`Held`              owner ->     (prediction) how many records it has
+`RecordCount`       owner ->     (prediction) how many records it has
 `DecideRequest`     active ->    which of the owner's records are in use
 `Decisions`         owner ->     each row's side at every one of them; bits of one feature are nested, so they
                                  order the rows by it
@@ -18,8 +18,7 @@ message             from -> to   what it tells
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -31,15 +30,16 @@ from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.models.decisions import RowDecisions, margins, renumber, used_records
 from treaty.models.trees import ModelPart
+from treaty.systems.system import Seat
 from treaty.trees.boosting import Forest
-from treaty.trees.ensemble import SplitTable, Tree, leaves_from_bits, margins_from_bits
-from treaty.trees.objectives import Objective
+from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits
 
 logger = logging.getLogger(__name__)
 
 
-class Held(Message):
+class RecordCount(Message):
     """How many records the owner has; an unfinished training may have left it fewer than the trees name."""
 
     records: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -62,30 +62,6 @@ class Finish(Message):
     """Training is over; nothing more will be asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """What the active party holds after one round with every owner: all it needs to walk its trees alone.
-
-    Attributes
-    ----------
-    trees : list of Tree
-        With records renumbered into lines of `packed`.
-    base : int64 (n_sources + 1,)
-        Line of `packed` of each source's record 0.
-    packed : uint8 (n_records, ceil(n_rows / 8))
-        A bit per row, 1 for left, as `numpy.packbits` packs them.
-    used : list of int32 (k,)
-        Of each source, the original record numbers, in the order of its lines.
-    n_rows : int
-    """
-
-    trees: list[Tree]
-    base: NDArray[np.int64]
-    packed: NDArray[np.uint8]
-    used: list[NDArray[np.int32]]
-    n_rows: int
-
-
 def decided_by_all(
     party: Party, part: ModelPart, table: Table, number: int, threads: int
 ) -> Callable[[Sequence[Tree], NDArray[np.float64]], None]:
@@ -96,16 +72,16 @@ def decided_by_all(
     matrix = table.matrix()
 
     def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:
-        decided = ask_all(party, part, trees, matrix, number, threads)
-        margins_from_bits(decided.trees, decided.base, decided.packed, margins, threads)
+        found = ask_all(party, part, trees, matrix, number, threads)
+        margins_from_bits(found.trees, found.base, found.packed, margins, threads)
 
     return add_trees
 
 
 def ask_all(
     party: Party, part: ModelPart, trees: Sequence[Tree], matrix: NDArray[np.float32], number: int, threads: int
-) -> Decided:
-    """Decide the rows of a set, of that number at everyone else's, at all records that trees use; in one round."""
+) -> RowDecisions:
+    """Decide `matrix`, row set `number` at all other parties, at every record that the trees use, in one round."""
     assert part.forest is not None
     n_rows = len(matrix)
     used = used_records(trees, len(part.forest.sources))
@@ -118,7 +94,7 @@ def ask_all(
         if len(records):
             answer = party.receive(name, Decisions).left
             packed[name] = view(answer, np.uint8, (len(records), -(-n_rows // 8)), peer=name, what="Decisions.left")
-    return Decided(
+    return RowDecisions(
         trees=[renumber(tree, used) for tree in trees],
         base=np.cumsum([0, *(len(records) for records in used)]),
         packed=np.concatenate([packed[name] for name in part.forest.sources if name in packed]),
@@ -127,41 +103,22 @@ def ask_all(
     )
 
 
-def used_records(trees: Sequence[Tree], n_sources: int) -> list[NDArray[np.int32]]:
-    """Return, of each source, the record numbers that `trees` use, ascending."""
-    source = np.concatenate([tree.source for tree in trees] or [np.zeros(0, np.int16)])
-    record = np.concatenate([tree.record for tree in trees] or [np.zeros(0, np.int32)])
-    return [np.unique(record[source == number]).astype(np.int32) for number in range(n_sources)]
-
-
-def renumber(tree: Tree, used: Sequence[NDArray[np.int32]]) -> Tree:
-    """Renumber a tree's records by their place among those used."""
-    record = tree.record.copy()
-    for source, records in enumerate(used):
-        mine = tree.source == source
-        record[mine] = np.searchsorted(records, record[mine])
-    return replace(tree, record=record)
-
-
 def decide(
-    request: DecideRequest, lead: str, matrices: Sequence[NDArray[np.float32]], splits: SplitTable, threads: int
+    request: DecideRequest, active: str, matrices: Sequence[NDArray[np.float32]], splits: SplitTable, threads: int
 ) -> Decisions:
-    """Answer a request of `lead` as the owner of `splits`; `matrices` are the rows of each eval set."""
-    records = view(request.records, np.int32, (None,), peer=lead, what="DecideRequest.records")
+    """Answer the active party as the owner of `splits`; `matrices` are the rows of each eval set."""
+    records = view(request.records, np.int32, (None,), peer=active, what="DecideRequest.records")
     if not 0 <= request.rows < len(matrices):
-        raise PeerProtocolError(lead, f"expected one of {len(matrices)} row sets - at DecideRequest from {lead}")
+        raise PeerProtocolError(active, f"expected one of {len(matrices)} row sets - at DecideRequest from {active}")
     if np.any(records < 0) or np.any(records >= len(splits)):
-        raise PeerProtocolError(lead, f"expected records below {len(splits)} - at DecideRequest from {lead}")
+        raise PeerProtocolError(active, f"expected records below {len(splits)} - at DecideRequest from {active}")
     return Decisions(Array.of(splits.decide(matrices[request.rows], records, threads)))
 
 
 def decidable(party: Party, part: ModelPart, held: Mapping[str, int]) -> list[Tree]:
-    """Return the trees of the leading rounds whose records all owners still have; say whose are missing.
+    """Return the trees of the leading rounds whose records all owners still have; warn of those who lack some.
 
-    Parameters
-    ----------
-    held : mapping of party name to int
-        How many records each peer has.
+    `held` is how many records each peer has.
     """
     forest = part.forest
     assert forest is not None
@@ -181,12 +138,9 @@ def decidable(party: Party, part: ModelPart, held: Mapping[str, int]) -> list[Tr
 
 
 def check_present(party: Party, part: ModelPart, table: Table) -> None:
-    """Refuse to predict where an owner of splits takes no part, or the part or table is not this party's.
+    """Raise DataError where an owner of splits takes no part, or the model part or table is not this party's.
 
-    Raises
-    ------
-    DataError
-        Names who is missing, and how many leading rounds do without.
+    The error names who is missing, and how many leading rounds do without.
     """
     if part.party != party.name:
         raise DataError(f"expected the model part of {party.name}, got that of {part.party} - at prediction")
@@ -218,84 +172,58 @@ def _first_round(forest: Forest, source: int) -> int | None:
     return None if number is None else number // forest.objective.n_outputs
 
 
-def collect(party: Party, part: ModelPart, table: Table, threads: int = 1) -> Decided:
-    """Get every owner's decisions as the active party, in one round with every passive party that owns a split.
+def collect(seat: Seat) -> RowDecisions:
+    """Get every owner's decisions as the active party, in one round; passive parties play `predict_passive`.
+
+    The active party learns each row's side of every split of every owner; passive parties learn how many rows are
+    predicted, and which of their records are still in use. Raises DataError when an owner of splits is not among the
+    peers.
+    """
+    party, part, table = seat.party, seat.part, seat.rows.table
+    assert part.forest is not None, "the active party's part holds the trees"
+    check_present(party, part, table)
+    agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
+    held = {peer: party.receive(peer, RecordCount).records for peer in party.peers}
+    found = ask_all(party, part, decidable(party, part, held), table.matrix(), 0, seat.threads)
+    for peer in party.peers:
+        party.send(peer, Finish())
+    return found
+
+
+def predict_active(seat: Seat) -> NDArray[np.float64]:
+    """Predict as the party with the trees: ask every owner of splits once, then walk the trees alone.
 
     Parameters
     ----------
-    party : Party
-        Its peers play `predict_passive`.
-    part : ModelPart
-        The active party's own.
-    table : Table
-        The rows to predict, own columns.
-    threads : int, default 1
+    seat : Seat
+        Its `data` are the rows to predict, its `part` what training left at this party.
 
     Returns
     -------
-    Decided
-        For `margins`, `leaves` and `staged_margins`: a batch is asked for once, whatever is made of it.
+    float64 (n_rows, n_outputs)
+        Margins.
 
     Raises
     ------
     DataError
-        When an owner of splits is not among the peers.
+        When an owner of splits is not among the peers; it is named, with how many leading rounds do without it.
     PeerError
         When a peer is lost or sends something else.
-
-    Notes
-    -----
-    The active party learns each row's side of every split of every owner; passive parties learn how many rows are
-    predicted, and which of their records are still in use.
     """
-    assert part.forest is not None, "the active party's part holds the trees"
+    return margins(collect(seat), seat.part.forest.objective, seat.threads)
+
+
+def predict_passive(seat: Seat) -> None:
+    """Decide the seat's rows at own splits for the active party, which plays `predict_active` or `collect`."""
+    party, part, table = seat.party, seat.part, seat.rows.table
+    (active,) = party.peers
     check_present(party, part, table)
     agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
-    held = {peer: party.receive(peer, Held).records for peer in party.peers}
-    decided = ask_all(party, part, decidable(party, part, held), table.matrix(), 0, threads)
-    for peer in party.peers:
-        party.send(peer, Finish())
-    return decided
-
-
-def margins(decided: Decided, objective: Objective, threads: int = 1) -> NDArray[np.float64]:
-    """Return margins, float64 (n_rows, n_outputs)."""
-    total = np.full((decided.n_rows, objective.n_outputs), objective.base_margin)
-    margins_from_bits(decided.trees, decided.base, decided.packed, total, threads)
-    return total
-
-
-def leaves(decided: Decided, threads: int = 1) -> NDArray[np.int32]:
-    """Return the leaf each row ends in, int32 (n_rows, n_trees): its number among the tree's nodes."""
-    return leaves_from_bits(decided.trees, decided.base, decided.packed, decided.n_rows, threads)
-
-
-def staged_margins(decided: Decided, objective: Objective, threads: int = 1) -> Iterator[NDArray[np.float64]]:
-    """Yield margins, float64 (n_rows, n_outputs), after each round; the last are those of `margins`, bit for bit."""
-    total = np.full((decided.n_rows, objective.n_outputs), objective.base_margin)
-    for start in range(0, len(decided.trees), objective.n_outputs):
-        trees = decided.trees[start : start + objective.n_outputs]
-        margins_from_bits(trees, decided.base, decided.packed, total, threads)
-        yield total.copy()
-
-
-def predict_active(party: Party, part: ModelPart, table: Table, threads: int = 1) -> NDArray[np.float64]:
-    """Predict as the active party: `collect`, then `margins`, float64 (n_rows, n_outputs)."""
-    decided = collect(party, part, table, threads)
-    assert part.forest is not None
-    return margins(decided, part.forest.objective, threads)
-
-
-def predict_passive(party: Party, part: ModelPart, table: Table, threads: int = 1) -> None:
-    """Decide rows at own splits for the active party, `party.peers[0]`, which plays `collect`."""
-    (lead,) = party.peers
-    check_present(party, part, table)
-    agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
-    party.send(lead, Held(len(part.splits)))
+    party.send(active, RecordCount(len(part.splits)))
     matrix = table.matrix()
     while True:
-        match party.receive(lead, DecideRequest, Finish):
+        match party.receive(active, DecideRequest, Finish):
             case DecideRequest() as request:
-                party.send(lead, decide(request, lead, [matrix], part.splits, threads))
+                party.send(active, decide(request, active, [matrix], part.splits, seat.threads))
             case Finish():
                 return

@@ -1,72 +1,99 @@
-"""What the passive parties of vertical protocols share: their part, new or resumed, checkpoints and eval rows."""
+"""A passive party's shell in systems split by column: its part, rounds, checkpoints, and answers until training ends.
+
+A system's program reads so::
+
+    agree_on_terms(seat)
+    ...  # say what is to be said of the columns, and receive the system's `Start`
+    follower = Follower(seat, start)
+    ...  # make the owner of the columns, which records splits in follower.part.splits
+    return follower.follow(Order(TABLE, "between trees"), {MyRequest: owner.answer})
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from treaty.data.table import Table
 from treaty.errors import ConfigError
-from treaty.messaging.party import Party
-from treaty.models.checkpoints import Keeper, checkpoint_of, fingerprint
+from treaty.messaging.messages import Message
+from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
-from treaty.systems.tree_options import TreeOptions
-from treaty.systems.vertical.active import Kept, Start
-from treaty.systems.vertical.decisions import DecideRequest, decide
+from treaty.systems.pooled.rounds import Keep, Kept
+from treaty.systems.system import Seat
+from treaty.systems.vertical.active import Start
+from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, decide
+from treaty.systems.vertical.order import Order
 from treaty.trees.ensemble import SplitTable
 
+Handlers = Mapping[type[Message], Callable[[Any], Message | None]]
+"""By message class: takes a message of the active party, returns the answer to send, or None for no answer."""
 
-class Following:
-    """A passive party's end of what is alike in all vertical protocols, once the active one has begun.
 
-    Parameters
-    ----------
-    start : Start
-        What the active party, `party.peers[0]`, began with.
-    party, table, options, eval_tables, keeper
-        As the protocols' `passive` have them.
+class Follower:
+    """A passive party after the active one's `start`; raises ConfigError where a checkpoint is not this training's.
 
-    Attributes
-    ----------
-    part : ModelPart
-        New; or gone on with, and then with the records of the rounds that the active party kept.
-
-    Raises
-    ------
-    ConfigError
-        When training goes on, and the checkpoint is none or of another training.
+    `part` is fresh, or resumed and then cut to the records of the rounds that the active party kept.
     """
 
-    def __init__(
-        self,
-        party: Party,
-        start: Start,
-        table: Table,
-        options: TreeOptions,
-        eval_tables: Sequence[Table],
-        keeper: Keeper | None,
-    ) -> None:
-        (self._lead,) = party.peers
-        self._party, self._options, self._keeper = party, options, keeper
-        self._printed = b"" if keeper is None else fingerprint([(rows, ()) for rows in (table, *eval_tables)])
+    def __init__(self, seat: Seat, start: Start) -> None:
+        (self._lead,) = seat.party.peers
+        self._seat, table = seat, seat.rows.table
+        tables = [table, *(rows.table for rows in seat.eval_sets)]
+        self._printed = b"" if seat.keeper is None else fingerprint([(rows, ()) for rows in tables])
         self.part = (
             self._resumed(start)
             if start.resumed
-            else ModelPart(model_id=start.model_id, party=party.name, schema=table.schema, splits=SplitTable())
+            else ModelPart(model_id=start.model_id, party=seat.party.name, schema=table.schema, splits=SplitTable())
         )
-        self._matrices = [rows.matrix() for rows in (*eval_tables, *([table] if options.refit else []))]
+        # refit: training rows are the set after the last eval set
+        asked = [*tables[1:], *(tables[:1] if getattr(seat.options, "refit", None) else [])]
+        self._matrices = [rows.matrix() for rows in asked]
+        self._done = 0
 
-    def decide(self, request: DecideRequest, threads: int) -> None:
-        """Tell the active party which rows of an eval set go left; under `refit` training rows are the last set."""
-        self._party.send(self._lead, decide(request, self._lead, self._matrices, self.part.splits, threads))
+    def report(self, done: int) -> None:
+        """Tell the seat's progress function how many trees or rounds are done."""
+        self._done = done
+        if self._seat.progress is not None:
+            self._seat.progress(done, self.part)
 
-    def keep(self) -> None:
-        """Write a checkpoint, where they are kept, and say so."""
-        if self._keeper is not None:
-            self._keeper.keep(lambda: checkpoint_of(self.part, self._options, self._printed))
-        self._party.send(self._lead, Kept())
+    def next_tree(self) -> None:
+        """Report the trees so far; from here on the party's round is the new tree's number, from 1."""
+        self.report(self._done)
+        self._done += 1
+        self._seat.party.round = self._done
+
+    def follow(self, order: Order, handlers: Handlers) -> ModelPart:
+        """Answer the active party until `Finish`; `DecideRequest`, `Keep` and `Finish` have handlers already."""
+        handlers = {DecideRequest: self.decide, Keep: self.keep, Finish: self._finish, **handlers}
+        while order.allowed:
+            self._answer(order, handlers)
+        return self.part
+
+    def decide(self, request: DecideRequest) -> Decisions:
+        """Tell the active party which rows of an eval set go left."""
+        return decide(request, self._lead, self._matrices, self.part.splits, self._seat.threads)
+
+    def keep(self, _: Keep) -> Kept:
+        """Write a checkpoint, where this party keeps them."""
+        keeper, given = self._seat.keeper, self._seat.given
+        if keeper is not None:
+            keeper.keep(lambda: checkpoint_of(self.part, given, self._printed))
+        return Kept()
+
+    def _finish(self, _: Finish) -> None:
+        self.report(self._done)
+
+    def _answer(self, order: Order, handlers: Handlers) -> None:
+        # a method, so that no message, of many ciphertexts perhaps, is held while the next is waited for
+        party, lead = self._seat.party, self._lead
+        message = party.receive(lead, *order.allowed)
+        order.take(message)
+        answer = handlers[type(message)](message)
+        if answer is not None:
+            party.send(lead, answer)
 
     def _resumed(self, start: Start) -> ModelPart:
-        keeper = self._keeper
+        seat, keeper = self._seat, self._seat.keeper
         found = None if keeper is None else keeper.found()
         if found is None or found.part.model_id != start.model_id or len(found.part.splits) < start.records:
             raise ConfigError(
@@ -75,6 +102,6 @@ class Following:
                 + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
                 public="it has no checkpoint of the training to resume",
             )
-        found.check(self._options, (), self._printed)
+        found.check(seat.given, seat.may_change, (), self._printed)
         keep_records(found.part.splits, start.records)
         return found.part

@@ -1,8 +1,8 @@
-"""A public seed that all parties of a star made together: commit, then reveal.
+"""A public seed that all parties of a star make together: commit, then reveal.
 
-Of it the lattice map expands its public elements, in which whoever chose them alone could have planted a trapdoor. It
-is uniform as long as one party draws its share honestly: all have committed before any share is told. The active party
-passes messages on; it could refuse to, no more. Where all parties kept hints of an earlier job, its seed serves again.
+The lattice map expands its public elements from it; whoever chose these alone could plant a trapdoor. The seed is
+uniform if one party at least draws its share honestly, as all commit before any share is told. The active party relays
+messages, and can do no more than refuse to. Where all parties kept hints of an earlier job, its seed is used again.
 
 =========================  ==================  ==========================================
 message                    from -> to          content
@@ -15,7 +15,7 @@ message                    from -> to          content
                            active -> all
 =========================  ==================  ==========================================
 
-All that a message tells is in its content; shares are random numbers.
+Shares are random numbers; messages tell nothing but their content.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHARE_BYTES = 32
 
 
 class SeedOffer(Message):
-    """The binding of the hint that the active party kept of this party's table; empty for none."""
+    """Binding of the hint that the active party kept of this party's table; empty for none."""
 
     binding: bytes
 
@@ -68,14 +68,9 @@ class SeedShares(Message):
 
 
 def agree_on_seed(party: Party, client: LatticeSumsClient, offsets: Mapping[str, NDArray[np.int32]]) -> bool:
-    """Settle the seed as the active party, and return whether kept hints serve.
+    """Settle the seed as the active party; return whether kept hints are used again.
 
-    Parameters
-    ----------
-    client : LatticeSumsClient
-        Is told the seed.
-    offsets : mapping of str to ndarray of int32
-        Layout of every passive party's bins.
+    `offsets` are the first slots of every passive party's features.
     """
     offered = client.offer(offsets)
     for peer in party.peers:
@@ -99,7 +94,7 @@ def agree_on_seed(party: Party, client: LatticeSumsClient, offsets: Mapping[str,
 
 
 def follow_seed(party: Party, server: LatticeSumsServer) -> None:
-    """Settle the seed as a passive party; `server` is told it."""
+    """Settle the seed as a passive party."""
     (lead,) = party.peers
     offer = party.receive(lead, SeedOffer)
     own = secrets.token_bytes(SHARE_BYTES)
@@ -122,12 +117,14 @@ def follow_seed(party: Party, server: LatticeSumsServer) -> None:
     if shares[place] != own:
         raise PeerProtocolError(lead, f"expected this party's share unchanged - at SeedShares from {lead}")
     for commitment, share in zip(settled.commitments, shares, strict=True):
-        _check(commitment, share, lead)  # of all: else the active party could choose another's once it knows this one's
+        _check(
+            commitment, share, lead
+        )  # all of them: else the active party could choose its own after it saw this party's
     server.settle(_seed(settled.commitments, shares))
 
 
 def _commit(share: bytes) -> bytes:
-    """Commit to a share: binds and, the share being random, hides."""
+    """Commit to a share; binding, and hiding as the share is random."""
     return hashlib.sha256(b"treaty public seed commitment" + share).digest()
 
 

@@ -9,15 +9,17 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
+from systems.vertical.playing import seat_of, star_of
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
-from treaty.runs.threads import Played, play, star
-from treaty.systems.fedxgboost_smm.paper import roles as fedxgboost_smm
+from treaty.messaging.party import Party
+from treaty.runs.threads import Played, play
+from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
+from treaty.systems.fedxgboost_smm.paper import roles as paper
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
-from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import TreeOptions
+from treaty.systems.system import Seat
 
-CONSENT = {"protocol": "fedxgboost-smm", "mode": "paper", "allow_insecure": True}
+CONSENT = {"mode": "paper", "allow_insecure": True}
 OPTIONS = {**CONSENT, "n_estimators": 2, "max_bin": 8, "min_child_samples": 1}
 
 
@@ -30,6 +32,12 @@ def to_tables(frames: dict[str, pd.DataFrame]) -> dict[str, Table]:
     return {name: to_table(part, party=name, allow_no_features=True) for name, part in frames.items()}
 
 
+def paper_seat(party: Party, tables: dict[str, Table], y: np.ndarray, **fields: Any) -> Seat:
+    """Seat a party of paper mode; options are those of `OPTIONS`, changed by `fields["options"]`."""
+    given = {**OPTIONS, **fields.pop("options", {})}
+    return seat_of(party, tables, y, given, FedXGBoostSMM, **fields)
+
+
 def play_training(
     tables: dict[str, Table],
     y: np.ndarray,
@@ -40,17 +48,13 @@ def play_training(
     **options: Any,
 ) -> Played:
     """Train with p0 active; `replace` puts another role in a party's place, `sizes` are everybody's."""
-    chosen = TreeOptions(**{**OPTIONS, **options})
-    theirs = TreeOptions(**{**OPTIONS, **options, **(passive_options or {})})
-    roles: dict[str, Any] = {
-        name: lambda party, name=name: fedxgboost_smm.passive(party, tables[name], theirs, sizes=sizes)
-        for name in tables
-    }
-    roles["p0"] = lambda party: fedxgboost_smm.active(
-        party, Labelled(tables["p0"], y), chosen, parties=list(tables), classes=[0, 1], sizes=sizes
+    theirs = {**options, **(passive_options or {})}
+    roles: dict[str, Any] = dict.fromkeys(
+        tables, lambda party: paper.passive(paper_seat(party, tables, y, options=theirs), sizes)
     )
+    roles["p0"] = lambda party: paper.active(paper_seat(party, tables, y, options=options), sizes)
     roles |= replace or {}
     with threadpool_limits(1, user_api="blas"):  # parties compute side by side
         return play(
-            roles, star("p0", tables), job="test", protocol="fedxgboost-smm", timeout=30.0, record_content=True
+            roles, star_of(tables), job="test", protocol="fedxgboost-smm", timeout=30.0, record_content=True
         )  # fmt: skip

@@ -174,7 +174,7 @@ def test_what_the_equations_do_not_settle_is_not_called_known():
     for _ in range(3):
         vectors = null_vectors(own, 12, random)
         masked = matrix - vectors @ (vectors.T @ matrix)
-        answers.append(attacks.Answered(np.arange(40), vectors, masked))
+        answers.append(attacks.NodeExchange(np.arange(40), vectors, masked))
     upper = replace(answers[2], rows=np.arange(40) + 20)
     found, known = attacks.solved(answers[:2], 60)
     assert known.tolist() == [True] * 40 + [False] * 20
@@ -184,6 +184,6 @@ def test_what_the_equations_do_not_settle_is_not_called_known():
 
 def test_a_transcript_without_contents_is_refused():
     transcript = Transcript("bank")
-    transcript.record("received", "shop", "Layout", 0, 10, b"dropped")
+    transcript.record("received", "shop", "BinLayout", 0, 10, b"dropped")
     with pytest.raises(ConfigError, match="with contents"):
         products_from_transcript(transcript, "shop", 10)

@@ -12,7 +12,7 @@ import pytest
 import treaty
 from systems.fedxgboost_smm.paper.playing import (
     CONSENT,
-    OPTIONS,
+    paper_seat,
     play_training,
     tables_and_labels,
     to_tables,
@@ -21,12 +21,21 @@ from tables import assert_same_trees, cut, real_table, with_categories, with_gap
 from treaty.errors import ConfigError, PeerAborted, PeerError, PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, checkpoint_file
+from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper import roles as smm
-from treaty.systems.fedxgboost_smm.paper.candidates import BestGains, CandidateVectors, MaskedGradients, NodeRows, Won
+from treaty.systems.fedxgboost_smm.paper.candidates import (
+    BestGains,
+    CandidateVectors,
+    MaskedGradients,
+    NodeRows,
+    WonNodes,
+)
 from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder, PaperTree
 from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
 from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates, NullVectors
-from treaty.systems.tree_options import SMM_PAPER_LEAKS, TreeOptions, tree_options
+from treaty.systems.options import converted
+from treaty.systems.pooled.options import Pooled
+from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical.decisions import DecideRequest
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest
 
@@ -39,7 +48,7 @@ ROOMY = {**PLAIN, "max_bin": 4, "min_child_samples": 25}
 def fit_both(task, tables, y, version, *, weight=None, eval_set=None, **options):
     options = {**(PLAIN if version == 1 else ROOMY), "n_jobs": 1, **options}
     pooled = ESTIMATORS[task]("pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
-    federated = ESTIMATORS[task](**CONSENT, version=version, **options)
+    federated = ESTIMATORS[task](FedXGBoostSMM(version=version, **CONSENT), **options)
     return federated.fit(tables, y, sample_weight=weight, eval_set=eval_set), pooled
 
 
@@ -198,15 +207,15 @@ def test_all_rows_on_one_side_is_no_split():
 def test_a_fit_saves_loads_and_says_what_was_learned(version, tmp_path):
     X, y = real_table("binary", rows=150)
     tables = cut(with_categories(X), 3)
-    model = treaty.GBDTClassifier(**CONSENT, version=version, n_estimators=2, max_bin=6).fit(tables, y)
+    model = treaty.GBDTClassifier(FedXGBoostSMM(version=version, **CONSENT), n_estimators=2, max_bin=6).fit(tables, y)
     model.save(tmp_path / "model")
     loaded = treaty.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.predict_proba(tables), model.predict_proba(tables))
-    assert loaded.version == version
+    assert loaded.protocol.version == version
     assert set(model.disclosures_) == {"p0", "p1", "p2"}
     exactly = " ".join(model.disclosures_["p0" if version == 1 else "p1"][:4])
     assert "exactly" in exactly
-    assert all(facts[-1] == SMM_PAPER_LEAKS for facts in model.disclosures_.values())
+    assert all(facts[-1] == PAPER_LEAKS for facts in model.disclosures_.values())
     sent = model.communication_["p0 -> p1"]["by_type"]
     assert ("NullVectors", "MaskedGradients")[version - 1] in sent
     assert ("NullVectors", "MaskedGradients")[2 - version] not in sent
@@ -219,7 +228,9 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, ver
     tables, options = cut(with_gaps(X), 3), {"subsample": 0.8, "random_state": 4, "n_estimators": 4, "max_bin": 4}
 
     def fit(folder=None):
-        model = treaty.GBDTClassifier(**CONSENT, version=version, min_child_samples=20, n_jobs=1, **options)
+        model = treaty.GBDTClassifier(
+            FedXGBoostSMM(version=version, **CONSENT), min_child_samples=20, n_jobs=1, **options
+        )
         return model.fit(tables, y, checkpoint=folder)
 
     class Interrupted(Exception):
@@ -247,7 +258,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, ver
 def test_parties_in_processes_give_the_same_trees():
     X, y = real_table("binary", rows=120)
     tables, options = cut(X, 2), {"n_estimators": 1, "max_depth": 2, "n_jobs": 1, "min_child_samples": 5}
-    federated = treaty.GBDTClassifier(**CONSENT, transport="grpc", **options).fit(tables, y)
+    federated = treaty.GBDTClassifier(FedXGBoostSMM(**CONSENT), transport="grpc", **options).fit(tables, y)
     assert_lossless(federated, treaty.GBDTClassifier(**options).fit(tables, y), tables)
 
 
@@ -256,7 +267,7 @@ def test_parties_in_processes_give_the_same_trees():
 
 def test_the_estimator_refuses_without_consent_and_says_what_leaks():
     X, y = real_table("binary", rows=60)
-    model = treaty.GBDTClassifier("fedxgboost-smm", mode="paper")
+    model = treaty.GBDTClassifier(FedXGBoostSMM(mode="paper"))
     with pytest.raises(ConfigError, match=r"AUC 1.000 .* bins .* exactly .*allow_insecure=True of every party"):
         model.fit(cut(X, 2), y)
 
@@ -265,16 +276,12 @@ def test_the_estimator_refuses_without_consent_and_says_what_leaks():
 @pytest.mark.parametrize("missing", [{"allow_insecure": False}, {"mode": "safe"}], ids=["consent", "mode"])
 def test_every_party_refuses_by_itself(refusing, missing):
     tables, y = tables_and_labels()
-    said, own = {}, TreeOptions(**{**OPTIONS, **missing})
-    roles = {"p1": lambda party: smm.passive(party, tables["p1"], own)}
-    if refusing == "p0":
-        roles = {
-            "p0": lambda party: smm.active(
-                party, smm.Labelled(tables["p0"], y), own, parties=list(tables), classes=[0, 1]
-            )
-        }
-    elif refusing == "p2":
-        roles = {"p2": lambda party: smm.passive(party, tables["p2"], own)}
+    said = {}
+
+    def role(party):
+        options = missing if party.name == refusing else {}
+        program = smm.active if party.name == "p0" else smm.passive
+        return program(paper_seat(party, tables, y, options=options))
 
     def noting(name, role):
         def run(party):
@@ -286,12 +293,7 @@ def test_every_party_refuses_by_itself(refusing, missing):
 
         return run
 
-    others = {
-        name: (lambda party, name=name: smm.passive(party, tables[name], TreeOptions(**OPTIONS)))
-        for name in tables
-        if name not in roles and name != "p0"
-    }
-    roles = {name: noting(name, role) for name, role in {**others, **roles}.items()}
+    roles = {name: noting(name, role) for name in tables}
     with pytest.raises(ConfigError, match="needs allow_insecure=True of every party"):
         play_training(tables, y, replace=roles)
     assert isinstance(said[refusing], ConfigError)
@@ -299,20 +301,20 @@ def test_every_party_refuses_by_itself(refusing, missing):
     assert all(isinstance(error, PeerError) for name, error in said.items() if name != refusing)
 
 
-@pytest.mark.parametrize("protocol", ["pooled", "secureboost"])
-def test_other_protocols_have_no_version(protocol):
-    with pytest.raises(ConfigError, match="has no option 'version'"):
-        tree_options({"protocol": protocol, "version": 1})
+@pytest.mark.parametrize("kind", [Pooled, SecureBoost])
+def test_other_systems_have_no_version(kind):
+    with pytest.raises(ConfigError, match=f"{kind.__name__} has no option 'version'"):
+        kind(version=1)
 
 
 def test_a_third_version_is_refused():
     with pytest.raises(ConfigError, match="version"):
-        tree_options({**CONSENT, "version": 3})
+        converted({**CONSENT, "version": 3}, FedXGBoostSMM, "FedXGBoostSMM")
 
 
 def test_sums_that_float64_does_not_hold_are_refused_before_anything_is_sent():
     X, y = real_table("binary", rows=100)
-    model = treaty.GBDTClassifier(**CONSENT, fractional_bits=40)
+    model = treaty.GBDTClassifier(FedXGBoostSMM(**CONSENT), fractional_bits=40)
     with pytest.raises(ConfigError, match="exact up to 46; lower fractional_bits"):
         model.fit(cut(X, 2), y)
 
@@ -320,13 +322,14 @@ def test_sums_that_float64_does_not_hold_are_refused_before_anything_is_sent():
 # ---------------------------------------------------------------- faults
 
 
-def hostile(role, *args, **bad):
-    """Play a role that sends `bad` in place of the message of that name."""
+def hostile(tables, y, version, **bad):
+    """Play a party that sends `bad` in place of the message of that name."""
 
     def run(party):
         honest = party.send
         party.send = lambda to, message: honest(to, bad.get(type(message).__name__, lambda m: m)(message))
-        return role(party, *args[:-1], **args[-1])
+        program = smm.active if party.name == "p0" else smm.passive
+        return program(paper_seat(party, tables, y, options={"version": version}))
 
     return run
 
@@ -348,7 +351,7 @@ def unit_vectors(message):
 
 
 FROM_PASSIVE = [
-    (1, "Layout", lambda m: MaskedCandidates(m.offsets, m.offsets), "MaskedCandidates"),
+    (1, "BinLayout", lambda m: MaskedCandidates(m.offsets, m.offsets), "MaskedCandidates"),
     (1, "MaskedCandidates", lambda m: MaskedCandidates(m.counts, Array.of(np.zeros(3))), "masked"),
     (1, "MaskedCandidates", lambda m: MaskedCandidates(m.counts, changed(m.masked, "f8", lambda v: v + 1e-3)), "whole"),
     (1, "MaskedCandidates", lambda m: MaskedCandidates(m.counts, changed(m.masked, "f8", lambda v: v * np.nan)), "fin"),
@@ -369,8 +372,7 @@ FROM_PASSIVE = [
 @pytest.mark.parametrize(("version", "name", "change", "words"), FROM_PASSIVE, ids=lambda v: v if v in (1, 2) else "")
 def test_malformed_answers_end_the_job_and_name_the_sender(version, name, change, words):
     tables, y = tables_and_labels(rows=200)
-    options = TreeOptions(**{**OPTIONS, "version": version})
-    role = hostile(smm.passive, tables["p1"], options, {}, **{name: change})
+    role = hostile(tables, y, version, **{name: change})
     started = time.monotonic()
     with pytest.raises(PeerProtocolError, match=words) as caught:
         play_training(tables, y, version=version, replace={"p1": role})
@@ -390,14 +392,14 @@ FROM_ACTIVE = [
     (1, "NullVectors", lambda m: NullVectors(m.node_of_row, Array.of(np.int32(3)), m.vectors), "nodes of this level"),
     (1, "NullVectors", lambda m: NullVectors(m.node_of_row, m.widths, changed(m.vectors, "f8", np.ones_like)), "ortho"),
     (1, "SplitRequest", lambda m: SplitRequest(Array.of(np.array([99], np.int32)), m.left_bins, m.node_of_row), "colu"),
-    (1, "TreeEnd", lambda m: Won(Array.of(np.zeros(1, np.int32)), Array.of(np.zeros(200, np.int32))), "Won"),
+    (1, "TreeEnd", lambda m: WonNodes(Array.of(np.zeros(1, np.int32)), Array.of(np.zeros(200, np.int32))), "WonNodes"),
     (2, "NodeRows", lambda m: NodeRows(3, m.node_of_row), "nodes of this level"),
     (2, "NodeRows", lambda m: NodeRows(-1, m.node_of_row), "nodes of this level"),
     (2, "NodeRows", lambda m: NodeRows(m.nodes, Array.of(np.zeros(7, np.int32))), "NodeRows.node_of_row"),
     (2, "MaskedGradients", lambda m: MaskedGradients(m.totals, changed(m.masked, "f8", lambda v: v + 0.01)), "whole"),
     (2, "MaskedGradients", lambda m: MaskedGradients(Array.of(np.zeros(2, np.int64)), m.masked), "totals"),
-    (2, "Won", lambda m: Won(changed(m.nodes, "i4", lambda n: n + 40), m.node_of_row), "nodes of the level"),
-    (2, "Won", lambda m: Won(m.nodes, changed(m.node_of_row, "i4", all_of(9))), "node"),
+    (2, "WonNodes", lambda m: WonNodes(changed(m.nodes, "i4", lambda n: n + 40), m.node_of_row), "nodes of the level"),
+    (2, "WonNodes", lambda m: WonNodes(m.nodes, changed(m.node_of_row, "i4", all_of(9))), "node"),
     (2, "Finish", lambda m: DecideRequest(5, Array.of(np.zeros(1, np.int32))), "row sets"),
 ]
 
@@ -405,9 +407,7 @@ FROM_ACTIVE = [
 @pytest.mark.parametrize(("version", "name", "change", "words"), FROM_ACTIVE, ids=lambda v: v if v in (1, 2) else "")
 def test_malformed_requests_end_the_job_at_the_passive_party(version, name, change, words):
     tables, y = tables_and_labels(rows=200)
-    options = TreeOptions(**{**OPTIONS, "version": version})
-    arguments = {"parties": list(tables), "classes": [0, 1]}
-    role = hostile(smm.active, smm.Labelled(tables["p0"], y), options, arguments, **{name: change})
+    role = hostile(tables, y, version, **{name: change})
     with pytest.raises(PeerProtocolError, match=words) as caught:
         play_training(tables, y, version=version, replace={"p0": role})
     assert caught.value.peer == "p0"
@@ -423,11 +423,11 @@ def test_a_passive_party_that_dies_ends_the_training(version):
             if done == 1:
                 raise KeyboardInterrupt
 
-        return smm.passive(party, tables["p1"], TreeOptions(**{**OPTIONS, "version": version}), progress=stop)
+        return smm.passive(paper_seat(party, tables, y, options={"version": version}, progress=stop))
 
     def watched(party):
         try:
-            return smm.passive(party, tables["p2"], TreeOptions(**{**OPTIONS, "version": version}))
+            return smm.passive(paper_seat(party, tables, y, options={"version": version}))
         except PeerAborted as error:
             seen["p2"] = error
             raise

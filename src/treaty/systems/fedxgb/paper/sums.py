@@ -38,9 +38,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.aggregation_round import Round, enough
 from treaty.crypto.aggregation.key_agreement import agree, seal, unseal
 from treaty.crypto.aggregation.masks import length_prefixed
+from treaty.crypto.aggregation.round import Round, enough
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.sharing.secret_sharing import open_bytes, share_bytes, share_length
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError

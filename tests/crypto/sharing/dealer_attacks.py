@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treaty.crypto.sharing.additive_comparison import _levels, _Triples
-from treaty.crypto.sharing.additive_routing import _Dealt, _share_of_mask, open_bits
+from treaty.crypto.sharing.additive_comparison import _levels, _TripleStream
+from treaty.crypto.sharing.additive_routing import _ServerNumbers, _share_of_mask, open_bits
 
 NONE = np.empty(0, np.uint64)
 BITS, CODES = 6, 32  # of the comparison, and of a column
@@ -23,7 +23,7 @@ def leaf_values_found(own, leaf, dealt, told, leaves, rows):
     row's path and `in` the same less all masks, which both know; but o, the values less all masks, is of all leaves.
     """
     (key_0, key_1), corrections = dealt
-    first, second = _Dealt(0, key_0, NONE), _Dealt(1, key_1, corrections)
+    first, second = _ServerNumbers(0, key_0, NONE), _ServerNumbers(1, key_1, corrections)
     (path_masks_0, value_masks_0), (path_masks_1, value_masks_1) = (
         (of.numbers(leaves, rows)[:, own], of.numbers(leaves)) for of in (first, second)
     )
@@ -73,7 +73,7 @@ def splits_left(root):
     """
     n, columns = root.rows.shape
     keys, corrections = root.level
-    dealt = [_Dealt(i, keys[i], corrections if i else NONE) for i in range(2)]
+    dealt = [_ServerNumbers(i, keys[i], corrections if i else NONE) for i in range(2)]
     compared = [of.comparison(n, BITS) for of in dealt]
     split_masks, products = [of.numbers(columns) for of in dealt], [of.products(n) for of in dealt]
     for of in dealt:
@@ -96,7 +96,7 @@ def splits_left(root):
 
 def triples_dealt(own, dealt, n):
     """A server's bits of all triples: those of the first products, then those of each joining; (slices, n)."""
-    stream = _Triples(own, -(-n // 64), dealt)
+    stream = _TripleStream(own, -(-n // 64), dealt)
 
     def unpacked(words):
         return np.unpackbits(words.astype("<u8").view(np.uint8), axis=1, bitorder="little")[:, :n].astype(np.uint8)

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from crypto.sums.summing import Sum, advertise, agree_all, make_round, signing_key
-from treaty.crypto.aggregation.aggregation_participant import Participant
-from treaty.crypto.aggregation.aggregation_round import survival
+from crypto.aggregation.summing import Sum, advertise, agree_all, make_round, signing_key
 from treaty.crypto.aggregation.key_agreement import agree
 from treaty.crypto.aggregation.masks import add_masks, mask_key, pair_keys
+from treaty.crypto.aggregation.participant import Participant
+from treaty.crypto.aggregation.round import survival
 from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import CryptoError
 

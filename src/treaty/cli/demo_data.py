@@ -1,4 +1,4 @@
-"""What demos share: data to cut among parties, the yardstick, and what is printed of a training."""
+"""Data for demos: a table, cut among parties by column or by row, and the scores that are printed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,16 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from treaty.data.labels import check_labels
 from treaty.data.sources import read_table
+from treaty.data.table import to_table
 from treaty.errors import ConfigError
-from treaty.estimators.linear import LogisticRegression
-from treaty.estimators.trees import GBDTClassifier
 
 MOST_CLASSES = 50
+OWNERS = ("clinic", "laboratory", "imaging", *(f"partner{i}" for i in range(4, 11)))
+ORGANISATIONS = ("north", "south", "east", "west", *(f"hospital{i}" for i in range(5, 11)))
 
 
 def load_data(data: str, label: str | None) -> tuple[Any, NDArray[Any]]:
-    """Return the columns as an arrow table, and the labels.
-
-    Parameters
-    ----------
-    data : str
-        "breast", scikit-learn's, or a file.
-    label : str or None
-        The file's label column.
+    """Return the columns as an arrow table, and the labels: of "breast", scikit-learn's, or of a file.
 
     Raises
     ------
@@ -62,6 +56,47 @@ def load_data(data: str, label: str | None) -> tuple[Any, NDArray[Any]]:
     return columns, y
 
 
+def cut_columns(console: Console, names: list[str], parties: int, split: str | None) -> dict[str, list[str]]:
+    """Say which party holds which columns, and print it; `split` is the command's option.
+
+    Raises
+    ------
+    ConfigError
+        If there are too few columns, or `split` does not fit them.
+    """
+    if split is None:
+        if len(names) < parties:
+            raise ConfigError(f"expected at least a column for each of {parties} parties, got {len(names)} columns")
+        edges = [len(names) * k // parties for k in range(parties + 1)]
+        cut = {OWNERS[k]: names[edges[k] : edges[k + 1]] for k in range(parties)}
+    else:
+        groups = [[name.strip() for name in group.split(",") if name.strip()] for group in split.split("/")]
+        _check_cut(groups, names)
+        cut = dict(zip(OWNERS, groups, strict=False))
+    for party, held in cut.items():
+        shown = ", ".join(held[:2]) + (f", ... ({len(held)} columns)" if len(held) > 2 else "")
+        console.print(f"  {party:<12} {shown}{' + the label' if party == next(iter(cut)) else ''}")
+    return cut
+
+
+def _check_cut(groups: list[list[str]], names: list[str]) -> None:
+    used = [name for group in groups for name in group]
+    unknown = [name for name in used if name not in names]
+    if unknown:
+        raise ConfigError(f"expected --split 'a,b/c,d' over columns of the file, got unknown {', '.join(unknown)}")
+    if len(set(used)) < len(used):
+        raise ConfigError("expected --split to name every column once")
+    if not 2 <= len(groups) <= len(OWNERS) or not all(groups[1:]):
+        raise ConfigError(f"expected --split to name the columns of 2 to {len(OWNERS)} parties, got {len(groups)}")
+
+
+def rows_apart(columns: Any, parties: int) -> list[NDArray[np.intp]]:
+    """Deal rows out by chance and by the first column, so that parties' rows differ in kind, as organisations' do."""
+    ranks = np.argsort(np.argsort(to_table(columns.select([0])).columns[0]))
+    chance = np.random.default_rng(0).random(len(ranks))
+    return np.array_split(np.argsort(ranks / len(ranks) + chance), parties)
+
+
 def score_grid() -> Grid:
     """Return the empty table of scores."""
     grid = Grid(title="On the held-back rows", title_justify="left")
@@ -77,47 +112,3 @@ def add_scores(grid: Grid, title: str, y: NDArray[Any], probabilities: NDArray[n
     else:
         auc = roc_auc_score(y, probabilities, multi_class="ovr")
     grid.add_row(title, f"{auc:.4f}", f"{log_loss(y, probabilities):.4f}")
-
-
-def add_xgboost(grid: Grid, columns: Any, y: NDArray[Any], train: Any, test: Any, trees: int) -> None:
-    """Add XGBoost trained on the pooled table with the same settings, where it is installed."""
-    try:
-        from xgboost import XGBClassifier
-    except ImportError:
-        return
-    frame = columns.rename_columns([f"f{k}" for k in range(columns.num_columns)]).to_pandas()
-    classes, codes = np.unique(y, return_inverse=True)
-    booster = XGBClassifier(
-        n_estimators=trees, max_depth=3, learning_rate=0.3, max_bin=32, tree_method="hist", enable_categorical=True,
-        base_score=0.5 if len(classes) == 2 else None,
-    )  # fmt: skip
-    booster.fit(frame.iloc[train], codes[train])
-    p = np.asarray(booster.predict_proba(frame.iloc[test]), np.float64)
-    add_scores(
-        grid, "XGBoost, pooled table (no least leaf size)", y[test], np.asarray(p / p.sum(axis=1, keepdims=True))
-    )
-
-
-def print_training(
-    console: Console, model: GBDTClassifier | LogisticRegression, training: float, prediction: float
-) -> None:
-    """Print seconds, of training and prediction and per phase, and bytes per pair of parties."""
-    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in model.timings_.items() if name != "total")
-    console.print(f"training {training:.1f} s ({phases}), prediction {prediction:.1f} s")
-    if not model.communication_:
-        return
-    grid = Grid(title="Bytes sent while training", title_justify="left")
-    for heading in ("from -> to", "messages", "MB", "mostly"):
-        grid.add_column(heading, justify="right" if heading in ("messages", "MB") else "left")
-    for pair, totals in model.communication_.items():
-        largest = max(totals["by_type"], key=totals["by_type"].get)
-        grid.add_row(pair, str(totals["messages"]), f"{totals['bytes'] / 1e6:.2f}", largest)
-    console.print(grid)
-
-
-def print_learned(console: Console, learned: dict[str, list[str]]) -> None:
-    """Print in words what each party learned."""
-    console.print("\n[bold]What each party learned[/bold]")
-    for party, facts in learned.items():
-        for fact in facts:
-            console.print(f"  {party:<12} {fact}", soft_wrap=True)

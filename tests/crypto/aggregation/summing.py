@@ -2,18 +2,19 @@
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from treaty.crypto.aggregation.aggregation_participant import Participant
-from treaty.crypto.aggregation.aggregation_round import Round
 from treaty.crypto.aggregation.key_agreement import EphemeralKeys
+from treaty.crypto.aggregation.participant import Participant
+from treaty.crypto.aggregation.round import Round
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 
 SIGNING = [Ed25519PrivateKey.generate() for _ in range(12)]
 ROSTER = {f"p{i}": key.public_key().public_bytes_raw() for i, key in enumerate(SIGNING)}
 
 
-def make_round(members, length=4, **options):
+def make_round(members, length=4, attempt=0, **options):
     roster = dict(list(ROSTER.items())[:members])
-    return Round(**{"job_id": "job", "protocol": "sum", "round_id": 0, "roster": roster, "length": length, **options})
+    terms = {"job_id": "job", "protocol": "sum", "round_id": 0, "roster": roster, "length": length, **options}
+    return Round(**terms).repeated(attempt)
 
 
 def signing_key(name):

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto.sums.summing import ROSTER, agree_all, make_round
-from treaty.crypto.aggregation.aggregation_round import RoundVoid, open_pairwise, pairwise_input
+from crypto.aggregation.summing import ROSTER, agree_all, make_round
+from treaty.crypto.aggregation.round import RoundVoid, open_pairwise, pairwise_input
 from treaty.errors import CryptoError
 
 

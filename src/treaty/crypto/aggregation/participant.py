@@ -9,14 +9,13 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.aggregation_round import Round, Unmasking, survival
 from treaty.crypto.aggregation.key_agreement import PairSeeds, seal, unseal
 from treaty.crypto.aggregation.masks import add_masks, length_prefixed, mask_key, pair_keys
+from treaty.crypto.aggregation.round import Round, Unmasking, survival
 from treaty.crypto.sharing.secret_sharing import share_bytes, share_length
 from treaty.errors import CryptoError
 
-SECRET_BYTES = 32
-"""Of the self-mask seed b_u and the mask key s_u."""
+SECRET_BYTES = 32  # length of the self-mask seed b_u and of the mask key s_u
 
 _SHARE = share_length(SECRET_BYTES)
 
@@ -24,21 +23,9 @@ _SHARE = share_length(SECRET_BYTES)
 class Participant:
     """A member's part in one round: `share`, `masked_input`, `sign_survivors`, `unmask`, each once and in this order.
 
-    A step that refuses what it was given ends the round for this participant: every further call is refused too.
-
-    Parameters
-    ----------
-    this_round : Round
-        With `dropout` "share" or "reveal".
-    seeds : PairSeeds
-        From keys made for ``this_round.key_scope``.
-    signing_key : Ed25519PrivateKey
-        The one the roster has the public key of.
-
-    Raises
-    ------
-    CryptoError
-        When the seeds are of keys made for something else, or fewer than t members advertised keys.
+    A step that refuses its arguments ends the round for this participant: all later calls are refused, too. `seeds`
+    come from keys made for ``this_round.key_scope``; the roster has the public key of `signing_key`. CryptoError with
+    `dropout` "none", for seeds of other keys, or if fewer than t members advertised keys.
     """
 
     def __init__(self, this_round: Round, seeds: PairSeeds, signing_key: Ed25519PrivateKey) -> None:
@@ -51,7 +38,7 @@ class Participant:
         self._session = this_round.session(seeds.transcript)
         self._next: str | None = "share"
         self._self_seed = secrets.token_bytes(SECRET_BYTES)
-        self._shares: dict[str, bytes] = {}  # of the members of U1, this one included
+        self._shares: dict[str, bytes] = {}  # by member of U1, this one included
         self._survivors: list[str] = []
 
     def share(self) -> dict[str, bytes]:
@@ -69,19 +56,11 @@ class Participant:
         return {to: seal(self._seeds.channel[to], by_name[to], self._bound(own, to)) for to in by_name}
 
     def masked_input(self, values: NDArray[np.int64], sealed: Mapping[str, bytes]) -> NDArray[np.uint64]:
-        """Return the masked vector (step 2).
+        """Return the masked vector of values, int64 (length,), given the shares sealed for this member (step 2).
 
-        Parameters
-        ----------
-        values : int64 (length,)
-        sealed : mapping of str to bytes
-            What the other members of U1 sealed for this one, by sender.
-
-        Raises
-        ------
-        CryptoError
-            When `values` are no such vector, U1 is too small or not of members, a share was not sealed by its sender
-            for this member and round, or a mask of this round was made before.
+        `sealed` has those of the other members of U1, by sender. CryptoError for another kind of vector, if U1 is too
+        small or not of members, a share was not sealed by its sender for this member and round, or a mask of this round
+        was made before.
         """
         self._begin("masked_input")
         self._round.check(values, np.int64, "the input")
@@ -102,11 +81,8 @@ class Participant:
     def take_survivors(self, survivors: Sequence[str]) -> bytes:
         """Return what a participant vouches for to the other survivors, who were told the same list (step 3).
 
-        Raises
-        ------
-        CryptoError
-            When the list is not sorted and free of repetitions, has anybody outside U1, lacks this participant, or is
-            shorter than max(t, min_cohort).
+        CryptoError if the list is not sorted and free of repetitions, has anybody outside U1, lacks this participant,
+        or is shorter than max(t, min_cohort).
         """
         self._begin("sign_survivors")
         if list(survivors) != sorted(set(survivors)):
@@ -125,28 +101,14 @@ class Participant:
     def unmask(self, signatures: Mapping[str, bytes]) -> Unmasking:
         """Return what removes the masks of the list this participant signed (step 4), never both kinds for a member.
 
-        Parameters
-        ----------
-        signatures : mapping of str to bytes
-            The survivors' signatures.
-
-        Raises
-        ------
-        CryptoError
-            When fewer than t survivors signed the very list that this participant signed.
+        CryptoError if fewer than t survivors signed the very list that this participant signed.
         """
         return self.unmask_for(
             self._round.signers(signatures, self._survivors, self._session, most=self._round.threshold)
         )
 
     def unmask_for(self, vouched: Collection[str]) -> Unmasking:
-        """Return the same where those survivors, this one perhaps among them, vouched for the list in another way.
-
-        Raises
-        ------
-        CryptoError
-            When they are fewer than t.
-        """
+        """Do the same for survivors who vouched for the list in another way; CryptoError if they are fewer than t."""
         self._begin("unmask")
         if len(set(vouched) & set(self._survivors)) < self._round.threshold:
             raise CryptoError(

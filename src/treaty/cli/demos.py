@@ -1,0 +1,401 @@
+"""``treaty demo``: one scenario per way of cutting a table, played by `run_demo` and compared with pooled training."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table as Grid
+from sklearn.linear_model import LogisticRegression as TheirRegression
+from sklearn.model_selection import train_test_split
+
+from treaty.cli.demo_data import ORGANISATIONS, add_scores, cut_columns, load_data, rows_apart, score_grid
+from treaty.data.table import to_table
+from treaty.errors import ConfigError
+from treaty.estimators.align import align
+from treaty.estimators.linear import LogisticRegression
+from treaty.estimators.trees import GBDTClassifier
+from treaty.linear.batches import fewest_rows
+from treaty.models.linear import preparation_of
+from treaty.runs.warm_up import cast_of
+from treaty.systems import Model, find_system
+from treaty.systems.alignment.roles import disclosures
+from treaty.systems.options import SystemOptions, converted, names_of
+from treaty.systems.pooled.options import Pooled
+from treaty.systems.system import System
+
+_ID, _LABEL = "treaty demo id", "treaty demo label"
+_USERS_OF_EDGE = 4
+_EPOCHS = 60
+LEAST_HELD_BACK = 20
+
+Rows = Callable[[NDArray[np.intp]], Any]
+"""Returns the parties' tables of some rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What a demo trains and compares.
+
+    Attributes
+    ----------
+    model : GBDTClassifier or LogisticRegression
+    pooled : GBDTClassifier or LogisticRegression
+        The same on one table.
+    columns : pyarrow.Table
+    y : ndarray (n_rows,)
+    train, test : int64
+        Numbers of the rows to train on, and of those held back.
+    given : tuple
+        What the model is fitted to: ``(tables, labels)``, or the participants' own rows.
+    rows_of : callable
+        Returns tables as the model predicts them.
+    alone : mapping of str to (table, labels)
+        Participants who are also shown with what they would have had alone.
+    aligned : list of str
+        Parties that aligned their rows first, the active one in front.
+    """
+
+    model: Any
+    pooled: Any
+    columns: Any
+    y: NDArray[Any]
+    train: NDArray[np.intp]
+    test: NDArray[np.intp]
+    given: tuple[Any, ...]
+    rows_of: Rows
+    alone: Mapping[str, tuple[Any, NDArray[Any]]]
+    aligned: list[str]
+
+
+def run_demo(
+    console: Console,
+    *,
+    model: Model,
+    protocol: str | None,
+    parties: int | None,
+    data: str,
+    label: str | None,
+    split: str | None,
+    transport: str | None,
+    trees: int,
+    encryption: str,
+) -> None:
+    """Train between made-up organisations, predict on held-back rows, and print what came of it.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such system or cipher, a file is named without its label column, or parties, columns or rows are
+        too few for it.
+    """
+    system = find_system(protocol or ("secureboost" if model == "trees" else "quasi-newton"), model)
+    options = _options(system, encryption, parties)
+    if system.split == "rows" and (split is not None or encryption != "auto"):
+        raise ConfigError(
+            f"--split and --encryption are about columns; protocol {system.name!r} splits rows: use --parties"
+        )
+    among_users = "user" in system.train
+    played = {} if system.split == "none" else {"transport": transport or ("memory" if among_users else "grpc")}
+    if model == "logistic":
+        scenario = _regression(console, options, parties or 2, load_data(data, label), split, played)
+    elif system.split == "rows":
+        scenario = _by_row(console, system, options, parties or 3, load_data(data, label), trees, played)
+    else:
+        scenario = _by_column(console, options, parties or 3, load_data(data, label), split, trees, played)
+    _play(console, scenario, system)
+
+
+def _options(system: System, encryption: str, parties: int | None) -> SystemOptions:
+    """Return the system's options; the cipher is called `backend` where a matrix product is what is chosen."""
+    given: dict[str, Any] = {}
+    if encryption != "auto":
+        given["backend" if "backend" in names_of(system.options) else "encryption"] = encryption
+    if "edges" in names_of(system.options):
+        given["edges"] = parties or 3
+    own = converted(given, system.options, system.name)
+    own.check(system.common().checked(own))
+    return own
+
+
+# ---------------------------------------------------------------- scenarios
+
+
+def _by_column(
+    console: Console,
+    options: SystemOptions,
+    parties: int,
+    data: tuple[Any, NDArray[Any]],
+    split: str | None,
+    trees: int,
+    played: dict[str, Any],
+) -> Scenario:
+    """Organisations with different columns of the same rows, some of which each lacks."""
+    cut = cut_columns(console, data[0].column_names, parties, split)
+    columns, y = _aligned(console, *data, cut)
+    train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
+    rows_of = _tables_of(columns, cut)
+    return Scenario(
+        model=GBDTClassifier(options, n_estimators=trees, **played), pooled=GBDTClassifier(n_estimators=trees),
+        columns=columns, y=y, train=train, test=test, given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
+        aligned=list(cut),
+    )  # fmt: skip
+
+
+def _by_row(
+    console: Console,
+    system: System,
+    options: SystemOptions,
+    parties: int,
+    data: tuple[Any, NDArray[Any]],
+    trees: int,
+    played: dict[str, Any],
+) -> Scenario:
+    """Hospitals with patients of their own, or users with a few rows each at edge servers."""
+    columns, y = data
+    among_users = "user" in system.train
+    names = [f"user{k + 1}" for k in range(_USERS_OF_EDGE * parties)] if among_users else ORGANISATIONS[:parties]
+    cast = cast_of(system, list(names), None, options)  # refused before anything is printed
+    train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
+    if len(train) < len(names):
+        raise ConfigError(f"expected a row for each of {len(names)} users, got {len(train)} rows to train on")
+    dealt = (
+        np.array_split(np.arange(len(train)), len(names)) if among_users else rows_apart(columns.take(train), parties)
+    )
+    own = {name: (columns.take(train[index]), y[train[index]]) for name, index in zip(names, dealt, strict=True)}
+    if among_users:
+        for edge in cast.having("edge"):
+            console.print(f"  {edge:<12} {', '.join(user for user in names if cast.edges[user] == edge)}")
+        sizes = [len(labels) for _, labels in own.values()]
+        console.print(f"  each user has {min(sizes)} to {max(sizes)} rows, {columns.num_columns} columns + the label")
+    else:
+        for name, (_, labels) in own.items():
+            console.print(f"  {name:<12} {len(labels)} rows, {columns.num_columns} columns + the label")
+        console.print(
+            f"  (more of those with small {columns.column_names[0]} at {names[0]}: no two have the same people)"
+        )
+    return Scenario(
+        model=GBDTClassifier(options, n_estimators=trees, **played), pooled=GBDTClassifier(n_estimators=trees),
+        columns=columns, y=y, train=train, test=test, given=(own,), rows_of=lambda index: columns.take(index),
+        alone={} if among_users else own, aligned=[],
+    )  # fmt: skip
+
+
+def _regression(
+    console: Console,
+    options: SystemOptions,
+    parties: int,
+    data: tuple[Any, NDArray[Any]],
+    split: str | None,
+    played: dict[str, Any],
+) -> Scenario:
+    """Organisations with different columns fit one logistic regression."""
+    classes = np.unique(data[1])
+    if len(classes) != 2:
+        raise ConfigError(f"logistic regression is of two classes, got {len(classes)}; leave --model out")
+    cut = cut_columns(console, data[0].column_names, parties, split)
+    columns, y = _aligned(console, *data, cut)
+    alone = isinstance(options, Pooled)
+    least = 0 if alone else _fewest_rows({party: columns.select(names) for party, names in cut.items()})
+    train, test = train_test_split(np.arange(len(y)), test_size=_held_back(len(y), least), stratify=y, random_state=0)
+    common: dict[str, Any] = {
+        "max_iter": _EPOCHS, "random_state": 0, "batch_size": max(least, min(1000, len(train) // 4))
+    }  # fmt: skip
+    rows_of = _tables_of(columns, cut)
+    return Scenario(
+        model=LogisticRegression(options, **common, **played),
+        pooled=LogisticRegression(Pooled(solver=None if alone else _solver(options)), **common),
+        columns=columns, y=y, train=train, test=test, given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
+        aligned=list(cut),
+    )  # fmt: skip
+
+
+def _solver(options: SystemOptions) -> Any:
+    """Return what finds the weights on one table as the system does."""
+    return type(options).system
+
+
+def _tables_of(columns: Any, cut: Mapping[str, list[str]]) -> Rows:
+    return lambda index: {party: columns.select(names).take(index) for party, names in cut.items()}
+
+
+def _aligned(console: Console, columns: Any, y: NDArray[Any], cut: dict[str, list[str]]) -> tuple[Any, NDArray[Any]]:
+    """Give the rows ids, each party some of them in an order of its own, and find the common rows again."""
+    ids = np.array([f"person-{number:07d}" for number in range(len(y))])
+    rng = np.random.default_rng(0)
+    lead = next(iter(cut))
+    tables = {}
+    for party, names in cut.items():
+        held = rng.permutation(len(y))[: -(-len(y) * 19 // 20)]
+        tables[party] = columns.select(names).take(held).append_column(_ID, pa.array(ids[held]))
+        if party == lead:
+            tables[party] = tables[party].append_column(_LABEL, pa.array(y[held]))
+    started = time.perf_counter()
+    with Status("finding the rows all parties hold", console=console):
+        found = align(tables, on=_ID)
+    seconds = time.perf_counter() - started
+    sizes = ", ".join(f"{party} {table.num_rows}" for party, table in tables.items())
+    whole = pa.table({name: found[party][name] for party, names in cut.items() for name in names})
+    y = found[lead][_LABEL].to_numpy()
+    console.print(
+        f"[bold]private set intersection: {len(y)} rows that all hold, of {sizes}; {seconds:.1f} s[/bold]",
+        soft_wrap=True,
+    )
+    return whole, y
+
+
+def _fewest_rows(tables: dict[str, Any]) -> int:
+    """Return the fewest rows of a batch that the guard of labels lets pass."""
+    of_active, *of_passive = (preparation_of(to_table(table)).n_columns for table in tables.values())
+    return max(fewest_rows(of_active + 1, of_labels=False), fewest_rows(sum(of_passive), of_labels=True))
+
+
+def _held_back(n_rows: int, least: int) -> int:
+    """Return how many rows are not trained on: a third, or what a first batch leaves."""
+    third, left = -(-n_rows // 3), n_rows - least
+    if left < min(third, LEAST_HELD_BACK):
+        raise ConfigError(
+            f"expected {least + LEAST_HELD_BACK} rows that all hold, enough for a batch of these columns and some to "
+            f"hold back, got {n_rows}: name fewer --parties, or fewer columns in --split"
+        )
+    return min(third, left)
+
+
+# ---------------------------------------------------------------- the play
+
+
+def _play(console: Console, scenario: Scenario, system: System) -> None:
+    """Train, predict and print scores, costs and what each party learned."""
+    model, train, test = scenario.model, scenario.train, scenario.test
+    regression = isinstance(model, LogisticRegression)
+    batches = f", batches of {model.batch_size}" if regression else ""
+    console.print(f"[bold]{len(train)} rows to train on, {len(test)} held back; {system.name}{batches}[/bold]")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")  # of so few rows some always have
+        started = time.perf_counter()
+        model.fit(*scenario.given)
+        fitted = time.perf_counter()
+        ours = model.predict_proba(scenario.rows_of(test))
+        predicted = time.perf_counter()
+        grid = _scores(scenario, system, ours)
+    console.print(grid)
+    if regression:
+        console.print(f"{model.n_iter_} epochs, mean Taylor loss {model.loss_history_[-1]:.4f} in the last")
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in model.timings_.items() if name != "total")
+    console.print(f"training {fitted - started:.1f} s ({phases}), prediction {predicted - fitted:.1f} s")
+    if model.communication_:
+        console.print(_bytes_by_role(scenario, system) if "user" in system.train else _bytes_by_pair(model))
+    for party, part in model.parts_.items():
+        if getattr(part, "choice", ""):
+            console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
+        if getattr(part, "spent", ""):
+            console.print(f"noise of {party}: {part.spent}", soft_wrap=True)
+    aligning = disclosures(scenario.aligned[0], scenario.aligned[1:]) if scenario.aligned else {}
+    console.print("\n[bold]What each party learned[/bold]")
+    for party, facts in model.disclosures_.items():
+        for fact in [*aligning.get(party, []), *facts]:
+            console.print(f"  {party:<12} {fact}", soft_wrap=True)
+
+
+def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Grid:
+    """Return the table of scores: ours, each participant's alone, the pooled table's, and another library's."""
+    grid, y, train, test = score_grid(), scenario.y, scenario.train, scenario.test
+    alone = system.split == "none"
+    add_scores(grid, "Treaty, pooled" if alone else f"Treaty, {system.name}, nothing pooled", y[test], ours)
+    for name, (table, labels) in scenario.alone.items():
+        if len(np.unique(labels)) == len(scenario.model.classes_):
+            own = scenario.pooled.fit(table, labels).predict_proba(scenario.rows_of(test))
+            add_scores(grid, f"Treaty, {name} alone", y[test], own)
+        else:
+            grid.add_row(f"Treaty, {name} alone: has not all classes", "-", "-")
+    if not alone:
+        _add_pooled(grid, scenario, system, ours)
+    if isinstance(scenario.model, LogisticRegression):
+        _add_theirs(grid, scenario.columns, y, train, test)
+    else:
+        _add_xgboost(grid, scenario)
+    return grid
+
+
+def _add_pooled(grid: Grid, scenario: Scenario, system: System, ours: NDArray[np.float64]) -> None:
+    """Add the same model on the pooled table, and how near ours is to it where it is meant to be the same."""
+    y, train, test, pooled = scenario.y, scenario.train, scenario.test, scenario.pooled
+    tables = scenario.rows_of(train)
+    theirs = pooled.fit(tables, y[train]).predict_proba(scenario.rows_of(test))
+    note = ""
+    if isinstance(pooled, LogisticRegression):
+        pairs = ((scenario.model.parts_[name].coef, pooled.parts_[name].coef) for name in tables)
+        note = f" (weights within {max(np.abs(a - b).max(initial=0.0) for a, b in pairs):.0e})"
+    elif system.lossless:
+        note = " (bit for bit the same)" if np.array_equal(theirs, ours) else " (DIFFERENT)"
+    add_scores(grid, f"Treaty, pooled table{note}", y[test], theirs)
+
+
+def _add_xgboost(grid: Grid, scenario: Scenario) -> None:
+    """Add XGBoost trained on the pooled table with the same settings, where it is installed."""
+    try:
+        from xgboost import XGBClassifier
+    except ImportError:
+        return
+    columns, y, train, test = scenario.columns, scenario.y, scenario.train, scenario.test
+    frame = columns.rename_columns([f"f{k}" for k in range(columns.num_columns)]).to_pandas()
+    classes, codes = np.unique(y, return_inverse=True)
+    booster = XGBClassifier(
+        n_estimators=scenario.model.n_estimators, max_depth=3, learning_rate=0.3, max_bin=32, tree_method="hist",
+        enable_categorical=True, base_score=0.5 if len(classes) == 2 else None,
+    )  # fmt: skip
+    booster.fit(frame.iloc[train], codes[train])
+    p = np.asarray(booster.predict_proba(frame.iloc[test]), np.float64)
+    theirs = np.asarray(p / p.sum(axis=1, keepdims=True))
+    add_scores(grid, "XGBoost, pooled table (no least leaf size)", y[test], theirs)
+
+
+def _add_theirs(grid: Grid, columns: Any, y: NDArray[Any], train: NDArray[Any], test: NDArray[Any]) -> None:
+    """Add scikit-learn's, of the same prepared columns in one place, with the exact loss and its own penalty."""
+    table = to_table(columns)
+    learnt = preparation_of(to_table(columns.take(train)))
+    prepared = learnt.matrix(table.columns, table.n_rows)
+    theirs = TheirRegression(max_iter=1000).fit(prepared[train], y[train])
+    add_scores(grid, "scikit-learn's LogisticRegression, pooled table", y[test], theirs.predict_proba(prepared[test]))
+
+
+def _byte_grid(headings: tuple[str, ...]) -> Grid:
+    grid = Grid(title="Bytes sent while training", title_justify="left")
+    for heading in headings:
+        grid.add_column(heading, justify="left" if heading in ("from -> to", "mostly") else "right")
+    return grid
+
+
+def _bytes_by_pair(model: Any) -> Grid:
+    """Return what each party sent to each."""
+    grid = _byte_grid(("from -> to", "messages", "MB", "mostly"))
+    for pair, totals in model.communication_.items():
+        largest = max(totals["by_type"], key=totals["by_type"].get)
+        grid.add_row(pair, str(totals["messages"]), f"{totals['bytes'] / 1e6:.2f}", largest)
+    return grid
+
+
+def _bytes_by_role(scenario: Scenario, system: System) -> Grid:
+    """Return what each role sent to each: of all its parties together, and of one on average."""
+    roles = cast_of(system, list(scenario.given[0]), None, scenario.model.protocol).roles
+    members = {role: sum(other == role for other in roles.values()) for role in roles.values()}
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for pair, totals in scenario.model.communication_.items():
+        sender, _, receiver = pair.partition(" -> ")
+        messages, size = sums.get((roles[sender], roles[receiver]), (0, 0))
+        sums[roles[sender], roles[receiver]] = messages + totals["messages"], size + totals["bytes"]
+    grid = _byte_grid(("from -> to", "messages", "MB", "MB of each sender"))
+    for (sender, receiver), (messages, size) in sums.items():
+        grid.add_row(
+            f"{members[sender]} {sender} -> {members[receiver]} {receiver}", str(messages), f"{size / 1e6:.2f}",
+            f"{size / members[sender] / 1e6:.2f}",
+        )  # fmt: skip
+    return grid

@@ -1,0 +1,154 @@
+"""A party's tables of a training job, read as its role needs them: split by column, or by row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import ConfigError, DataError
+from treaty.messaging.certificates import Identity, check_certificate, load_certificate
+from treaty.messaging.party import Party
+from treaty.models.checkpoints import noise_folder
+from treaty.privacy.ledger import Ledger
+from treaty.runs.job import Job
+from treaty.runs.rows import labelled, open_rows, read_rows, text_columns, with_noisy_labels
+from treaty.systems.system import Cast, Labelled, Phase, Vouching
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTables:
+    """What a party has read for a training; the fields are those of `Seat`, `seconds` what aligning took."""
+
+    data: Labelled | None = None
+    classes: list[Any] | None = None
+    eval_sets: list[Labelled] = field(default_factory=list)
+    row_numbers: NDArray[np.int64] | None = None
+    rows_digest: bytes | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def order_file(job: Job, name: str) -> Path:
+    """Return where the common order of a party's rows is kept, for a training that goes on."""
+    return Path(job.output) / f"{name}.rows"
+
+
+def store_of(job: Job, name: str) -> Path | None:
+    """Return the folder of what serves later jobs about a party's table; None for a party without one."""
+    table = job.parties[name].table
+    return Path(job.store) if job.store else None if table is None else Path(table).parent
+
+
+def read_by_column(
+    party: Party, job: Job, cast: Cast, *, threads: int, resume: bool, phase: Phase | None
+) -> TrainingTables:
+    """Read a connected owner's columns, aligned with the others' rows first where the job says so."""
+    began = time.perf_counter()
+    name, system, (own, _) = party.name, job.system, job.settings()
+    member, path = job.parties[name], str(job.parties[name].table)
+    aligning = None if phase is None else partial(phase, "aligning")
+    with among_owners(party, cast):
+        rows = open_rows(
+            party, job, path, None, threads=threads, kept=None if system.cannot_resume else order_file(job, name),
+            again=resume, in_order=system.orders_by_id, progress=aligning,
+        )  # fmt: skip
+    seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}
+    data, classes = labelled(rows, job, name, path, None, training=True)
+    if name == job.active and system.common.table == "regression" and len(classes or ()) != 2:
+        raise DataError(
+            f"{name}: expected labels of two classes in column {job.label!r}, got {len(classes or ())} different ones "
+            f"in {len(data.y)} rows"
+        )
+    if name == job.active and own.label_epsilon is not None:
+        noisy = member.noisy_labels or f"{path}.noisy_labels"
+        store = store_of(job, name)
+        assert store is not None
+        data, classes = with_noisy_labels(data, rows, job, noisy, own, Ledger(noise_folder(store, name)))
+    evals = []
+    for number, of_set in enumerate(member.eval_tables):
+        with among_owners(party, cast):
+            watched = open_rows(party, job, of_set, data.table.schema, threads=threads, progress=aligning)
+        evals.append(replace(labelled(watched, job, name, of_set, classes, training=False)[0], name=f"eval_{number}"))
+    return TrainingTables(data, classes, evals, rows.order, rows.digest, seconds)
+
+
+@contextmanager
+def among_owners(party: Party, cast: Cast) -> Iterator[None]:
+    """Let the active party speak with every other owner, and these with it alone, as alignment has it."""
+    everyone = party.peers
+    for peer in everyone:
+        if peer not in cast.owners or cast.active not in (party.name, peer):
+            party.set_aside(peer)
+    yield
+    party.peers = everyone
+
+
+def read_by_row(job: Job, name: str, cast: Cast) -> TrainingTables:
+    """Read a party's labelled rows, and its eval sets; classes are those of all its tables.
+
+    A server without training rows has example rows, its table or else the first eval set, that say which columns and
+    classes there are.
+    """
+    member, trains = job.parties[name], name in cast.owners
+    examples = cast.roles[name] in job.system.shows_columns
+    watched = member.eval_tables if name == job.active else []
+    paths = [*([] if member.table is None else [member.table]), *watched]
+    if not paths:
+        if examples:
+            raise ConfigError(
+                f"the {cast.roles[name]} says which columns and classes there are: expected parties.{name}.table, "
+                f"examples that it does not train on, or parties.{name}.eval_tables, got neither"
+            )
+        return TrainingTables()
+    first = read_labelled(job, name, paths[0], training=trains)
+    tables = [first, *(read_labelled(job, name, path, like=first[0]) for path in paths[1:])]
+    if member.table is None and not examples:  # sets of a leader without rows need not have the same columns
+        tables = [read_labelled(job, name, path) for path in paths]
+    classes = united([own for _, own in tables], name)
+    if examples and classes is not None and len(classes) < 2:
+        raise DataError(f"{name}: expected labels of at least two classes in its tables, got one, {classes[0]!r}")
+    numbered = [renumbered(rows, own, classes) for rows, own in tables]
+    evals = numbered[len(numbered) - len(watched) :]
+    data = numbered[0] if member.table is not None or examples else None
+    return TrainingTables(data, classes, [replace(rows, name=f"eval_{k}") for k, rows in enumerate(evals)])
+
+
+def read_labelled(
+    job: Job, name: str, path: str, *, training: bool = False, like: Labelled | None = None
+) -> tuple[Labelled, list[Any] | None]:
+    """Read a table with labels; return it with the classes it has, text being text where it is in the table `like`."""
+    rows = read_rows(job, name, path, text=() if like is None else text_columns(like.table.schema))
+    return labelled(rows, job, name, path, None, training=training)
+
+
+def united(kinds: list[list[Any] | None], name: str) -> list[Any] | None:
+    """Return the classes of a party's tables, which need not all be in each of them; None for a regression."""
+    found = {label for classes in kinds for label in classes or ()}
+    if len({isinstance(label, str) for label in found}) > 1:
+        raise DataError(f"{name}: expected labels of one kind in all tables (numbers, or text), got both")
+    return sorted(found) or None
+
+
+def renumbered(data: Labelled, own: list[Any] | None, classes: list[Any] | None) -> Labelled:
+    """Return a table whose labels are numbers of all classes, not of its own."""
+    if own is None or classes is None or own == classes:
+        return data
+    return replace(data, y=np.searchsorted(classes, own).astype(np.float64)[data.y.astype(np.intp)])
+
+
+def pinned_vouching(job: Job, name: str, members: list[str]) -> Vouching:
+    """Return the pinned certificates of all members of sums, and what a party vouches for its own keys with."""
+    own = job.parties[name]
+    pinned = {who: load_certificate(str(job.parties[who].certificate)) for who in members}
+    for who, certificate in pinned.items():
+        check_certificate(certificate, who)
+    if own.key is None or own.certificate is None:
+        raise ConfigError(f"to run as {name} the job must name parties.{name}.key and parties.{name}.certificate")
+    return Vouching(Identity(Path(own.key).read_bytes(), load_certificate(own.certificate)), pinned)

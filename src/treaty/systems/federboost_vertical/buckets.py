@@ -1,0 +1,97 @@
+"""Noisy buckets of a passive party's columns: drawn, packed into a message, and read again."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.binning import Bins
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, Message, view
+from treaty.privacy.bucket_rr import BucketCost, BucketLedger, Column
+
+logger = logging.getLogger(__name__)
+
+FEW_BUCKETS = 4
+
+
+class Buckets(Message):
+    """Noisy buckets of k columns: int32 buckets of present values, bool kind, bool any missing, float64 epsilon (k,).
+
+    `packed` are bits: column after column, row after row, each in ceil(log2(buckets)) bits, every column beginning with
+    a byte of its own. Tells how many buckets each column has and, with epsilon-local differential privacy, which one
+    each row is in.
+    """
+
+    present: Array
+    categorical: Array
+    missing: Array
+    epsilon: Array
+    packed: Array
+
+
+def noisy_buckets(
+    codes: NDArray[np.uint8],
+    bins: Bins,
+    epsilons: Mapping[str, float],
+    ledger: BucketLedger,
+    row_numbers: NDArray[np.int64],
+    job: str,
+) -> tuple[Buckets, BucketCost]:
+    """Randomise buckets uint8 (n_rows, n_columns) by each column's epsilon, and enter the cost in the ledger."""
+    schema = bins.schema
+    missing = (codes == bins.n_bins).any(axis=0)
+    sizes = np.maximum(bins.n_bins + missing, 1)
+    few = [
+        name for (name, epsilon), size in zip(epsilons.items(), sizes, strict=True)
+        if size <= FEW_BUCKETS and epsilon < math.inf
+    ]  # fmt: skip
+    if few:
+        logger.warning("columns of at most %d buckets, whose noisy bucket is a noisy value: %s", FEW_BUCKETS, few)
+    columns = [
+        Column(name, int(size), epsilon, _edges(bins, f))
+        for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons.items(), strict=True))
+    ]
+    noisy, spent = ledger.noisy(codes, columns, row_numbers, job)
+    packed = [_pack(noisy[:, f], column.size) for f, column in enumerate(columns)]
+    content = np.concatenate([np.empty(0, np.uint8), *packed])
+    costs = np.array([column.epsilon for column in columns], np.float64)
+    return Buckets(*map(Array.of, (bins.n_bins, schema.categorical, missing, costs, content))), spent
+
+
+def _edges(bins: Bins, feature: int) -> bytes:
+    """Return bytes that tell one set of buckets from another."""
+    cuts, of_category = bins.cuts[feature], bins.category_bins[feature]
+    if of_category is not None:
+        return msgspec.msgpack.encode([bins.schema.categories[feature], of_category.tolist()])
+    return b"" if cuts is None else cuts.tobytes()
+
+
+def _width(size: int) -> int:
+    """Return the bits of a bucket's number."""
+    return (size - 1).bit_length()
+
+
+def _pack(column: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    width = _width(size)
+    return np.packbits((column[:, np.newaxis] >> np.arange(width, dtype=np.uint8)) & 1)
+
+
+def unpack_buckets(packed: Array, sizes: NDArray[np.int32], n_rows: int, peer: str) -> NDArray[np.uint8]:
+    """Return the buckets, uint8 (rows, columns), each below its column's number of them."""
+    lengths = [-(-n_rows * _width(size) // 8) for size in sizes.tolist()]
+    content = view(packed, np.uint8, (sum(lengths),), peer=peer, what="Buckets.packed")
+    codes, start = np.empty((n_rows, len(sizes)), np.uint8), 0
+    for column, (size, length) in enumerate(zip(sizes.tolist(), lengths, strict=True)):
+        width = _width(size)
+        bits = np.unpackbits(content[start : start + length], count=n_rows * width).reshape(n_rows, width)
+        codes[:, column] = (bits << np.arange(width, dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
+        start += length
+        if n_rows and codes[:, column].max() >= size:
+            raise PeerProtocolError(peer, f"expected buckets below {size} - at Buckets.packed from {peer}")
+    return codes

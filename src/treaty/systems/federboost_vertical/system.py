@@ -1,0 +1,26 @@
+"""FederBoost on tables split by column as a system."""
+
+from __future__ import annotations
+
+from treaty.systems.federboost_vertical.disclosures import disclosures
+from treaty.systems.federboost_vertical.options import FederBoostVertical
+from treaty.systems.federboost_vertical.roles import active, passive
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import System
+from treaty.systems.vertical.cast import cast_by_column
+from treaty.systems.vertical.contributions import explain_active, explain_passive
+from treaty.systems.vertical.decisions import predict_active, predict_passive
+
+SYSTEM = System(
+    name="federboost-vertical",
+    options=FederBoostVertical,
+    common=BoostingOptions,
+    split="columns",
+    train={"active": active, "passive": passive},
+    cast=cast_by_column,
+    disclosures=disclosures,
+    has_model=frozenset({"active", "passive"}),
+    predict={"active": predict_active, "passive": predict_passive},
+    explain={"active": explain_active, "passive": explain_passive},
+    warm_up=lambda options: [FederBoostVertical()],
+)

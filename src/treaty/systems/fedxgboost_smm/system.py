@@ -1,0 +1,75 @@
+"""FedXGBoost-SMM as a system, in both modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from treaty.errors import ConfigError
+from treaty.systems.fedxgboost_smm.dealer import DEALER, dealer
+from treaty.systems.fedxgboost_smm.disclosures import disclosures
+from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
+from treaty.systems.fedxgboost_smm.roles import active, passive
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Cast, Place, System
+from treaty.systems.vertical.cast import cast_by_column
+from treaty.systems.vertical.contributions import explain_active, explain_passive
+from treaty.systems.vertical.decisions import predict_active, predict_passive
+
+
+def cast_roles(places: Mapping[str, Place], active: str, options: FedXGBoostSMM) -> Cast:
+    """Give every party its role; with ``backend="dealer"`` one party without data deals.
+
+    Raises
+    ------
+    ConfigError
+        Where a dealer is missing, is one too many or has data, and as `cast_by_column`.
+    """
+    dealers = [name for name, place in places.items() if place.role == "dealer"]
+    if len(dealers) > options.has_dealer:
+        raise ConfigError(
+            'expected role = "dealer" at one party, with backend = "dealer" of protocol \'fedxgboost-smm\' alone, got '
+            f"it at {', '.join(dealers)}"
+        )
+    if not options.has_dealer:
+        return cast_by_column(places, active, options)
+    if not dealers:
+        raise ConfigError('backend = "dealer" needs a party without data that deals: add one with role = "dealer"')
+    (name,) = dealers
+    if name == active or places[name].has_rows or len(places) < 3:
+        raise ConfigError(
+            f"expected {name}, the dealer, to have no table and to be another than the active party and at least "
+            "one passive party: who has data must not deal"
+        )
+    return cast_by_column(places, active, options, helper=name)
+
+
+def dealer_of(owners: Iterable[str], options: FedXGBoostSMM) -> dict[str, Place]:
+    """Return the dealer that `fit` plays, where there is to be one."""
+    return {DEALER: Place(role="dealer", has_rows=False)} if options.has_dealer else {}
+
+
+def warm_up(options: FedXGBoostSMM | None) -> list[FedXGBoostSMM]:
+    """Return options of small trainings with every backend."""
+    return [
+        FedXGBoostSMM(backend="ou", insecure_test_key_bits=512),
+        FedXGBoostSMM(backend="lattice"),
+        FedXGBoostSMM(backend="dealer"),
+    ]
+
+
+SYSTEM = System(
+    name="fedxgboost-smm",
+    options=FedXGBoostSMM,
+    common=BoostingOptions,
+    split="columns",
+    train={"active": active, "passive": passive, "dealer": dealer},
+    cast=cast_roles,
+    disclosures=disclosures,
+    named_roles=frozenset({"dealer"}),
+    lossless=True,
+    has_model=frozenset({"active", "passive"}),
+    helpers=dealer_of,
+    predict={"active": predict_active, "passive": predict_passive},
+    explain={"active": explain_active, "passive": explain_passive},
+    warm_up=warm_up,
+)

@@ -1,0 +1,47 @@
+"""SecureBoost as a system."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.secureboost.disclosures import disclosures
+from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.secureboost.roles import active, passive
+from treaty.systems.system import Seat, System
+from treaty.systems.vertical.cast import cast_by_column
+from treaty.systems.vertical.contributions import explain_active, explain_passive
+from treaty.systems.vertical.decisions import predict_active, predict_passive
+
+
+def predict(seat: Seat) -> NDArray[np.float64]:
+    """Return margins (n_rows, n_outputs) as the active party; with `he_inference` from encrypted leaf weights."""
+    return hidden_active(seat) if seat.options.hides_decisions else predict_active(seat)
+
+
+def follow_prediction(seat: Seat) -> None:
+    """Take part in a prediction as a passive party, see `predict`."""
+    return hidden_passive(seat) if seat.options.hides_decisions else predict_passive(seat)
+
+
+def warm_up(options: SecureBoost | None) -> list[SecureBoost]:
+    """Return options of small trainings under every kind of cipher: which one serves may be chosen later."""
+    return [SecureBoost(insecure_test_key_bits=512), SecureBoost(encryption="lattice")]
+
+
+SYSTEM = System(
+    name="secureboost",
+    options=SecureBoost,
+    common=BoostingOptions,
+    split="columns",
+    train={"active": active, "passive": passive},
+    cast=cast_by_column,
+    disclosures=disclosures,
+    lossless=True,
+    has_model=frozenset({"active", "passive"}),
+    predict={"active": predict, "passive": follow_prediction},
+    explain={"active": explain_active, "passive": explain_passive},
+    warm_up=warm_up,
+)

@@ -1,0 +1,254 @@
+"""Training over encrypted sums: both roles as SecureBoost and FedXGBoost-SMM have them, for any cipher.
+
+====================  =============  ==================================================  ========================
+message               from -> to     content                                             protection
+====================  =============  ==================================================  ========================
+`BinLayout`           passive ->     bins per feature, which are categorical             TLS
+`LinkProbe`, -`Echo`  both ways      nothing, to measure the link (cipher "auto")        TLS
+`Setup`               active ->      model id, which cipher, its key and field widths    TLS
+`Seed...`             both ways      lattice: a public seed of all (`public_seed`)       commitments
+`Hint`, -`Receipt`    passive ->     the cipher's own set-up answer                      TLS; lattice: cipher
+`TreeStart`           active ->      sampled rows and columns, encrypted gradients;      cipher
+                                     blind: sampled columns
+`SumsRequest`         active ->      which rows are in each node of the level;           TLS: the passive party
+                                     blind: an encrypted vector per node                 learns them; cipher
+`Sums`                passive ->     encrypted bin sums of all nodes asked               cipher, re-randomised
+                                                                                         or flooded
+`SplitRequest`        active ->      of each node the owner won: feature, bins going     TLS
+                                     left, the node's rows (reveal="column": not)
+`SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
+`SplitColumns`        passive ->     reveal="column": which rows of the table go left    TLS
+`TreeEnd`             active ->      the tree is grown                                   TLS
+`Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
+`DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
+`Decisions`           passive ->     which rows go left at each record                   TLS
+`Finish`              active ->      training is over                                    TLS
+====================  =============  ==================================================  ========================
+
+All nodes of a level travel in one message each way; of each pair of siblings only the smaller is asked for. A blind
+cipher encrypts all rows for each node, so that passive parties do not see which rows are in it. The trees are, bit for
+bit, those of the plain grower on the joined table. What each message tells is in its docstring (`encrypted_columns`);
+adversary and assumptions are the system's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import closing
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.lattice.parameters import LEAK_LIMIT
+from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.payload import Payload
+from treaty.crypto.sums.encrypted_sums import SumsBounds, SumsClient, SumsServer, make_client, make_server
+from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
+from treaty.errors import ConfigError, PeerProtocolError
+from treaty.messaging.messages import Array
+from treaty.messaging.party import Party
+from treaty.models.checkpoints import hints_folder
+from treaty.models.trees import ModelPart
+from treaty.systems.pooled.training import Training, own_columns
+from treaty.systems.system import Seat
+from treaty.systems.vertical.active import Start, finish, grow, open_training
+from treaty.systems.vertical.cipher_choice import LinkEcho, LinkProbe, choose_cipher
+from treaty.systems.vertical.cipher_options import CipherOptions
+from treaty.systems.vertical.column_owner import (
+    SplitOwner,
+    TreeLimits,
+    checked_sample,
+    send_hint,
+    show_layout,
+    tree_table,
+)
+from treaty.systems.vertical.encrypted_columns import (
+    EncryptedGradients,
+    PassiveColumns,
+    SplitAnswer,
+    SplitColumns,
+    SplitRequest,
+    Sums,
+    SumsRequest,
+    TreeEnd,
+    TreeStart,
+    pack,
+    take_hints,
+    unpack,
+)
+from treaty.systems.vertical.order import Order
+from treaty.systems.vertical.passive import Follower
+from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
+from treaty.trees.columns import MayShow, SumsFinder
+
+MakeClient = Callable[[SumsBounds, Mapping[str, NDArray[np.int32]]], SumsClient]
+"""Makes the active party's end of a cipher from bounds and the first slots of every peer's features."""
+MakeServer = Callable[[Payload, NDArray[np.uint8], NDArray[np.int32]], SumsServer]
+"""Makes a passive party's end from the set-up, its codes and its features' first slots."""
+
+
+class Setup(Start):
+    """The cipher's public set-up. Tells key and bounds, so a weight above 1 to a power of two.
+
+    `encryption` is the cipher, which the active party chose where the job leaves it open.
+    """
+
+    encryption: str
+    payload: list[Array]
+
+
+def _open_store(seat: Seat, options: CipherOptions) -> HintStore:
+    """Return where hints of the lattice map, and what answers leaked, are kept; for this job alone without a folder."""
+    kept = seat.store is not None and options.may_hint
+    return HintStore(hints_folder(seat.store, seat.party.name) if kept and seat.store is not None else None)
+
+
+# ---------------------------------------------------------------- active party
+
+
+def lead(
+    seat: Seat,
+    options: CipherOptions,
+    *,
+    alone_rounds: int = 0,
+    may_show: MayShow | None = None,
+    client_of: MakeClient | None = None,
+) -> ModelPart:
+    """Train as the active party.
+
+    The first `alone_rounds` rounds use own columns alone; `may_show` says which nodes passive parties may be asked
+    about. `client_of` makes what hides the sums; None: the cipher that the options name or leave open.
+    """
+    training = open_training(seat)
+    data, common, threads = seat.rows, seat.common, seat.threads
+    part, forest, n_rows = training.part, training.forest, data.table.n_rows
+    forest.objective.check_sums(n_rows)
+    own = own_columns(data.table, common.max_bin, part.splits, threads)
+    alone_trees = alone_rounds * forest.objective.n_outputs
+    if alone_trees and len(own.categorical) == 0:
+        raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
+    with _open_store(seat, options) as store:
+        first_tree = max(alone_trees, len(forest.trees))
+        others = _columns_of_others(seat, options, training, first_tree, store, client_of)
+        sources = [others.get(name, own) for name in seat.cast.owners]
+        finder = SumsFinder(
+            sources, n_rows, common.rules(forest.objective), threads, own=seat.cast.owners.index(seat.party.name),
+            alone_trees=alone_trees, may_show=may_show, first_tree=len(forest.trees),
+        )  # fmt: skip
+        grow(seat, training, finder, sources)
+        finish(seat.party)
+    return part
+
+
+def _columns_of_others(
+    seat: Seat,
+    options: CipherOptions,
+    training: Training,
+    first_tree: int,
+    store: HintStore,
+    client_of: MakeClient | None,
+) -> dict[str, PassiveColumns]:
+    """Set up a cipher with every passive party; return their columns as the grower sees them."""
+    party, common, n_rows, part = seat.party, seat.common, seat.rows.table.n_rows, training.part
+    objective = training.forest.objective
+    others = {peer: PassiveColumns(party, peer, n_rows) for peer in party.peers}
+    layouts = {peer: columns.offsets for peer, columns in others.items()}
+    factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)  # on sampled gradients
+    bounds = SumsBounds(n_rows, math.ceil(objective.grad_bound * factor), math.ceil(objective.hess_bound * factor))
+    trees = (common.n_estimators - training.forest.rounds) * objective.n_outputs
+    choice = choose_cipher(
+        party, options.cipher, bounds, layouts,
+        trees=trees, max_depth=common.max_depth, fractional_bits=common.fractional_bits,
+        store=store, threads=seat.threads,
+    )  # fmt: skip
+    part.encryption, part.choice = choice.cipher, choice.why
+    if client_of is not None:
+        client = client_of(bounds, layouts)
+    else:
+        client = make_client(
+            choice.cipher, bounds, threads=seat.threads, key_bits=options.key_bits,
+            insecure_test_key_bits=options.insecure_test_key_bits, store=store,
+            blind=options.hides_nodes(choice.cipher),
+        )  # fmt: skip
+    payload = pack(client.setup())
+    for peer in party.peers:
+        resumed, records = training.resume is not None, training.records[peer]
+        party.send(peer, Setup(part.model_id, resumed, records, choice.cipher, payload))
+    if isinstance(client, LatticeSumsClient):
+        agree_on_seed(party, client, layouts)
+    take_hints(client, list(others.values()), party, seat.steps("hints"))
+    gradients = EncryptedGradients(party, client, n_rows, first_tree)
+    for columns in others.values():
+        columns.gradients, columns.by_column = gradients, options.reveals_columns(choice.cipher)
+    return others
+
+
+# ---------------------------------------------------------------- passive party
+
+
+def follow(seat: Seat, options: CipherOptions, *, server_of: MakeServer | None = None) -> ModelPart:
+    """Train as a passive party; `server_of` makes the other end of the active party's `client_of`."""
+    with _open_store(seat, options) as store:
+        return _follow(seat, options, store, server_of)
+
+
+def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: MakeServer | None) -> ModelPart:
+    party, table, common = seat.party, seat.rows.table, seat.common
+    (lead,) = party.peers
+    bins, codes = show_layout(seat)
+    setup = _set_up(party, lead, options.cipher, LEAK_LIMIT - store.spent(table.schema.names))
+    follower = Follower(seat, setup)
+    follower.part.encryption = setup.encryption
+    payload = unpack(setup.payload, lead, "Setup")
+    if server_of is not None:
+        server = server_of(payload, codes, bins.offsets)
+    else:
+        server = make_server(
+            setup.encryption, payload, codes, bins.offsets, threads=seat.threads,
+            insecure_test_key_bits=options.insecure_test_key_bits, rerandomise=options.rerandomise,
+            names=table.schema.names, store=store,
+            blind=options.hides_nodes(setup.encryption),
+        )  # fmt: skip
+    owner = SplitOwner(lead, codes, bins, follower.part.splits)
+    limits = TreeLimits(lead, common.max_depth, common.fewest_rows, options.reveals_columns(setup.encryption))
+
+    def start_tree(start: TreeStart) -> None:
+        follower.next_tree()
+        sample, columns = checked_sample(start, lead, *codes.shape)
+        limits.start(columns)
+        server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample, columns)
+
+    def answer_sums(request: SumsRequest) -> Sums:
+        query = unpack(request.payload, lead, "SumsRequest")
+        limits.sums(server.nodes_of(query), last=request.last)
+        return Sums(pack(server.answer(query)))
+
+    def answer_split(request: SplitRequest) -> SplitAnswer | SplitColumns:
+        limits.split(request)
+        return owner.divide(request)
+
+    with closing(server):  # an aborted job gives back what it reserved of the ledger, too
+        if isinstance(server, LatticeSumsServer):
+            follow_seed(party, server)
+        send_hint(party, server.hint(seat.steps("hints")))
+        return follower.follow(
+            Order(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees"),
+            {
+                TreeStart: start_tree,
+                TreeEnd: lambda _: server.end_tree(),
+                SumsRequest: answer_sums,
+                SplitRequest: answer_split,
+            },
+        )
+
+
+def _set_up(party: Party, lead: str, cipher: str, left: float) -> Setup:
+    """Let the active party measure the link, then take its set-up; `left` is what answers may still leak."""
+    while not isinstance(message := party.receive(lead, LinkProbe, Setup), Setup):
+        party.send(lead, LinkEcho(left))
+    if message.encryption not in (("lattice", "ou") if cipher == "auto" else (cipher,)):
+        raise PeerProtocolError(
+            lead, f"expected encryption {cipher!r}, got {message.encryption!r} - at Setup from {lead}"
+        )
+    return message

@@ -1,0 +1,59 @@
+"""What parties learn wherever the active one gets encrypted sums, in words; systems add what is theirs."""
+
+from __future__ import annotations
+
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Cast
+from treaty.systems.vertical.cipher_options import CipherOptions
+
+
+def learned_from_sums(
+    cast: Cast, options: CipherOptions, cipher: str, label_epsilon: float | None = None
+) -> dict[str, list[str]]:
+    """Return sentences by party; of the active one first sums, then splits, then the model.
+
+    `cipher` is the one used; `label_epsilon` of labels randomised once, None where labels are as they are.
+    """
+    blind, columns = options.hides_nodes(cipher), options.reveals_columns(cipher)
+    whose = "all" if columns else "the node's"
+    learned = {
+        cast.active: [
+            "of every column of the others (by number, not name): how many bins it has"
+            + (", which of them is fullest" if cipher in ("ou", "paillier") else "")
+            + ", and at every node the sum of gradients, sum of hessians and number of rows in each bin",
+            f"of every split another party won: which of {whose} training rows go left"
+            f"{', those outside the node too' if columns else ''}; for eval sets and at prediction, each row's side at "
+            "every such split; several splits of one column order the rows by it",
+            "the shape of all trees and all leaf weights",
+        ]
+    }
+    together = (
+        f"each node {cast.active} asked it about" if not blind else "each node that one of its own columns splits"
+    )
+    rows = f"which training rows are together in {together}, and so in part which have similar "
+    kept_from = (
+        f"labels, as randomised with epsilon {label_epsilon:g} (gradients stay encrypted; all trees together tell no "
+        "more of a label than that; true labels of eval sets, and weights that depend on labels, are not covered)"
+        if label_epsilon is not None
+        else "labels (gradients and labels themselves stay encrypted)"
+    )
+    for name in cast.having("passive"):
+        learned[name] = [
+            "nothing of which rows are in a node, nor of labels, but by how its columns and bins were chosen"
+            if columns
+            else rows + kept_from,
+            "which of its own columns and bins were chosen, at how many nodes",
+            f"the number of trees and levels{', how many nodes were asked about' if blind else ''}, and each tree's "
+            f"sample of {'' if blind else 'rows and of '}its own columns",
+        ]
+    return learned
+
+
+def small_leaves(mode: str, common: BoostingOptions) -> list[str]:
+    """Return what the active party learns where leaves may be smaller than safe mode's own limit."""
+    if mode != "safe" or common.fewest_rows >= 20:
+        return []
+    return [
+        f"leaves of as few as {common.fewest_rows} training rows (min_child_samples was lowered from 20), so that "
+        "sums and splits may describe single rows"
+    ]
