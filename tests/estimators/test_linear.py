@@ -78,7 +78,7 @@ def test_margins_are_the_prepared_columns_times_the_weights():
     X = with_gaps(with_categories(X))
     model = treaty.LogisticRegression(random_state=0).fit(X, y)
     (part,) = model.parts_.values()
-    columns = treaty.data.to_table(X).columns
+    columns = treaty.data.table.to_table(X).columns
     prepared = part.preparation.matrix(columns, len(X))
     np.testing.assert_allclose(
         model.decision_function(X), prepared @ model.coef_[0] + model.intercept_[0], rtol=1e-12, atol=1e-12
