@@ -41,7 +41,7 @@ from secureboost_memory import CIPHERTEXT, status
 from treaty.messaging.transcript import Transcript
 from treaty.runs import party as jobs
 from treaty.runs import processes
-from treaty.runs.job import Job, Member
+from treaty.runs.job import Job, Member, load_job
 from treaty.runs.warm_up import compile_kernels
 
 DEPTH, SUM, MIB = 3, 24, 1 << 20
@@ -107,7 +107,7 @@ class Measured(msgspec.Struct):
 
 def play(path: Path, name: str) -> None:
     """Be one party: note the footprint when its table has been read, the peak from then on, and the messages."""
-    job = msgspec.json.decode(path.read_bytes(), type=Job)
+    job = load_job(path)
     compile_kernels()
     measured = Measured(0, 0, 0.0, 0.0, 0.0, 0, 0, "")
     read, write_report = jobs.labelled, jobs._write_report
@@ -172,18 +172,13 @@ def run(setting: Setting) -> dict[str, Measured]:
             active="active",
             label="label",
             parties={party: Member(table=str(folder / f"{party}.parquet")) for party in setting.widths},
-            options={
-                "n_estimators": setting.trees,
-                "max_depth": DEPTH,
-                "max_bin": setting.max_bin,
-                "encryption": "ou",
-                "key_bits": 3072,
-            },
+            own={"encryption": "ou", "key_bits": 3072},
+            common={"n_estimators": setting.trees, "max_depth": DEPTH, "max_bin": setting.max_bin},
             output=str(folder / "model"),
             n_jobs=setting.n_jobs,
         )
         path = folder / "job.json"
-        path.write_bytes(msgspec.json.encode(processes._completed(job, folder)))
+        path.write_bytes(processes._completed(job, folder).encoded())
         compile_kernels()  # once, not in all processes at the same time
         started = {
             party: subprocess.Popen([sys.executable, __file__, "--as", party, str(path)], stdout=subprocess.PIPE)

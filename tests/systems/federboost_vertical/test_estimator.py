@@ -20,7 +20,6 @@ from treaty.privacy.bucket_rr import BucketLedger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.report import load_reports
 from treaty.systems.federboost_vertical.roles import NoisyColumns
-from treaty.systems.system import star
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.column_owner import SplitOwner
 
@@ -29,7 +28,7 @@ OPTIONS = {"n_estimators": TREES, "min_child_samples": 5, "max_bin": 16, "n_jobs
 
 
 def model_of(**options):
-    own, others = split_options({**OPTIONS, **options}, FederBoostVertical)
+    own, others = split_options({**OPTIONS, **options}, treaty.FederBoostVertical)
     return treaty.GBDTClassifier(own, **others)
 
 
