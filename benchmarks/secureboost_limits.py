@@ -40,9 +40,10 @@ from data import RESULTS, arguments, cpu_of_others, default_of_credit_card_clien
 from secureboost_memory import CIPHERTEXT, status
 from treaty.messaging.transcript import Transcript
 from treaty.runs import party as jobs
-from treaty.runs import processes
+from treaty.runs import processes, reading
 from treaty.runs.job import Job, Member, load_job
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems.system import Cast
 
 DEPTH, SUM, MIB = 3, 24, 1 << 20
 PIECE, FIXED, KEPT = 64 * MIB, 64 * MIB, 1.5
@@ -110,7 +111,7 @@ def play(path: Path, name: str) -> None:
     job = load_job(path)
     compile_kernels()
     measured = Measured(0, 0, 0.0, 0.0, 0.0, 0, 0, "")
-    read, write_report = jobs.labelled, jobs._write_report
+    read, write_report = reading.labelled, jobs.write_report
 
     def read_and_note(*args: object, **kwargs: object) -> object:
         table = read(*args, **kwargs)  # type: ignore[arg-type]
@@ -118,16 +119,18 @@ def play(path: Path, name: str) -> None:
         measured.before = status("VmRSS")
         return table
 
-    def note_messages(job: Job, name: str, seconds: dict[str, float], transcript: Transcript) -> None:
+    def note_messages(
+        job: Job, name: str, cast: Cast, transcript: Transcript, seconds: dict[str, float], part: object
+    ) -> None:
         measured.setup, measured.boosting = seconds["setup"], seconds["boosting"]
         of_trees = list(dropwhile(lambda entry: entry.step != "TreeStart", transcript.entries))
         measured.waiting = sum(b.seconds - a.seconds for a, b in pairwise(of_trees) if b.direction == "received")
         measured.sent = sum(entry.nbytes for entry in of_trees if entry.direction == "sent")
         largest = max(transcript.entries, key=lambda entry: entry.nbytes)
         measured.largest, measured.kind = largest.nbytes, largest.step
-        write_report(job, name, seconds, transcript)
+        write_report(job, name, cast, transcript, seconds, part)
 
-    jobs.labelled, jobs._write_report = read_and_note, note_messages  # type: ignore[assignment]
+    reading.labelled, jobs.write_report = read_and_note, note_messages  # type: ignore[assignment]
     jobs.train_party(job, name)
     measured.peak = status("VmHWM")
     print(msgspec.json.encode(measured).decode())

@@ -20,7 +20,7 @@ import pyarrow.parquet as parquet
 
 from data import arguments, give_me_some_credit, report, verdict
 from treaty.runs import party as jobs
-from treaty.runs import processes
+from treaty.runs import processes, reading
 from treaty.runs.job import Job, Member, load_job
 from treaty.runs.warm_up import compile_kernels
 
@@ -40,7 +40,7 @@ def play(path: Path, name: str) -> None:
     job = load_job(path)
     compile_kernels()
     before = 0
-    read = jobs.labelled
+    read = reading.labelled
 
     def read_and_note(*args: object, **kwargs: object) -> object:
         nonlocal before
@@ -49,7 +49,7 @@ def play(path: Path, name: str) -> None:
         before = status("VmRSS")
         return table
 
-    jobs.labelled = read_and_note  # type: ignore[assignment]
+    reading.labelled = read_and_note  # type: ignore[assignment]
     jobs.train_party(job, name)
     print(before, status("VmHWM"))
 
