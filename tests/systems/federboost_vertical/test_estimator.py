@@ -20,7 +20,6 @@ from treaty.privacy.bucket_rr import BucketLedger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.report import load_reports
 from treaty.systems.federboost_vertical.roles import NoisyColumns
-from treaty.systems.system import star
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.column_owner import SplitOwner
 
