@@ -159,7 +159,7 @@ def _end(process: subprocess.Popen[bytes], said: str) -> str:
 
 
 def _wait(started: Mapping[str, subprocess.Popen[bytes]], may_fail: Collection[str]) -> list[str]:
-    """Wait for all processes; once one that may not fail has failed, or all such have ended, others get `GRACE` seconds.
+    """Wait for all; once one that may not fail has failed, or all such have ended, the others get `GRACE` seconds.
 
     Returns those that failed, in order, and of those in `may_fail` also those that did not end.
     """

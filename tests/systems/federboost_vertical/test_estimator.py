@@ -28,7 +28,7 @@ OPTIONS = {"n_estimators": TREES, "min_child_samples": 5, "max_bin": 16, "n_jobs
 
 
 def model_of(**options):
-    own, others = split_options({**OPTIONS, **options}, FederBoostVertical)
+    own, others = split_options({**OPTIONS, **options}, treaty.FederBoostVertical)
     return treaty.GBDTClassifier(own, **others)
 
 
