@@ -129,6 +129,7 @@ def test_the_lattice_map_leaves_nothing_to_cluster():
     assert attack_auc(cluster_scores(chosen, len(y)), y) < 0.6  # measured 0.528
 
 
+@pytest.mark.slow
 def test_the_lattice_map_stops_clustering_of_credit_cards_unless_nodes_are_revealed():
     """With reveal="node" the nodes that a party splits itself say nearly as much as all nodes do."""
     tables, y = credit_cards()
