@@ -10,11 +10,7 @@ import numpy as np
 from tables import cut, cut_for_guest, real_table
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
-<<<<<<< HEAD
-from treaty.linear.training import FittedWeights, Optimiser, train
-=======
 from treaty.linear.training import Optimiser, train
->>>>>>> ffd9a937bcc50f21f42031af6e00bf6448d57393
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.threads import Played, play
@@ -105,11 +101,7 @@ def play_logistic(
     return play(roles, links, job="test", protocol=options.system, timeout=timeout, record_content=record)
 
 
-<<<<<<< HEAD
-def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> tuple[np.ndarray, FittedWeights]:
-=======
 def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> tuple[np.ndarray, Any]:
->>>>>>> ffd9a937bcc50f21f42031af6e00bf6448d57393
     """Train in one place on the same batches; return also the whole matrix, columns rounded as the parties round."""
     _, common = options_of(**changes)
     settings = solver(**changes)

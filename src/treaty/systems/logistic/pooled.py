@@ -17,11 +17,7 @@ import numpy as np
 from treaty.data.table import Table
 from treaty.linear.batches import batch_seed
 from treaty.linear.losses import LOSSES, warn_beyond_taylor
-<<<<<<< HEAD
-from treaty.linear.training import FittedWeights, Optimiser, train
-=======
 from treaty.linear.training import Optimiser, train
->>>>>>> ffd9a937bcc50f21f42031af6e00bf6448d57393
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.systems.logistic.options import SGD, QuasiNewton
 from treaty.systems.logistic.setup import solver_of
@@ -50,17 +46,8 @@ def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPar
     X = np.hstack([*columns, np.ones((data.table.n_rows, 1))])
     solver = solver_of(common, SGD if options.solver == "sgd" else QuasiNewton)
 
-<<<<<<< HEAD
-    def on_epoch(so_far: FittedWeights) -> None:
-        if seat.progress is not None:
-            seat.progress(len(so_far.losses), so_far.losses)
-
-    if seat.progress is not None:
-        seat.progress(0, [])
-=======
     progress = seat.progress or (lambda done, losses: None)
     progress(0, [])
->>>>>>> ffd9a937bcc50f21f42031af6e00bf6448d57393
     fitted = train(
         X,
         2.0 * data.y - 1.0,
