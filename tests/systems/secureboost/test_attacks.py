@@ -23,10 +23,10 @@ from treaty.models.trees import forest_of
 from treaty.privacy.clustering import attack_auc, cluster_scores, known_label_scores
 from treaty.privacy.commitment import audit_tree, commit
 from treaty.privacy.label_rr import randomise_labels
-from treaty.runs.transcripts import node_sets_from_transcript
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.vertical import encrypted, encrypted_columns
 from treaty.systems.vertical.encrypted_columns import SplitColumns, TreeStart, unpack
+from treaty.systems.vertical.transcripts import node_sets_from_transcript
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 

@@ -57,8 +57,7 @@ from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.decisions import Finish, RecordCount
-from treaty.systems.vertical.order import between_trees
-from treaty.systems.vertical.passive import Follower
+from treaty.systems.vertical.passive import Follower, between_trees
 from treaty.trees.columns import ColumnSource, JoinedFinder, SumsFinder
 from treaty.trees.objectives import Objective
 

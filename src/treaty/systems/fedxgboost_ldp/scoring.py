@@ -19,7 +19,7 @@ from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_ldp.scores import ScoresFinder, TreeGradients
 from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64
-from treaty.systems.vertical.order import between_trees
+from treaty.systems.vertical.passive import between_trees
 from treaty.trees.columns import ColumnSource, SumsSource
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
