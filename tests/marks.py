@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 
-def slow(value: Any) -> Any:
-    """Mark a value of a parameter as slow."""
-    return pytest.param(value, marks=pytest.mark.slow)
+def slow(*values: Any) -> Any:
+    """Mark a value of a parameter, or the values of several parameters together, as slow."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def all_but_first_slow(first: Any, *others: Any) -> list[Any]:

@@ -84,6 +84,7 @@ def cuts_of(column: np.ndarray, q: int) -> np.ndarray:
     return tie_aware_cuts(np.sort(column), q)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(columns(), st.integers(2, 40))
 def test_cuts_equal_the_literal_rule(column: np.ndarray, q: int) -> None:

@@ -94,6 +94,7 @@ def test_neighbouring_values_have_neighbouring_keys(value: float) -> None:
     assert keys_of(np.array([upper])) - keys_of(np.array([value])) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(columns(), st.integers(2, 40))
 def test_an_exact_search_parts_the_rows_as_the_pooled_kernel_does(column: np.ndarray, q: int) -> None:

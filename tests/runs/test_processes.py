@@ -19,6 +19,7 @@ import pytest
 
 import treaty
 from flat import flat, option_lines
+from marks import slow
 from runs.job_files import (
     EACH_WITHIN,
     TREATY,
@@ -126,6 +127,7 @@ def test_parties_listen_at_ports_that_no_outgoing_connection_is_lent():
         assert not set(PORTS) & set(range(first, last + 1))
 
 
+@pytest.mark.slow
 def test_parties_started_apart_with_their_own_files_train_together(tmp_path):
     job = write_job(tmp_path, alone=True)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
@@ -245,10 +247,10 @@ def test_ending_the_command_ends_the_parties_it_started(tmp_path):
     ("change", "words"),
     [
         (("active = ", "activ = "), ["activ"]),
-        (('active = "clinic"', 'active = "nobody"'), ["nobody", "clinic"]),
-        (("n_estimators = 3", 'n_estimators = "many"'), ["n_estimators", "many"]),
+        slow(('active = "clinic"', 'active = "nobody"'), ["nobody", "clinic"]),
+        slow(("n_estimators = 3", 'n_estimators = "many"'), ["n_estimators", "many"]),
         (("n_estimators = 3", "n_trees = 3"), ["n_trees"]),
-        (('name = "test"', "name = "), ["job.toml"]),
+        slow(('name = "test"', "name = "), ["job.toml"]),
     ],
     ids=["unknown field", "unknown party", "wrong type", "unknown option", "no TOML"],
 )
@@ -262,6 +264,7 @@ def test_a_wrong_job_file_says_what_is_wrong(tmp_path, change, words):
         load_job(job)
 
 
+@pytest.mark.slow
 def test_keys_are_made_once_and_shown_by_fingerprint(tmp_path):
     command = [*TREATY, "keys", "bank", "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -277,6 +280,7 @@ def test_help_names_every_command():
     assert all(command in done.stdout for command in ("demo", "train", "predict", "keys"))
 
 
+@pytest.mark.slow
 def test_the_demo_prints_scores_bytes_and_what_was_learned():
     done = subprocess.run(
         [*TREATY, "demo", "--trees", "2", "--transport", "memory"], capture_output=True, text=True, check=True

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marks import slow
 from treaty.crypto.additive.key_generation import generate_paillier_key
 from treaty.crypto.additive.montgomery import Modulus, from_words, to_words
 from treaty.crypto.additive.paillier import PrivateKey, PublicKey
@@ -121,7 +122,7 @@ def test_known_key_gives_the_known_ciphertext():
     assert PlainKey(key).from_packed(packed) == [(1 + n * message) * pow(h, 3 * n, n * n) % (n * n)]
 
 
-@pytest.mark.parametrize(("bits", "threads"), [(2048, 1), (2048, 2), (3072, 1), (3072, 2), (4096, 1)])
+@pytest.mark.parametrize(("bits", "threads"), [(2048, 1), slow(2048, 2), slow(3072, 1), slow(3072, 2), slow(4096, 1)])
 def test_real_keys_encrypt_randomise_and_decrypt(bits, threads):
     key = generate_paillier_key(bits)
     limit = (1 << (bits - 2)) - 1

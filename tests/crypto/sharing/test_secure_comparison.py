@@ -191,6 +191,7 @@ def view(number, colluding, setting, rows):
 CELLS = {"c and zero test": 32, "c and own share of c": 256, "test unless zero": 16, "output and c": 128}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("servers", "colluding"), [(3, (0,)), (3, (2,)), (5, (0, 1)), (5, (1, 4))], ids=str)
 def test_views_of_any_colluding_servers_are_the_same_for_two_numbers(servers, colluding):
     """Uniform each (chi-squared) and equal to each other (contingency), a false alarm in 1e-9 of 13 tests each."""

@@ -215,6 +215,7 @@ def seen_by(colluding, setting, code, paths_too, rows=20_000):
     return {what: cells(arrays, 3) for what, arrays in seen.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paths_too", [False, True], ids=["root", "below"])
 @pytest.mark.parametrize(("servers", "colluding"), [(3, (1,)), (5, (0, 3))], ids=str)
 def test_views_of_colluding_servers_are_the_same_for_two_rows(servers, colluding, paths_too):

@@ -128,6 +128,7 @@ def test_largest_gradients_do_not_overflow(sign):
     assert sums[0, 0].tolist() == [sign * 32 << 18, 32 << 18, 32]
 
 
+@pytest.mark.slow
 @CIPHERS
 @pytest.mark.parametrize(("key_bits", "threads"), [(2048, 1), (3072, 2)])
 def test_real_keys_give_the_plain_histogram(cipher, key_bits, threads):

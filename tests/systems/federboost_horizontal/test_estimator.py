@@ -686,6 +686,7 @@ def test_options_that_tell_more_or_less_are_disclosed(options, words, who):
     assert not any(words in facts for facts in said(members=members).values())
 
 
+@pytest.mark.slow
 def test_noise_is_added_and_its_cost_disclosed(rows):
     quiet, noisy = (estimator("binary", epsilon_total=epsilon).fit(rows) for epsilon in (None, 100.0))
     assert noisy.parts_["pooled"].forest.trees != quiet.parts_["pooled"].forest.trees

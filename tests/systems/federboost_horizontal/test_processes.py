@@ -148,6 +148,7 @@ def test_a_killed_participant_ends_the_others_and_the_resumed_model_is_the_same(
     assert_whole_model(of_each, fitted(**options))
 
 
+@pytest.mark.slow
 def test_a_participant_refuses_the_key_of_one_whose_certificate_is_another(tmp_path):
     of_each = write_jobs(tmp_path)
     (tmp_path / "south" / "east.cert.pem").write_bytes(make_identity("east").certificate)  # no link, so no TLS, to it
@@ -315,7 +316,7 @@ def test_the_leader_may_watch_labels_it_has_no_rows_of(tmp_path, monkeypatch):
     [
         ('table = "rows.csv"\n[parties.east]', "[parties.east]", "none of south"),
         ("[boosting]", '[align]\non = "id"\n[boosting]', "no \\[align\\]"),
-        ('"federboost-horizontal"', '"pooled"', "one of secureboost"),
+        ('"federboost-horizontal"', '"nobody\'s"', "expected protocol to be one of pooled, secureboost"),
     ],
     ids=["no table", "aligned", "no protocol of jobs"],
 )

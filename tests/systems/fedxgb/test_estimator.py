@@ -86,6 +86,7 @@ def test_trees_are_those_of_participants_that_sum_under_masks(task, weighted):
     same_but_for_rounding(trees_of(ours), trees_of(theirs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
 def test_a_hidden_model_is_the_one_that_users_are_told(task):
     X, y = real_table(task)
@@ -123,7 +124,7 @@ def test_so_many_columns_are_drawn_for_each_tree():
 # ---------------------------------------------------------------- what a fitted model is good for
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
 def test_a_fitted_model_serves_as_a_pooled_one_does(task, tmp_path):
     X, y = real_table(task)
     X = with_gaps(with_categories(X))
@@ -151,6 +152,7 @@ def test_a_fitted_model_serves_as_a_pooled_one_does(task, tmp_path):
     np.testing.assert_array_equal(again.feature_importances_, model.feature_importances_)
 
 
+@pytest.mark.slow
 def test_the_server_stops_early_by_rows_of_its_own():
     X, y = real_table("binary", rows=400)
     rows = deal_out(X.iloc[:250], y[:250])
@@ -236,6 +238,7 @@ def test_a_users_other_columns_are_named():
 # ---------------------------------------------------------------- interrupted
 
 
+@pytest.mark.slow
 def test_the_model_so_far_is_kept_and_cannot_be_gone_on_from(monkeypatch, tmp_path):
     X, y = real_table("binary")
     rows = deal_out(X, y)

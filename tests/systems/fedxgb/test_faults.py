@@ -73,6 +73,7 @@ def test_sums_go_on_without_a_user_that_dies(crowd, stage, shown):
     assert {len(sums.cohort) for sums in crowded.of_tree(3)} == {6 + 6}  # of nine, others are left out with it
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_user_that_dies_in_the_search_for_bins_is_no_user(crowd, shown):
     parts, classes, layout = crowd
@@ -202,6 +203,7 @@ def answer_for_others(party, message):
     return MaskShares({}, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
@@ -249,6 +251,7 @@ def test_one_user_cannot_stop_its_domain(crowd, kind, change):
     assert all(set(sums.cohort) & set(domains(layout)["edge0"]) for sums in crowded.opened)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "change"), [(SealedShares, shares_unsealed), (MaskKey, tags_for_nobody)])
 def test_what_only_other_users_can_check_costs_the_domain_a_tree_at_most(crowd, kind, change):
     """The edge server cannot tell who is wrong; the others refuse, and are there in the next tree."""
@@ -274,6 +277,7 @@ ROWS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ROWS)
 def test_who_shares_no_rows_is_left_out_for_good(crowd, fault):
     parts, classes, layout = crowd
@@ -287,6 +291,7 @@ def test_who_shares_no_rows_is_left_out_for_good(crowd, fault):
 # ---------------------------------------------------------------- who is who
 
 
+@pytest.mark.slow
 def test_missing_user_is_left_out(crowd, caplog):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3, **SHOWN)
@@ -303,6 +308,7 @@ def own_certificate(party: Party, message: UserOffer) -> UserOffer:
     return msgspec.structs.replace(message, keys=keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["certified by itself", "of another user"])
 def test_keys_that_are_not_certified_for_the_user_are_no_users(crowd, fault, caplog):
     parts, classes, layout = crowd
@@ -329,6 +335,7 @@ def test_keys_that_are_not_certified_for_the_user_are_no_users(crowd, fault, cap
     assert "expected keys of p4 as user that the authority certified, got others - from p4" in caplog.text
 
 
+@pytest.mark.slow
 def test_who_asks_for_another_role_is_not_certified(crowd, caplog):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3, **SHOWN)
@@ -356,6 +363,7 @@ def test_other_options_at_a_user_are_told_from_the_servers(crowd):
 # ---------------------------------------------------------------- edge servers
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("kind", ["Task", "RowSummary", "Sum", "RoundStart"])
 def test_edge_server_that_dies_ends_the_job_for_all(crowd, kind, shown):

@@ -78,6 +78,7 @@ def test_model_reaches_users_where_it_is_shown_and_edge_servers_never_where_it_i
         )
 
 
+@pytest.mark.slow
 def test_messages_of_a_hidden_model_tell_nothing_of_the_shape_of_its_trees():
     """Trees of full depth, and of a leaf alone: as many messages of the same sizes reach users and edge servers."""
     parts, _, classes = crowd_rows(users=9, rows=120)
@@ -100,6 +101,7 @@ def test_messages_of_a_hidden_model_tell_nothing_of_the_shape_of_its_trees():
 # ---------------------------------------------------------------- edge servers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("edges", "colluding"), [(3, 1), (5, 2)])
 def test_shares_of_rows_are_uniform_to_as_many_edge_servers_as_may_collude(edges, colluding, monkeypatch):
     parts, other, classes = two_inputs()

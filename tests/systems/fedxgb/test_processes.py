@@ -197,7 +197,7 @@ def test_a_hidden_model_of_parties_apart_is_the_estimators_at_the_server_alone(t
     explained = pd.read_csv(tmp_path / "model" / "owner.contributions.csv")
     np.testing.assert_allclose(np.log(p[:, 1] / p[:, 0]), explained.sum(axis=1), atol=1e-9)
     for verb in ("predict", "explain"):
-        with pytest.raises(ConfigError, match="the server's: expected --as owner, got user1"):
+        with pytest.raises(ConfigError, match="user1 has no part of the model: expected --as owner"):
             CliRunner().invoke(app, [verb, str(path), "--as", "user1"], catch_exceptions=False)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from marks import all_but_first_slow
+from marks import all_but_first_slow, slow
 from systems.federboost_horizontal.playing import bins_told
 from systems.fedxgb.playing import (
     STAGES,
@@ -135,6 +135,7 @@ def test_trees_are_the_plain_growers_on_the_same_bins(task, shown):
     assert not crowded.failures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("edges", "shown"), [(2, SHOWN), (3, SHOWN), (3, {}), (5, {})])
 def test_three_users_a_domain_with_gaps_and_categories_one_of_them_with_a_row_and_one_with_none(edges, shown):
     X, y = real_table("binary", rows=100)
@@ -214,7 +215,12 @@ def crowd():
 
 @pytest.mark.parametrize(
     ("stage", "number", "at"),
-    [(s, number, at) for s in STAGES for number, at in WHEN if number or s not in ("call", "prediction")],
+    [
+        (s, number, at) if k == 0 else slow(s, number, at)
+        for k, (s, number, at) in enumerate(
+            (s, number, at) for s in STAGES for number, at in WHEN if number or s not in ("call", "prediction")
+        )
+    ],
 )
 def test_sums_are_the_survivors_whenever_users_drop_out(stage, number, at, crowd):
     """Who drops stays out until the tree ends, and is there again in the next."""
@@ -252,6 +258,7 @@ def test_tree_is_the_plain_growers_on_the_rows_of_those_who_came(crowd):
     assert_follow(crowded, parts, parts)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("depth", all_but_first_slow(1, 2))
 def test_who_drops_out_as_its_rows_go_down_is_there_in_the_next_tree(shown, depth):
@@ -266,6 +273,7 @@ def test_who_drops_out_as_its_rows_go_down_is_there_in_the_next_tree(shown, dept
         assert_follow(crowded, parts, parts)
 
 
+@pytest.mark.slow
 def test_who_is_not_chosen_may_drop_out_and_is_there_in_the_next_tree():
     parts, _, classes = crowd_rows(users=12)
     options = options_of(n_estimators=4, max_users=3, **SHOWN)
@@ -286,6 +294,7 @@ def test_who_is_not_chosen_may_drop_out_and_is_there_in_the_next_tree():
     assert_follow(crowded, parts, parts)
 
 
+@pytest.mark.slow
 @BOTH
 def test_domain_below_two_thirds_sits_out_and_the_others_go_on(shown):
     parts, _, classes = crowd_rows(users=9)
@@ -300,6 +309,7 @@ def test_domain_below_two_thirds_sits_out_and_the_others_go_on(shown):
     assert_follow(crowded, parts, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES[:-1])
 def test_sum_of_nobody_ends_with_an_error_that_says_so(stage):
     parts, _, classes = crowd_rows(users=6)
@@ -366,6 +376,7 @@ def test_who_is_not_in_the_first_sum_takes_part_in_no_tree_and_follows_the_model
     assert_follow(crowded, parts, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["larger targets", "gaps"])
 def test_who_missed_the_search_with_what_nobody_else_has_follows_the_model(what):
     parts, _, classes = crowd_rows("regression", users=12, rows=128)

@@ -65,6 +65,7 @@ def test_weights_are_those_of_the_pooled_optimiser(form, parties):
     same_weights(*linear_tables(parties, rows=260), **SMALL, **FORMS[form])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["lattice", "lattice-two", "ou", "ou-two", "ou-paper"])
 def test_five_parties_train_by_gradient_descent(form):
     same_weights(*linear_tables(5, rows=340), protocol="sgd", max_iter=2, batch_size=160, **FORMS[form])
@@ -160,6 +161,7 @@ def bits_of_products(played, name, frm):
     return np.concatenate(numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parties", [2, 3])
 def test_coordinator_sees_uniform_numbers_of_each_party(parties):
     tables, y = linear_tables(parties, rows=260)

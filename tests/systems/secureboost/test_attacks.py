@@ -119,6 +119,7 @@ def own_columns_seen(tables, y, **options):
     return [[column.astype(np.int32)] for column in np.unpackbits(np.concatenate(bits), axis=1, count=len(y))]
 
 
+@pytest.mark.slow
 def test_the_lattice_map_leaves_nothing_to_cluster():
     tables, y = breast_cancer()
     assert clustered(tables, y, n_estimators=20, encryption="ou") > 0.97  # measured 0.994

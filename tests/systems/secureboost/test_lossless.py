@@ -239,6 +239,7 @@ LATTICE_OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", LATTICE_OPTIONS, ids="-".join)
 def test_the_lattice_map_gives_the_pooled_trees_under_every_growth_option(options):
     X, y = real_table("binary")
@@ -248,6 +249,7 @@ def test_the_lattice_map_gives_the_pooled_trees_under_every_growth_option(option
     assert_lossless(*lattice_both("binary", tables, y, weight, **options), tables)
 
 
+@pytest.mark.slow
 @REVEAL
 @pytest.mark.parametrize(
     ("guard", "options"),

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from marks import slow
 from systems.fedxgb.playing import (
     Crowded,
     crowd_rows,
@@ -79,7 +80,8 @@ def assert_margins(crowded: Crowded, parts: dict[str, Labelled], names: list[str
 
 
 @pytest.mark.parametrize(
-    ("task", "edges", "other"), [("binary", 3, "nothing"), ("multiclass", 3, "model"), ("regression", 5, "model")]
+    ("task", "edges", "other"),
+    [("binary", 3, "nothing"), slow("multiclass", 3, "model"), slow("regression", 5, "model")],
 )
 def test_trees_and_margins_are_those_of_other_ways(task, edges, other):
     parts, classes = gapped(task, 3 * edges)
@@ -101,6 +103,7 @@ def test_missing_values_go_both_ways():
 # ---------------------------------------------------------------- users that vanish or lie
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["masked", "prediction"])
 def test_rows_of_a_user_that_misses_sums_follow_the_trees(stage):
     parts, classes = gapped(users=12)
@@ -137,6 +140,7 @@ def wrong(how: str):
     return patch.object(ComparedRows, "compare", compare)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
