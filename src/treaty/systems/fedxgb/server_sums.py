@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -21,7 +20,6 @@ from treaty.systems.horizontal.members import SumRules, ToldDigest
 from treaty.systems.horizontal.sums import Collector
 from treaty.systems.system import Vouching
 
-logger = logging.getLogger(__name__)
 
 
 class Users(Message):
