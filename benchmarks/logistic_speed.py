@@ -1,8 +1,9 @@
 """An epoch of logistic regression between two parties: packed ciphertexts, the lattice map, and Paillier by `phe`.
 
-Default of Credit Card Clients, 24 000 rows, active party 11 columns and the intercept, passive party 12, batches of 1000,
-quasi-Newton with L = 4. Claims: (1) packed ciphertexts (Paillier, 2048 bits, the paper's messages, masked) take at most a tenth of
-what element-wise Paillier takes by `phe` at 2048 bits; (2) the lattice map takes at most 0.5 s an epoch on two cores.
+Default of Credit Card Clients, 24 000 rows, active party 11 columns and the intercept, passive party 12, batches of
+1000, quasi-Newton with L = 4. Claims: (1) packed ciphertexts (Paillier, 2048 bits, the paper's messages, masked) take
+at most a tenth of what element-wise Paillier takes by `phe` at 2048 bits; (2) the lattice map takes at most 0.5 s an
+epoch on two cores.
 
 `logistic_speed.csv`: seconds of an epoch of all parties together on this machine (median of the epochs after the
 first), processor seconds of it, set-up, bytes in an epoch between the two and to and from the coordinator, and
