@@ -559,8 +559,8 @@ def in_namespaces(quick: bool) -> list[dict]:
         rows = at_random(x, y, participants)
         _, found = played(rows, options, None)
         nbytes = slowest_bytes(found.transcripts, "p0")
-        quiet = train_in_namespaces(rows, {"protocol": PROTOCOL, **options}, None, 0.0)
-        slow = train_in_namespaces(rows, {"protocol": PROTOCOL, **options}, RATE, delay)
+        quiet = train_in_namespaces(rows, PROTOCOL, options, None, 0.0)
+        slow = train_in_namespaces(rows, PROTOCOL, options, RATE, delay)
         result.append({
             "job": f"290,000 x 18 (flights), {participants} participants, {title}",
             "link by": slow.by,

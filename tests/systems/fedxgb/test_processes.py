@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from treaty.runs.crowd_jobs import crowd_of
 from typer.testing import CliRunner
 
 import treaty
@@ -31,6 +30,7 @@ from treaty.runs.party import find_part, train_party
 from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems import find_system
 
 EDGES = ("berlin", "tokyo")
 USERS = [f"user{k}" for k in range(6)]
@@ -39,7 +39,7 @@ OPTIONS = {"min_child_samples": 2, "max_bin": 8, "expose": "model"}
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    compile_kernels("fedxgb")
+    compile_kernels(find_system("fedxgb"))
 
 
 def rows() -> pd.DataFrame:
@@ -298,9 +298,9 @@ def test_failed_users_do_not_end_the_others_processes(monkeypatch):
 def test_users_without_an_edge_server_are_dealt_out(tmp_path):
     path = write_job(tmp_path)
     path.write_text(path.read_text().replace('table = "user0.csv"', 'table = "user0.csv"\nedge = "tokyo"'))
-    layout = crowd_of(load_job(path))
-    assert layout.domains == {"berlin": ["user1", "user3", "user5"], "tokyo": ["user0", "user2", "user4"]}
-    assert (layout.server, layout.authority) == ("owner", "notary")
+    cast = load_job(path).cast()
+    assert [cast.edges[name] for name in USERS] == ["tokyo", "berlin"] * 3
+    assert (cast.active, cast.holder("authority"), cast.having("edge")) == ("owner", "notary", list(EDGES))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_users_without_an_edge_server_are_dealt_out(tmp_path):
         ('expose = "model"', "", "expected 3 edge servers or more, got 2"),
         ('expose = "model"', 'expose = "model"\nedges = 3', "expected edges to be 2"),
         ('expose = "model"', 'expose = "model"\ndropout = 0.1', "leave it out of a job"),
-        ('"fedxgb"', '"federboost-horizontal"\ndropout = "accept"', "role and edge with protocol 'fedxgb' alone"),
+        ('"fedxgb"', '"federboost-horizontal"', "role and edge with protocol 'fedxgb' alone"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused_in_one_line(tmp_path, old, new, words):
@@ -329,7 +329,8 @@ def test_a_job_that_cannot_be_is_refused_in_one_line(tmp_path, old, new, words):
     assert old in text
     text = text.replace(old, new) if "notary" in words else text.replace(old, new, 1)
     if "federboost" in new:
-        text = text.replace('expose = "model"', "")
+        text = text.replace('expose = "model"', 'dropout = "accept"')
+        text = text.replace("[fedxgb]", "[federboost-horizontal]")
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         CliRunner().invoke(app, ["train", str(path), "--as", "owner"], catch_exceptions=False)
