@@ -7,7 +7,7 @@ up to the bin's sums, less the rows already known. Nothing is guessed: a bin tha
 Leaf values, chosen splits and bins of four rows or more are not used, so the shares are lower bounds.
 
 The active party has the first half of the columns, the passive one the second. Sums are the plain grower's, which
-SecureBoost's equal bit for bit. Two minutes on one core; `--quick`: breast cancer alone.
+SecureBoost's equal bit for bit. Half a minute of one core; `--quick`: breast cancer alone.
 """
 
 from __future__ import annotations
