@@ -53,6 +53,7 @@ from data import (
     cpu_of_others,
     default_of_credit_card_clients,
     find,
+    flat,
     flights,
     give_me_some_credit,
     report,
@@ -73,8 +74,9 @@ from treaty.runs import threads as simulation
 from treaty.runs.threads import Played, Role, play
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.federboost_horizontal.noise import plan_noise
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.horizontal import quantiles as horizontal_bins
-from treaty.systems.tree_options import tree_options
+from treaty.systems.pooled.options import BoostingOptions
 
 PROTOCOL = "federboost-horizontal"
 THREADS = 2
@@ -180,12 +182,13 @@ def noise(data: Data, q: int, seeds: int, quick: bool) -> list[dict]:
         bare = epsilon == math.inf
         chosen = {} if bare else {"epsilon_total": epsilon, "delta": DELTA}
         for bins in (8, q):
-            options = tree_options({"protocol": PROTOCOL, "max_bin": bins, **common, **chosen})
-            sigma = plan_noise(options, to_table(x[:1]).schema, [0, 1], 3).trees
+            own = FederBoostHorizontal(**chosen)
+            options = BoostingOptions(max_bin=bins, **common).checked(own)
+            sigma = plan_noise(own, options, to_table(x[:1]).schema, [0, 1], 3).trees
             took, found, largest, spent = 0.0, [], [], ""
             for seed, (train, test) in enumerate(splits(data, seeds)):
                 shards = at_random(x[train], y[train], 3, seed)
-                model = GBDTClassifier(PROTOCOL, max_bin=bins, n_jobs=THREADS, **common, **chosen)
+                model = flat(GBDTClassifier, PROTOCOL, max_bin=bins, n_jobs=THREADS, **common, **chosen)
                 took += seconds(lambda m=model, r=shards: m.fit(r)) / seeds
                 found.append(auc(model, x[test], y[test]))
                 part = model.parts_["pooled"]
@@ -369,7 +372,7 @@ def scaling(quick: bool) -> list[dict]:
     rows_of = {job: at_random(x[: job[2]], y[: job[2]], job[1]) for job in jobs}
     runs: dict[tuple[str, int, int], list[dict[str, float]]] = {job: [] for job in jobs}
     alone: dict[tuple[str, int, int], list[dict[str, float]]] = {job: [] for job in jobs}
-    models = {job: GBDTClassifier(PROTOCOL, mode="paper" if job[1] == 2 else "safe", **common) for job in jobs}
+    models = {job: flat(GBDTClassifier, PROTOCOL, mode="paper" if job[1] == 2 else "safe", **common) for job in jobs}
     for _ in range(1 if quick else 3):
         for job, model in models.items():
             if job[0] == TOGETHER:
@@ -468,7 +471,7 @@ def played(rows: Rows, options: Mapping[str, Any], link: Link | None) -> tuple[f
         kept.append(play(*arguments, **named, link=link))
         return kept[-1]
 
-    model = GBDTClassifier(PROTOCOL, n_jobs=THREADS, **options)
+    model = flat(GBDTClassifier, PROTOCOL, n_jobs=THREADS, **options)
     with patch.object(simulation, "play", over_link):
         took = seconds(lambda: model.fit(rows))
     return took, kept[0]

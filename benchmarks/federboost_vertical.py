@@ -44,6 +44,7 @@ from data import (
 from treaty import GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.federboost_vertical import roles as federboost_vertical
+from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.federboost_vertical.roles import NoisyColumns
 from treaty.trees.columns import SumsFinder
 from treaty.trees.partition import RowPartition
@@ -79,13 +80,8 @@ def accuracy(data: Data, trees: int, depth: int, seeds: int, quick: bool) -> lis
     for q, epsilon in SWEEP[2:5] if quick else SWEEP:
         found = []
         for train, test in cuts:
-            model = GBDTClassifier(
-                "federboost-vertical",
-                epsilon=epsilon,
-                max_bin=q,
-                mode="paper" if epsilon == math.inf else "safe",
-                **common,
-            )
+            noise = FederBoostVertical(epsilon=epsilon, mode="paper" if epsilon == math.inf else "safe")
+            model = GBDTClassifier(noise, max_bin=q, **common)
             model.fit(tables(x[train]), data.y[train])
             found.append(roc_auc_score(data.y[test], model.predict_proba(tables(x[test]))[:, 1]))
         bar = BARS.get(data.title) if (q, epsilon) == (16, 4.0) else None
@@ -174,9 +170,8 @@ def corrections(data: Data, seeds: int) -> list[dict[str, object]]:
         for train, test in splits(data, seeds):
             with tempfile.TemporaryDirectory() as noise:
                 for name, (unbiased, columns) in VARIANTS.items():
-                    model = GBDTClassifier(
-                        "federboost-vertical", epsilon=epsilon, max_bin=16, unbiased=unbiased, n_jobs=THREADS
-                    )
+                    options = FederBoostVertical(epsilon=epsilon, unbiased=unbiased)
+                    model = GBDTClassifier(options, max_bin=16, n_jobs=THREADS)
                     with patch.multiple(
                         federboost_vertical, NoisyColumns=columns, SumsFinder=Paths, JoinedFinder=Paths
                     ):

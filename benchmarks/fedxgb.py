@@ -43,7 +43,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.queues import Queue
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -55,22 +55,25 @@ from data import Data, adult, arguments, mnist, report, splits, verdict, write
 from federboost_horizontal import one_core, undisturbed
 from treaty.data.table import to_table
 from treaty.messaging.messages import Message
-from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
-from treaty.runs import crowds
-from treaty.runs.threads import Played
-from treaty.runs.warm_up import compile_kernels
+from treaty.runs.fit import no_rows
+from treaty.runs.threads import Played, Run, train_in_threads
+from treaty.runs.warm_up import cast_of, compile_kernels
 from treaty.systems.fedxgb.edge_sums import DomainSums
+from treaty.systems.fedxgb.layout import SERVER
+from treaty.systems.fedxgb.messages import RoundStart
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secpred.dealer import Dealer
 from treaty.systems.fedxgb.secpred.routing import HiddenModel, HiddenRows, SharedRows
-from treaty.systems.fedxgb.server import Roll
 from treaty.systems.fedxgb.server_sums import Crowd
+from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.fedxgb.user_sums import UserSums
-from treaty.systems.horizontal.members import Heard
+from treaty.systems.horizontal.members import ToldDigest
 from treaty.systems.horizontal.quantiles import Count
+from treaty.systems.options import names_of
 from treaty.systems.pooled import training as pooled
-from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import TreeOptions, tree_options
+from treaty.systems.pooled.options import BoostingOptions, Pooled
+from treaty.systems.system import Cast, Labelled, Seat
 
 THREADS = 2
 NEAR = 0.01
@@ -128,13 +131,21 @@ class Trained:
     users: list[int]
 
 
-def fedxgb(edges: int, **chosen: Any) -> TreeOptions:
+class Options(NamedTuple):
+    """The system's own options, and common ones."""
+
+    own: FedXGB
+    common: BoostingOptions
+
+
+def fedxgb(edges: int, **chosen: Any) -> Options:
     """Return the published settings with what is chosen besides."""
     values = {"min_split_loss": GAMMA, "min_child_samples": 1, "expose": "model", "random_state": 0, **COMMON, **chosen}
-    return tree_options({"protocol": "fedxgb", "edges": edges, **values})
+    own = FedXGB(edges=edges, **{name: values.pop(name) for name in names_of(FedXGB) if name in values})
+    return Options(own, BoostingOptions(**values).checked(own))
 
 
-def train(x: Rows, y: Labels, who: NDArray[np.int64], options: TreeOptions, threads: int = 1) -> Trained:
+def train(x: Rows, y: Labels, who: NDArray[np.int64], options: Options, threads: int = 1) -> Trained:
     """Train in threads: user ``who[i]`` has row i."""
     shards = {
         f"user{k}": Labelled(to_table(x[who == k]), y[who == k].astype(np.float64)) for k in range(int(who.max()) + 1)
@@ -151,12 +162,18 @@ def train(x: Rows, y: Labels, who: NDArray[np.int64], options: TreeOptions, thre
     def mark(_: int, __: ModelPart) -> None:
         marks.append((time.perf_counter() - start, time.thread_time()))
 
-    classes, schema = np.unique(y).tolist(), to_table(x[:1]).schema
+    classes = np.unique(y).tolist()
+    columns = {SERVER: no_rows(to_table(x[:1]).schema, len(classes))}
+    run = Run(
+        system=SYSTEM, options=options.own, common=options.common,
+        cast=cast_of(SYSTEM, list(shards), None, options.own), data={**shards, **columns}, classes=classes,
+        n_jobs=threads, progress=mark,
+    )  # fmt: skip
     start = time.perf_counter()
     with patch.object(Crowd, "total", counted):
-        played = crowds.train_crowd_in_threads(shards, [], classes, schema, options, threads, mark)
+        played = train_in_threads(run, {})
     took = time.perf_counter() - start
-    return Trained(played.results[crowds.SERVER], played, marks, took, users)
+    return Trained(played.results[SERVER], played, marks, took, users)
 
 
 # ---------------------------------------------------------------- accuracy
@@ -212,26 +229,35 @@ def check_small() -> None:
     print("9 users: the hidden model is the known one bit for bit, and so is that of rows dealt by label")
 
 
-def reference(x: Rows, y: Labels, options: TreeOptions) -> ModelPart:
-    """Train on the pooled rows with the same columns drawn for each tree."""
-    plain = tree_options({
-        "protocol": "pooled", "n_estimators": options.n_estimators, "min_split_loss": GAMMA,
-        "min_child_samples": options.fewest_rows, "colsample_bytree": options.column_share(x.shape[1]),
-        "random_state": options.random_state, **COMMON,
-    })  # fmt: skip
-    classes = np.unique(y).tolist()
-    return pooled.train(Labelled(to_table(x), y.astype(np.float64)), plain, classes=classes, threads=THREADS)
+def reference(x: Rows, y: Labels, options: Options) -> ModelPart:
+    """Train on all rows pooled, with the same settings."""
+    given = options.common
+    plain = BoostingOptions(
+        n_estimators=given.n_estimators, min_split_loss=GAMMA, min_child_samples=given.fewest_rows,
+        colsample_bytree=options.own.column_share(x.shape[1], given.colsample_bytree),
+        random_state=given.random_state, **COMMON,
+    )  # fmt: skip
+    rows = Labelled(to_table(x), y.astype(np.float64))
+    alone: Any = None  # no other party
+    return pooled.train(
+        Seat(
+            party=alone, options=Pooled(), common=plain.checked(Pooled()), cast=Cast("pooled", {}, []), data=rows,
+            classes=np.unique(y).tolist(), threads=THREADS,
+        )
+    )  # fmt: skip
 
 
-def xgboost_curve(x: Rows, y: Labels, test: tuple[Rows, Labels], options: TreeOptions) -> list[float]:
+def xgboost_curve(x: Rows, y: Labels, test: tuple[Rows, Labels], options: Options) -> list[float]:
     """Return the accuracy of XGBoost after each round."""
+    given = options.common
     booster = xgboost.XGBClassifier(
-        tree_method="hist", base_score=0.5, n_estimators=options.n_estimators, gamma=GAMMA, n_jobs=THREADS,
-        colsample_bytree=options.column_share(x.shape[1]), random_state=options.random_state, **COMMON,
+        tree_method="hist", base_score=0.5, n_estimators=given.n_estimators, gamma=GAMMA, n_jobs=THREADS,
+        colsample_bytree=options.own.column_share(x.shape[1], given.colsample_bytree),
+        random_state=given.random_state, **COMMON,
     ).fit(x, y)  # fmt: skip
     return [
         float(np.mean(booster.predict(test[0], iteration_range=(0, done + 1)) == test[1]))
-        for done in range(options.n_estimators)
+        for done in range(given.n_estimators)
     ]
 
 
@@ -381,18 +407,18 @@ INSIDE: tuple[tuple[type, tuple[str, ...], str], ...] = (
     (DomainSums, ("choose",), "selection"),
     (SharedRows, ("__init__", "left", "values"), "prediction"),
     (HiddenRows, ("take", "keep", "route", "value"), "prediction"),
-    (HiddenModel, ("everybody", "split", "finish"), "prediction"),
+    (HiddenModel, ("row_owners", "split", "finish"), "prediction"),
     (Dealer, ("serve",), "prediction"),
 )
 PATIENT = 3600.0  # seconds: of a thousand users on one busy core none is to count as lost
-HEARD: dict[type[Message], str] = {Count: "set-up", Roll: "boosting"}
+HEARD: dict[type[Message], str] = {Count: "set-up", RoundStart: "boosting"}
 
 
 class Clock:
     """Splits the processor time of each role's thread among stages.
 
-    Everybody hears `Count` as the search for bins begins and `Roll` as a tree does; what `INSIDE` names belongs to its
-    stage whenever it is called.
+    Everybody hears `Count` as the search for bins begins and `RoundStart` as a tree does; what `INSIDE` names belongs
+    to its stage whenever it is called.
     """
 
     def __init__(self) -> None:
@@ -407,13 +433,14 @@ class Clock:
         own.stage, own.since = stage, now
         return before
 
-    def role(self, play: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a role."""
+    def role(self, play: Callable[[Seat], Any]) -> Callable[[Seat], Any]:
+        """Wrap a role, which waits long for silent users."""
 
-        def timed(party: Party, *arguments: Any, **named: Any) -> Any:
-            self._own.name, self._own.stage, self._own.since = party.name, "selection", time.thread_time()
+        def timed(seat: Seat) -> Any:
+            seat.patience = PATIENT
+            self._own.name, self._own.stage, self._own.since = seat.party.name, "selection", time.thread_time()
             try:
-                return play(party, *arguments, **named)
+                return play(seat)
             finally:
                 self.turn("selection")
 
@@ -432,10 +459,10 @@ class Clock:
 
         return timed
 
-    def hearing(self, hear: Callable[[Heard, Message], None]) -> Callable[[Heard, Message], None]:
+    def hearing(self, hear: Callable[[ToldDigest, Message], None]) -> Callable[[ToldDigest, Message], None]:
         """Wrap what everybody does with what the server told all."""
 
-        def heard(own: Heard, message: Message) -> None:
+        def heard(own: ToldDigest, message: Message) -> None:
             if type(message) in HEARD:
                 self.turn(HEARD[type(message)])
             hear(own, message)
@@ -446,14 +473,12 @@ class Clock:
     def running(self) -> Iterator[None]:
         """Time roles that begin meanwhile."""
         with ExitStack() as patches:
-            for name in ROLES:
-                play = getattr(crowds, name)
-                patient = functools.partial(play, patience=PATIENT) if name == "edge" else play
-                patches.enter_context(patch.object(crowds, name, self.role(patient)))
+            timed = {name: self.role(SYSTEM.train[name]) for name in ROLES}
+            patches.enter_context(patch.dict(cast(dict[str, Any], SYSTEM.train), timed))
             for owner, names, stage in INSIDE:
                 for name in names:
                     patches.enter_context(patch.object(owner, name, self.inside(stage, getattr(owner, name))))
-            patches.enter_context(patch.object(Heard, "hear", self.hearing(Heard.hear)))
+            patches.enter_context(patch.object(ToldDigest, "hear", self.hearing(ToldDigest.hear)))
             yield
 
 
@@ -480,7 +505,7 @@ def made_up(rows: int, columns: int) -> tuple[Rows, Labels]:
 
 
 def role_of(name: str) -> str:
-    return "server" if name == crowds.SERVER else "edge" if name.startswith("edge") else "user"
+    return "server" if name == SERVER else "edge" if name.startswith("edge") else "user"
 
 
 def sent(played: Played, name: str, direction: str) -> float:

@@ -39,10 +39,12 @@ from data import (
 from figures import COLOURS, SHADES, band, panels, save
 from treaty import GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
+from treaty.systems.secureboost.options import SecureBoost
 
 THREADS = 2
 TREES = 20
-COMMON = {"n_estimators": TREES, "max_depth": 3, "learning_rate": 0.3, "n_jobs": THREADS}
+COMMON = {"n_estimators": TREES, "max_depth": 3, "learning_rate": 0.3, "min_child_samples": 20, "n_jobs": THREADS}
 BAR, BAR_PAILLIER = 1.3, 4.0
 PUBLISHED = {  # seconds a tree: Default of Credit Card Clients, Give Me Some Credit
     "nothing hidden": "69 / 260",
@@ -54,20 +56,20 @@ PUBLISHED = {  # seconds a tree: Default of Credit Card Clients, Give Me Some Cr
     "duchi 3 first_order": "70 / 204",
     "Paillier": "354 / 1560",
 }
-Options = dict[str, object]
+System = str | FedXGBoostLDP
 
 
-def noisy(mechanism: str, epsilon: float, order: str = "second_order", **others: object) -> Options:
-    return {"protocol": "fedxgboost-ldp", "mechanism": mechanism, "epsilon": epsilon, "split_score": order, **others}
+def noisy(mechanism: str, epsilon: float, order: str = "second_order", **others: object) -> FedXGBoostLDP:
+    return FedXGBoostLDP(mechanism=mechanism, epsilon=epsilon, split_score=order, **others)
 
 
-def labels(epsilon: float) -> Options:
-    return {"protocol": "fedxgboost-ldp", "mechanism": "label_rr", "epsilon": epsilon}
+def labels(epsilon: float) -> FedXGBoostLDP:
+    return FedXGBoostLDP(mechanism="label_rr", epsilon=epsilon)
 
 
-def settings(quick: bool) -> dict[str, Options]:
-    """Return the options of every line by its name."""
-    lines: dict[str, Options] = {"plain": {"protocol": "pooled"}}
+def settings(quick: bool) -> dict[str, System]:
+    """Return the system of every line by its name."""
+    lines: dict[str, System] = {"plain": "pooled"}
     for epsilon in (1.0, 3.0):
         for mechanism in ("laplace", "duchi"):
             for order in ("first_order", "second_order"):
@@ -80,7 +82,7 @@ def settings(quick: bool) -> dict[str, Options]:
                 lines[f"{mechanism} {epsilon:g} second_order"] = noisy(mechanism, epsilon)
             lines[f"piecewise {epsilon / TREES:g} second_order"] = noisy("piecewise", epsilon / TREES)
             lines[f"duchi {epsilon:g} first_order, as published"] = noisy(
-                "duchi", epsilon, "first_order", mode="paper", allow_insecure=True, min_child_samples=20
+                "duchi", epsilon, "first_order", mode="paper", allow_insecure=True
             )
         lines["piecewise 1 second_order, refit"] = noisy("piecewise", 1.0, refit=True)
     return lines
@@ -90,27 +92,27 @@ def halves(x: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
     return dict(zip(("p0", "p1"), np.array_split(x, 2, axis=1), strict=True))
 
 
-def paid(options: Options) -> tuple[str, str]:
+def paid(system: System) -> tuple[str, str]:
     """Return the epsilon of a value and of a person."""
-    if options["protocol"] == "pooled":
+    if isinstance(system, str):
         return "none", "none"
-    epsilon = float(str(options["epsilon"]))
-    if options.get("mode") == "paper":
-        return f"{epsilon:g}, void", "no bound"
-    return f"{epsilon:g}", f"{epsilon if options['mechanism'] == 'label_rr' else epsilon * TREES:g}"
+    if system.mode == "paper":
+        return f"{system.epsilon:g}, void", "no bound"
+    times = 1 if system.mechanism == "label_rr" else TREES
+    return f"{system.epsilon:g}", f"{system.noise_epsilon * times:g}"
 
 
 def trajectories(
-    data: Data, lines: dict[str, Options], seeds: int
+    data: Data, lines: dict[str, System], seeds: int
 ) -> dict[str, tuple[NDArray[np.float64], list[float]]]:
     """Return of every line the test loss after each tree (seeds, trees), and AUC at the end."""
     x = data.x.astype(np.float32)
     found: dict[str, tuple[NDArray[np.float64], list[float]]] = {}
     cuts = splits(data, seeds)
-    for name, options in lines.items():
+    for name, system in lines.items():
         losses, scores = [], []
         for train, test in cuts:
-            model = GBDTClassifier(**options, **COMMON)
+            model = GBDTClassifier(system, **COMMON)
             held = halves(x[test]), data.y[test]
             model.fit(halves(x[train]), data.y[train], eval_set=held)
             losses.append(model.evals_result_["eval_0"]["logloss"])
@@ -119,7 +121,7 @@ def trajectories(
     return found
 
 
-def rows_of(data: Data, lines: dict[str, Options], found: dict) -> list[dict[str, object]]:
+def rows_of(data: Data, lines: dict[str, System], found: dict) -> list[dict[str, object]]:
     rows = []
     for name, (losses, scores) in found.items():
         value, person = paid(lines[name])
@@ -167,10 +169,10 @@ def speed(data: Data, passes: int, paillier_rows: int) -> list[dict[str, object]
     """Time trees, set-up left out, method after method in every pass; times and ratios are medians over passes."""
     x, y = data.x.astype(np.float32), data.y
     cut = halves(x)
-    noise = {name: options for name, options in settings(quick=True).items() if name.startswith(("laplace", "duchi"))}
+    noise = {name: system for name, system in settings(quick=True).items() if name.startswith(("laplace", "duchi"))}
     noise["piecewise 1 second_order"] = noisy("piecewise", 1.0)
-    every = {**noise, "nothing hidden": labels(60.0), "one table": {}}
-    models = {name: GBDTClassifier(**options, **COMMON).fit(cut, y) for name, options in every.items()}
+    every = {**noise, "nothing hidden": labels(60.0), "one table": "pooled"}
+    models = {name: GBDTClassifier(system, **COMMON).fit(cut, y) for name, system in every.items()}
     matrix = xgboost.QuantileDMatrix(x, y, max_bin=32)
     settled = {"objective": "binary:logistic", "tree_method": "hist", "max_bin": 32, "base_score": 0.5}
     settled |= {"max_depth": COMMON["max_depth"], "eta": COMMON["learning_rate"], "nthread": THREADS}
@@ -204,7 +206,7 @@ def speed(data: Data, passes: int, paillier_rows: int) -> list[dict[str, object]
         })  # fmt: skip
     few = {name: part[:paillier_rows] for name, part in cut.items()}
     one = {**COMMON, "n_estimators": 1}
-    secure = GBDTClassifier("secureboost", encryption="paillier", key_bits=2048, **one)
+    secure = GBDTClassifier(SecureBoost(encryption="paillier", key_bits=2048), **one)
     alone = GBDTClassifier(**one).fit(few, y[:paillier_rows])
     secure.fit(few, y[:paillier_rows])
     ours, theirs = secure.timings_["boosting"], alone.timings_["boosting"]

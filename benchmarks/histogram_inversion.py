@@ -30,7 +30,8 @@ from treaty.data.table import to_table
 from treaty.models.trees import record_split
 from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreement, invert, rebuild
 from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
-from treaty.systems.tree_options import TreeOptions
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, join_splits, margins_from_values
@@ -39,9 +40,7 @@ from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
 
 MEMBERS = 3  # who make the noise
-BASE = TreeOptions(
-    protocol="federboost-horizontal", n_estimators=20, max_depth=3, max_bin=32, min_child_samples=1, random_state=0
-)
+BASE = BoostingOptions(n_estimators=20, max_depth=3, max_bin=32, min_child_samples=1, random_state=0)
 ON_CANCER = [
     {},
     *({"min_child_samples": least} for least in (5, 20, 50, 100)),
@@ -93,11 +92,13 @@ class Trained:
     auc: float
 
 
-def train(data: Data, options: TreeOptions, rows: NDArray[np.intp], rest: NDArray[np.intp]) -> Trained:
+def train(
+    data: Data, own: FederBoostHorizontal, options: BoostingOptions, rows: NDArray[np.intp], rest: NDArray[np.intp]
+) -> Trained:
     table, y = to_table(data.x[rows]), data.y[rows].astype(np.float64)
     bins, splits = fit_bins(table, options.max_bin), SplitTable()
     objective = make_objective("logistic", y, None, fractional_bits=options.fractional_bits)
-    noise = plan_noise(options, table.schema, (0, 1), MEMBERS)
+    noise = plan_noise(own, options, table.schema, (0, 1), MEMBERS)
     rules = noise.rules(options.rules(objective), objective, options.max_bin)
     n_columns = data.x.shape[1]
     source = OpenedSums(
@@ -127,9 +128,9 @@ def confident(found: RebuiltRows, trained: Trained, y: NDArray[np.int64]) -> tup
     return len(rows), int((alike.max(axis=1, initial=0.0) >= 0.9 * known[rows]).sum())
 
 
-def attack(data: Data, options: TreeOptions, seed: int) -> dict[str, float]:
+def attack(data: Data, own: FederBoostHorizontal, options: BoostingOptions, seed: int) -> dict[str, float]:
     rows, rest = train_test_split(np.arange(len(data.y)), test_size=1 / 3, stratify=data.y, random_state=seed)
-    trained, y = train(data, options, rows, rest), data.y[rows]
+    trained, y = train(data, own, options, rows, rest), data.y[rows]
     slots = trained.codes + trained.offsets[:-1]
     by_class = np.stack([np.bincount(slots[y == k].ravel(), minlength=trained.offsets[-1]) for k in (0, 1)])
     start = time.perf_counter()
@@ -153,8 +154,10 @@ def attack(data: Data, options: TreeOptions, seed: int) -> dict[str, float]:
 
 
 def measure(data: Data, changes: dict[str, object], n_splits: int) -> dict[str, object]:
-    options = msgspec.structs.replace(BASE, **changes)
-    runs = [attack(data, options, seed) for seed in range(n_splits)]
+    own = FederBoostHorizontal(epsilon_total=changes.get("epsilon_total"))
+    common = {name: value for name, value in changes.items() if name != "epsilon_total"}
+    options = msgspec.structs.replace(BASE, **common).checked(own)
+    runs = [attack(data, own, options, seed) for seed in range(n_splits)]
     return {
         "data": data.title,
         "rows": len(data.y) - -(-len(data.y) // 3),
@@ -166,7 +169,7 @@ def measure(data: Data, changes: dict[str, object], n_splits: int) -> dict[str, 
         "trees": options.n_estimators,
         "max_depth": options.max_depth,
         "colsample_bytree": options.colsample_bytree,
-        "epsilon_total": options.epsilon_total or "none",
+        "epsilon_total": own.epsilon_total or "none",
         **{name: float(np.mean([run[name] for run in runs])) for name in runs[0]},
     }
 

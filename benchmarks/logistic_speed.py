@@ -19,15 +19,15 @@ import numpy as np
 import phe
 from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
+from treaty.runs.linear_threads import compile_linear_kernels, mesh
+from treaty.systems.linear_options import LinearOptions
 
 from data import arguments, default_of_credit_card_clients, report, verdict
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.training import Optimiser, train
 from treaty.models.linear import preparation_of
-from treaty.runs.linear_threads import compile_linear_kernels, mesh
 from treaty.runs.threads import play
-from treaty.systems.linear_options import LinearOptions
 from treaty.systems.logistic import roles as quasi_newton
 from treaty.systems.pooled.training import Labelled
 

@@ -17,12 +17,15 @@ import numpy as np
 
 from data import Data, arguments, give_me_some_credit, report
 from treaty.data.table import Table, to_table
+from treaty.models.decisions import leaves, margins
 from treaty.models.trees import ModelPart
-from treaty.runs.threads import play, star, traffic_of
-from treaty.systems.pooled.training import Labelled, objective_for, own_columns
-from treaty.systems.secureboost import hidden_prediction as hidden_inference
-from treaty.systems.tree_options import TreeOptions
-from treaty.systems.vertical import decisions
+from treaty.runs.threads import play, traffic_of
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.training import objective_for, own_columns
+from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import Cast, Labelled, Seat, star
+from treaty.systems.vertical.decisions import collect, predict_passive
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree
@@ -32,14 +35,14 @@ THREADS = 2
 
 def grow(data: Data, parties: int, rounds: int, depth: int) -> tuple[dict[str, ModelPart], dict[str, Table]]:
     """Grow the trees every lossless protocol grows, without encryption; the first party is active."""
-    options = TreeOptions(protocol="secureboost", n_estimators=rounds, max_depth=depth)
+    options = BoostingOptions(n_estimators=rounds, max_depth=depth).checked(SecureBoost())
     names = [f"party {number}" for number in range(parties)]
     cut = np.array_split(np.arange(data.x.shape[1]), parties)
     tables = {name: to_table(data.x[:, some], party=name) for name, some in zip(names, cut, strict=True)}
     y = data.y.astype(np.float64)
-    objective = objective_for(Labelled(tables[names[0]], y), [0, 1], options)
+    objective = objective_for(Labelled(tables[names[0]], y), [0, 1], SecureBoost(), options)
     forest, splits = Forest(objective, tuple(names), [0, 1]), {name: SplitTable() for name in names}
-    sources = [own_columns(tables[name], options, splits[name], THREADS) for name in names]
+    sources = [own_columns(tables[name], options.max_bin, splits[name], THREADS) for name in names]
     rules = options.rules(objective)
     finder = SumsFinder(sources, len(y), rules, THREADS)
     boost(finder, y, None, forest, rules, options.plan(data.x.shape[1]), threads=THREADS)
@@ -56,6 +59,24 @@ def first_rows(tables: Mapping[str, Table], rows: int) -> dict[str, Table]:
     return {name: Table(t.schema, [column[:rows] for column in t.columns], rows) for name, t in tables.items()}
 
 
+def cast_of(names: list[str]) -> Cast:
+    """Make the first party active."""
+    return Cast(names[0], {name: "passive" if name != names[0] else "active" for name in names}, names)
+
+
+def seated(
+    program: Callable[[Seat], Any], parts: Mapping[str, ModelPart], tables: Mapping[str, Table]
+) -> Callable[[Any], Any]:
+    """Return a role: the program at the seat of whoever plays it."""
+    options, cast = SecureBoost(), cast_of(list(parts))
+    return lambda party: program(
+        Seat(
+            party=party, options=options, common=BoostingOptions().checked(options), cast=cast, threads=THREADS,
+            data=Labelled(tables[party.name], np.zeros(0)), part=parts[party.name],
+        )
+    )  # fmt: skip
+
+
 def timed(
     active: Callable[[Any], Any], passive: Callable[[Any], Any], names: list[str], runs: int
 ) -> tuple[float, int]:
@@ -64,7 +85,7 @@ def timed(
     for _ in range(runs):
         start = time.perf_counter()
         roles = {name: active if name == names[0] else passive for name in names}
-        played = play(roles, star(names[0], names), job="benchmark", protocol="secureboost")
+        played = play(roles, star(cast_of(names), SecureBoost()), job="benchmark", protocol="secureboost")
         seconds.append(time.perf_counter() - start)
         nbytes = sum(pair["bytes"] for pair in traffic_of(played.transcripts.values()).totals.values())
     return min(seconds), nbytes
@@ -72,16 +93,16 @@ def timed(
 
 def reachable(tree: Tree, sides: np.ndarray) -> np.ndarray:
     """Return how many leaves each row can end in, as far as the active party's own decisions (k, n_rows) tell."""
-    leaves = np.zeros((len(tree.left), sides.shape[1]))
+    counts = np.zeros((len(tree.left), sides.shape[1]))
     for node in range(len(tree.left) - 1, -1, -1):
         left = tree.left[node]
         if left < 0:
-            leaves[node] = 1
+            counts[node] = 1
         elif tree.source[node] == 0:
-            leaves[node] = np.where(sides[tree.record[node]], leaves[left], leaves[left + 1])
+            counts[node] = np.where(sides[tree.record[node]], counts[left], counts[left + 1])
         else:
-            leaves[node] = leaves[left] + leaves[left + 1]
-    return leaves[0]
+            counts[node] = counts[left] + counts[left + 1]
+    return counts[0]
 
 
 def compare(data: Data, parties: int, rounds: int, depth: int, rows: int, runs: int) -> dict[str, object]:
@@ -91,19 +112,12 @@ def compare(data: Data, parties: int, rounds: int, depth: int, rows: int, runs: 
     assert forest is not None
     few = first_rows(tables, rows)
 
-    def collected(use: Callable[[decisions.Decided], Any]) -> Callable[[Any], Any]:
-        return lambda party: use(decisions.collect(party, parts[lead], tables[lead], THREADS))
-
-    def plain(party: Any) -> None:
-        decisions.predict_passive(party, parts[party.name], tables[party.name], THREADS)
-
-    margins, nbytes = timed(collected(lambda d: decisions.margins(d, forest.objective, THREADS)), plain, names, runs)
-    leaves, _ = timed(collected(lambda d: decisions.leaves(d, THREADS)), plain, names, runs)
-    hidden, hidden_bytes = timed(
-        lambda party: hidden_inference.hidden_active(party, parts[lead], few[lead], threads=THREADS),
-        lambda party: hidden_inference.hidden_passive(party, parts[party.name], few[party.name], threads=THREADS),
-        names, runs,
-    )  # fmt: skip
+    plain = seated(predict_passive, parts, tables)
+    whole = seated(lambda seat: margins(collect(seat), forest.objective, THREADS), parts, tables)
+    ends = seated(lambda seat: leaves(collect(seat), THREADS), parts, tables)
+    whole_seconds, nbytes = timed(whole, plain, names, runs)
+    leaf_seconds, _ = timed(ends, plain, names, runs)
+    hidden, hidden_bytes = timed(seated(hidden_active, parts, few), seated(hidden_passive, parts, few), names, runs)
     sides = np.unpackbits(parts[lead].splits.decide(few[lead].matrix()), axis=1, count=rows)
     combinations = sum(np.log2(reachable(tree, sides)) for tree in forest.trees)
     return {
@@ -112,8 +126,8 @@ def compare(data: Data, parties: int, rounds: int, depth: int, rows: int, runs: 
         "depth": depth,
         "passive splits": sum(int((tree.source > 0).sum()) for tree in forest.trees),
         "rows": len(data.y),
-        "margins rows/s": len(data.y) / margins,
-        "leaves rows/s": len(data.y) / leaves,
+        "margins rows/s": len(data.y) / whole_seconds,
+        "leaves rows/s": len(data.y) / leaf_seconds,
         "bytes/row": nbytes / len(data.y),
         "hidden rows": rows,
         "hidden rows/s": rows / hidden,

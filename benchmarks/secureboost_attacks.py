@@ -14,6 +14,7 @@ of one more). A minute; `--quick`: 5 trees and two draws, no results written.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,16 +24,21 @@ from sklearn.metrics import roc_auc_score
 import treaty
 from data import arguments, default_of_credit_card_clients, report
 from treaty.data.table import to_table
+from treaty.messaging.party import Party
+from treaty.models.trees import ModelPart
 from treaty.privacy.clustering import attack_auc, cluster_scores, known_label_scores
 from treaty.privacy.label_rr import randomise_labels
-from treaty.runs.threads import Played, play, star
-from treaty.runs.transcripts import node_sets_from_transcript
-from treaty.systems.pooled.training import Labelled
+from treaty.runs.threads import Played, play
+from treaty.systems.options import names_of
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.tree_options import tree_options
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import Labelled, Place, Seat, star
+from treaty.systems.vertical.cast import cast_by_column
 from treaty.systems.vertical.encrypted_columns import SplitColumns
+from treaty.systems.vertical.transcripts import node_sets_from_transcript
 
-FITTING = {"protocol": "secureboost", "min_child_samples": 5, "insecure_test_key_bits": 512}
+FITTING = {"min_child_samples": 5, "insecure_test_key_bits": 512}
 BY_HEART = {"max_depth": 6, "min_child_samples": 1, "mode": "paper"}
 EPSILON = 1.0
 Tables = dict[str, pd.DataFrame]
@@ -55,15 +61,24 @@ def credit_cards() -> tuple[str, Tables, np.ndarray]:
 
 def played(tables: Tables, y: np.ndarray, **options: object) -> Played:
     """Train with the contents of all messages recorded; labels under noise are given as they were drawn."""
-    chosen = tree_options({**FITTING, **options})
-    own = {name: to_table(table, party=name) for name, table in tables.items()}
-    roles = {
-        "p0": lambda party: secureboost.active(
-            party, Labelled(own["p0"], y), chosen, parties=list(own), classes=[0, 1]
-        ),
-        "p1": lambda party: secureboost.passive(party, own["p1"], chosen),
-    }
-    return play(roles, star("p0", own), job="attack", protocol="secureboost", record_content=True)
+    own, common = chosen(**options)
+    held = {name: to_table(table, party=name) for name, table in tables.items()}
+    cast = cast_by_column(dict.fromkeys(tables, Place()), "p0", own)
+
+    def role(party: Party) -> ModelPart:
+        data = Labelled(held[party.name], y)
+        program = secureboost.active if party.name == "p0" else secureboost.passive
+        boosting = BoostingOptions(**common).checked(own)
+        return program(Seat(party=party, options=own, common=boosting, cast=cast, data=data, classes=[0, 1]))
+
+    return play(dict.fromkeys(tables, role), star(cast, own), job="attack", protocol=own.system, record_content=True)
+
+
+def chosen(**options: object) -> tuple[SecureBoost, dict[str, Any]]:
+    """Return SecureBoost's own options, and the others."""
+    given = {**FITTING, **options}
+    own = {name: value for name, value in given.items() if name in names_of(SecureBoost)}
+    return SecureBoost(**own), {name: value for name, value in given.items() if name not in own}
 
 
 def seen(found: Played, n_rows: int) -> list[list[np.ndarray]]:
@@ -86,7 +101,8 @@ def attacked_by_columns(tables: Tables, y: np.ndarray, **options: object) -> flo
 
 
 def model(tables: Tables, y: np.ndarray, **options: object) -> float:
-    fitted = treaty.GBDTClassifier(**{**FITTING, **options}).fit(tables, y)
+    own, common = chosen(**options)
+    fitted = treaty.GBDTClassifier(own, **common).fit(tables, y)
     return float(roc_auc_score(y, fitted.predict_proba(tables)[:, 1]))
 
 

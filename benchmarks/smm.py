@@ -34,27 +34,30 @@ import figures
 from data import Data, arguments, cpu_of_others, flights, report, seconds
 from treaty import GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper import roles as fedxgboost_smm
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
+from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.options import Pooled
+from treaty.systems.secureboost.options import SecureBoost
 
-PAPER = {"protocol": "fedxgboost-smm", "mode": "paper", "allow_insecure": True}
-SECURE = {"protocol": "fedxgboost-smm"}
-METHODS: dict[str, dict[str, Any]] = {
-    "plain, pooled": {"protocol": "pooled"},
-    "SMM-1, published": {**PAPER, "version": 1},
-    "SMM-2, published": {**PAPER, "version": 2},
-    "smm_secure, dealer": {**SECURE, "backend": "dealer"},
-    "smm_secure, lattice": {**SECURE, "backend": "lattice"},
-    "smm_secure, OU": {**SECURE, "backend": "ou"},
-    "SecureBoost, lattice": {"protocol": "secureboost", "encryption": "lattice"},
-    "SecureBoost, OU": {"protocol": "secureboost", "encryption": "ou"},
+PAPER = {"mode": "paper", "allow_insecure": True}
+METHODS: dict[str, SystemOptions] = {
+    "plain, pooled": Pooled(),
+    "SMM-1, published": FedXGBoostSMM(version=1, **PAPER),
+    "SMM-2, published": FedXGBoostSMM(version=2, **PAPER),
+    "smm_secure, dealer": FedXGBoostSMM(backend="dealer"),
+    "smm_secure, lattice": FedXGBoostSMM(backend="lattice"),
+    "smm_secure, OU": FedXGBoostSMM(backend="ou"),
+    "SecureBoost, lattice": SecureBoost(encryption="lattice"),
+    "SecureBoost, OU": SecureBoost(encryption="ou"),
 }
 ONE_TABLE = ("XGBoost, pooled", "plain, pooled")
 COMMON = {"max_depth": 3, "learning_rate": 0.3, "min_child_samples": 20}
 MOST_ROWS = {"SMM-2, published": 20_000}
 OF_TREES = ("TreeStart", "PaperTree", "TreeEnd", "SumsRequest", "Sums", "NullVectors", "MaskedCandidates", "NodeRows",
-            "CandidateVectors", "MaskedGradients", "BestGains", "SplitRequest", "Won", "SplitAnswer", "SplitColumns",
-            "DealRequest", "Dealt")  # fmt: skip
+            "CandidateVectors", "MaskedGradients", "BestGains", "SplitRequest", "WonNodes", "SplitAnswer",
+            "SplitColumns", "DealRequest", "DealtShares")  # fmt: skip
 COLOURS = {
     "XGBoost, pooled": "#7a7a7a",
     "plain, pooled": "#000000",
@@ -124,7 +127,7 @@ def with_treaty(
     """Train one of ours; return what it took, and its predictions of the training rows."""
     half = x.shape[1] // 2
     tables = {"active": x[:, :half], "passive": x[:, half:]}
-    model = GBDTClassifier(**METHODS[method], **COMMON, n_estimators=trees, max_bin=max_bin)
+    model = GBDTClassifier(METHODS[method], **COMMON, n_estimators=trees, max_bin=max_bin)
     with patch.object(fedxgboost_smm, "Sizes", partial(Sizes, null_vectors=vectors)):
         added = peak(lambda: model.fit(tables, y))
     sent = [of_type for pair in model.communication_.values() for of_type in pair["by_type"].items()]

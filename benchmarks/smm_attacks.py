@@ -24,11 +24,13 @@ from data import arguments, default_of_credit_card_clients, report
 from treaty.crypto.keystream import Keystream
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
-from treaty.runs.threads import play, star
-from treaty.runs.transcripts import SmmNode, products_from_transcript
-from treaty.systems.fedxgboost_smm.paper import roles as fedxgboost_smm
+from treaty.messaging.party import Party
+from treaty.models.trees import ModelPart
+from treaty.runs.threads import play
+from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
+from treaty.systems.fedxgboost_smm.paper import roles as paper
 from treaty.systems.fedxgboost_smm.paper.attacks import (
-    Answered,
+    NodeExchange,
     from_totals,
     left_over,
     rounded,
@@ -38,8 +40,10 @@ from treaty.systems.fedxgboost_smm.paper.attacks import (
     vectors_used,
 )
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, disguised, null_vectors, response
-from treaty.systems.pooled.training import Labelled
-from treaty.systems.tree_options import tree_options
+from treaty.systems.fedxgboost_smm.paper.transcripts import SmmNode, products_from_transcript
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Labelled, Place, Seat, star
+from treaty.systems.vertical.cast import cast_by_column
 from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
 
 BINS, TREES, STEP = 20, 20, 2.0**16
@@ -64,10 +68,10 @@ def candidates_of(table: Table, rows: Matrix | None = None) -> Matrix:
     return candidate_columns(codes, slots, bins.offsets, np.zeros(len(features), np.bool_))
 
 
-def answered(own: Matrix, secret: Matrix, share: float, rows: Matrix | None = None) -> Answered:
+def answered(own: Matrix, secret: Matrix, share: float, rows: Matrix | None = None) -> NodeExchange:
     """Play a product in which all vectors are used, as many as `share` of the rows or as there are."""
     vectors = null_vectors(own, min(round(share * len(own)), len(own) - own.shape[1]), RANDOM)
-    return Answered(np.arange(len(own)) if rows is None else rows, vectors, response(secret, vectors))
+    return NodeExchange(np.arange(len(own)) if rows is None else rows, vectors, response(secret, vectors))
 
 
 def gradients_of_trees(tables: dict[str, pd.DataFrame], y: Matrix) -> list[Matrix]:
@@ -84,7 +88,7 @@ def identification(gradients: Matrix, matrix: Matrix) -> list[dict[str, object]]
         vectors = null_vectors(own, 32, RANDOM)
         used = chosen(vectors, RANDOM)
         truth = np.isin(vectors[0], used[0])
-        seen = vectors_used(Answered(np.arange(len(own)), vectors, response(secret, used)))
+        seen = vectors_used(NodeExchange(np.arange(len(own)), vectors, response(secret, used)))
         found.append(line("which vectors are used", version, "receiver of W", len(own), right=np.mean(seen == truth)))
     return found
 
@@ -113,7 +117,7 @@ def over_trees(gradients: list[Matrix], matrix: Matrix) -> list[dict[str, object
     """Solve for the root's candidates, which are the same in every tree."""
     found = []
     for share in (0.1, 0.5, 0.7, 0.9):
-        answers: list[Answered] = []
+        answers: list[NodeExchange] = []
         for of_tree in gradients:
             answers.append(answered(of_tree, matrix, share))
             if len(answers) * (1 - share) < 1:
@@ -130,7 +134,7 @@ def over_levels(gradients: Matrix, table: Table) -> list[dict[str, object]]:
     """Solve for a tree's gradients, which are the same at every level; nodes are halves of halves."""
     found, order = [], np.random.default_rng(0).permutation(len(gradients))
     for share in (0.1, 0.5, 0.6, 0.7, 0.8):
-        answers: list[Answered] = []
+        answers: list[NodeExchange] = []
         for level in range(6):
             for rows in np.array_split(order, 1 << level):
                 own = disguised(candidates_of(table, rows), 1, 1, RANDOM)[0]
@@ -172,21 +176,24 @@ def many_columns(gradients: Matrix, few: Matrix) -> list[dict[str, object]]:
     bits, normal, vectors = Sizes(null_vectors=1, bits_per_candidate=10**6).of_disguised(*few.shape) or (0, 0, 0)
     own = disguised(few, bits, normal, RANDOM)[0]
     sent = null_vectors(own, vectors, RANDOM)
-    found = from_totals(Answered(np.arange(len(own)), sent, response(gradients, sent)), gradients.sum(axis=0))
+    found = from_totals(NodeExchange(np.arange(len(own)), sent, response(gradients, sent)), gradients.sum(axis=0))
     return [line("many columns", 2, "passive", len(own), levels=1, error=np.abs(found - gradients).max())]
 
 
 def trained(tables: dict[str, Table], y: Matrix, version: int) -> list[list[list[SmmNode]]]:
     """Train with the default sizes; return what the sender of null vectors recorded."""
-    options = tree_options({
-        "protocol": "fedxgboost-smm", "mode": "paper", "allow_insecure": True, "version": version, "n_estimators": 2,
-        "max_bin": BINS,
-    })  # fmt: skip
-    roles = {name: lambda party, name=name: fedxgboost_smm.passive(party, tables[name], options) for name in tables}
-    roles["bank"] = lambda party: fedxgboost_smm.active(
-        party, Labelled(tables["bank"], y), options, parties=list(tables), classes=[0, 1]
+    options = FedXGBoostSMM(mode="paper", allow_insecure=True, version=version)
+    common = BoostingOptions(n_estimators=2, max_bin=BINS).checked(options)
+    cast = cast_by_column(dict.fromkeys(tables, Place()), "bank", options)
+
+    def role(party: Party) -> ModelPart:
+        data = Labelled(tables[party.name], y)
+        program = paper.active if party.name == "bank" else paper.passive
+        return program(Seat(party=party, options=options, common=common, cast=cast, data=data, classes=[0, 1]))
+
+    played = play(
+        dict.fromkeys(tables, role), star(cast, options), job="attacked", protocol=options.system, record_content=True
     )
-    played = play(roles, star("bank", tables), job="attacked", protocol="fedxgboost-smm", record_content=True)
     who, peer = (("bank", "shop"), ("shop", "bank"))[version - 1]
     return products_from_transcript(played.transcripts[who], peer, len(y))
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Indices = NDArray[np.int32]
+Int32s = NDArray[np.int32]
 Flags = NDArray[np.bool_]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,7 +69,7 @@ def stay_on_one_core() -> None:
 
 
 def _every_core() -> set[int]:
-    return set(os.sched_getaffinity(os.getpid()))  # of the main thread, which is never kept anywhere
+    return set(os.sched_getaffinity(os.getpid()))  # of the main thread, which is never restricted
 
 
 def _set_free() -> None:
@@ -86,8 +86,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def share(work: Callable[[int, int], None], total: int, threads: int, least: int = 1) -> None:
     """Run ``work(start, stop)`` over ``range(total)`` cut into at most `threads` even parts, and wait for all.
 
-    Parts must not overlap in what they write; none but the first, which is the calling thread's, is shorter than
-    `least`. Not to be called from within `work`: the parts share one pool and would wait for each other.
+    Each part has at least `least` items, if there are several; the calling thread works on the first. Parts must not
+    overlap in what they write. Not to be called from within `work`: the parts share one pool and would wait for each
+    other.
     """
     parts = max(1, min(threads, total // max(least, 1)))
     edges = [total * part // parts for part in range(parts + 1)]

@@ -66,7 +66,13 @@ class LocalProtocolError(TreatyError):
 
 
 class PeerError(TreatyError):
-    """Another party did, or failed to do, something; `peer` names it."""
+    """Another party did, or failed to do, something.
+
+    Attributes
+    ----------
+    peer : str
+        Name of the party at fault.
+    """
 
     def __init__(self, peer: str, message: str) -> None:
         super().__init__(message)

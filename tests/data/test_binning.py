@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.data import Bins, Schema, Table, fit_bins, to_table
+from treaty.data.binning import Bins, fit_bins
+from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
 
 REPOSITORY = Path(__file__).parents[2]

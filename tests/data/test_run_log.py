@@ -123,7 +123,7 @@ def test_last_line_that_is_cut_off_but_follows_another_log_is_refused(tmp_path: 
     noted(log)
     noted(log)
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[1][:-1])
-    with pytest.raises(DataError, match="untouched"):
+    with pytest.raises(DataError, match="unchanged"):
         RunLog(path)
 
 

@@ -7,7 +7,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from treaty.data import read_table, to_table, write_predictions
+from treaty.data.sources import read_table, write_predictions
+from treaty.data.table import to_table
 from treaty.errors import DataError
 
 CSV = "id,x,city,late\n1,0.5,Rom,true\n2,,Oslo,false\n3,-2,NA,true\n"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from scipy import sparse
 
-from treaty.data import Schema, Table, match_rows, to_table
+from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import DataError
 
 NAN = float("nan")

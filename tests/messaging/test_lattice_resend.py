@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from treaty.systems.tree_options import TreeOptions
 
 from messaging.test_grpc_link import Proxy
+from systems.seats import seat
 from tables import cut, real_table
 from treaty import GBDTClassifier
 from treaty.crypto.lattice.linear_map import LinearMapClient
@@ -22,12 +22,14 @@ from treaty.messaging.memory import MemoryChannel
 from treaty.messaging.messages import decode_body, decode_envelope
 from treaty.messaging.party import Party, run_role
 from treaty.models.checkpoints import Keeper, checkpoint_file
-from treaty.runs.threads import play, star
-from treaty.systems.pooled.training import Labelled
+from treaty.runs.threads import play
 from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import Labelled
 from treaty.systems.vertical.encrypted_columns import SumsRequest
 
-SETTINGS = {"encryption": "lattice", "n_estimators": 2, "max_depth": 3, "max_bin": 4, "min_child_samples": 5}
+LATTICE = SecureBoost(encryption="lattice")
+SETTINGS = {"n_estimators": 2, "max_depth": 3, "max_bin": 4, "min_child_samples": 5}
 LARGEST_ERROR = 21
 
 
@@ -152,17 +154,15 @@ def roles_of_training():
         name: to_table(part, party=name)
         for name, part in zip(["clinic", "lab", "shop"], cut(X, 3).values(), strict=True)
     }
-    options = TreeOptions(protocol="secureboost", **SETTINGS)
 
-    def active(party):
-        return secureboost.active(
-            party, Labelled(tables["clinic"], y.astype(float)), options, parties=list(tables), classes=[0, 1]
-        )
+    def role(party):
+        program = secureboost.active if party.name == "clinic" else secureboost.passive
+        labels = {"classes": [0, 1]} if party.name == "clinic" else {}
+        data = Labelled(tables[party.name], y.astype(float) if labels else np.zeros(0))
+        return program(seat(party, LATTICE, SETTINGS, active="clinic", owners=list(tables), data=data, **labels))
 
-    passive = {
-        name: lambda party, name=name: secureboost.passive(party, tables[name], options) for name in ["lab", "shop"]
-    }
-    return {"clinic": active, **passive}, star("clinic", tables)
+    links = {"clinic": ["lab", "shop"], "lab": ["clinic"], "shop": ["clinic"]}
+    return dict.fromkeys(tables, role), links
 
 
 @pytest.mark.parametrize("when", ["within", "after"])
@@ -221,10 +221,10 @@ def test_a_query_that_could_not_be_delivered_is_not_put_again_by_this_job_or_its
     monkeypatch.setattr(MemoryChannel, "send", sending)
     monkeypatch.setattr(Keeper, "due", True)
     with pytest.raises(error, match="its connection broke"):
-        GBDTClassifier("secureboost", **SETTINGS).fit(tables, y, checkpoint=tmp_path)
+        GBDTClassifier(LATTICE, **SETTINGS).fit(tables, y, checkpoint=tmp_path)
     before, calls = {query_of(frame) for frame in frames}, len(encrypted)
     assert len(before) == calls
-    GBDTClassifier("secureboost", **SETTINGS).fit(tables, y, checkpoint=tmp_path)
+    GBDTClassifier(LATTICE, **SETTINGS).fit(tables, y, checkpoint=tmp_path)
     queries = [query_of(frame) for frame in frames]
     assert len(set(queries)) == len(encrypted) > calls
     assert before.isdisjoint(queries[2 * calls :])

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer
-from treaty.systems.tree_options import TreeOptions
 
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
@@ -21,6 +20,8 @@ from treaty.privacy.histogram_inversion import (
     rebuild,
 )
 from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.objectives import make_objective
@@ -51,16 +52,17 @@ def cancer():
     return x[::2], y[::2].astype(float)
 
 
-def attack(x, y, **changes):
+def attack(x, y, epsilon_total=None, **changes):
     """Grow trees, give the attack their sums, and rebuild the table without and with what it finds."""
-    options = TreeOptions(protocol="federboost-horizontal", **{"n_estimators": 10, "max_depth": 3, **changes})
+    own = FederBoostHorizontal(epsilon_total=epsilon_total)
+    options = BoostingOptions(**{"n_estimators": 10, "max_depth": 3, **changes}).checked(own)
     table = to_table(x)
     bins, loss = (
         fit_bins(table, options.max_bin),
         make_objective("logistic", y, None, fractional_bits=options.fractional_bits),
     )
     source = OpenedSums(bins.transform(table), bins.offsets, np.zeros(x.shape[1], bool), lambda feature, left: 0)
-    noise = plan_noise(options, table.schema, (0, 1), MEMBERS) if options.epsilon_total else SumNoise()
+    noise = plan_noise(own, options, table.schema, (0, 1), MEMBERS) if epsilon_total else SumNoise()
     source.watch(noise, loss)
     rules = noise.rules(options.rules(loss), loss, options.max_bin)
     forest = Forest(loss, ("all",))

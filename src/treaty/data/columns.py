@@ -77,7 +77,7 @@ def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = Fal
             raise _text_problem(_native_dtype(series), n_present)
         return _text(series.to_arrow())
     if dtype in (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128):
-        # as numpy these would be arrays of objects, or nothing, where a value is missing
+        # with missing values numpy has these as objects, or not at all
         return Column(_to_float32(series.cast(nw.Float64).to_numpy()))
     try:
         return column_from_array(series.to_numpy(), text_as_categories=text_as_categories)
@@ -188,7 +188,7 @@ def _categories(series: nw.Series[Any]) -> Column:
 
 def _text(strings: Any) -> Column:
     """Return the categories of an arrow array of text: its distinct values, sorted."""
-    if isinstance(strings, pa.ChunkedArray):  # of a concatenated frame
+    if isinstance(strings, pa.ChunkedArray):  # from a concatenated frame
         strings = strings.combine_chunks()
     encoded = strings.cast(pa.large_string()).dictionary_encode()
     values: list[str] = encoded.dictionary.to_pylist()

@@ -35,7 +35,7 @@ NORMALISE: tuple[Normalisation, ...] = ("nfc", "strip")
 """How text is normalised by default."""
 
 _TAGS = {"integer": b"i", "text": b"t", "date": b"d", "binary": b"b"}
-_WHOLE = 2.0**53  # floats beyond skip numbers, so that two different ids may have become one
+_WHOLE = 2.0**53  # larger floats skip integers: two different ids may have become one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,6 +247,6 @@ def _date(values: Any, party: str) -> Any:
 def _normalised(texts: Any, normalise: frozenset[str]) -> Any:
     if "lower" in normalise:
         texts = pc.utf8_lower(texts)
-    if "nfc" in normalise:  # last, as small letters may compose where large ones do not
+    if "nfc" in normalise:  # last: lower-case letters may compose where upper-case ones do not
         texts = pc.utf8_normalize(texts, form="NFC")
     return pc.utf8_trim_whitespace(texts) if "strip" in normalise else texts

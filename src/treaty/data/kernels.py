@@ -11,7 +11,7 @@ from treaty.compute import kernel
 
 @kernel
 def _cut_between(lower: np.float32, upper: np.float32) -> np.float32:
-    # + 0 makes a negative zero positive: which of the two zeros came last in sorting must not show
+    # + 0 makes a negative zero positive: the order of the two zeros in sorting must not matter
     middle = np.float32((np.float64(lower) + np.float64(upper)) * 0.5) + np.float32(0.0)
     return middle if middle > lower else upper + np.float32(0.0)
 

@@ -92,7 +92,7 @@ class Sorted:
             if before >= stop:
                 break
             if self._last is None or self._last[0] != number:
-                self._last = None  # room for the next
+                self._last = None  # free the memory for the next
                 self._last = number, self._part(number)
             found.append(self._last[1][max(0, start - before) : stop - before])
         return np.concatenate(found)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import kernel
 
-_NARROW = 1 << 12  # keys, within a thousandth of the number: for the targets of other bins taken as one value
+_NARROW = 1 << 12  # keys, within a thousandth of the number: treated as one value when other bins' targets are set
 _SHARE = 8  # a bin is never more than a share / 8 off, however generous the tolerance is to small bins
 
 
@@ -76,7 +76,7 @@ def _place(
                 lacking = target - low if off <= slack else 0.0
             else:
                 is_open = False
-                # a bin closed within the slack moves no other target, or each end found would unsettle all after it
+                # a bin closed within the slack moves no other target, else each found end would move all later ones
                 lacking = target - high if off <= slack else 0.0
             if bins_left == 0:
                 is_open = False

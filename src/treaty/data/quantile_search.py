@@ -120,7 +120,7 @@ class QuantileSearch:
         pair = np.stack([low + 1, roundest], axis=1)
         empty_above = np.append(self._counts, 0)[start + 2] == self._counts[start + 1]
         kept = np.ones_like(pair, dtype=np.bool_)
-        kept[:, 0] = empty_above & (low % 2 == 0) & (low + 1 < roundest)  # even: not opened for this already
+        kept[:, 0] = empty_above & (low % 2 == 0) & (low + 1 < roundest)  # even: not opened for this reason before
         before = np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
         offsets = before[np.searchsorted(start, self._offsets)].astype(np.int32)
         self._asked = Probes(pair[kept].astype(np.uint32), offsets)
@@ -161,7 +161,7 @@ class QuantileSearch:
 
     def smallest_interval(self) -> NDArray[np.int64]:
         """Return every feature's fewest rows (above 0) between neighbouring opened points, for disclosure."""
-        rows = np.diff(self._counts, append=0)  # not above 0 from one feature to the next
+        rows = np.diff(self._counts, append=0)  # at most 0 from one feature to the next
         fewest = np.minimum.reduceat(np.where(rows > 0, rows, _NO_INTERVAL), self._offsets[:-1])
         return np.where(fewest == _NO_INTERVAL, 0, fewest)
 
@@ -192,6 +192,6 @@ def _roundest(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int
 
 def _between(lower: NDArray[np.float32], upper: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the middle as `fit_bins` does: above `lower`, at most `upper`, never a negative zero."""
-    with np.errstate(invalid="ignore"):  # of the two infinities
+    with np.errstate(invalid="ignore"):  # the sum of the two infinities
         middle = ((lower.astype(np.float64) + upper) * 0.5).astype(np.float32) + np.float32(0)
     return np.where(middle > lower, middle, upper)

@@ -143,7 +143,7 @@ class RunLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._beside("lock").open("ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # given back when closed, also by a crash
+                fcntl.flock(lock, fcntl.LOCK_EX)  # released when closed, also by a crash
                 yield
         except OSError as error:
             raise ConfigError(f"cannot use the run log {self.path}: {error.strerror}") from None
@@ -160,7 +160,7 @@ class RunLog:
                 raise DataError(f"expected a line of a run log, got none - at line {number} of {self.path}")
             if entry.previous != previous:
                 raise DataError(
-                    f"expected an untouched run log, but what came before line {number} of {self.path} was changed"
+                    f"expected an unchanged run log, but lines before {number} of {self.path} were changed or removed"
                 )
             entries.append(entry)
             previous = hashlib.sha256(line).hexdigest()
@@ -190,7 +190,7 @@ class RunLog:
     def _read_key(self) -> bytes:
         path = self._beside("key")
         if not path.exists():
-            made = self._beside("key.new")  # a crash leaves no half a key under the name that counts
+            made = self._beside("key.new")  # a crash must not leave half a key under the final name
             made.unlink(missing_ok=True)
             with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(32))

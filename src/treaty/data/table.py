@@ -26,7 +26,7 @@ from treaty.data.columns import (
 )
 from treaty.errors import DataError
 
-_ROWS_AT_ONCE = 4096  # a block of rows is turned over inside the processor's cache
+_ROWS_AT_ONCE = 4096  # a block of rows is transposed inside the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ def _match(column: Column, known: tuple[Category, ...] | None) -> Column:
     """Convert a column to the kind and the category codes of training."""
     if column.categories == known:
         return column
-    if np.isnan(column.values).all():  # nothing in it, so nothing of the wrong kind
+    if np.isnan(column.values).all():  # without values it is of any kind
         return Column(column.values, known)
     if known is None:
         raise ColumnProblem("expected numbers, as in training, got categories")

@@ -41,16 +41,31 @@ def one_column(y: Any) -> Any:
     return y if y is None or len(shape) == 1 else column_or_1d(y, warn=True)
 
 
-def refuse_misplaced(estimator: object, misplaced: Iterable[str]) -> None:
-    """Refuse parameters that an estimator does not have, naming the system that has them.
+def _refuse_misplaced(estimator: type, misplaced: Iterable[str], protocol: Any) -> None:
+    """Refuse parameters that an estimator does not have, naming who has them: `protocol`'s system above all.
 
     Raises
     ------
     ConfigError
     """
+    kind = estimator.__name__
     for name in misplaced:
-        where = place_of(name, None) or "see docs/options.md"
-        raise ConfigError(f"{type(estimator).__name__} has no parameter {name!r}; {where}")
+        own = _option_class(protocol)
+        if own is not None and name in names_of(own):
+            where = f"it belongs to the system: {kind}({own.__name__}({name}=...))"
+        else:
+            where = place_of(name, None) or "see docs/options.md"
+        raise ConfigError(f"{kind} has no parameter {name!r}; {where}")
+
+
+def _option_class(protocol: Any) -> type[SystemOptions] | None:
+    """Return the class of a system's options, where a system is named or given."""
+    if isinstance(protocol, SystemOptions):
+        return type(protocol)
+    try:
+        return find_system(protocol).options if isinstance(protocol, str) else None
+    except ConfigError:
+        return None
 
 
 class TableEstimator(BaseEstimator):
@@ -73,6 +88,12 @@ class TableEstimator(BaseEstimator):
 
     # ------------------------------------------------------------ options
 
+    def __new__(cls, protocol: Any = "pooled", **params: Any) -> Self:
+        """Refuse what is no parameter, with the place where it belongs; the signature stays that of `__init__`."""
+        _refuse_misplaced(cls, [name for name in params if name not in cls._get_param_names()], protocol)
+        estimator: Self = super().__new__(cls)
+        return estimator
+
     def set_params(self, **params: Any) -> Self:
         """Set parameters, those of the system as ``protocol__NAME``; a system given by name becomes its options.
 
@@ -84,7 +105,7 @@ class TableEstimator(BaseEstimator):
         if isinstance(self.protocol, str) and any(name.startswith("protocol__") for name in params):
             self.protocol = find_system(params.pop("protocol", self.protocol), self._model).options()
         own = self.get_params(deep=False)
-        refuse_misplaced(self, [name for name in params if name.partition("__")[0] not in own])
+        _refuse_misplaced(type(self), [name for name in params if name.partition("__")[0] not in own], self.protocol)
         super().set_params(**params)
         return self
 

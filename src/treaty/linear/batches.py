@@ -28,7 +28,7 @@ ALONE = 1.0 / 3.0
 """Leverage from which a row's residual shows in the gradient of its batch more than all others' do."""
 
 MANY_ROWS = 300
-"""A lattice of so many dimensions, one for each row, is beyond the reduction algorithms of today."""
+"""Today's reduction algorithms fail on a lattice of this many dimensions, one for each row."""
 
 
 def batch_seed(random_state: int | None) -> bytes:
@@ -95,6 +95,6 @@ def rows_alone(X: Floats) -> int:
     """
     A = np.hstack([X, np.ones((len(X), 1))])
     values, vectors = np.linalg.eigh(A.T @ A)
-    spanned = values > 1e-9 * values[-1]  # constant columns, and categories that are all
+    spanned = values > 1e-9 * values[-1]  # without constant columns and complete sets of categories
     half = A @ (vectors[:, spanned] / np.sqrt(values[spanned]))
     return int(np.count_nonzero(np.einsum("ij,ij->i", half, half) > ALONE))

@@ -38,7 +38,7 @@ import numpy as np
 from treaty.compute import Floats
 from treaty.errors import DataError
 
-LEAST_CURVATURE = 1e-8  # of v^T s, per ||s||^2: less of it and a pair is left out
+LEAST_CURVATURE = 1e-8  # of v^T s, per ||s||^2: a pair with less is left out
 LONGEST_STEP = 10.0  # times the median of the steps before
 STEPS_REMEMBERED = 20
 

@@ -35,33 +35,23 @@ class Loss:
     curvatures: Callable[[Floats, Floats], Floats]  # of u, X @ s: h, the second derivative times the row's x^T s
 
 
-def _taylor_values(u: Floats, y: Floats) -> Floats:
-    return math.log(2.0) - 0.5 * y * u + 0.125 * u * u
-
-
-def _taylor_residuals(u: Floats, y: Floats) -> Floats:
-    return 0.25 * u - 0.5 * y
-
-
-def _taylor_curvatures(u: Floats, x_s: Floats) -> Floats:
-    return 0.25 * x_s
-
-
-def _logistic_values(u: Floats, y: Floats) -> Floats:
-    return np.logaddexp(0.0, -y * u)
-
-
-def _logistic_residuals(u: Floats, y: Floats) -> Floats:
-    return -y * probabilities(-y * u)
-
-
 def _logistic_curvatures(u: Floats, x_s: Floats) -> Floats:
     p = probabilities(u)
     return p * (1.0 - p) * x_s
 
 
-TAYLOR = Loss("taylor", _taylor_values, _taylor_residuals, _taylor_curvatures)
-LOGISTIC = Loss("logistic", _logistic_values, _logistic_residuals, _logistic_curvatures)
+TAYLOR = Loss(
+    "taylor",
+    values=lambda u, y: math.log(2.0) - 0.5 * y * u + 0.125 * u * u,
+    residuals=lambda u, y: 0.25 * u - 0.5 * y,
+    curvatures=lambda u, x_s: 0.25 * x_s,
+)
+LOGISTIC = Loss(
+    "logistic",
+    values=lambda u, y: np.logaddexp(0.0, -y * u),
+    residuals=lambda u, y: -y * probabilities(-y * u),
+    curvatures=_logistic_curvatures,
+)
 LOSSES = {loss.name: loss for loss in (TAYLOR, LOGISTIC)}
 
 

@@ -14,7 +14,7 @@ from treaty.linear.batches import partition
 from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
 
-LARGEST_RISE = 0.1  # an epoch's loss may be above the last that stood by a tenth; else it is undone
+LARGEST_RISE = 0.1  # an epoch is undone if its loss is more than a tenth above the last accepted one
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ def train(
     slice_ = Slice(X.shape[1], memory=memory, period=period, l2=optimiser.l2, intercept=optimiser.intercept)
     coordinator = Coordinator(memory=memory, learning_rate=optimiser.learning_rate)
     schedule = Schedule(optimiser.learning_rate, optimiser.tol, optimiser.max_iter)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite ends the training
+    with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite ends the training
         while not schedule.finished:
             of_batches = []
             for rows in batches:

@@ -128,7 +128,7 @@ class GrpcChannel:
                     gone, deadline = link.lost, min(deadline, now + LATE_PATIENCE)
                 if link.refused_since is not None and now - link.refused_since > REFUSAL_PATIENCE:
                     raise PeerProtocolError(link.peer, link.trouble)
-            # whoever is still on the way would wait in vain for us: let it come, to be told
+            # a peer that is still starting would wait for us in vain: let it connect first, and be told
             if gone is not None and (now > deadline or all(self._links[peer].lost is not None for peer in missing)):
                 raise gone
             if now > deadline:
@@ -136,7 +136,7 @@ class GrpcChannel:
                     f"expected all peers within {timeout:g} s, {self._name} is not connected with {', '.join(missing)}"
                 )
                 error = PeerLost(next(iter(missing)), f"{text}: {'; '.join(missing.values())}")
-                error.public = text  # without addresses
+                error.public = text  # peers must not see addresses
                 raise error
             time.sleep(0.02)
         if gone is not None:

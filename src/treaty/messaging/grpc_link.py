@@ -131,7 +131,7 @@ class Link:
                 self._raise_if_ended()
                 try:
                     failed = self._hand_over(announcement, frame, max(0.0, deadline - time.monotonic()))
-                except ValueError:  # grpc's word for a connection that we have closed
+                except ValueError:  # gRPC raises it for a connection that we have closed
                     self._raise_if_ended()
                     raise
                 if failed is None:
@@ -162,7 +162,7 @@ class Link:
                 # This thread waits for the answer itself; for a `future`, grpc starts one that does.
                 self._post_call(encode(Parcel(announcement, memoryview(frame))), timeout=timeout)
             else:
-                # When an interrupt ends its waiting, a `future` still comes to an end; else its feeding thread stays.
+                # If an interrupt ends the waiting, a `future` still ends; without it, the feeding thread would stay.
                 self._deliver_call.future(chunks(announcement, frame), timeout=timeout).result()
         except grpc.RpcError as error:
             return _outcome(error)
@@ -216,7 +216,7 @@ class Link:
             gone = "it has closed its channel"
         elif self._incarnation not in (None, notice.incarnation):
             gone = "it was restarted, another process answers now"
-        if gone is not None:  # what it has taken in already, it still acknowledges
+        if gone is not None:  # it still acknowledges what it has taken in
             self._lose(PeerLost(self.peer, f"{self.peer} is lost: {gone}"), cancel=False)
             return
         self._incarnation = notice.incarnation
@@ -234,7 +234,7 @@ class Link:
     def _explain(self, code: Any, details: str) -> None:
         """Describe a failed attempt to dial, and note whether waiting may help."""
         if code is grpc.StatusCode.CANCELLED:
-            return  # by ourselves, for the trouble noted before
+            return  # by ourselves; the trouble is already noted
         lower = details.lower()
         where = f"{self.peer} at {self._address}"
         refused = True

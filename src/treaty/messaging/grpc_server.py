@@ -36,7 +36,7 @@ class _Sender:
     """The server's state of one pinned peer."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()  # held during a delivery: one at a time and sender
+        self.turn = threading.Lock()  # held during a delivery: one at a time per sender
         self.incarnation: bytes | None = None
         self.last = -1  # number of the newest delivery that reached the inbox
         self.unread = 0  # bytes in the inbox
@@ -161,7 +161,7 @@ class Server:
                 return b""
             self._refuse_oversized(announced.size, peer, sender, context)
             frame = _gather(pieces, announced.size, context)
-            if frame is not None and context.is_active():  # else the caller has given up, or sends it again
+            if frame is not None and context.is_active():  # else the caller has given up or is resending
                 sender.last = announced.number
                 with self._lock:
                     sender.unread += announced.size
@@ -178,7 +178,7 @@ class Server:
             owner = self._owner.get(x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER))
             if owner is not None:
                 self._owner_by_pem[pem] = owner
-        if owner is None:  # TLS lets none but pinned certificates through; this does not rest on it
+        if owner is None:  # TLS admits only pinned certificates; this check does not rely on it
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not pinned here")
             raise AssertionError("abort raises")
         if introduction.sender != owner:
@@ -203,7 +203,7 @@ class Server:
         if not known:
             context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"{self._name} has already talked to another process of {owner}; start the job anew",
+                f"{self._name} has already talked to another process of {owner}; restart the job",
             )
         return owner
 
@@ -240,7 +240,7 @@ def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
     The frame ends at a multiple of 8 bytes: the array with which a message ends, its largest, is then aligned, and
     `view` need not copy it.
     """
-    whole = np.empty(size + 7, np.uint8)  # not zeroed: pages are taken up only as chunks come in
+    whole = np.empty(size + 7, np.uint8)  # not zeroed: pages are allocated only as chunks arrive
     skipped = -(whole.ctypes.data + size) % 8
     buffer = whole.data[skipped : skipped + size]
     filled = 0
@@ -265,7 +265,7 @@ class _DaemonThreads(futures.Executor):
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)  # counts the threads that wait for a task nobody has submitted yet
+        self._idle = threading.Semaphore(0)  # counts the threads that wait for a task
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "futures.Future[Any]":
         future: futures.Future[Any] = futures.Future()
@@ -288,6 +288,6 @@ class _DaemonThreads(futures.Executor):
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # with it goes the call
+            del task  # releases the call
             self._idle.release()
-        self._tasks.put(None)  # for the next
+        self._tasks.put(None)  # for the next thread

@@ -11,14 +11,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from typing import TypeVar
 
 from treaty.compute import concurrently
-from treaty.errors import (
-    LocalProtocolError,
-    PeerAborted,
-    PeerLost,
-    PeerProtocolError,
-    PeerTimeout,
-    TreatyError,
-)
+from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout, TreatyError
 from treaty.messaging.channel import Arrival, Channel
 from treaty.messaging.conversation import Conversation
 from treaty.messaging.messages import Abort, Goodbye, M, Message, clean, encode_body
@@ -255,7 +248,7 @@ class Party:
         self._over = True
         for peer in (*self._heard, *(peer for peer in self._talks if peer not in self._heard)):
             talk = self._talks[peer]
-            # A thread stuck in `send` to this peer keeps the lock: then the broken connection has to tell.
+            # A thread stuck in `send` holds the lock: then the broken connection must tell the peer.
             if talk.left or peer in self._lost or not self._sending[peer].acquire(timeout=FAREWELL_TIMEOUT):
                 continue
             try:
@@ -264,7 +257,7 @@ class Party:
                 if isinstance(message, Abort):
                     self._record_sent(peer, message, len(frame))
             except TreatyError as error:
-                logger.info("%s could not take leave of %s: %s", self.name, peer, error)
+                logger.info("%s could not send its last message to %s: %s", self.name, peer, error)
             finally:
                 self._sending[peer].release()
 
@@ -323,9 +316,7 @@ class Party:
                         self._lost[lost.peer] = lost
                 except PeerProtocolError as error:
                     if error.peer in self._expendable:
-                        self._lost.setdefault(
-                            error.peer, PeerLost(error.peer, f"{error.peer} is as good as lost: {error}")
-                        )
+                        self._lost.setdefault(error.peer, PeerLost(error.peer, f"{error.peer} counts as lost: {error}"))
                         self._talks[error.peer].drop_unread()
                     elif error.peer in self._heard or error.peer not in self._talks:
                         raise

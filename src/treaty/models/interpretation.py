@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
 from treaty.models.trees import ModelPart, forest_of
+from treaty.models.xgboost_format import to_booster
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, join_splits
 from treaty.trees.shap import contributions
-from treaty.trees.xgboost_format import to_booster
 
 Kind = Literal["gain", "cover", "count"]
 

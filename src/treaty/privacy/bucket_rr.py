@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from treaty.compute import Floats, Integers
+from treaty.privacy.label_rr import change_limit
 from treaty.privacy.ledger import Entry, Ledger
 
 MECHANISM = "bucket_rr"
@@ -91,10 +92,8 @@ def randomise_buckets(
     if size < 2 or epsilon == math.inf:
         return codes
     others = size - 1
-    change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))
-    limit = max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64))
     other = (words[:, 1] % np.uint64(others)).astype(np.uint8)
-    return np.where(words[:, 0] < np.uint64(limit), other + (other >= codes), codes).astype(np.uint8)
+    return np.where(words[:, 0] < change_limit(others, epsilon), other + (other >= codes), codes).astype(np.uint8)
 
 
 def chances(size: int, epsilon: float) -> tuple[float, float]:

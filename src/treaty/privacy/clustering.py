@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from treaty.compute import Floats, Indices
+from treaty.compute import Floats, Int32s
 
-NodeSets = Sequence[Sequence[Indices]]
+NodeSets = Sequence[Sequence[Int32s]]
 """For each tree, partitions of the rows: node number of each row, -1 where the attacker does not know it."""
 
 ROUNDS = 500

@@ -22,7 +22,7 @@ from treaty.compute import Integers
 
 NONCE_BYTES = 32
 COMMITMENT_BYTES = 32
-_LABEL = b"treaty gradients of a tree 1"  # so that the hash is of use nowhere else
+_LABEL = b"treaty gradients of a tree 1"  # separates this hash from all others
 
 
 def commit(grad: Integers, hess: Integers, tree: int) -> tuple[bytes, bytes]:

@@ -40,9 +40,9 @@ LEAST_SIGMA, MOST_SIGMA = 0.5, 2.0**40
 LEAST_SHARE = 1.0
 """Least standard deviation of one participant's share: below it, a sum of shares is too far from the distribution."""
 
-_PRECISION = 41  # significant bits of a standard deviation: those of the largest
+_PRECISION = 41  # significant bits of a standard deviation
 _CHUNK = 1 << 15  # random words at a time: they stay in the cache
-_WORDS = 32  # random words at a time for each of the last numbers: as many as they need on average, or twice that
+_WORDS = 32  # random words at a time for each of the last numbers: one to two times the mean need
 
 
 def discrete_gaussian(sigma: Floats, key: bytes | None = None) -> Integers:
@@ -78,7 +78,7 @@ def noise_share(sigma: Floats, honest: int, key: bytes | None = None) -> Integer
     Raises ConfigError when `honest` is below 1, or sigma / sqrt(honest) below 1 or above 2^40 somewhere.
     """
     _check_honest(honest)
-    each = sigma * ((1.0 + 2.0**-50) / math.sqrt(honest))  # the factor is above what the floats are off by
+    each = sigma * ((1.0 + 2.0**-50) / math.sqrt(honest))  # the factor covers the error of the floats
     if not np.all(each >= LEAST_SHARE):
         raise ConfigError(
             f"expected noise of a standard deviation of {math.sqrt(honest):g} or more for {honest} to share, got "
@@ -129,7 +129,7 @@ def _below(words: NDArray[np.uint64], at: Integers, bound: int) -> int:
         at[0] += 1
         rest = word % modulus
         if word - rest <= last:  # within a whole multiple of bound
-            return int(np.int64(rest))  # int of an unsigned one would stay unsigned
+            return int(np.int64(rest))  # int() of a uint64 stays unsigned in numba
     return bound
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from treaty.compute import Flags, Floats, Indices, Integers
+from treaty.compute import Flags, Floats, Int32s, Integers
 
 
-def mixed_nodes(y: Floats, n_classes: int, limit: float) -> Callable[[Indices, Integers], Flags]:
+def mixed_nodes(y: Floats, n_classes: int, limit: float) -> Callable[[Int32s, Integers], Flags]:
     """Return ``mixed(rows, starts)``, which marks nodes whose classes are mixed about as in the whole table.
 
     `y` are class numbers below `n_classes`; `limit` is the largest allowed difference of a class's share in the node
@@ -19,7 +19,7 @@ def mixed_nodes(y: Floats, n_classes: int, limit: float) -> Callable[[Indices, I
     classes = y.astype(np.int64)
     prior = np.bincount(classes, minlength=n_classes) / max(len(classes), 1)
 
-    def mixed(rows: Indices, starts: Integers) -> Flags:
+    def mixed(rows: Int32s, starts: Integers) -> Flags:
         sizes = np.diff(starts)
         node = np.repeat(np.arange(len(sizes)), sizes)
         counts = np.bincount(node * n_classes + classes[rows], minlength=len(sizes) * n_classes)

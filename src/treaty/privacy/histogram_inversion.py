@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
-from treaty.compute import Flags, Floats, Indices, Integers
+from treaty.compute import Flags, Floats, Int32s, Integers
 
 Masks = Flags
 """Bins that rows may have, (n, slots): a feature is known where one of its slots is left."""
@@ -40,7 +40,7 @@ class OpenedTree:
     """
 
     asked: Mapping[int, Integers]
-    left: Indices
+    left: Int32s
 
     def nodes(self) -> dict[int, Integers]:
         """Return the sums of the asked nodes and their siblings, parents first; a sibling is parent minus asked one."""
@@ -63,7 +63,7 @@ class RebuiltRows:
     possible: Masks
     labels: Integers
 
-    def known(self, offsets: Indices) -> Integers:
+    def known(self, offsets: Int32s) -> Integers:
         """Return the number of known features of each row."""
         bins = np.add.reduceat(self.possible, offsets[:-1], axis=1, dtype=np.int64)
         return np.asarray((bins == 1).sum(axis=1))
@@ -82,11 +82,11 @@ class Agreement:
     labels: float
 
 
-def invert(trees: Sequence[OpenedTree], offsets: Indices) -> RebuiltRows:
+def invert(trees: Sequence[OpenedTree], offsets: Int32s) -> RebuiltRows:
     """Put rows together from at least one tree's opened histograms, most known features first."""
     counts = np.max([tree.asked[0][:, 2] for tree in trees], axis=0)  # a tree may leave columns out
-    n_rows = max(1, int(counts[: offsets[1]].sum()))  # under noise it may be anything
-    surprise = -np.log(np.maximum(counts, 1) / n_rows)  # that two rows share a slot
+    n_rows = max(1, int(counts[: offsets[1]].sum()))  # noise may have made it anything
+    surprise = -np.log(np.maximum(counts, 1) / n_rows)  # of two rows sharing a slot
     found = _rows_of_tree(trees[0], offsets)
     for tree in trees[1:]:
         found = _join(found, _rows_of_tree(tree, offsets), surprise, 2.0 * np.log(n_rows), offsets)
@@ -94,7 +94,7 @@ def invert(trees: Sequence[OpenedTree], offsets: Indices) -> RebuiltRows:
     return RebuiltRows(found.possible[order], found.labels[order])
 
 
-def rebuild(found: RebuiltRows, by_class: Integers, offsets: Indices, seed: int = 0) -> tuple[Integers, Integers]:
+def rebuild(found: RebuiltRows, by_class: Integers, offsets: Int32s, seed: int = 0) -> tuple[Integers, Integers]:
     """Make a whole table, codes (n_rows, n_features) and labels (n_rows,): found rows, and guesses for everything else.
 
     Guesses are drawn so that every column is right by class. With no rows found, this is the baseline: columns
@@ -153,7 +153,7 @@ def _taken_apart(sums: Integers, known: Integers) -> tuple[NDArray[np.int8], Fla
     return held, settled
 
 
-def _rows_of_tree(tree: OpenedTree, offsets: Indices) -> RebuiltRows:
+def _rows_of_tree(tree: OpenedTree, offsets: Int32s) -> RebuiltRows:
     """Combine what all nodes of one tree say of rows with the same key."""
     nodes = tree.nodes()
     known = np.unique(np.concatenate([_keys(sums[sums[:, 2] == 1]) for sums in nodes.values()]))
@@ -169,16 +169,16 @@ def _rows_of_tree(tree: OpenedTree, offsets: Indices) -> RebuiltRows:
         often = np.add.reduceat(held, offsets[:-1], axis=1, dtype=np.int64)
         unasked = np.add.reduceat(nodes[node][:, 2], offsets[:-1]) == 0
         possible = np.where(np.repeat(often > 0, widths, axis=1), held > 0, ~settled | np.repeat(unasked, widths))
-        whole = np.logical_or.reduceat(possible, offsets[:-1], axis=1).all(axis=1)  # else two rows are taken for one
+        whole = np.logical_or.reduceat(possible, offsets[:-1], axis=1).all(axis=1)  # else two rows were taken for one
         for key in np.flatnonzero((often.max(axis=1, initial=0) == 1) & whole).tolist():
-            below.setdefault(key, [possible[key]])  # a child's sums say all that its parent's do
+            below.setdefault(key, [possible[key]])  # a child's sums tell all that its parent's tell
         rows[node] = below
     found = [mask for of_key in rows[0].values() for mask in of_key]
     labels = [known[key] < 0 for key, of_key in rows[0].items() for _ in of_key]
     return RebuiltRows(np.array(found, np.bool_).reshape(-1, int(offsets[-1])), np.array(labels, np.int64))
 
 
-def _join(a: RebuiltRows, b: RebuiltRows, surprise: Floats, enough: float, offsets: Indices) -> RebuiltRows:
+def _join(a: RebuiltRows, b: RebuiltRows, surprise: Floats, enough: float, offsets: Int32s) -> RebuiltRows:
     """Unite rows of two trees that nothing contradicts and that share more than chance explains."""
     if not len(a.labels) or not len(b.labels):
         return a if len(a.labels) else b

@@ -29,7 +29,7 @@ from treaty.errors import ConfigError, DataError
 
 FORMAT = "treaty-noisy-labels 1"
 Randomness = Callable[[int], bytes]
-"""Gives so many uniform random bytes: `os.urandom`, or a numpy Generator's `bytes` in tests."""
+"""Returns this many uniform random bytes: `os.urandom`, or a numpy Generator's `bytes` in tests."""
 
 
 def randomise_labels(
@@ -45,9 +45,7 @@ def randomise_labels(
     noisy = _class_numbers(y, n_classes, epsilon)
     draw = os.urandom if randomness is None else randomness
     others = n_classes - 1
-    change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))  # (K - 1) r
-    limit = max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64))  # the factor is above what the floats are off by
-    changed = np.flatnonzero(uniform64(draw, len(noisy)) < np.uint64(limit))
+    changed = np.flatnonzero(uniform64(draw, len(noisy)) < change_limit(others, epsilon))
     drawn = uniform_below(draw, others, len(changed))
     noisy[changed] = drawn + (drawn >= noisy[changed])  # skip the label itself
     return noisy
@@ -93,8 +91,8 @@ def _read(data: bytes, path: Path, labels: Integers, n_classes: int, epsilon: fl
     if kept.format != FORMAT:
         raise ConfigError(f"expected a file of format {FORMAT!r}, got {kept.format[:40]!r} - at {path}")
     remedy = (
-        "labels drawn again cost their epsilon again: go on with what they were drawn for, or move this file away (in "
-        "a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
+        "labels drawn again cost their epsilon again: keep the options they were drawn with, or move this file away "
+        "(in a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
     )
     for name, wanted, got in (("epsilon", epsilon, kept.epsilon), ("classes", n_classes, kept.n_classes)):
         if wanted != got:
@@ -137,6 +135,12 @@ def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int
     if y.ndim != 1 or not np.all((y >= 0) & (y < n_classes) & (y == np.floor(y))):
         raise DataError(f"expected labels as class numbers from 0 to {n_classes - 1} in one dimension")
     return y.astype(np.int64)
+
+
+def change_limit(others: int, epsilon: float) -> np.uint64:
+    """Return how many of 2^64 words change a value into one of `others`: (K - 1) r, rounded up."""
+    change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))
+    return np.uint64(max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64)))  # the factor covers the error of floats
 
 
 def uniform64(draw: Randomness, count: int) -> NDArray[np.uint64]:

@@ -41,13 +41,13 @@ from treaty.privacy.zcdp import epsilon_of, renyi_epsilon
 KEY_BYTES = 32
 FILE = "ledger"
 DEFAULT_DELTA = 1e-6
-_WAIT = 60.0  # seconds for other jobs to let go of the file, which takes them milliseconds
+_WAIT = 60.0  # seconds for other jobs to release the file, which takes them milliseconds
 _VERSION = 1
 _TABLE = """CREATE TABLE entries (draw TEXT PRIMARY KEY, job TEXT NOT NULL, mechanism TEXT NOT NULL, what TEXT NOT NULL,
     epsilon REAL NOT NULL CHECK (typeof(epsilon) = 'real' AND epsilon >= 0),
     rho REAL NOT NULL CHECK (typeof(rho) = 'real' AND rho >= 0), delta REAL NOT NULL)"""
 _COLUMNS = "draw, job, mechanism, what, epsilon, rho, delta"
-_ROUNDED = 1.0 + 1e-9  # ten times 0.1 is 1, whatever floats say
+_ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,8 @@ class Ledger:
             self._open(folder / FILE)
             if not self.entries() and not (folder / "key").exists():
                 write_new(folder / "key", secrets.token_bytes(KEY_BYTES))
-            self._key = (folder / "key").read_bytes()  # of the draws there are: another would be new noise at no cost
+            # never replaced while there are entries: another key would be new noise at no cost
+            self._key = (folder / "key").read_bytes()
         if len(self._key) != KEY_BYTES:
             raise ConfigError(f"expected a key of {KEY_BYTES} bytes, got {len(self._key)} - at {folder / 'key'}")
 
@@ -174,7 +175,7 @@ class Ledger:
             if not entry.epsilon >= 0.0 or not 0.0 <= entry.rho < math.inf:
                 raise ConfigError(f"expected costs of 0 or more, got {entry.epsilon} and {entry.rho} - in the ledger")
         wanted: dict[str, Entry] = {}
-        for entry in entries:  # of one draw the dearest counts
+        for entry in entries:  # of one draw the most expensive counts
             other = wanted.get(entry.draw)
             if other is None or (entry.epsilon, entry.rho) > (other.epsilon, other.rho):
                 wanted[entry.draw] = entry
@@ -193,7 +194,7 @@ class Ledger:
     def _open(self, file: str | Path) -> None:
         self._db = sqlite3.connect(file, timeout=_WAIT, isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._db.close)
-        self._db.execute("PRAGMA synchronous = FULL")  # what is committed outlives a loss of power
+        self._db.execute("PRAGMA synchronous = FULL")  # a commit survives a power loss
         with self._transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version not in (0, _VERSION):
@@ -218,7 +219,7 @@ class Ledger:
                 yield self._db
                 self._db.commit()
             finally:
-                self._db.rollback()  # nothing after the commit
+                self._db.rollback()  # does nothing after the commit
 
 
 def read_ledger(path: Path) -> list[Entry]:
@@ -226,7 +227,7 @@ def read_ledger(path: Path) -> list[Entry]:
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ConfigError(f"expected a ledger, got no such file - at {file}")
-    try:  # for writing: what a job that was killed has left half written is taken back before anything is read
+    try:  # opened for writing, so that a killed job's unfinished transaction is rolled back before reading
         db = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", timeout=_WAIT, uri=True)
         try:
             return _entries(db)

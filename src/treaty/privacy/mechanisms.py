@@ -23,7 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import Floats, Indices, Integers, kernel, pieces
+from treaty.compute import Floats, Int32s, Integers, kernel, pieces
 from treaty.errors import ConfigError
 from treaty.privacy.label_rr import Randomness, uniform64
 
@@ -40,8 +40,8 @@ HYBRID_FROM = 0.61
 _CHUNK = 1 << 15  # random words at a time: they stay in the cache
 _ZEROS = memoryview(bytes(8 * _CHUNK))
 _ROOT = 0.5**0.5  # the curve 2^-x at x = 1/2, where its chords meet
-_TOSSES = np.array([10, *((k & -k).bit_length() - 1 for k in range(1, 1024))], np.uint8)  # zeros at a number's end
-_ROUNDED = 1.0 + 2.0**-50  # above what floats are off by in a few operations
+_TRAILING_ZEROS = np.array([10, *((k & -k).bit_length() - 1 for k in range(1, 1024))], np.uint8)
+_ROUNDED = 1.0 + 2.0**-50  # covers the error of a few float operations
 
 
 def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
@@ -71,7 +71,7 @@ def laplace(t: Floats, epsilon: float, randomness: Randomness | None = None) -> 
     return _laplace(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _laplace(steps: Indices, epsilon: float, draw: Randomness) -> Floats:
+def _laplace(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     halving = math.ceil(2 * STEPS * math.log(2.0) / epsilon * (1.0 + 2.0**-26))
     noisy = np.empty(len(steps))
     done, words = 0, np.empty(0, np.uint64)
@@ -92,7 +92,7 @@ def duchi(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Fl
     return _duchi(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _duchi(steps: Indices, epsilon: float, draw: Randomness) -> Floats:
+def _duchi(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     slope = min(math.floor(math.tanh(epsilon / 2.0) / 2.0 * 2.0**43 / _ROUNDED), 2**42 - 1)
     either = np.empty(len(steps))
     _one_of_two(steps, uniform64(draw, len(steps)), slope, np.rint(2.0**42 / slope * STEPS) / STEPS, either)
@@ -109,16 +109,17 @@ def piecewise(t: Floats, epsilon: float, randomness: Randomness | None = None) -
     return _piecewise(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _piecewise(steps: Indices, epsilon: float, draw: Randomness) -> Floats:
+def _piecewise(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     most, width, change = _window(epsilon)
     limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))  # of words that leave the window, rounded up
     reach = most - width // 2  # centre of the window of t = 1
     chance = limit * 2.0**-64
-    more = (1.0 - chance) / width - chance / (2 * most + 1 - width)  # of a number within than of one without
+    # chance of a number inside the window, less that of one outside
+    more = (1.0 - chance) / width - chance / (2 * most + 1 - width)
     found, scale = np.empty(len(steps)), STEPS / (more * width * reach)
     for rows in pieces(len(steps), _CHUNK):
         part = steps[rows]
-        words = uniform64(draw, len(part))  # once: whether places are drawn anew depends on them
+        words = uniform64(draw, len(part))  # drawn once: whether places are drawn again depends on them
         while not _near_or_far(
             part, words, uniform64(draw, len(part)), np.uint64(limit), most, width, scale, found[rows]
         ):
@@ -134,15 +135,15 @@ def hybrid(t: Floats, epsilon: float, randomness: Randomness | None = None) -> F
     return _hybrid(_steps(t, epsilon), epsilon, randomness or keystream())
 
 
-def _hybrid(steps: Indices, epsilon: float, draw: Randomness) -> Floats:
+def _hybrid(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     limit = min(math.floor(_piecewise_share(epsilon) * 2.0**64), 2**64 - 1)
-    chosen = uniform64(draw, len(steps)) < np.uint64(limit)  # whatever t is
+    chosen = uniform64(draw, len(steps)) < np.uint64(limit)  # independently of t
     return np.where(chosen, _piecewise(steps, epsilon, draw), _duchi(steps, epsilon, draw))
 
 
 MECHANISMS = {"laplace": laplace, "duchi": duchi, "piecewise": piecewise, "hybrid": hybrid}
 ON_GRID = {"laplace": _laplace, "duchi": _duchi, "piecewise": _piecewise, "hybrid": _hybrid}
-"""The same of whole multiples of 2^-20, int32 (n,), which are taken for what they should be."""
+"""The same for whole multiples of 2^-20, int32 (n,), without checking them."""
 
 
 def variance(mechanism: str, t: Floats, epsilon: float) -> Floats:
@@ -176,7 +177,7 @@ def check_epsilon(epsilon: float) -> None:
 # ---------------------------------------------------------------- parts
 
 
-def _steps(t: Floats, epsilon: float) -> Indices:
+def _steps(t: Floats, epsilon: float) -> Int32s:
     """Return whole multiples of 2^-20."""
     check_epsilon(epsilon)
     steps = np.empty(t.size, np.int32)
@@ -186,7 +187,7 @@ def _steps(t: Floats, epsilon: float) -> Indices:
 
 
 @kernel
-def clip_to_steps(values: Integers, factor: float, shift: float, steps: Indices) -> None:
+def clip_to_steps(values: Integers, factor: float, shift: float, steps: Int32s) -> None:
     """Scale and clip values to [-1, 1], and write them as multiples of 2^-20.
 
     A factor of 1 / C, no shift: values clipped to [-C, C]. A factor of 2 / C, a shift of -1: values clipped to [0, C].
@@ -203,7 +204,7 @@ def to_sent(values: Floats, steps_of_one: float, sent: Integers) -> None:
 
 
 @kernel
-def _to_steps(t: Floats, steps: Indices) -> bool:
+def _to_steps(t: Floats, steps: Int32s) -> bool:
     """Write whole multiples of 2^-20; return whether all values are from -1 to 1."""
     fine = True
     for i in range(len(t)):
@@ -213,7 +214,7 @@ def _to_steps(t: Floats, steps: Indices) -> bool:
 
 
 @kernel
-def _one_of_two(steps: Indices, words: NDArray[np.uint64], slope: int, size: float, out: Floats) -> None:
+def _one_of_two(steps: Int32s, words: NDArray[np.uint64], slope: int, size: float, out: Floats) -> None:
     """Write `size` where a word is below 2^63 times its chance, else its negative."""
     for i in range(len(steps)):
         out[i] = size if words[i] >> np.uint64(1) < np.uint64(2**62 + steps[i] * slope) else -size
@@ -221,7 +222,7 @@ def _one_of_two(steps: Indices, words: NDArray[np.uint64], slope: int, size: flo
 
 @kernel
 def _near_or_far(
-    steps: Indices,
+    steps: Int32s,
     words: NDArray[np.uint64],
     places: NDArray[np.uint64],
     limit: np.uint64,
@@ -238,7 +239,7 @@ def _near_or_far(
     near, far = np.uint64(width), np.uint64(2 * most + 1 - width)
     last_near, last_far = whole - (whole - near + np.uint64(1)) % near, whole - (whole - far + np.uint64(1)) % far
     even = True
-    for i in range(len(steps)):  # no branch: a third of them would be guessed wrong
+    for i in range(len(steps)):  # no branch: a third would be mispredicted
         first = ((steps[i] * reach + STEPS // 2) >> GRID_BITS) - width // 2  # of the window
         outside = words[i] < limit
         even &= places[i] <= (last_far if outside else last_near)
@@ -250,7 +251,7 @@ def _near_or_far(
 
 
 @kernel
-def _add_laplace(steps: Indices, halving: int, words: NDArray[np.uint64], out: Floats) -> tuple[int, int]:
+def _add_laplace(steps: Int32s, halving: int, words: NDArray[np.uint64], out: Floats) -> tuple[int, int]:
     """Write steps with discrete Laplace noise until words run out; return how many, and how many words they took.
 
     A word has 32 bits for the rest, 21 for the level that decides whether it is kept, ten coins and a sign. Every try
@@ -258,7 +259,7 @@ def _add_laplace(steps: Indices, halving: int, words: NDArray[np.uint64], out: F
     """
     modulus, half, one = np.uint64(halving), np.uint64(0xFFFFFFFF), np.uint64(1)
     short = halving <= half
-    least = (half + one) % modulus  # below: not within a whole multiple, so not uniform (Lemire 2019)
+    least = (half + one) % modulus  # products below it are not uniform (Lemire 2019)
     last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - one)
     inverse, first_fall, second_fall = 1.0 / halving, np.log(2.0) * 2.0**-0.25, np.log(2.0) * 2.0**-0.75
     first_tangent, second_tangent = 2.0**-0.25 + 0.25 * first_fall, 2.0**-0.75 + 0.75 * second_fall
@@ -268,23 +269,23 @@ def _add_laplace(steps: Indices, halving: int, words: NDArray[np.uint64], out: F
         if short:
             product = (word >> np.uint64(32)) * modulus
             rest, uneven = product >> np.uint64(32), (product & half) < least
-        else:  # 32 bits do not suffice for it
+        else:  # 32 bits are too few
             rest, used = words[at + 1] % modulus, at + 2
             uneven = words[at + 1] - rest > last
         share, level = np.float64(rest) * inverse, np.float64((word & half) >> np.uint64(11)) * 2.0**-21
         below = level + 2.0**-21 <= max(first_tangent - first_fall * share, second_tangent - second_fall * share)
         above = level >= max(1.0 - (2.0 - 2.0 * _ROOT) * share, 2.0 * _ROOT - 0.5 - (2.0 * _ROOT - 1.0) * share)
         coins, negative = (word >> one) & np.uint64(1023), word & one == one
-        halvings = np.int64(_TOSSES[coins])
+        halvings = np.int64(_TRAILING_ZEROS[coins])
         if uneven | (coins == 0) | (rest == 0) | ((not below) & (not above)):
             if (not below) and (not above):  # further bits of the level
                 below = level + np.float64(words[used] >> np.uint64(11)) * 2.0**-74 < np.exp2(-share)
                 used += 1
-            while coins == 0:  # all fell on one side: those of further words
+            while coins == 0:  # all coins fell on one side: toss those of further words
                 if used == len(words):
                     return done, at
                 coins = words[used] & np.uint64(1023)
-                halvings += np.int64(_TOSSES[coins])
+                halvings += np.int64(_TRAILING_ZEROS[coins])
                 used += 1
             below &= not (uneven | (negative & (rest == 0) & (halvings == 0)))  # zero has one sign
         value = np.int64(rest) + halvings * halving

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Floats, Indices
+from treaty.compute import Floats, Int32s
 from treaty.errors import DataError
 
 
@@ -26,7 +26,7 @@ class LeafPurity:
     adjusted: Floats
 
 
-def leaf_purity(leaves: Indices, y: NDArray[np.integer], n_classes: int) -> LeafPurity:
+def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafPurity:
     """Measure how pure the leaves of each tree are.
 
     `leaves`, int32 (n_rows, n_trees), are numbered from 0 in any way; `y` are class numbers below `n_classes`. A class

@@ -34,9 +34,9 @@ import numpy as np
 from treaty.errors import ConfigError
 from treaty.privacy.discrete_gaussian import LEAST_SHARE, convolution_gap
 
-_ORDERS = 1.0 + np.exp2(np.arange(-6.0, 24.0, 1 / 64))  # fixed: epsilon grows with rho
-_MOST_PURE = 700.0  # exp of more is no float
-_PURE_ORDERS = _ORDERS[::8]  # each is computed by itself, and neighbours differ little
+_ORDERS = 1.0 + np.exp2(np.arange(-6.0, 24.0, 1 / 64))  # fixed, so that epsilon grows with rho
+_MOST_PURE = 700.0  # exp of more overflows
+_PURE_ORDERS = _ORDERS[::8]  # fewer: each is computed separately, and neighbours differ little
 _LEAST_RHO, _MOST_RHO = 2.0**-100, 2.0**40
 _HALVINGS = 48
 
@@ -132,7 +132,7 @@ def renyi_epsilon(epsilons: Sequence[float], rho: float, delta: float) -> float:
     except ImportError as error:
         raise ConfigError("accounting at a delta needs dp-accounting: pip install 'treaty[dp]'") from error
     if any(epsilon > _MOST_PURE for epsilon in epsilons):
-        return math.inf  # its chances are no longer told apart in floats
+        return math.inf  # floats cannot distinguish its chances
     accountant = rdp.RdpAccountant(_PURE_ORDERS, NeighboringRelation.REPLACE_ONE)
     for epsilon, count in Counter(epsilons).items():
         accountant.compose(RandomizedResponseDpEvent(2.0 / (math.exp(epsilon) + 1.0), 2), count)

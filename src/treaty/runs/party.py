@@ -127,6 +127,9 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
     ConfigError
     """
     cast, system, (_, common) = job.cast(), job.system, job.settings()
+    simulated = system.only_simulated(job.settings()[0])
+    if simulated:
+        raise ConfigError(simulated)
     if resume and system.cannot_resume:
         raise ConfigError(system.cannot_resume)
     _check_identities(job, cast, system)

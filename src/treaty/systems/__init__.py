@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from treaty.errors import ConfigError
+from treaty.systems.options import SystemOptions, names_of
 
 if TYPE_CHECKING:
-    from treaty.systems.options import SystemOptions
     from treaty.systems.system import System
 
 Model = Literal["trees", "logistic"]
@@ -43,6 +43,11 @@ OPTIONS = {  # public classes, and where they are defined
     "FedXGB": "treaty.systems.fedxgb.options",
     "QuasiNewton": "treaty.systems.logistic.options",
     "SGD": "treaty.systems.logistic.options",
+}
+
+_COMMON = {  # who has the options of every boosting, or every regression
+    "GBDTClassifier and GBDTRegressor ([boosting] in a job file)": ("treaty.systems.pooled.options", "BoostingOptions"),
+    "LogisticRegression ([regression] in a job file)": ("treaty.systems.logistic.options", "RegressionOptions"),
 }
 
 
@@ -80,12 +85,6 @@ def option_class(name: str) -> type[SystemOptions]:
 
 def option_owners(name: str, but: Any) -> list[str]:
     """Return who has an option of this name, other than `but`: the estimators (and a job file's table), or systems."""
-    from treaty.systems.logistic.options import RegressionOptions
-    from treaty.systems.options import names_of
-    from treaty.systems.pooled.options import BoostingOptions
-
-    of_estimators = {"GBDTClassifier and GBDTRegressor ([boosting] in a job file)": BoostingOptions,
-                     "LogisticRegression ([regression] in a job file)": RegressionOptions}  # fmt: skip
-    owners = [who for who, kind in of_estimators.items() if kind is not but and name in names_of(kind)]
-    owners += [of for of in OPTIONS if (kind := option_class(of)) is not but and name in names_of(kind)]
-    return owners
+    owners = {who: getattr(import_module(module), kind) for who, (module, kind) in _COMMON.items()}
+    owners |= {of: option_class(of) for of in OPTIONS}
+    return [who for who, kind in owners.items() if kind is not but and name in names_of(kind)]

@@ -165,7 +165,7 @@ def place_of(name: str, kind: Any) -> str:
     from treaty.systems import option_owners  # the table of systems, which names this module's classes
 
     owners = option_owners(name, kind)
-    return f"{name} is an option of {' and '.join(owners)}" if owners else ""
+    return f"{name} is an option of {', '.join(owners)}" if owners else ""
 
 
 def _plain(value: Any) -> Any:

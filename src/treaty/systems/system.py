@@ -291,6 +291,9 @@ class System:
         Why a model has no contributions; empty where it has.
     absences : callable or None
         ``absences(cast, options, common) -> {name: absence}``: who drops out when, in a run between threads.
+    only_simulated : callable
+        ``only_simulated(options) -> text``: why these options are for runs between threads alone; empty where they are
+        not.
     warm_up : callable
         ``warm_up(options) -> [options, ...]``: options of small trainings whose kernels are the ones a training under
         these options needs (None: under any).
@@ -323,6 +326,7 @@ class System:
     cannot_resume: str = ""
     cannot_explain: str = ""
     absences: Callable[[Cast, Any, Any], Mapping[str, Any]] | None = None
+    only_simulated: Callable[[Any], str] = lambda options: ""
     warm_up: Callable[[Any], list[Any]] = lambda options: []
     warm_up_owners: int = 2
     alone: Callable[[Mapping[str, Table], Seat], dict[str, Any]] | None = None

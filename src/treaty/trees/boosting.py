@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from treaty.compute import Floats, Indices, Integers
+from treaty.compute import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Exhausted, SplitFinder, grow_tree
 from treaty.trees.objectives import Objective
@@ -85,7 +85,7 @@ class OneSide:
         """What the gradients of drawn rows are multiplied by."""
         return (1.0 - self.top_rate) / self.other_rate
 
-    def draw(self, rng: np.random.Generator, grad: Integers, hess: Integers) -> tuple[Indices, Integers, Integers]:
+    def draw(self, rng: np.random.Generator, grad: Integers, hess: Integers) -> tuple[Int32s, Integers, Integers]:
         """Return the sampled rows, ascending, and all rows' grad and hess, multiplied and rounded at the drawn ones."""
         n_rows = len(grad)
         order = np.argsort(-np.abs(grad), kind="stable")
@@ -115,7 +115,7 @@ class BoostingPlan:
     random_state: int | None = None
     early_stopping_rounds: int | None = None
 
-    def draw_columns(self, rng: np.random.Generator) -> Indices:
+    def draw_columns(self, rng: np.random.Generator) -> Int32s:
         """Draw a tree's columns, ascending."""
         if self.colsample_bytree >= 1.0:
             return np.arange(self.n_columns, dtype=np.int32)
@@ -206,7 +206,7 @@ def run_rounds(
         del forest.trees[forest.best_round * n_outputs :]
 
 
-def draw(rng: np.random.Generator, total: int, share: float) -> Indices:
+def draw(rng: np.random.Generator, total: int, share: float) -> Int32s:
     """Draw a share of `total` rows or columns, at least one; ascending."""
     size = max(1, round(share * total)) if total else 0
     return np.sort(rng.choice(total, size, replace=False)).astype(np.int32)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Indices, Integers
+from treaty.compute import Flags, Floats, Int32s, Integers
 
 
-def count_bins(codes: NDArray[np.uint8], features: Indices, offsets: Indices) -> Indices:
+def count_bins(codes: NDArray[np.uint8], features: Int32s, offsets: Int32s) -> Int32s:
     """Return the number of a node's rows in each slot, int32 (slots,), from their codes (n_rows, n_features).
 
     Slots of features outside the tree's column sample `features` stay 0.
@@ -22,13 +22,13 @@ def count_bins(codes: NDArray[np.uint8], features: Indices, offsets: Indices) ->
     return np.bincount(slots, minlength=int(offsets[-1])).astype(np.int32)
 
 
-def candidate_slots(counts: Indices, features: Indices, offsets: Indices) -> Indices:
+def candidate_slots(counts: Int32s, features: Int32s, offsets: Int32s) -> Int32s:
     """Return the slots with a column of their own, int32 (columns,), ascending."""
     filled = [offsets[f] + np.flatnonzero(counts[offsets[f] : offsets[f + 1]])[:-1] for f in features]
     return np.concatenate([np.empty(0, np.int32), *filled]).astype(np.int32)
 
 
-def candidate_columns(codes: NDArray[np.uint8], slots: Indices, offsets: Indices, categorical: Flags) -> Floats:
+def candidate_columns(codes: NDArray[np.uint8], slots: Int32s, offsets: Int32s, categorical: Flags) -> Floats:
     """Return the columns of `candidate_slots`, float64 (n_rows, columns) of 0 and 1."""
     feature = np.searchsorted(offsets, slots, side="right") - 1
     bins, of_rows = slots - offsets[feature], codes[:, feature]
@@ -47,11 +47,11 @@ def whole_numbers(sums: Floats) -> Integers:
 
 def bin_sums(
     columns: Integers,
-    slots: Indices,
-    counts: Indices,
+    slots: Int32s,
+    counts: Int32s,
     totals: Integers,
-    features: Indices,
-    offsets: Indices,
+    features: Int32s,
+    offsets: Int32s,
     categorical: Flags,
 ) -> Integers:
     """Return the sums of all bins of a node, int64 (slots, 3), from those of its candidates.
@@ -73,7 +73,7 @@ def bin_sums(
     return sums
 
 
-def undivided(totals: Integers, features: Indices, offsets: Indices) -> Integers:
+def undivided(totals: Integers, features: Int32s, offsets: Int32s) -> Integers:
     """Return sums of a node without candidates, int64 (slots, 3): all its rows in one bin of each feature."""
     sums = np.zeros((int(offsets[-1]), 3), np.int64)
     sums[offsets[features + 1] - 1] = totals

@@ -9,14 +9,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Indices, Integers, pieces, share
+from treaty.compute import Flags, Floats, Int32s, Integers, pieces, share
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.kernels import look_up_left
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan, settle
 
-_SCANNED_BYTES = 64 << 20  # sums of a tree's last level that are completed and scanned at a time
+_SCANNED_BYTES = 64 << 20  # of sums of a tree's last level that are completed and scanned at a time
 
 
 class SumsSource(Protocol):
@@ -27,10 +27,10 @@ class SumsSource(Protocol):
     missing values. `categorical` is bool (n_features,).
     """
 
-    offsets: Indices
+    offsets: Int32s
     categorical: Flags
 
-    def start_tree(self, grad: Integers, hess: Integers, rows: Indices | None, columns: Indices) -> None:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         """Take the tree's gradients (n_rows,), sampled rows (None: all) and columns (of this source, ascending)."""
 
     def end_tree(self) -> None:
@@ -42,10 +42,10 @@ class SumsSource(Protocol):
     def sums(self) -> Integers:
         """Return the sums asked for: int64 (n_asked, slots, 3)."""
 
-    def ask_left(self, features: Indices, left_bins: Flags, rows: Indices, starts: Integers) -> None:
+    def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
         """Ask which of ``rows[starts[k]:starts[k + 1]]`` go left at node k's split; its owner records it."""
 
-    def left(self) -> tuple[Indices, Flags]:
+    def left(self) -> tuple[Int32s, Flags]:
         """Return the answer: record numbers (n_nodes,) and left mask (n_rows,)."""
 
 
@@ -59,7 +59,7 @@ class ColumnSource:
     def __init__(
         self,
         codes: NDArray[np.uint8],
-        offsets: Indices,
+        offsets: Int32s,
         categorical: Flags,
         record: Callable[[int, Flags], int],
         threads: int = 1,
@@ -78,7 +78,7 @@ class ColumnSource:
     def _histograms(self) -> Histograms:
         return Histograms(self.codes, self._columns, self.offsets, self._threads)
 
-    def start_tree(self, grad: Integers, hess: Integers, rows: Indices | None, columns: Indices) -> None:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         """See `SumsSource`."""
         self._histograms.start_tree(grad, hess, columns)
 
@@ -93,7 +93,7 @@ class ColumnSource:
     def sums(self) -> Integers:
         """See `SumsSource`."""
         sums = self._sums
-        del self._sums  # as large as anything the finder holds, which decides how long they live
+        del self._sums  # so large that the finder decides how long they live
         return sums
 
     def for_gains(self, sums: Integers, totals: Integers) -> Integers:
@@ -103,24 +103,23 @@ class ColumnSource:
         """
         return sums
 
-    def ask_left(self, features: Indices, left_bins: Flags, rows: Indices, starts: Integers) -> None:
+    def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
         """Decide the rows at once."""
         left = np.empty(len(rows), np.bool_)
-        share(
-            lambda a, b: look_up_left(self._columns, rows, starts, features, left_bins, a, b, left),
-            len(rows),
-            self._threads,
-            1 << 17,
-        )
+
+        def work(first: int, last: int) -> None:
+            look_up_left(self._columns, rows, starts, features, left_bins, first, last, left)
+
+        share(work, len(rows), self._threads, least=1 << 17)
         records = [self.record(int(feature), bins) for feature, bins in zip(features, left_bins, strict=True)]
         self._left = np.array(records, np.int32), left
 
-    def left(self) -> tuple[Indices, Flags]:
+    def left(self) -> tuple[Int32s, Flags]:
         """See `SumsSource`."""
         return self._left
 
 
-MayShow = Callable[[Indices, Integers], Flags]
+MayShow = Callable[[Int32s, Integers], Flags]
 """``may_show(rows, starts)`` says of each node, ``rows[starts[k]:starts[k + 1]]``, whether others may see it."""
 
 
@@ -158,14 +157,14 @@ class SumsFinder:
         self._after_tree = after_tree
         self._first_column = np.cumsum([0, *(len(source.categorical) for source in sources)])
 
-    def start_tree(self, grad: Integers, hess: Integers, rows: Indices | None, columns: Indices) -> Integers:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> Integers:
         """See `SplitFinder`."""
         self.begin_tree(grad, hess, rows, columns)
         if rows is None:
             return np.array([grad.sum(), hess.sum(), len(grad)])
         return np.array([grad[rows].sum(), hess[rows].sum(), len(rows)])
 
-    def begin_tree(self, grad: Integers, hess: Integers, rows: Indices | None, columns: Indices) -> None:
+    def begin_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         """Begin a tree, as `start_tree` does, for callers that have its totals, or must not learn them."""
         self._rows = RowPartition(self._n_rows, rows, self._threads)
         self._parents: dict[int, Integers] = {}
@@ -191,7 +190,7 @@ class SumsFinder:
         asked = {k: level if k == self._own else for_others for k in self._sources}
         asked = {k: part for k, part in asked.items() if len(part.nodes)}
         for k in sorted(asked, key=lambda k: isinstance(self._sources[k], ColumnSource)):
-            self._sources[k].ask_sums(asked[k], self._rows)  # columns at hand last: summed while the others work
+            self._sources[k].ask_sums(asked[k], self._rows)  # local columns last: summed while the other parties work
         found = []
         for k, part in asked.items():
             splits = self._scan(k, part)
@@ -211,33 +210,26 @@ class SumsFinder:
         for part in pieces(len(level.nodes), at_a_time):
             sums, totals = complete_sums(level, asked, parents, part), level.totals[part]
             seen = source.for_gains(sums, totals) if isinstance(source, ColumnSource) else sums
-            found.append(
-                scan(
-                    seen,
-                    totals,
-                    self._features[k],
-                    source.offsets,
-                    source.categorical,
-                    self._rules,
-                    source=k,
-                    threads=self._threads,
-                )
-            )
+            splits = scan(
+                seen, totals, self._features[k], source.offsets, source.categorical, self._rules,
+                source=k, threads=self._threads,
+            )  # fmt: skip
             if seen is not sums:
-                settle(found[-1], sums, totals, source.offsets, self._rules)
+                settle(splits, sums, totals, source.offsets, self._rules)
+            found.append(splits)
             if not last:
                 self._parents[k] = sums
         return end_to_end(found)
 
-    def divide(self, nodes: Indices, children: Indices, chosen: Splits) -> Indices:
+    def divide(self, nodes: Int32s, children: Int32s, chosen: Splits) -> Int32s:
         """See `SplitFinder`: every owner decides the rows of its own nodes."""
-        records, left = self._decide(nodes, chosen)
+        records, left = self.decide(nodes, chosen)
         self._rows.divide(nodes, children, left)
         if self._may_show is not None:
             self._hide(nodes, children, self._may_show)
         return records
 
-    def _decide(self, nodes: Indices, chosen: Splits) -> tuple[Indices, Flags]:
+    def decide(self, nodes: Int32s, chosen: Splits) -> tuple[Int32s, Flags]:
         """Let owners record and decide their nodes; return record numbers (n_nodes,) and the left mask (n_rows,)."""
         rows, starts = self._rows.rows(nodes, sampled=False)
         left = np.empty(len(rows), np.bool_)
@@ -263,11 +255,11 @@ class SumsFinder:
                     at += size
         return records, left
 
-    def _hide(self, nodes: Indices, children: Indices, may_show: MayShow) -> None:
+    def _hide(self, nodes: Int32s, children: Int32s, may_show: MayShow) -> None:
         """Mark the new nodes that others must not see."""
         pairs = np.stack([children, children + 1], axis=1)
         shown = may_show(*self._rows.rows(pairs.ravel(), sampled=False))
-        if self._is_sample:  # others are asked about the sampled rows alone, and decide all
+        if self._is_sample:  # other parties sum the sampled rows alone, but decide all
             shown &= may_show(*self._rows.rows(pairs.ravel(), sampled=True))
         shown = shown.reshape(-1, 2)
         for node, pair, fit in zip(nodes.tolist(), pairs.tolist(), shown, strict=True):
@@ -278,7 +270,7 @@ class SumsFinder:
         """See `SplitFinder`."""
         for source in self._sources.values():
             source.end_tree()
-        self._parents.clear()  # sums are left where a tree ended early
+        self._parents.clear()  # not empty if the tree ended early
         leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
         self._rows.add_to(margins, leaves, tree.value[leaves])
         if self._after_tree is not None:
@@ -306,7 +298,7 @@ class JoinedFinder(SumsFinder):
         self._owners = owners
         self._owner_of = np.repeat(np.arange(len(owners)), widths).tolist()
         self._first_of = np.cumsum([0, *widths]).tolist()
-        self._recorded: list[tuple[int, int]] = []  # of each of the tree's records: whose, and its number there
+        self._recorded: list[tuple[int, int]] = []  # of each of the tree's records: its owner, and its number there
         joined = ColumnSource(
             np.concatenate([owner.codes for owner in owners], axis=1),
             np.concatenate([[0], *ends]).astype(np.int32),

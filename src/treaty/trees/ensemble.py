@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Indices, Integers, share
+from treaty.compute import Flags, Floats, Int32s, Integers, share
 from treaty.trees.walking import record_bits, walk_bits, walk_values
 
-_NO_MARGINS = np.zeros((0, 1))  # what the walking kernels are given for the result that is not asked for
+_NO_MARGINS = np.zeros((0, 1))  # for the walking kernels: this result is not wanted
 _NO_LEAVES = np.zeros((0, 0), np.int32)
 
 
@@ -24,8 +24,8 @@ class Tree:
     """One tree; node 0 is the root, all arrays have one entry per node."""
 
     source: NDArray[np.int16]  # the owner of the split, by its place in the job's list of parties; -1 in a leaf
-    record: Indices  # the owner's record of the split; -1 in a leaf
-    left: Indices  # left child, the right child being one higher; -1 in a leaf
+    record: Int32s  # the owner's record of the split; -1 in a leaf
+    left: Int32s  # left child, the right child being one higher; -1 in a leaf
     value: Floats  # leaf weight times learning rate; 0 in an inner node
     gain: Floats  # of the split, without the factor 1/2; 0 in a leaf
     cover: Floats  # sum of hess
@@ -62,9 +62,7 @@ class SplitTable:
         self.category_left.append(category_left)
         return len(self.feature) - 1
 
-    def decide(
-        self, matrix: NDArray[np.float32], records: Indices | None = None, threads: int = 1
-    ) -> NDArray[np.uint8]:
+    def decide(self, matrix: NDArray[np.float32], records: Int32s | None = None, threads: int = 1) -> NDArray[np.uint8]:
         """Return packed bits (`numpy.packbits`), uint8 (records, ceil(n_rows / 8)): which rows go left at each record.
 
         `matrix` is float32 (n_rows, n_features); NaN is missing, a categorical feature holds category codes.
@@ -89,7 +87,7 @@ class JoinedSplits:
     """The owners' split tables joined: record r of owner s is row ``base[s] + r``; features count over all owners."""
 
     base: Integers
-    feature: Indices
+    feature: Int32s
     threshold: NDArray[np.float32]
     missing_left: Flags
     category_start: Integers  # (n + 1,); an empty range is a threshold split
@@ -123,7 +121,7 @@ def margins_from_values(
 
 def leaves_from_values(
     trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[np.float32], threads: int = 1
-) -> Indices:
+) -> Int32s:
     """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree.
 
     `matrix` is as in `margins_from_values`.
@@ -138,7 +136,7 @@ def _walk_values(
     splits: JoinedSplits,
     matrix: NDArray[np.float32],
     margins: Floats,
-    leaves: Indices,
+    leaves: Int32s,
     threads: int,
 ) -> None:
     nodes = _stack(trees, splits.base)
@@ -174,7 +172,7 @@ def margins_from_bits(
 
 def leaves_from_bits(
     trees: Sequence[Tree], base: Integers, packed: NDArray[np.uint8], n_rows: int, threads: int = 1
-) -> Indices:
+) -> Int32s:
     """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree."""
     leaves = np.empty((n_rows, len(trees)), np.int32)
     _walk_bits(trees, base, packed, n_rows, _NO_MARGINS, leaves, threads)
@@ -187,7 +185,7 @@ def _walk_bits(
     packed: NDArray[np.uint8],
     n_rows: int,
     margins: Floats,
-    leaves: Indices,
+    leaves: Int32s,
     threads: int,
 ) -> None:
     nodes = _stack(trees, base)

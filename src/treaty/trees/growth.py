@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Floats, Indices, Integers
+from treaty.compute import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.splits import Level, SplitRules, Splits
 
@@ -24,7 +24,7 @@ class Exhausted(Exception):
 class SplitFinder(Protocol):
     """Finds splits and applies them; holds the rows, or asks those who do."""
 
-    def start_tree(self, grad: Integers, hess: Integers, rows: Indices | None, columns: Indices) -> Integers:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> Integers:
         """Take a tree's gradients (n_rows,), sampled rows (None: all) and columns; return the root's totals (3,).
 
         Raises `Exhausted` when no further tree may be grown: the finished rounds are the model.
@@ -33,7 +33,7 @@ class SplitFinder(Protocol):
     def best_splits(self, level: Level) -> Splits:
         """Return the best admissible split of every node of `level`."""
 
-    def divide(self, nodes: Indices, children: Indices, chosen: Splits) -> Indices:
+    def divide(self, nodes: Int32s, children: Int32s, chosen: Splits) -> Int32s:
         """Apply the `chosen` splits of `nodes`; return the owners' record numbers of the splits.
 
         ``children`` are the left children; a right child's number is one higher.
@@ -57,7 +57,7 @@ class Growth:
         self._divided: list[_Divided] = []
         self.level = _first_level(totals[None], rules)
 
-    def take(self, splits: Splits) -> tuple[Indices, Indices, Splits] | None:
+    def take(self, splits: Splits) -> tuple[Int32s, Int32s, Splits] | None:
         """Take the level's best splits; return nodes to divide, their left children and splits, or None for none.
 
         `divided` must follow before the next level.
@@ -76,7 +76,7 @@ class Growth:
         self._taken = nodes, children, chosen
         return self._taken
 
-    def divided(self, records: Indices) -> None:
+    def divided(self, records: Int32s) -> None:
         """Record the owners' record numbers of the splits that `take` returned."""
         nodes, children, chosen = self._taken
         self._divided.append((nodes, children, records, chosen))
@@ -93,8 +93,8 @@ def grow_tree(
     margins: Floats,
     rules: SplitRules,
     *,
-    rows: Indices | None,
-    columns: Indices,
+    rows: Int32s | None,
+    columns: Int32s,
 ) -> Tree:
     """Grow one tree on fixed-point gradients (n_rows,) and add its leaf values to `margins` (n_rows,).
 
@@ -110,7 +110,7 @@ def grow_tree(
     return tree
 
 
-_Divided = tuple[Indices, Indices, Indices, Splits]
+_Divided = tuple[Int32s, Int32s, Int32s, Splits]
 """Nodes of a level, their left children, records and splits."""
 
 
@@ -139,7 +139,7 @@ def _first_level(total: Integers, rules: SplitRules) -> Level | None:
 
 
 def _next_level(
-    depth: int, totals: Integers, children: Indices, parents: NDArray[np.intp], rules: SplitRules
+    depth: int, totals: Integers, children: Int32s, parents: NDArray[np.intp], rules: SplitRules
 ) -> Level | None:
     """List the children still to be split, and of each pair the smaller one, whose sums are computed.
 

@@ -17,13 +17,13 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from treaty.compute import Indices, Integers, kernel, share
+from treaty.compute import Int32s, Integers, kernel, share
 from treaty.trees.kernels import add_histograms, gather_pairs
 
-AHEAD = 16  # rows: about what is added up in the time a row takes to come from memory
-TABLES = 12  # features added up together: their words, 2 kB each, stay in the first cache
-_FEWEST = 7  # bits of the count below which taking words apart costs more than it saves
-_SMALL = 1 << 16  # cells (a row's value of a feature) that are summed sooner than a second thread wakes up
+AHEAD = 16  # rows to prefetch: about as many as are added up while one comes from memory
+TABLES = 12  # features added up together: their words, 2 kB each, stay in the first-level cache
+_FEWEST = 7  # bits of the count below which unpacking words costs more than it saves
+_SMALL = 1 << 16  # cells (a row's value of a feature) that are summed before a second thread would start
 
 
 class Histograms:
@@ -33,9 +33,7 @@ class Histograms:
     are added up feature by feature. `offsets` has the first slot of each feature in a node's sums.
     """
 
-    def __init__(
-        self, codes: NDArray[np.uint8], columns: NDArray[np.uint8], offsets: Indices, threads: int = 1
-    ) -> None:
+    def __init__(self, codes: NDArray[np.uint8], columns: NDArray[np.uint8], offsets: Int32s, threads: int = 1) -> None:
         self._codes = codes
         self._columns = columns
         self._offsets = offsets
@@ -44,7 +42,7 @@ class Histograms:
         # width of a word's lower fields, hess and count; all have room for the sums of 2**count_bits - 1 rows
         self._hess_bits, self._count_bits = 25, 10
 
-    def start_tree(self, grad: Integers, hess: Integers, features: Indices) -> None:
+    def start_tree(self, grad: Integers, hess: Integers, features: Int32s) -> None:
         """Take a tree's gradients (n_rows,) and features, ascending."""
         self._grad, self._hess, self._features = grad, hess, features
         self._packed = self._pack()
@@ -53,7 +51,7 @@ class Histograms:
         """Release the tree's gradients."""
         del self._grad, self._hess
 
-    def sums(self, rows: Indices, starts: Integers) -> Integers:
+    def sums(self, rows: Int32s, starts: Integers) -> Integers:
         """Return sums of grad and hess and the number of rows per bin and node, int64 (n_nodes, slots, 3).
 
         Node k holds ``rows[starts[k]:starts[k + 1]]``. Features outside the tree's sample stay 0.
@@ -78,7 +76,7 @@ class Histograms:
         grad_size, hess_size = self._fill()
         of_hess, of_count = self._hess_bits, self._count_bits
         if hess_size + of_count <= of_hess and 1 + grad_size + of_count + of_hess + of_count <= 64:
-            return True  # what was right for the last tree mostly is for this one: one pass over the rows, not two
+            return True  # the last tree's widths mostly fit: one pass over the rows instead of two
         of_count = (63 - grad_size - hess_size) // 3
         if of_count < _FEWEST:
             return False
@@ -100,7 +98,7 @@ class Histograms:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _prefetch(_: Any, array: Any, index: Any) -> Any:
-    """Have ``array[index]`` brought into the first cache."""
+    """Prefetch ``array[index]`` into the first-level cache."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -148,7 +146,7 @@ def _add_adjoining(
     flat: Any, width: Any, words: Any, rows: Any, first: int, last: int, column: Any, count: Any, tables: Any
 ) -> None:  # fmt: skip
     """Add ``rows[first:last]`` to the tables, 256 words each, of `count` adjacent features from `column` on."""
-    end = np.uint64(rows.shape[0] - 1)  # a block's last rows call for the next block's first
+    end = np.uint64(rows.shape[0] - 1)  # a block's last rows prefetch the next block's first
     for i in range(np.uint64(first), np.uint64(last)):
         ahead = np.uint64(rows[min(i + np.uint64(AHEAD), end)])
         _prefetch(words, ahead)

@@ -164,7 +164,7 @@ def scan_splits(
     grad_unit, hess_unit = units[0], units[1]
     reg_lambda, reg_alpha, min_split_loss, min_child_weight = limits[0], limits[1], limits[2], limits[3]
     min_child_samples, floor = np.int64(limits[4]), limits[5]
-    least = 0.0 if floor == 0.0 else -np.inf  # of a hess that counts
+    least = 0.0 if floor == 0.0 else -np.inf  # a hess above it counts
     order = np.empty(256, np.int64)
     ratio = np.empty(256, np.float64)
     prefix = np.empty((256, 3), np.int64)
@@ -201,7 +201,7 @@ def scan_splits(
                         prefix[k, 1] += missing_hess
                         prefix[k, 2] += missing_count
                 # Without branches, so that the two divisions run in vector registers; in a function of its own, whose
-                # arrays might overlap, the compiler would not dare to (three times slower).
+                # arrays might overlap, the compiler does not vectorise (three times slower).
                 for k in range(used):
                     left_hess = prefix[k, 1] * hess_unit
                     right_hess = (total_hess - prefix[k, 1]) * hess_unit

@@ -35,7 +35,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
     weight_bound: float = 1.0
     epsilon: float | None = None
 
-    metric: ClassVar[str]  # as XGBoost names it, and so is the next
+    metric: ClassVar[str]  # as XGBoost names it; so does the next
     xgboost_name: ClassVar[str]
     largest_hess: ClassVar[float]
 
@@ -62,7 +62,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
 
     @property
     def n_classes(self) -> int:
-        """Classes with a margin each, as XGBoost counts them: 0 where one margin does."""
+        """XGBoost's num_class: the classes that have a margin each; 0 for a single margin."""
         return 0
 
     def predictions(self, margins: Floats) -> Floats:
@@ -134,7 +134,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
 
         Debiased labels lie in [-t, s - t], so that |g| <= max(1 + t, s - t) = (e^epsilon + K - 2) / (e^epsilon - 1).
         """
-        s, t = self.debiasing  # the very additions of `write_derivatives`: what they round to is bounded, too
+        s, t = self.debiasing  # the same additions as in `write_derivatives`, so that rounding is bounded too
         return math.ceil(max(1.0 + t, s - t) * self.weight_bound / self.weight_unit * 2.0**self.fractional_bits)
 
     @property

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from treaty.compute import Flags, Floats, Indices, Integers, kernel, share
+from treaty.compute import Flags, Floats, Int32s, Integers, kernel, share
 from treaty.trees.kernels import add_leaf_values, count_left, scatter_rows
 
 BLOCK = 1 << 14  # rows moved by one thread at a time
-_SMALL = 1 << 17  # rows that are moved sooner than a second thread wakes up
+_SMALL = 1 << 17  # rows that are moved before a second thread would start
 
 
 class RowPartition:
@@ -19,7 +19,7 @@ class RowPartition:
     All `n_rows` travel down the tree; only the `sampled` ones (int32, ascending; None: all) count in sums.
     """
 
-    def __init__(self, n_rows: int, sampled: Indices | None = None, threads: int = 1) -> None:
+    def __init__(self, n_rows: int, sampled: Int32s | None = None, threads: int = 1) -> None:
         self._threads = threads
         if sampled is None:
             self._rows = np.arange(n_rows, dtype=np.int32)
@@ -28,12 +28,12 @@ class RowPartition:
             others[sampled] = False
             self._rows = np.concatenate([sampled, np.flatnonzero(others).astype(np.int32)])
         self._spare = np.empty_like(self._rows)
-        # of each node: where its sampled rows start, its others do, and both end
+        # of each node: start of its sampled rows, start of the others, end
         self._bounds = np.array([[0, n_rows if sampled is None else len(sampled), n_rows]])
-        # a division whose rows are not moved yet: those of leaves need never be
-        self._waiting: tuple[Indices, Indices, Flags] | None = None
+        # a division whose rows are not moved yet: rows of leaves never need to be
+        self._waiting: tuple[Int32s, Int32s, Flags] | None = None
 
-    def rows(self, nodes: Indices, *, sampled: bool) -> tuple[Indices, Integers]:
+    def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]:
         """Return rows of `nodes`, sampled or all, and starts: node k holds ``rows[starts[k]:starts[k + 1]]``.
 
         The rows may be a view, valid until the division after next.
@@ -47,7 +47,7 @@ class RowPartition:
             return self._rows[firsts[0] : lasts[-1]], starts
         return np.concatenate([self._rows[a:b] for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]), starts
 
-    def divide(self, nodes: Indices, children: Indices, left: Flags) -> None:
+    def divide(self, nodes: Int32s, children: Int32s, left: Flags) -> None:
         """Move the rows of `nodes` to their children.
 
         `children` are the left ones, ascending; a right one is one higher. `left` says of each of ``rows(nodes,
@@ -77,7 +77,7 @@ class RowPartition:
             least=1 + _SMALL * len(counts) // (len(left) + 1),
         )
 
-        # What was not divided moves along, then the two arrays change places.
+        # Copy the rows of nodes that were not divided, then swap the two arrays.
         at = 0
         for first, last in sorted(self._bounds[nodes][:, [0, 2]].tolist()):
             if at < first:
@@ -86,7 +86,7 @@ class RowPartition:
         out[at:] = self._rows[at:]
         self._rows, self._spare, self._bounds = out, self._rows, bounds
 
-    def add_to(self, margins: Floats, leaves: Indices, values: Floats) -> None:
+    def add_to(self, margins: Floats, leaves: Int32s, values: Floats) -> None:
         """Add each leaf's value to the margins (n_rows,) of its rows."""
         if self._waiting is not None:
             nodes, children, left = self._waiting

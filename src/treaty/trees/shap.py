@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Indices, Integers, kernel, share
+from treaty.compute import Flags, Floats, Int32s, Integers, kernel, share
 from treaty.trees.ensemble import Tree
 
-ROWS = 128  # that go through a tree together; fewer make loops too short for the vector instructions
+ROWS = 128  # that go through a tree together; with fewer, loops are too short for vector instructions
 EMPTY = -80  # a node whose hessians sum to zero weighs 2^-80 of its rows
 
 
@@ -34,7 +34,7 @@ def contributions(
     trees: Sequence[Tree],
     base: Integers,
     packed: NDArray[np.uint8],
-    features: Indices,
+    features: Int32s,
     *,
     n_rows: int,
     n_features: int,
@@ -83,8 +83,7 @@ class _Plan:
 
     start: Integers  # (n_trees + 1,) first edge of each tree
     expected: Floats  # (n_trees,)
-    # (n_edges,), as all up to `value`: depth of the edge's lower end
-    depth: Integers
+    depth: Integers  # (n_edges,), as the next six: depth of the edge's lower end
     seen: Integers  # the same of the nearest edge above with the same feature; 0 for none
     line: Integers  # of the split above
     feature: Integers  # of the split above
@@ -97,7 +96,7 @@ class _Plan:
     weight: Floats
 
 
-def _plan(trees: Sequence[Tree], base: Integers, features: Indices) -> _Plan:
+def _plan(trees: Sequence[Tree], base: Integers, features: Int32s) -> _Plan:
     first = np.cumsum([0, *(len(tree.left) for tree in trees)])
     start = first - np.arange(len(first))  # a tree has one edge fewer than nodes
     n_edges = int(start[-1])
@@ -110,12 +109,8 @@ def _plan(trees: Sequence[Tree], base: Integers, features: Indices) -> _Plan:
         np.concatenate(lines or [np.zeros(0, np.int64)]),
         np.concatenate([tree.value for tree in trees] or [np.zeros(0)]),
         np.concatenate([node_weights(tree) for tree in trees] or [np.zeros(0)]),
-        features,
-        places,
-        flags,
-        reals,
-        expected,
-    )
+        features, places, flags, reals, expected,
+    )  # fmt: skip
     depth, seen, line, feature = places
     is_left, leaf = flags
     value, fraction, fraction_seen = reals

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Indices, Integers
+from treaty.compute import Flags, Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.kernels import look_up_left
@@ -23,9 +23,9 @@ from treaty.trees.partition import RowPartition
 class LevelSplits:
     """Splits of a tree level: nodes, left children and features, int32 (k,), and bins going left, bool (k, 256)."""
 
-    nodes: Indices
-    children: Indices
-    features: Indices
+    nodes: Int32s
+    children: Int32s
+    features: Int32s
     left_bins: Flags
 
 
@@ -49,7 +49,7 @@ class RowShard:
     def __init__(
         self,
         codes: NDArray[np.uint8],
-        offsets: Indices,
+        offsets: Int32s,
         y: Floats,
         weight: Floats | None,
         objective: Objective,
@@ -62,7 +62,7 @@ class RowShard:
         self._y, self._weight, self._objective, self._threads = y, weight, objective, threads
         self._growing: list[_GrowingTree] = []
 
-    def start_round(self, columns: Sequence[Indices], rows: Sequence[Indices | None]) -> Integers:
+    def start_round(self, columns: Sequence[Int32s], rows: Sequence[Int32s | None]) -> Integers:
         """Compute gradients, begin a tree per output (dropping unfinished ones), return their totals (n_outputs, 3).
 
         Each tree has its ascending features, and its ascending sample of rows (None: all).
@@ -78,7 +78,7 @@ class RowShard:
             totals[output] = of_sample[0].sum(), of_sample[1].sum(), len(of_sample[0])
         return totals
 
-    def sums(self, output: int, nodes: Indices) -> Integers:
+    def sums(self, output: int, nodes: Int32s) -> Integers:
         """Return bin sums of nodes of a tree: int64 (n_nodes, slots, 3)."""
         tree = self._growing[output]
         return tree.histograms.sums(*tree.rows.rows(nodes, sampled=True))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Indices, Integers
+from treaty.compute import Flags, Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.histograms import Histograms
@@ -35,12 +35,12 @@ class Cells:
     not fit one number.
     """
 
-    offsets: Indices
+    offsets: Int32s
     may_miss: Flags
     count_bits: int
 
     @classmethod
-    def of(cls, offsets: Indices, may_miss: Flags, n_rows: int, objective: Objective) -> Cells:
+    def of(cls, offsets: Int32s, may_miss: Flags, n_rows: int, objective: Objective) -> Cells:
         """Return the cells for `n_rows` rows in total."""
         count_bits = n_rows.bit_length()
         fits = (n_rows * objective.hess_bound).bit_length() + count_bits <= 62
@@ -51,12 +51,12 @@ class Cells:
         """Numbers exchanged per cell."""
         return 2 if self.count_bits else 3
 
-    def of_columns(self, columns: Indices) -> NDArray[np.intp]:
+    def of_columns(self, columns: Int32s) -> NDArray[np.intp]:
         """Return the indices of a node's sums that are exchanged."""
         parts = [np.arange(self.offsets[f], self.offsets[f + 1] - (not self.may_miss[f])) for f in columns.tolist()]
         return np.concatenate([np.empty(0, np.intp), *parts]).astype(np.intp)
 
-    def pack(self, sums: Integers, columns: Indices) -> Integers:
+    def pack(self, sums: Integers, columns: Int32s) -> Integers:
         """Return a participant's summand, int64 (n,), from its sums (n_slots, slots, 3)."""
         chosen = sums[:, self.of_columns(columns)]
         if not self.count_bits:
@@ -64,11 +64,11 @@ class Cells:
         packed = np.stack([chosen[..., 0], (chosen[..., 1] << self.count_bits) + chosen[..., 2]], axis=-1)
         return packed.ravel()
 
-    def length(self, n_slots: int, columns: Indices) -> int:
+    def length(self, n_slots: int, columns: Int32s) -> int:
         """Return the length of what `pack` gives."""
         return self.numbers * n_slots * len(self.of_columns(columns))
 
-    def unpack(self, opened: Integers, n_slots: int, columns: Indices) -> Integers:
+    def unpack(self, opened: Integers, n_slots: int, columns: Int32s) -> Integers:
         """Return sums (n_slots, slots, 3) from the sum over all participants."""
         cells = self.of_columns(columns)
         given = opened.reshape(n_slots, len(cells), self.numbers)
@@ -97,9 +97,9 @@ class SlotShard:
         self.clipped = 0
         self._codes, self._columns = np.ascontiguousarray(codes), np.ascontiguousarray(codes.T)
         self._y, self._weight, self._objective, self._cells = y, weight, objective, cells
-        self._trees: list[tuple[Histograms, Indices, Indices | None]] = []
+        self._trees: list[tuple[Histograms, Int32s, Int32s | None]] = []
 
-    def start_round(self, columns: Sequence[Indices], rows: Sequence[Indices | None]) -> None:
+    def start_round(self, columns: Sequence[Int32s], rows: Sequence[Int32s | None]) -> None:
         """Compute gradients and put all rows into slot 0 of a tree per output.
 
         Each tree has its ascending features, and its ascending sample of rows (None: all).
@@ -126,7 +126,7 @@ class SlotShard:
         """Send each row of a tree to the left or the right child of its slot."""
         self.slots[output] = 2 * self.slots[output] + ~left
 
-    def decide(self, output: int, features: Indices, left_bins: Flags) -> None:
+    def decide(self, output: int, features: Int32s, left_bins: Flags) -> None:
         """Divide by known splits: feature (-1: none) and bins going left (n_slots, 256) of each slot."""
         feature = features[self.slots[output]]
         codes = self._codes[np.arange(len(feature)), np.maximum(feature, 0)]
@@ -141,7 +141,7 @@ class SlotShard:
 class SlotSplits:
     """Splits of a level's slots: features, int32 (n_slots,), -1 for none, and bins going left, bool (n_slots, 256)."""
 
-    features: Indices
+    features: Int32s
     left_bins: Flags
 
 
@@ -156,7 +156,7 @@ class SlotTree:
         self,
         rules: SplitRules,
         cells: Cells,
-        columns: Indices,
+        columns: Int32s,
         categorical: Flags,
         record: Callable[[int, Flags], int],
         threads: int = 1,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Indices, Integers, share
+from treaty.compute import Flags, Floats, Int32s, Integers, share
 from treaty.trees.kernels import scan_splits
 
 
@@ -63,15 +63,15 @@ class Level:
     """The nodes of one tree level whose splits are wanted."""
 
     depth: int
-    nodes: Indices  # (n_nodes,) their numbers in the tree
+    nodes: Int32s  # (n_nodes,) their numbers in the tree
     totals: Integers  # (n_nodes, 3) sum of grad, sum of hess and number of sampled rows of each
     # (n_asked,) nodes whose sums are computed: the smaller child of each pair (itself perhaps not wanted)
-    asked: Indices
+    asked: Int32s
     asked_totals: Integers  # (n_asked, 3)
-    asked_index: Indices  # (n_nodes,) position in `asked` of the node itself or of its sibling
+    asked_index: Int32s  # (n_nodes,) position in `asked` of the node itself or of its sibling
     # (n_nodes,) -1 where the node itself is asked; else the position of its parent among the last level's `nodes`,
     # whose sums minus the sibling's are the node's own
-    parent_index: Indices
+    parent_index: Int32s
 
     def only(self, kept: Flags, kept_before: Flags) -> Level:
         """Return the level without some nodes; siblings are kept or left out together.
@@ -98,8 +98,8 @@ class Splits:
     """The best admissible split of each node of a level."""
 
     gain: Floats  # (n_nodes,) 0 where there is none
-    source: Indices  # (n_nodes,) position of the source (a party's columns) that has it
-    feature: Indices  # (n_nodes,) within the source; -1 where there is none
+    source: Int32s  # (n_nodes,) position of the source (a party's columns) that has it
+    feature: Int32s  # (n_nodes,) within the source; -1 where there is none
     left_bins: Flags  # (n_nodes, 256) bins of the feature going left, its missing bin included
     left_totals: Integers  # (n_nodes, 3)
 
@@ -149,8 +149,8 @@ def complete_sums(level: Level, asked: Integers, parents: Integers | None, part:
 def scan(
     sums: Integers,
     totals: Integers,
-    features: Indices,
-    offsets: Indices,
+    features: Int32s,
+    offsets: Int32s,
     categorical: Flags,
     rules: SplitRules,
     *,
@@ -179,7 +179,7 @@ def scan(
     return found
 
 
-def settle(found: Splits, sums: Integers, totals: Integers, offsets: Indices, rules: SplitRules) -> None:
+def settle(found: Splits, sums: Integers, totals: Integers, offsets: Int32s, rules: SplitRules) -> None:
     """Give splits found on estimated sums the true totals of their left children, in place.
 
     A split with a child whose true hess is below `min_child_weight` is dropped. `sums` and `totals` are the true ones.

@@ -9,7 +9,7 @@ import numpy as np
 from treaty.compute import kernel
 
 BATCH = 64  # rows that walk down a tree together, so that their cache misses overlap
-BYTES = 256  # of packed decisions, eight rows each, made together
+BYTES = 256  # of packed decisions, for eight rows each, made together
 
 
 @kernel
@@ -22,7 +22,7 @@ def record_bits(
     ``matrix`` is float32 (n_rows, n_features); the rest is as in `walk_values`, by record instead of by node.
     """
     n_rows = matrix.shape[0]
-    for block in range(first, last, BYTES):  # so many rows stay in the cache while all records pass
+    for block in range(first, last, BYTES):  # these rows stay in the cache while all records are decided
         stop = min(block + BYTES, last)
         for k in range(records.shape[0]):
             split = records[k]
@@ -35,7 +35,7 @@ def record_bits(
                     x = matrix[row, column]
                     goes = (x < threshold[split]) | ((x != x) & missing_left[split])
                     if unseen >= 0 and x == x:
-                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # no other value may become an index
+                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # any other value must not become an index
                         goes = category_left[start + code] != 0
                     bits |= int(goes) << (7 - row % 8)
                 packed[k, byte] = bits
@@ -90,7 +90,7 @@ def walk_values(
                     goes = (x < threshold[node]) | ((x != x) & missing_left[node]) | leaf[node]
                     if any_category and category_start[node] < category_stop[node] and x == x:
                         unseen = category_stop[node] - category_start[node] - 1
-                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # no other value may become an index
+                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # any other value must not become an index
                         goes = category_left[category_start[node] + code] != 0
                     at[row] = left[node] + (one - np.uint32(goes))
             _arrive(at, size, batch, tree, start, value, margins, leaves)

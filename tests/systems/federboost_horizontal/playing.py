@@ -13,6 +13,7 @@ from treaty.data.binning import Bins
 from treaty.data.table import Table, to_table
 from treaty.messaging.messages import decode_body
 from treaty.messaging.party import Party
+from treaty.models.checkpoints import Keeper
 from treaty.models.trees import record_split
 from treaty.runs.threads import Played, play
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
@@ -81,9 +82,16 @@ def seat_of(
     return seat(party, options.own, options.common, active=leader, owners=list(parts), roles=roles, **given)
 
 
-def member(party: Party, parts: Mapping[str, Labelled], options: Options, classes: list | None, leader: str = "p0"):
+def member(
+    party: Party,
+    parts: Mapping[str, Labelled],
+    options: Options,
+    classes: list | None,
+    leader: str = "p0",
+    **fields: Any,
+):
     """Play a participant other than the leader."""
-    return member_program(seat_of(party, parts, options, classes, leader))
+    return member_program(seat_of(party, parts, options, classes, leader, **fields))
 
 
 def train(
@@ -95,13 +103,17 @@ def train(
     roles: Mapping[str, Callable[[Party], object]] | None = None,
     record_content: bool = False,
     timeout: float = 30.0,
+    keepers: Mapping[str, Keeper] | None = None,
     **fields: Any,
 ) -> Played:
     """Train in threads; `roles` replaces some participants' programs, `fields` are the leader's seat's."""
+    kept = keepers or {}
     programs: dict[str, Callable[[Party], object]] = {
-        name: lambda party: member(party, parts, options, classes, leader) for name in parts
+        name: lambda party: member(party, parts, options, classes, leader, keeper=kept.get(party.name))
+        for name in parts
     }
-    programs[leader] = lambda party: leader_program(seat_of(party, parts, options, classes, leader, **fields))
+    leads = {"keeper": kept.get(leader), **fields}
+    programs[leader] = lambda party: leader_program(seat_of(party, parts, options, classes, leader, **leads))
     programs |= roles or {}
     links = star(cast_of(parts, leader), options.own)
     return play(programs, links, job="job", protocol=PROTOCOL, record_content=record_content, timeout=timeout)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -13,38 +15,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from treaty.systems.tree_options import tree_options
 
-import treaty
-from systems.secureboost.test_lossless import ESTIMATORS, assert_lossless, unusual_tables
 from systems.secureboost.test_privacy import leaks, received, secrets_of_active, secrets_of_party
-from systems.vertical.playing import tables_and_labels
+from systems.vertical.lossless import assert_lossless, read, train_both, unusual_tables
+from systems.vertical.playing import seat_of, star_of, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array
-from treaty.models.checkpoints import Keeper, load_checkpoint
-from treaty.privacy.bucket_rr import BucketLedger
-from treaty.runs.threads import Played, play, star
-from treaty.systems.disclosures import disclosures
+from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
+from treaty.runs.threads import Played, play
+from treaty.systems.federboost_vertical import buckets as packing
 from treaty.systems.federboost_vertical import roles as federboost_vertical
-from treaty.systems.federboost_vertical.roles import Begin, Buckets, Chosen, NoisyColumns
-from treaty.systems.pooled.training import Labelled
+from treaty.systems.federboost_vertical.buckets import Buckets
+from treaty.systems.federboost_vertical.disclosures import disclosures
+from treaty.systems.federboost_vertical.options import FederBoostVertical
+from treaty.systems.federboost_vertical.roles import ChosenSplits, NoisyColumns
+from treaty.systems.federboost_vertical.system import SYSTEM
+from treaty.systems.options import converted
+from treaty.systems.pooled.options import BoostingOptions, Pooled
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import Cast, Labelled
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
 from treaty.trees.ensemble import join_splits, margins_from_values
 from trees import plain
 
-PROTOCOL = {"protocol": "federboost-vertical"}
 GROWTH = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
-NO_NOISE = {**PROTOCOL, "epsilon": math.inf, "mode": "paper", "n_jobs": 1}
+NO_NOISE = {"epsilon": math.inf, "mode": "paper"}
 TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
-    "Begin": Begin,
-    "Chosen": Chosen,
+    "Start": leading.Start,
+    "ChosenSplits": ChosenSplits,
     "Keep": leading.Keep,
     "DecideRequest": decisions.DecideRequest,
     "Finish": decisions.Finish,
@@ -54,16 +59,23 @@ TO_ACTIVE = {
     "Verdict": Verdict,
     "Buckets": Buckets,
     "Kept": leading.Kept,
-    "Held": decisions.Held,
+    "RecordCount": decisions.RecordCount,
     "Decisions": decisions.Decisions,
 }
 
 
-def ledger_of(name: str) -> BucketLedger:
-    """Return a ledger that always draws the same."""
-    ledger = BucketLedger(None)
-    ledger._key = hashlib.sha256(name.encode()).digest()
-    return ledger
+def checked(**given: Any) -> FederBoostVertical:
+    """Return options of the system, from plain values, that go together."""
+    options = converted(given, FederBoostVertical, "FederBoostVertical")
+    options.check(BoostingOptions().checked(options))
+    return options
+
+
+def store_of(folder: Path, name: str) -> Path:
+    """Return a folder whose key of the party's noise is always the same."""
+    noise_folder(folder, name).mkdir(parents=True)
+    (noise_folder(folder, name) / "key").write_bytes(hashlib.sha256(name.encode()).digest())
+    return folder
 
 
 def play_training(
@@ -72,43 +84,36 @@ def play_training(
     *,
     own: dict[str, dict[str, Any]] | None = None,
     change: dict[str, Any] | None = None,
-    arguments: dict[str, dict[str, Any]] | None = None,
+    fields: dict[str, dict[str, Any]] | None = None,
     seen: dict[str, BaseException] | None = None,
     **options: Any,
 ) -> Played:
     """Train with p0 active.
 
-    `own` are options of one party alone, `arguments` what its role is given besides (noise is the same in every test
-    unless a ledger is), `change` maps messages by name to
-    what is sent in their place, `seen` takes every party's error.
+    `own` are options of one party alone, `fields` those of its seat (noise is the same in every test unless a store is
+    among them), `change` maps messages by name to what is sent in their place, `seen` takes every party's error.
     """
-    chosen = {**PROTOCOL, **GROWTH, **options}
+    checked(**{name: value for name, value in options.items() if name not in BoostingOptions.__struct_fields__})
+    with TemporaryDirectory() as folder:
+        stores = {name: store_of(Path(folder), name) for name in tables}
 
-    def role(name):
-        def run(party):
-            send = party.send
+        def role(party):
+            send, name = party.send, party.name
             party.send = lambda to, m: send(to, (change or {}).get(type(m).__name__, lambda m: m)(m))
-            mine = tree_options({**chosen, **(own or {}).get(name, {})})
-            given = {} if name == "p0" else {"ledger": ledger_of(name)}
-            given |= (arguments or {}).get(name, {})
+            mine = {**GROWTH, **options, **(own or {}).get(name, {})}
+            program = federboost_vertical.active if name == "p0" else federboost_vertical.passive
+            given = {"store": stores[name], **(fields or {}).get(name, {})}
             try:
-                if name != "p0":
-                    return federboost_vertical.passive(party, tables[name], mine, **given)
-                data = Labelled(tables[name], y)
-                return federboost_vertical.active(
-                    party, data, mine, parties=list(tables), classes=[0, 1], **given
-                )  # fmt: skip
+                return program(seat_of(party, tables, y, mine, FederBoostVertical, **given))
             except BaseException as error:
                 if seen is not None:
                     seen[name] = error
                 raise
 
-        return run
-
-    return play(
-        {name: role(name) for name in tables}, star("p0", tables),
-        job="test", protocol="federboost-vertical", timeout=30.0, record_content=True,
-    )  # fmt: skip
+        return play(
+            dict.fromkeys(tables, role), star_of(tables),
+            job="test", protocol="federboost-vertical", timeout=30.0, record_content=True,
+        )  # fmt: skip
 
 
 def messages(played: Played, kind: type, sender: str) -> list[Any]:
@@ -138,21 +143,17 @@ def decoded(message: Buckets, n_rows: int) -> np.ndarray:
 # ---------------------------------------------------------------- without noise
 
 
-def fit_both(task: str, tables: dict, y: np.ndarray, weight=None, eval_set=None, **options):
-    options = {**GROWTH, **options}
-    pooled = ESTIMATORS[task]("pooled", **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
-    federated = ESTIMATORS[task](**NO_NOISE, **options).fit(tables, y, sample_weight=weight, eval_set=eval_set)
-    return federated, pooled
+def both(frames: dict, y: np.ndarray, weight: np.ndarray | None = None, **options: Any) -> Any:
+    return train_both(SYSTEM, frames, y, weight, **{**NO_NOISE, **GROWTH, **options})
 
 
 @pytest.mark.parametrize("parties", [2, 3, 5])
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_without_noise_trees_and_predictions_equal_the_pooled_growers(parties, task):
     X, y = real_table(task)
-    tables = cut(with_categories(with_gaps(X)), parties)
-    federated, pooled = fit_both(task, tables, y)
-    assert len(federated.parts_) == parties
-    assert_lossless(federated, pooled, tables)
+    parts, pooled, tables = both(cut(with_categories(with_gaps(X)), parties), y, task=task)
+    assert len(parts) == parties
+    assert_lossless(parts, pooled, tables)
 
 
 OPTIONS = [
@@ -169,34 +170,31 @@ def test_without_noise_every_growth_option_gives_the_pooled_trees(options):
     X, y = real_table("binary")
     weight = np.random.default_rng(5).exponential(size=len(y)) * 3
     weight[:10] = 0.0
-    tables = cut(with_categories(with_gaps(X)), 3)
-    pooled = treaty.GBDTClassifier(**{**GROWTH, **options}).fit(tables, y, sample_weight=weight)
-    federated = treaty.GBDTClassifier(**NO_NOISE, **{**GROWTH, **options}).fit(tables, y, sample_weight=weight)
-    assert_lossless(federated, pooled, tables)
+    assert_lossless(*both(cut(with_categories(with_gaps(X)), 3), y, weight, **options))
 
 
 def test_without_noise_eval_losses_and_early_stopping_equal_the_pooled_ones():
     X, y = real_table("binary", rows=400)
-    tables, held = cut(X.iloc[:200], 3), cut(X.iloc[200:300], 3)
-    watched = [(tables, y[:200]), (held, y[200:300])]
+    frames, held = cut(X.iloc[:200], 3), cut(X.iloc[200:300], 3)
+    watched = [(frames, y[:200]), (held, y[200:300])]
     options = {"n_estimators": 40, "early_stopping_rounds": 3, "learning_rate": 1.0}
-    federated, pooled = fit_both("binary", tables, y[:200], eval_set=watched, **options)
-    assert federated.evals_result_ == pooled.evals_result_
-    assert federated.best_iteration_ == pooled.best_iteration_ < 39
-    assert_lossless(federated, pooled, held)
+    parts, pooled, tables = both(frames, y[:200], watched=watched, **options)
+    assert parts["p0"].forest.history == pooled.forest.history
+    assert len(parts["p0"].forest.history["eval_1"]) < 40
+    assert_lossless(parts, pooled, read(held, tables))
 
 
 @pytest.mark.parametrize("case", unusual_tables())
 def test_without_noise_unusual_tables_give_the_pooled_trees(case):
-    tables, (_, y) = unusual_tables()[case], real_table("binary")
-    assert_lossless(*fit_both("binary", tables, y), tables)
+    _, y = real_table("binary")
+    assert_lossless(*both(unusual_tables()[case], y))
 
 
 def test_the_active_party_may_stand_anywhere_in_the_order():
     X, y = real_table("binary")
-    federated, pooled = fit_both("binary", cut(X, 3), y, active="p1")
-    assert federated.parts_["p1"].forest is not None
-    assert_lossless(federated, pooled, cut(X, 3))
+    parts, pooled, tables = both(cut(X, 3), y, active="p1")
+    assert parts["p1"].forest is not None
+    assert_lossless(parts, pooled, tables)
 
 
 # ---------------------------------------------------------------- with noise
@@ -250,9 +248,8 @@ def test_trees_are_those_of_the_grower_on_the_noisy_buckets(varied, options):
 
 def test_splits_are_recorded_in_terms_of_true_values_and_decided_by_them(varied):
     tables, y = varied
-    watched = {name: {"eval_tables": [table]} for name, table in tables.items() if name != "p0"}
-    watched["p0"] = {"eval_sets": [Labelled(tables["p0"], y, None, "again")]}
-    played = play_training(tables, y, arguments=watched)
+    watched = {name: {"eval_sets": [Labelled(table, y, None, "again")]} for name, table in tables.items()}
+    played = play_training(tables, y, fields=watched)
     forest, parts = played.results["p0"].forest, [played.results[name] for name in tables]
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
     matrix = np.concatenate([table.matrix() for table in tables.values()], axis=1)
@@ -275,13 +272,13 @@ def test_buckets_are_sent_once_and_nothing_for_a_level(varied, noisy):
     tables, y = varied
     for name in ("p1", "p2"):
         entries = noisy.transcripts[name].entries
-        assert [e.step for e in entries if e.direction == "sent"] == ["Terms", "Verdict", "Buckets", "Held"]
+        assert [e.step for e in entries if e.direction == "sent"] == ["Terms", "Verdict", "Buckets", "RecordCount"]
         asked = [e.step for e in entries if e.direction == "received"]
-        assert asked[:3] == ["Terms", "Verdict", "Begin"]
+        assert asked[:3] == ["Terms", "Verdict", "Start"]
         assert asked[-1] == "Finish"
-        assert set(asked[3:-1]) == {"Chosen"}
+        assert set(asked[3:-1]) == {"ChosenSplits"}
         assert len(asked) - 4 <= GROWTH["n_estimators"]
-        chosen = messages(noisy, Chosen, name)
+        chosen = messages(noisy, ChosenSplits, name)
         used = sum(np.sum(tree.source == int(name[1])) for tree in noisy.results["p0"].forest.trees)
         assert sum(message.features.shape[0] for message in chosen) == used == len(noisy.results[name].splits)
     deeper = play_training(tables, y, max_depth=6)
@@ -358,7 +355,7 @@ def buckets(
     categorical: list[bool] | None = None,
 ) -> Buckets:
     sizes = [count + flag for count, flag in zip(present, missing, strict=True)]
-    packed = [federboost_vertical._pack(c.astype(np.uint8), k) for c, k in zip(columns, sizes, strict=True)]
+    packed = [packing._pack(c.astype(np.uint8), k) for c, k in zip(columns, sizes, strict=True)]
     return Buckets(
         Array.of(np.array(present, np.int32)),
         Array.of(np.array(categorical or [False] * len(present), np.bool_)),
@@ -383,7 +380,7 @@ def test_packed_buckets_come_back(data):
     message = buckets(codes, [size - flag for size, flag in zip(sizes, missing, strict=True)], missing)
     columns = [column.tolist() for column in codes]
     assert decoded(message, n_rows).T.tolist() == columns
-    unpacked = federboost_vertical._unpack(message.packed, np.array(sizes, np.int32), n_rows, "shop")
+    unpacked = packing.unpack_buckets(message.packed, np.array(sizes, np.int32), n_rows, "shop")
     assert unpacked.dtype == np.uint8
     assert unpacked.shape == (n_rows, len(sizes))
     assert unpacked.T.tolist() == columns
@@ -455,23 +452,23 @@ def left(*bins: int) -> Array:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (Chosen(int32(99), left(0), 0), r"expected features below \d - at Chosen.features from p0"),
-        (Chosen(int32(-1), left(0), 0), r"expected features below \d - at Chosen.features from p0"),
-        (Chosen(int32(0), left(1), 0), "expected the lowest bins to go left - at Chosen.left_bins"),
-        (Chosen(int32(0), left(), 0), "expected the lowest bins to go left - at Chosen.left_bins"),
-        (Chosen(int32(0), left(200), 0), "expected the lowest bins to go left - at Chosen.left_bins"),
-        (Chosen(int32(0, 1), left(0), 0), "at Chosen.left_bins"),
-        (Chosen(int32(0), uint8(1), 0), "at Chosen.left_bins"),
-        (Chosen(uint8(0), left(0), 0), "at Chosen.features"),
-        (Chosen(int32(0), left(0), -1), "rounds"),
-        (GOOD, "expected Chosen"),
+        (ChosenSplits(int32(99), left(0), 0), r"expected features below \d - at ChosenSplits.features from p0"),
+        (ChosenSplits(int32(-1), left(0), 0), r"expected features below \d - at ChosenSplits.features from p0"),
+        (ChosenSplits(int32(0), left(1), 0), "expected the lowest bins to go left - at ChosenSplits.left_bins"),
+        (ChosenSplits(int32(0), left(), 0), "expected the lowest bins to go left - at ChosenSplits.left_bins"),
+        (ChosenSplits(int32(0), left(200), 0), "expected the lowest bins to go left - at ChosenSplits.left_bins"),
+        (ChosenSplits(int32(0, 1), left(0), 0), "at ChosenSplits.left_bins"),
+        (ChosenSplits(int32(0), uint8(1), 0), "at ChosenSplits.left_bins"),
+        (ChosenSplits(uint8(0), left(0), 0), "at ChosenSplits.features"),
+        (ChosenSplits(int32(0), left(0), -1), "rounds"),
+        (GOOD, "expected ChosenSplits"),
     ],
 )
 def test_what_is_no_split_ends_the_job_at_its_owner_and_everywhere(change, text):
     tables, y = tables_and_labels()
     seen = {}
     with pytest.raises(TreatyError):
-        play_training(tables, y, change={"Chosen": lambda m: change}, seen=seen)
+        play_training(tables, y, change={"ChosenSplits": lambda m: change}, seen=seen)
     assert seen.keys() == tables.keys()
     refused = [error for error in (seen["p1"], seen["p2"]) if isinstance(error, PeerProtocolError)]
     assert any(re.search(text, str(error)) for error in refused), seen
@@ -497,8 +494,8 @@ def test_malformed_buckets_end_the_job_at_every_party(change):
 def test_records_that_are_not_there_end_the_job():
     tables, y = tables_and_labels()
     seen = {}
-    with pytest.raises(PeerProtocolError, match=r"expected \d+ records, got \d+ - at Held from p1"):
-        play_training(tables, y, change={"Held": lambda m: decisions.Held(m.records - 1)}, seen=seen)
+    with pytest.raises(PeerProtocolError, match=r"expected \d+ records, got \d+ - at RecordCount from p1"):
+        play_training(tables, y, change={"RecordCount": lambda m: decisions.RecordCount(m.records - 1)}, seen=seen)
     assert isinstance(seen["p0"], PeerProtocolError)
 
 
@@ -529,8 +526,8 @@ def test_differing_row_counts_are_named_at_every_party():
 # ---------------------------------------------------------------- noise drawn once
 
 
-def with_ledgers(folder: Any) -> dict[str, dict[str, Any]]:
-    return {name: {"ledger": BucketLedger(folder / name)} for name in ("p1", "p2")}
+def with_stores(folder: Path) -> dict[str, dict[str, Any]]:
+    return {name: {"store": folder} for name in ("p1", "p2")}
 
 
 def sent(played: Played, name: str) -> bytes:
@@ -540,8 +537,8 @@ def sent(played: Played, name: str) -> bytes:
 
 def test_training_again_on_the_same_ledger_sends_the_same_and_costs_nothing_more(tmp_path):
     tables, y = tables_and_labels()
-    first = play_training(tables, y, arguments=with_ledgers(tmp_path))
-    deeper = play_training(tables, 1 - y, max_depth=5, n_estimators=2, arguments=with_ledgers(tmp_path))
+    first = play_training(tables, y, fields=with_stores(tmp_path))
+    deeper = play_training(tables, 1 - y, max_depth=5, n_estimators=2, fields=with_stores(tmp_path))
     for name in ("p1", "p2"):
         columns = len(tables[name].schema.names)
         assert sent(first, name) == sent(deeper, name)
@@ -554,8 +551,8 @@ def test_training_again_on_the_same_ledger_sends_the_same_and_costs_nothing_more
 @pytest.mark.parametrize("options", [{"max_bin": 12}, {"epsilon": 2.0}], ids="-".join)
 def test_other_buckets_or_another_epsilon_cost_again(tmp_path, options):
     tables, y = tables_and_labels(parties=2)
-    first = play_training(tables, y, arguments={"p1": {"ledger": BucketLedger(tmp_path)}})
-    other = play_training(tables, y, **options, arguments={"p1": {"ledger": BucketLedger(tmp_path)}})
+    first = play_training(tables, y, fields={"p1": {"store": tmp_path}})
+    other = play_training(tables, y, **options, fields={"p1": {"store": tmp_path}})
     assert sent(first, "p1") != sent(other, "p1")
     columns = len(tables["p1"].schema.names)
     total = columns * (4 + options.get("epsilon", 4))
@@ -570,10 +567,7 @@ def test_other_edges_of_as_many_buckets_have_noise_of_their_own(tmp_path):
     tables = {"p0": to_table(real_table("binary")[0].iloc[:, 5:], party="p0")}
     owned = [X, X.assign(**{"mean radius": renamed}), X.assign(**{"mean texture": X["mean texture"] + 1.0})]
     tables_of = [{**tables, "p1": to_table(own, party="p1")} for own in owned]
-    played = [
-        play_training(t, y.astype(float), epsilon=2.0, arguments={"p1": {"ledger": BucketLedger(tmp_path)}})
-        for t in tables_of
-    ]
+    played = [play_training(t, y.astype(float), epsilon=2.0, fields={"p1": {"store": tmp_path}}) for t in tables_of]
     codes = [true_codes(t["p1"])[0] for t in tables_of]
     seen = [decoded(messages(p, Buckets, "p1")[0], len(y)) for p in played]
     for k in (1, 2):
@@ -592,7 +586,7 @@ def test_epsilon_of_a_person_is_shared_evenly():
 
 def test_trainings_without_a_ledger_draw_different_noise():
     tables, y = tables_and_labels(parties=2)
-    played = [play_training(tables, y, arguments={"p1": {"ledger": None}}) for _ in range(2)]
+    played = [play_training(tables, y, fields={"p1": {"store": None}}) for _ in range(2)]
     assert sent(played[0], "p1") != sent(played[1], "p1")
 
 
@@ -603,9 +597,9 @@ def test_noise_goes_with_the_row_of_the_partys_own_table(tmp_path):
         name: Table(table.schema, [column[order] for column in table.columns], table.n_rows)
         for name, table in tables.items()
     }
-    plain_order = play_training(tables, y, arguments={"p1": {"ledger": BucketLedger(tmp_path)}})
-    other = {"ledger": BucketLedger(tmp_path), "row_numbers": order}
-    other_order = play_training(shuffled, y[order], arguments={"p1": other})
+    plain_order = play_training(tables, y, fields={"p1": {"store": tmp_path}})
+    other = {"store": tmp_path, "row_numbers": order}
+    other_order = play_training(shuffled, y[order], fields={"p1": other})
     first, second = (decoded(messages(p, Buckets, "p1")[0], len(y)) for p in (plain_order, other_order))
     np.testing.assert_array_equal(second, first[order])
     assert other_order.results["p1"].spent == plain_order.results["p1"].spent
@@ -628,7 +622,7 @@ def test_checkpoints_are_kept_by_all(monkeypatch, tmp_path):
     tables, y = tables_and_labels()
     monkeypatch.setattr(Keeper, "due", True)
     keepers = {name: {"keeper": Keeper(tmp_path / name)} for name in tables}
-    played = play_training(tables, y, arguments=keepers)
+    played = play_training(tables, y, fields=keepers)
     assert len(messages(played, leading.Kept, "p1")) == GROWTH["n_estimators"]
     for name in tables:
         assert load_checkpoint(tmp_path / name).part.model_id == played.results["p0"].model_id
@@ -654,21 +648,37 @@ def test_checkpoints_are_kept_by_all(monkeypatch, tmp_path):
         ({"mechanism": "label_rr", "epsilon": 1.0}, "has no option 'mechanism'"),
         ({"purity_guard": 0.2}, "has no option 'purity_guard'"),
         ({"he_inference": True}, "has no option 'he_inference'"),
-        ({"protocol": "secureboost", "epsilon_person": 1.0}, "has no option 'epsilon_person'"),
-        ({"protocol": "secureboost", "unbiased": True}, "has no option 'unbiased'"),
-        ({"protocol": "pooled", "unbiased": False}, "has no option 'unbiased'"),
-        ({"protocol": "secureboost", "mechanism": "label_rr", "epsilon": math.inf, "mode": "paper"}, "finite number"),
-        ({"protocol": "pooled", "epsilon": 1.0}, "has no option 'epsilon'"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
 def test_options_that_do_not_go_together_are_refused(options, text):
     with pytest.raises(ConfigError, match=text):
-        tree_options({**PROTOCOL, **options})
+        checked(**options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        (SecureBoost, {"epsilon_person": 1.0}, "has no option 'epsilon_person'"),
+        (SecureBoost, {"unbiased": True}, "has no option 'unbiased'"),
+        (Pooled, {"unbiased": False}, "has no option 'unbiased'"),
+        (Pooled, {"epsilon": 1.0}, "has no option 'epsilon'"),
+        (SecureBoost, {"mechanism": "label_rr", "epsilon": math.inf, "mode": "paper"}, "finite number"),
+    ],
+    ids=str,
+)
+def test_other_systems_have_no_such_noise(kind, options, text):
+    with pytest.raises(ConfigError, match=text):
+        converted(options, kind, kind.__name__)
 
 
 def test_no_noise_may_be_asked_for_in_words():
-    assert tree_options({**PROTOCOL, "mode": "paper", "epsilon": "inf"}).epsilon == math.inf
+    assert checked(mode="paper", epsilon="inf").epsilon == math.inf
+
+
+def learned(options: FederBoostVertical) -> dict[str, list[str]]:
+    cast = Cast("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
+    return disclosures(cast, options, BoostingOptions(), None)
 
 
 @pytest.mark.parametrize(
@@ -681,7 +691,7 @@ def test_no_noise_may_be_asked_for_in_words():
     ids=lambda value: "-".join(value) or "default" if isinstance(value, dict) else "",
 )
 def test_disclosures_state_epsilon_per_value_and_per_person(options, per_value, per_person):
-    said = disclosures("bank", ["shop"], tree_options({**PROTOCOL, **options}), "")
+    said = learned(checked(**options))
     assert per_value in said["bank"][0]
     assert per_person in said["bank"][0]
     assert "data about each aligned person" in said["bank"][0]
@@ -689,6 +699,6 @@ def test_disclosures_state_epsilon_per_value_and_per_person(options, per_value, 
 
 
 def test_disclosures_of_no_noise_say_in_the_clear():
-    said = disclosures("bank", ["shop"], tree_options({**PROTOCOL, "epsilon": math.inf, "mode": "paper"}), "")
+    said = learned(checked(**NO_NOISE))
     assert "order of all values of every column" in said["bank"][0]
     assert "in the clear" in said["bank"][0]

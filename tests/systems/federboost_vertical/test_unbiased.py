@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import treaty
 from systems.federboost_vertical.test_roles import (
     NO_NOISE,
     bools,
@@ -19,11 +19,14 @@ from systems.federboost_vertical.test_roles import (
     messages,
     play_training,
 )
+from systems.vertical.lossless import train_both
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.privacy.bucket_rr import chances, randomise_buckets, unbiased
-from treaty.systems.federboost_vertical.roles import Buckets, NoisyColumns, Used
+from treaty.systems.federboost_vertical.buckets import Buckets
+from treaty.systems.federboost_vertical.roles import NoisyColumns, UsedColumns
+from treaty.systems.federboost_vertical.system import SYSTEM
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.growth import grow_tree
 from treaty.trees.objectives import SquaredError
@@ -165,13 +168,13 @@ def test_used_columns_of_kept_rounds_are_left_alone_and_malformed_ones_refused()
     rng = np.random.default_rng(1)
     columns = [rng.integers(0, 4, 100) for _ in range(2)]
     source = columns_of(buckets(columns, [4, 4], [False, False]), 100)
-    source._party.message = Used(bools(1, 0))
+    source._party.message = UsedColumns(bools(1, 0))
     source.correct(OBJECTIVE, 100, resumed=True)
     sums, totals = sums_of(source, rng.integers(-9, 9, 100), np.ones(100, np.int64))
     seen = source.for_gains(sums, totals)
     np.testing.assert_array_equal((seen != sums).any(axis=(0, 2)).nonzero()[0] >= 5, [True] * 4)
-    source._party.message = Used(bools(1, 0, 0))
-    with pytest.raises(PeerProtocolError, match=r"at Used\.columns from shop"):
+    source._party.message = UsedColumns(bools(1, 0, 0))
+    with pytest.raises(PeerProtocolError, match=r"at UsedColumns\.columns from shop"):
         source.correct(OBJECTIVE, 100, resumed=True)
 
 
@@ -309,7 +312,9 @@ def test_without_noise_the_option_changes_nothing():
     X, y = real_table("binary")
     tables = cut(with_categories(with_gaps(X)), 3)
     options = {**NO_NOISE, "n_estimators": 3, "min_child_samples": 1}
-    off, on = (treaty.GBDTClassifier(**options, unbiased=value).fit(tables, y) for value in (None, True))
+    off, on = (
+        SimpleNamespace(parts_=train_both(SYSTEM, tables, y, unbiased=value, **options)[0]) for value in (None, True)
+    )
     assert_same_trees(on, off)
 
 
@@ -328,7 +333,7 @@ def test_with_noise_trees_differ_and_the_messages_do_not():
         assert bytes(without.packed.data) == bytes(given.packed.data)
         np.testing.assert_array_equal(np.frombuffer(given.epsilon.data), 1.0)
         sent = [e.step for e in played[1].transcripts[name].entries if e.direction == "sent"]
-        assert sent == ["Terms", "Verdict", "Buckets", "Held"]
+        assert sent == ["Terms", "Verdict", "Buckets", "RecordCount"]
     for tree in on:
         assert (tree.count[tree.left < 0] >= 20).all()
 

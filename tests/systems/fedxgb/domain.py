@@ -17,13 +17,13 @@ from treaty.errors import TreatyError
 from treaty.messaging.transcript import Transcript
 from treaty.runs.threads import play
 from treaty.systems.fedxgb import user_sums as crowd_users
-from treaty.systems.fedxgb.authority import Credentials, authority
+from treaty.systems.fedxgb.authority import Credentials, certify
 from treaty.systems.fedxgb.cohorts import Rules, Standing
 from treaty.systems.fedxgb.edge_sums import DomainSums
+from treaty.systems.fedxgb.messages import TrainingEnd, UserOffer
 from treaty.systems.fedxgb.paper.sums import PaperUserSums
-from treaty.systems.fedxgb.server import End, Offer
 from treaty.systems.fedxgb.user_sums import Call, Cohort, Domain, UserSums
-from treaty.systems.horizontal.members import Heard
+from treaty.systems.horizontal.members import ToldDigest
 
 LENGTH = 2000
 VICTIM = "u03"
@@ -78,7 +78,7 @@ def own_vector(name, number):
 
 def server_key(name, number, attempt=0):
     """The key of the mask that a user shares with the server."""
-    nonce = mask_nonce("job", "fedxgb", number, attempt, f"server {Heard(b'').digest.hex()}")
+    nonce = mask_nonce("job", "fedxgb", number, attempt, f"server {ToldDigest(b'').digest.hex()}")
     return mask_key(server_seed(name), nonce)
 
 
@@ -97,10 +97,10 @@ def play_domain(sums=DomainSums, script=lambda domain: [domain.total(1, LENGTH)]
 
     def member(party):
         credentials = Credentials(party, "authority", "user")
-        party.send("edge", Offer(credentials.offered, 1.0, 1.0))
+        party.send("edge", UserOffer(credentials.certified, 1.0, 1.0))
         kind = PaperUserSums if paper else UserSums
         mine = kind(party, "edge", credentials, server_seed(party.name), (leaves or {}).get(party.name))
-        held, kinds = None, (Domain, Cohort, Call, End)
+        held, kinds = None, (Domain, Cohort, Call, TrainingEnd)
         try:
             while True:
                 told, held = held or party.receive("edge", *kinds), None
@@ -111,7 +111,7 @@ def play_domain(sums=DomainSums, script=lambda domain: [domain.total(1, LENGTH)]
                         mine.join(told)
                     case Call():
                         held = mine.give(told, own_vector(party.name, told.number), *kinds)
-                    case End():
+                    case TrainingEnd():
                         return
         except TreatyError as error:
             played.failures[party.name] = error
@@ -119,17 +119,20 @@ def play_domain(sums=DomainSums, script=lambda domain: [domain.total(1, LENGTH)]
     def serve(party):
         party.may_lose(played.users)
         Credentials(party, "authority", "edge")
-        offers = party.gather(played.users, Offer)
+        offers = party.gather(played.users, UserOffer)
         keys = {name: offer.keys for name, offer in offers.items()}
         played.domain = sums(party, keys, {name: Standing() for name in keys}, Rules(), 20.0)
         played.domain.choose(played.users)
         played.opened = script(played.domain)
-        party.send_each(dict.fromkeys(played.domain.there, End()))
+        party.send_each(dict.fromkeys(played.domain.there, TrainingEnd()))
 
     roles = {name: "user" for name in played.users} | {"edge": "edge"}
     links = {name: ["authority", "edge"] for name in played.users}
     links |= {"edge": ["authority", *played.users], "authority": [*played.users, "edge"]}
-    programs = dict.fromkeys(played.users, member) | {"edge": serve, "authority": lambda party: authority(party, roles)}
+    programs = dict.fromkeys(played.users, member) | {
+        "edge": serve,
+        "authority": lambda party: certify(party, roles, 60.0),
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(crowd_users, "Participant", Noted)
         run = play(programs, links, job="job", protocol="fedxgb", timeout=20.0, record_content=True)

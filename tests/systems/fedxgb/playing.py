@@ -7,55 +7,71 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
-from treaty.systems.tree_options import TreeOptions, tree_options
 
 from systems.federboost_horizontal.playing import dealt
-from treaty.data.table import Schema
 from treaty.errors import TreatyError
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import ModelPart
-from treaty.runs.crowds import Layout
 from treaty.runs.threads import play
-from treaty.systems.fedxgb.authority import authority
-from treaty.systems.fedxgb.cohorts import Rules
-from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.edge_sums import DomainSums
-from treaty.systems.fedxgb.server import server
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.server_sums import Crowd
+from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.fedxgb.user import user
 from treaty.systems.fedxgb.user_sums import Leaves, UserSums
-from treaty.systems.horizontal.members import Vouching
-from treaty.systems.pooled.training import Labelled
+from treaty.systems.options import names_of
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Cast, Labelled, Seat
 
 STAGES = ("call", "setup", "shared", "masked", "prediction")
 PATIENCE = 20.0  # seconds: what must not be waited for in full
 Heard = TypeVar("Heard", bound=Message)
 
 
-def options_of(**chosen: object) -> TreeOptions:
-    return tree_options(
-        {"protocol": "fedxgb", "n_estimators": 2, "max_depth": 2, "min_child_samples": 3, "max_bin": 6, **chosen}
-    )
+class Options(NamedTuple):
+    """The system's own options, and common ones."""
+
+    own: FedXGB
+    common: BoostingOptions
+
+
+def options_of(**chosen: Any) -> Options:
+    own = FedXGB(**{name: chosen.pop(name) for name in names_of(FedXGB) if name in chosen})
+    common = BoostingOptions(**{"n_estimators": 2, "max_depth": 2, "min_child_samples": 3, "max_bin": 6} | chosen)
+    own.check(common)
+    return Options(own, common.checked(own))
 
 
 def crowd_rows(task: str = "binary", users: int = 8, rows: int = 120) -> tuple[dict[str, Labelled], Labelled, Any]:
     return dealt(task, users, rows)
 
 
-def laid_out(users: Sequence[str], edges: int = 2) -> Layout:
-    return Layout({f"edge{k}": list(users[k::edges]) for k in range(edges)})
+def cast_with(domains: Mapping[str, Sequence[str]]) -> Cast:
+    """Return who is who, given every edge server's users; they may be too few."""
+    edge_of = {user: edge for edge, users in domains.items() for user in users}
+    roles = {"server": "server", **dict.fromkeys(domains, "edge"), **dict.fromkeys(edge_of, "user")}
+    return Cast("server", {**roles, "authority": "authority"}, list(edge_of), edge_of)
 
 
-def one_large(users: Sequence[str], edges: int = 2) -> Layout:
+def laid_out(users: Sequence[str], edges: int = 2) -> Cast:
+    return cast_with({f"edge{k}": list(users[k::edges]) for k in range(edges)})
+
+
+def one_large(users: Sequence[str], edges: int = 2) -> Cast:
     """Nine users in one domain, of which one may be lost and two left out with it; three in each other."""
-    return Layout({f"edge{k}": list(users[slice(9) if k == 0 else slice(6 + 3 * k, 9 + 3 * k)]) for k in range(edges)})
+    return cast_with({f"edge{k}": users[slice(9) if k == 0 else slice(6 + 3 * k, 9 + 3 * k)] for k in range(edges)})
+
+
+def seat_of(party: Party, options: Options, cast: Cast, **fields: Any) -> Seat:
+    given: dict[str, Any] = {"patience": PATIENCE, "alone": False, **fields}
+    return Seat(party=party, options=options.own, common=options.common, cast=cast, **given)
 
 
 @dataclass
@@ -102,37 +118,32 @@ class Crowded:
 
 def play_crowd(
     parts: Mapping[str, Labelled],
-    options: TreeOptions,
+    options: Options,
     classes: list | None,
     *,
     edges: int = 2,
-    layout: Layout | None = None,
-    schema: Schema | None = None,
+    layout: Cast | None = None,
     leaves: Mapping[str, Leaves] | None = None,
     roles: Mapping[str, Callable[[Party], object]] | None = None,
-    rules: Rules | None = None,
     patience: float = PATIENCE,
     timeout: float = PATIENCE,
     record_content: bool = False,
     tolerate: Sequence[str] = (),
 ) -> Crowded:
     """Train in threads; `roles` replaces some programs. Failures of users and of `tolerate` are noted, not raised."""
-    layout = layout or laid_out(list(parts), edges)
-    common: dict[str, Any] = {"edges": layout.edges, "authority": layout.authority}
+    cast = layout or laid_out(list(parts), edges)
     crowded = Crowded()
-    schema = schema or next(iter(parts.values())).table.schema
+    data = {"server": next(iter(parts.values())), **parts}  # the server's says which columns there are
 
-    programs: dict[str, Callable[[Party], object]] = {
-        layout.authority: lambda party: authority(party, layout.roles),
-        layout.server: lambda party: server(party, options, schema, **common, classes=classes, vouching=Vouching()),
-    }
-    for name, users in layout.domains.items():
-        programs[name] = lambda party, users=users: edge(
-            party, options, **common, users=users, server=layout.server, rules=rules, patience=patience,
-            vouching=Vouching(),
+    def program(name: str, role: str) -> Callable[[Party], object]:
+        return lambda party: SYSTEM.train[role](
+            seat_of(
+                party, options, cast, data=data.get(name), classes=classes, patience=patience,
+                absence=(leaves or {}).get(name),
+            )
         )  # fmt: skip
-        programs |= {u: user_program(parts, options, classes, layout, u, (leaves or {}).get(u)) for u in users}
-    programs |= roles or {}
+
+    programs = {name: program(name, role) for name, role in cast.roles.items()} | dict(roles or {})
 
     def tolerated(name: str, program: Callable[[Party], object]) -> Callable[[Party], object]:
         def run(party: Party) -> object:
@@ -148,10 +159,10 @@ def play_crowd(
 
     with ExitStack() as patched:
         _note(crowded, patched)
-        programs |= {name: tolerated(name, programs[name]) for name in (*layout.users, *tolerate)}
+        programs |= {name: tolerated(name, programs[name]) for name in (*cast.owners, *tolerate)}
         played = play(
-            programs, layout.links(hidden=options.hides_model), job="job", protocol="fedxgb",
-            record_content=record_content, timeout=timeout,
+            programs, SYSTEM.links(cast, options.own), job="job", protocol="fedxgb", record_content=record_content,
+            timeout=timeout,
         )  # fmt: skip
     crowded.results, crowded.transcripts = played.results, played.transcripts
     return crowded
@@ -181,18 +192,14 @@ def _note(crowded: Crowded, patched: ExitStack) -> None:
 
 def user_program(
     parts: Mapping[str, Labelled],
-    options: TreeOptions,
+    options: Options,
     classes: list | None,
-    layout: Layout,
+    layout: Cast,
     name: str,
     leaves: Leaves | None = None,
 ) -> Callable[[Party], object]:
     """Return the program of a user."""
-    own = next(e for e, users in layout.domains.items() if name in users)
-    return lambda party: user(
-        party, parts[name], options, edge=own, server=layout.server, edges=layout.edges,
-        authority=layout.authority, classes=classes, leaves=leaves,
-    )  # fmt: skip
+    return lambda party: user(seat_of(party, options, layout, data=parts[name], classes=classes, absence=leaves))
 
 
 class Died(Exception):

@@ -22,7 +22,7 @@ from systems.fedxgb.domain import (
     values,
     without,
 )
-from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, uniform
+from systems.fedxgb.playing import cast_with, crowd_rows, laid_out, options_of, play_crowd, seat_of, uniform
 from treaty.crypto.aggregation.key_agreement import agree
 from treaty.crypto.aggregation.masks import add_masks, mask_key, pair_keys
 from treaty.crypto.aggregation.round import RoundVoid
@@ -30,33 +30,30 @@ from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.transcript import Transcript
-from treaty.systems.fedxgb import user as fedxgb_user
 from treaty.systems.fedxgb import user_sums as crowd_users
-from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.edge_sums import DomainSums
+from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.paper.sums import (
     KEY_BYTES,
     NUMBER_BYTES,
     InputAndShares,
     KeyShares,
     PaperDomainSums,
+    PaperUserSums,
     pairs_of,
     rebuilt,
 )
-from treaty.systems.fedxgb.server import server
 from treaty.systems.fedxgb.server_sums import Crowd
-from treaty.systems.fedxgb.user import user
+from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.fedxgb.user_sums import (
     Agreements,
-    Answer,
     Call,
     Cohort,
-    MaskedInput,
     MaskKey,
-    Remaining,
+    UserSums,
     server_mask,
 )
-from treaty.systems.horizontal.members import Masked
+from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, Survivors
 
 MODES = pytest.mark.parametrize("mode", ["paper", "safe"])
 PAPER = {"mode": "paper", "allow_insecure": True}
@@ -92,11 +89,14 @@ def train(mode):
     parts, _, classes = crowd_rows(users=8, rows=64)
     layout = laid_out(list(parts))
     given, opened, keys = defaultdict(list), defaultdict(list), []
-    vector, total, of_crowd = fedxgb_user._Follower.vector, DomainSums.total, Crowd.total
+    total, of_crowd = DomainSums.total, Crowd.total
 
-    def note_vector(self):
-        given[self._party.name].append(vector(self))
-        return given[self._party.name][-1]
+    def noting(give):
+        def note_vector(self, call, values, *others):
+            given[self._party.name].append(values)
+            return give(self, call, values, *others)
+
+        return note_vector
 
     def note_domain(self, number, length):
         found = total(self, number, length)
@@ -109,13 +109,14 @@ def train(mode):
         return of_crowd(self, length)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedxgb_user._Follower, "vector", note_vector)
+        for kind in (UserSums, PaperUserSums):
+            patch.setattr(kind, "give", noting(kind.give))
         patch.setattr(DomainSums, "total", note_domain)
         patch.setattr(Crowd, "total", note_crowd)
         options = options_of(expose="model", **(PAPER if mode == "paper" else {}))
         crowded = play_crowd(parts, options, classes, layout=layout, record_content=True)
     assert not crowded.failures
-    return Trained(crowded.model, crowded.transcripts, layout.domains, given, opened, keys)
+    return Trained(crowded.model, crowded.transcripts, domains(layout), given, opened, keys)
 
 
 def inputs(trained, mode):
@@ -175,7 +176,7 @@ def test_edge_server_reads_its_domains_sum_in_paper_mode_alone(trainings, mode):
 def test_server_sees_single_domains_sums_in_paper_mode_alone(trainings, mode):
     """Also with its own masks removed; over all domains masks among edge servers cancel."""
     trained, told = trainings[mode], []
-    sent = {name: [values(m).copy() for m in trained.received("server", name, Masked)] for name in trained.domains}
+    sent = {name: [values(m).copy() for m in trained.received("server", name, MaskedInput)] for name in trained.domains}
     for k, keys in enumerate(trained.server_keys):
         for name, users in trained.domains.items():
             if mode == "safe":
@@ -190,15 +191,12 @@ def test_server_sees_single_domains_sums_in_paper_mode_alone(trainings, mode):
 
 @pytest.mark.parametrize("role", ["server", "edge", "user"])
 def test_paper_mode_is_refused_without_consent_and_says_what_leaks(role):
-    party: Any = SimpleNamespace(name="me")  # of which nothing is asked
-    options, common = options_of(mode="paper"), {"edges": ["e0", "e1", "e2"], "authority": "authority"}
-    roles = {
-        "server": lambda: server(party, options, None, **common, classes=None, vouching=None),
-        "edge": lambda: edge(party, options, **common, users=["u0"], server="server", vouching=None),
-        "user": lambda: user(party, None, options, **common, edge="e0", server="server", classes=None),
-    }
+    parts, _, classes = crowd_rows(users=3, rows=30)
+    party: Any = SimpleNamespace(name="p0")  # of which nothing is asked
+    cast = cast_with({"edge0": ["p0"], "edge1": ["p1"], "edge2": ["p2"]})
+    seat = seat_of(party, options_of(mode="paper"), cast, data=parts["p0"], classes=classes, alone=True)
     with pytest.raises(ConfigError, match=r"can read the histograms of each of its users.*allow_insecure=True"):
-        roles[role]()
+        SYSTEM.train[role](seat)
 
 
 # ---------------------------------------------------------------- one domain, and an edge server that does as it likes
@@ -225,12 +223,12 @@ def withholding(sums, kind):
 
 def test_key_and_self_mask_of_a_slow_user_open_its_vector_in_paper_mode():
     played = play_domain(withholding(PaperDomainSums, InputAndShares), paper=True)
-    begun = played.domain._begun
+    setup = played.domain._setup
     held = {name: message.shares for name, message in played.of_sum(0, KeyShares).items()}
-    key = rebuilt(begun.round, held, [VICTIM], KEY_BYTES)[VICTIM]
+    key = rebuilt(setup.round, held, [VICTIM], KEY_BYTES)[VICTIM]
     of_numbers = {u: message.shares for u, message in played.of_sum(0, InputAndShares).items() if u != VICTIM}
-    number = int.from_bytes(rebuilt(begun.round, of_numbers, [VICTIM], NUMBER_BYTES)[VICTIM], "little")
-    mask = number + sum(pairs_of(VICTIM, key, begun, "job").values())
+    number = int.from_bytes(rebuilt(setup.round, of_numbers, [VICTIM], NUMBER_BYTES)[VICTIM], "little")
+    mask = number + sum(pairs_of(VICTIM, key, setup, "job").values())
     assert np.array_equal(played.domain.late - np.uint64(mask % 2**64), own_vector(VICTIM, 1).view(np.uint64))
     (others, remaining, _), *_ = played.opened
     assert VICTIM not in remaining
@@ -260,10 +258,10 @@ def test_paper_mode_sums_vectors_that_came_also_of_cohorts_that_differ_by_one(st
 
 def test_vector_of_a_slow_user_stays_under_its_self_mask_in_safe_mode():
     played = play_domain(withholding(DomainSums, MaskedInput))
-    answers, member = played.of_sum(0, Answer), played.members[VICTIM][0]
+    answers, member = played.of_sum(0, MaskShares), played.members[VICTIM][0]
     assert VICTIM not in answers
     assert len(answers) == 5
-    assert all(VICTIM not in answer.remaining for answer in answers.values())
+    assert all(VICTIM not in answer.survivors for answer in answers.values())
     own = X25519PrivateKey.from_private_bytes(played.secret({u: a.lost[VICTIM] for u, a in answers.items()}))
     publics = {u: message.public for u, message in played.of_sum(0, MaskKey).items() if u != VICTIM}
     seeds = {u: agree(own, public, "job", *sorted([u, VICTIM])) for u, public in publics.items()}
@@ -292,14 +290,14 @@ def test_whoever_drops_out_when_everybody_tells_one_answer_a_sum_and_never_both_
     assert all(played.last_step(name) == "Absent" for name in stages)
     for k, (opened, remaining, attempt) in enumerate(played.opened):
         assert attempt == 0
-        answers = played.of_sum(k, Answer)
+        answers = played.of_sum(k, MaskShares)
         assert len(answers) == len(remaining) - 1  # all but the one that dropped out after its vector
         for answer in answers.values():
-            assert answer.remaining.keys() == set(remaining)
+            assert answer.survivors.keys() == set(remaining)
             assert answer.lost.keys() == {name for name, at in stages.items() if at == (k, "shared")}
         sums = without(opened.view(np.uint64), [server_key(u, k) for u in remaining]).view(np.int64)
         assert np.array_equal(sums, np.sum([own_vector(u, k) for u in remaining], axis=0))
-    assert all(len(played.members[u]) >= n for u, n in Counter(u for u, _ in played.received(Answer)).items())
+    assert all(len(played.members[u]) >= n for u, n in Counter(u for u, _ in played.received(MaskShares)).items())
 
 
 class Lying(DomainSums):
@@ -309,8 +307,8 @@ class Lying(DomainSums):
 
     def send(self, messages):
         super().send({
-            name: Remaining([u for u in m.users if u != VICTIM])
-            if isinstance(m, Remaining) and name in self.told_less
+            name: Survivors([u for u in m.names if u != VICTIM])
+            if isinstance(m, Survivors) and name in self.told_less
             else m
             for name, m in messages.items()
         })  # fmt: skip
@@ -321,8 +319,8 @@ def test_edge_server_that_lies_about_who_is_left_never_gets_both_of_a_users_secr
     """Six users, four must have agreed to one list before any of them answers."""
     others = [f"u{k:02}" for k in range(6) if f"u{k:02}" != VICTIM]
     played = play_domain(type("Lie", (Lying,), {"told_less": tuple(others[:count])}))
-    answers = played.of_sum(0, Answer)
-    of_seed = sum(VICTIM in answer.remaining for answer in answers.values())
+    answers = played.of_sum(0, MaskShares)
+    of_seed = sum(VICTIM in answer.survivors for answer in answers.values())
     of_key = sum(VICTIM in answer.lost for answer in answers.values())
     assert of_seed == (6 - count if 6 - count >= 4 else 0)
     assert of_key == (count if count >= 4 else 0)
@@ -335,7 +333,7 @@ def breaking(step, change):
 
     class Breaking(DomainSums):
         def send(self, messages):
-            super().send({n: step(change(m.users)) if isinstance(m, step) else m for n, m in messages.items()})
+            super().send({n: step(change(m.names)) if isinstance(m, step) else m for n, m in messages.items()})
 
     return Breaking
 
@@ -346,7 +344,7 @@ def check_refused(played, kind, match):
     for error in played.failures.values():
         assert isinstance(error, kind)
         assert match in str(error)
-    assert not played.received(Answer)
+    assert not played.received(MaskShares)
     assert not any(remaining for _, remaining, _ in played.opened)
 
 
@@ -366,7 +364,7 @@ def test_cohort_of_one_or_two_is_refused_before_any_key_is_made(few):
 
 
 def test_list_of_fewer_than_two_thirds_is_refused():
-    played = play_domain(breaking(Remaining, lambda users: users[:3]))
+    played = play_domain(breaking(Survivors, lambda users: users[:3]))
     check_refused(played, CryptoError, "survivors")
     assert "expected 4 survivors or more, got 3" in str(played.failures["u00"])
 
@@ -410,7 +408,7 @@ def test_nonce_of_the_servers_mask_is_used_once():
     assert len(played.failures) == 6
 
 
-@pytest.mark.parametrize("step", [Remaining, Agreements])
+@pytest.mark.parametrize("step", [Survivors, Agreements])
 def test_question_that_is_asked_twice_is_refused(step):
     class Twice(DomainSums):
         def send(self, messages):
@@ -421,7 +419,7 @@ def test_question_that_is_asked_twice_is_refused(step):
     played = play_domain(Twice)
     assert len(played.failures) == 6
     assert all(f"got {step.__name__}" in str(error) for error in played.failures.values())
-    assert len(played.received(Answer)) == (6 if step is Agreements else 0)
+    assert len(played.received(MaskShares)) == (6 if step is Agreements else 0)
 
 
 @pytest.mark.parametrize("replayed", [False, True])
@@ -475,8 +473,8 @@ def test_key_of_a_user_that_drops_out_of_a_later_sum_opens_its_earlier_vector_on
         patch.setattr(crowd_users, "RoundKeys", Reusing)
         played = play_domain(script=script, count=12, leaves=leaves)
     assert [len(remaining) for _, remaining, _ in played.opened] == [12, 9]
-    first, second = played.of_sum(0, Answer), played.of_sum(1, Answer)
-    self_seed = played.secret({u: answer.remaining[VICTIM] for u, answer in first.items()})
+    first, second = played.of_sum(0, MaskShares), played.of_sum(1, MaskShares)
+    self_seed = played.secret({u: answer.survivors[VICTIM] for u, answer in first.items()})
     key = X25519PrivateKey.from_private_bytes(played.secret({u: answer.lost[VICTIM] for u, answer in second.items()}))
     publics = {u: message.public for u, message in played.of_sum(0, MaskKey).items() if u != VICTIM}
     seeds = {u: agree(key, public, "job", *sorted([u, VICTIM])) for u, public in publics.items()}
@@ -495,7 +493,7 @@ def test_edge_server_and_fewer_than_t_users_learn_nothing_of_another_users_vecto
     rest = {}
     for name in honest:
         member = summed.members[name][0]
-        self_seed = summed.secret({u: answer.remaining[name] for u, answer in summed.of_sum(0, Answer).items()})
+        self_seed = summed.secret({u: answer.survivors[name] for u, answer in summed.of_sum(0, MaskShares).items()})
         assert self_seed == member._self_seed
         known = {u: summed.members[u][0]._seeds.mask[name] for u in colluders}
         left = without(values(summed.of_sum(0, MaskedInput)[name]), [mask_key(self_seed, member._round.nonce)])

@@ -7,8 +7,8 @@ import pytest
 
 from treaty.errors import PeerLost, PeerProtocolError
 from treaty.messaging.party import Party
-from treaty.runs.threads import play, star
-from treaty.systems.fedxgb.authority import Certified, Credentials, Introduced, authority
+from treaty.runs.threads import play
+from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequest, certify
 from treaty.systems.fedxgb.user_sums import Call, Cohort, Domain, UserSums
 
 ROLES = {"a": "user", "b": "user", "e": "edge", "s": "server"}
@@ -16,9 +16,9 @@ ROLES = {"a": "user", "b": "user", "e": "edge", "s": "server"}
 
 def certified(job: str = "job", **programs):
     """Return what each party ends with: its credentials, unless another program is named."""
-    links = star("authority", ["authority", *ROLES])
+    links = {"authority": list(ROLES), **{name: ["authority"] for name in ROLES}}
     roles = {name: lambda party, role=role: Credentials(party, "authority", role) for name, role in ROLES.items()}
-    roles = {"authority": lambda party: authority(party, ROLES), **roles, **programs}
+    roles = {"authority": lambda party: certify(party, ROLES, 60.0), **roles, **programs}
     return play(roles, links, job=job, protocol="p", timeout=10).results
 
 
@@ -30,60 +30,62 @@ def known():
 def test_everybodys_keys_are_accepted_by_everybody(known):
     for one in ROLES:
         for name, role in ROLES.items():
-            known[one].check(name, role, known[name].offered, "e")
+            known[one].check(name, role, known[name].certified, "e")
 
 
 def test_two_share_a_secret_and_no_two_the_same(known):
-    seeds = {(u, v): known[u].seed_with(v, known[v].offered) for u in ROLES for v in ROLES if u != v}
+    seeds = {(u, v): known[u].seed_with(v, known[v].certified) for u in ROLES for v in ROLES if u != v}
     assert all(seeds[u, v] == seeds[v, u] for u, v in seeds)
     assert len(set(seeds.values())) == 6
 
 
 CHANGES = {
-    "of another": lambda known: known["b"].offered,
-    "key of another": lambda known: msgspec.structs.replace(known["a"].offered, key=known["b"].offered.key),
+    "of another": lambda known: known["b"].certified,
+    "key of another": lambda known: msgspec.structs.replace(known["a"].certified, key=known["b"].certified.key),
     "certificate of another": lambda known: msgspec.structs.replace(
-        known["a"].offered, certificate=known["b"].offered.certificate
+        known["a"].certified, certificate=known["b"].certified.certificate
     ),
-    "channel of another": lambda known: msgspec.structs.replace(known["a"].offered, channel=known["b"].offered.channel),
+    "channel of another": lambda known: msgspec.structs.replace(
+        known["a"].certified, channel=known["b"].certified.channel
+    ),
     "channel of another with its signature": lambda known: msgspec.structs.replace(
-        known["a"].offered, channel=known["b"].offered.channel, signature=known["b"].offered.signature
+        known["a"].certified, channel=known["b"].certified.channel, signature=known["b"].certified.signature
     ),
     "certified by itself": lambda known: msgspec.structs.replace(
-        known["a"].offered, certificate=known["a"].signing_key.sign(b"a")
+        known["a"].certified, certificate=known["a"].signing_key.sign(b"a")
     ),
-    "malformed": lambda known: msgspec.structs.replace(known["a"].offered, key=b"", certificate=b"x"),
-    "of another authority": lambda known: certified()["a"].offered,
-    "of another job": lambda known: certified("another")["a"].offered,
+    "malformed": lambda known: msgspec.structs.replace(known["a"].certified, key=b"", certificate=b"x"),
+    "of another authority": lambda known: certified()["a"].certified,
+    "of another job": lambda known: certified("another")["a"].certified,
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_keys_that_the_authority_has_not_certified_are_refused(known, change):
-    offered = CHANGES[change](known)
+    keys = CHANGES[change](known)
     with pytest.raises(
         PeerProtocolError, match="expected keys of a as user that the authority certified, got others - from e"
     ) as caught:
-        known["s"].check("a", "user", offered, "e")
+        known["s"].check("a", "user", keys, "e")
     assert caught.value.peer == "e"
 
 
 @pytest.mark.parametrize("role", ["edge", "server"])
 def test_keys_certified_for_another_role_are_refused(known, role):
     with pytest.raises(PeerProtocolError, match=f"keys of a as {role}"):
-        known["s"].check("a", role, known["a"].offered, "e")
+        known["s"].check("a", role, known["a"].certified, "e")
 
 
 def test_who_asks_for_another_role_or_not_at_all_is_not_certified(caplog):
     def ambitious(party: Party) -> str:
-        party.send("authority", Introduced("edge", bytes(32)))
+        party.send("authority", KeyRequest("edge", bytes(32)))
         with pytest.raises(PeerLost):
-            party.receive("authority", Certified)
+            party.receive("authority", KeyCertificate)
         return "refused"
 
     results = certified(a=ambitious, b=lambda party: party.channel.close())
     assert results["a"] == "refused"
-    results["s"].check("e", "edge", results["e"].offered, "e")
+    results["s"].check("e", "edge", results["e"].certified, "e")
     for name in "ab":
         assert f"authority certifies nobody as {name}: it did not ask as user" in caplog.text
 
@@ -91,9 +93,9 @@ def test_who_asks_for_another_role_or_not_at_all_is_not_certified(caplog):
 def test_authority_that_signs_another_key_is_noticed():
     def wrong(party: Party) -> None:
         for name in ROLES:
-            party.receive(name, Introduced)
+            party.receive(name, KeyRequest)
         for name in ROLES:
-            party.send(name, Certified(bytes(32), bytes(64)))
+            party.send(name, KeyCertificate(bytes(32), bytes(64)))
 
     with pytest.raises(PeerProtocolError, match="that the authority certified, got others - from authority"):
         certified(authority=wrong)
@@ -116,7 +118,7 @@ def sums_of(known):
 
 
 def test_domain_without_the_own_keys_or_with_uncertified_ones_is_refused(known):
-    own, other = known["a"].offered, known["b"].offered
+    own, other = known["a"].certified, known["b"].certified
     sums_of(known).meet(Domain({"a": own, "b": other}, 3))
     for users in ({"b": other}, {"a": other, "b": other}):
         with pytest.raises(PeerProtocolError, match="expected the own keys of a among the users'"):
@@ -124,12 +126,12 @@ def test_domain_without_the_own_keys_or_with_uncertified_ones_is_refused(known):
     with pytest.raises(PeerProtocolError, match="expected keys of c as user"):
         sums_of(known).meet(Domain({"a": own, "c": other}, 3))
     with pytest.raises(PeerProtocolError, match="expected keys of e as user"):
-        sums_of(known).meet(Domain({"a": own, "e": known["e"].offered}, 3))
+        sums_of(known).meet(Domain({"a": own, "e": known["e"].certified}, 3))
 
 
 def test_cohort_of_strangers_or_without_the_user_is_refused(known):
     sums = sums_of(known)
-    sums.meet(Domain({"a": known["a"].offered, "b": known["b"].offered}, 3))
+    sums.meet(Domain({"a": known["a"].certified, "b": known["b"].certified}, 3))
     sums.join(Cohort(["b", "a"]))
     for users in (["b"], ["a", "b", "c"]):
         with pytest.raises(PeerProtocolError, match="expected users of the domain, a among them"):

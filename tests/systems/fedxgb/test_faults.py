@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from marks import all_but_first_slow
 from systems.fedxgb.domain import play_domain
 from systems.fedxgb.playing import (
     STAGES,
@@ -21,6 +22,7 @@ from systems.fedxgb.playing import (
     one_large,
     options_of,
     play_crowd,
+    seat_of,
     spoiling,
     user_program,
 )
@@ -31,13 +33,14 @@ from treaty.messaging.messages import Array
 from treaty.messaging.party import FAREWELL_TIMEOUT, Party
 from treaty.runs.threads import play
 from treaty.systems.fedxgb import edge_sums as crowd_edges
-from treaty.systems.fedxgb.authority import Certified, Credentials, Introduced, authority
+from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequest, certify
 from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.edge_sums import DomainSums
-from treaty.systems.fedxgb.secpred.routing import Rows
-from treaty.systems.fedxgb.server import Here, Offer
-from treaty.systems.fedxgb.user_sums import Agreement, Answer, MaskedInput, MaskKey, SealedShares
-from treaty.systems.horizontal.members import Vouching
+from treaty.systems.fedxgb.layout import domains
+from treaty.systems.fedxgb.messages import Attendance, UserOffer
+from treaty.systems.fedxgb.secpred.routing import RowShares
+from treaty.systems.fedxgb.user_sums import Agreement, MaskKey
+from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def assert_went_on_without(crowded, parts, gone, *, since=1):
 
 
 @BOTH
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", all_but_first_slow(*STAGES))
 def test_sums_go_on_without_a_user_that_dies(crowd, stage, shown):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3, **shown)
@@ -79,6 +82,7 @@ def test_a_user_that_dies_in_the_search_for_bins_is_no_user(crowd, shown):
     assert_went_on_without(crowded, parts, ["p4"], since=0)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("stage", ["shared", "prediction"])
 def test_a_user_that_takes_nothing_has_no_more_time_than_one_that_sends_nothing(crowd, stage, shown, monkeypatch):
@@ -131,6 +135,7 @@ def test_users_lost_one_after_another_do_not_hold_a_sum_up_for_long(monkeypatch)
         assert len(waited) == stages  # none of another attempt
 
 
+@pytest.mark.slow
 def test_a_domain_that_gives_nothing_for_many_trees_warns_once(crowd, caplog):
     parts, classes, layout = crowd
     options = options_of(n_estimators=8, **SHOWN)
@@ -156,10 +161,10 @@ def test_authority_waits_for_edge_servers_longer_than_for_users():
     def silent(party):
         asked.set()
         with pytest.raises(TreatyError):
-            party.receive("authority", Certified)
+            party.receive("authority", KeyCertificate)
 
     asked = threading.Event()
-    programs = {"authority": lambda party: authority(party, roles, 0.1), "edge": late, "absent": silent}
+    programs = {"authority": lambda party: certify(party, roles, 0.1), "edge": late, "absent": silent}
     links = {"authority": list(roles), "edge": ["authority"], "absent": ["authority"]}
     play(programs, links, job="job", protocol="fedxgb", timeout=20.0)
 
@@ -174,7 +179,7 @@ def shortened(party, message):
 
 
 def another_message(party, message):
-    return Here()
+    return Attendance()
 
 
 def malformed(party, message):
@@ -194,7 +199,7 @@ def tags_for_nobody(party, message):
 
 
 def answer_for_others(party, message):
-    return Answer({}, {})
+    return MaskShares({}, {})
 
 
 @pytest.mark.parametrize(
@@ -205,9 +210,9 @@ def answer_for_others(party, message):
         (MaskedInput, another_message),
         (MaskKey, another_message),
         (SealedShares, another_message),
-        (Here, lambda party, message: MaskKey(b"", {})),
+        (Attendance, lambda party, message: MaskKey(b"", {})),
         (Agreement, another_message),
-        (Answer, another_message),
+        (MaskShares, another_message),
     ],
 )
 def test_who_sends_what_no_user_sends_is_left_out_for_good(crowd, kind, change):
@@ -231,7 +236,7 @@ def test_malformed_frame_leaves_its_sender_out_for_good(crowd):
     [
         (SealedShares, shares_for_others),
         (Agreement, tags_for_nobody),
-        (Answer, answer_for_others),
+        (MaskShares, answer_for_others),
     ],
 )
 def test_one_user_cannot_stop_its_domain(crowd, kind, change):
@@ -241,7 +246,7 @@ def test_one_user_cannot_stop_its_domain(crowd, kind, change):
     crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
     assert_exact(crowded)
     assert set(crowded.failures) <= {"p4"}
-    assert all(set(sums.cohort) & set(layout.domains["edge0"]) for sums in crowded.opened)
+    assert all(set(sums.cohort) & set(domains(layout)["edge0"]) for sums in crowded.opened)
 
 
 @pytest.mark.parametrize(("kind", "change"), [(SealedShares, shares_unsealed), (MaskKey, tags_for_nobody)])
@@ -253,17 +258,17 @@ def test_what_only_other_users_can_check_costs_the_domain_a_tree_at_most(crowd, 
     crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
     assert not crowded.failures
     assert_exact(crowded)
-    others = set(layout.domains["edge0"]) - {"p4"}
+    others = set(domains(layout)["edge0"]) - {"p4"}
     assert not any(others & set(sums.cohort) for sums in crowded.of_tree(1))
     assert all(others <= set(sums.cohort) for tree in (2, 3) for sums in crowded.of_tree(tree))
     assert_follow(crowded, parts, parts)
 
 
 ROWS = {
-    "another message": lambda party, message: Here(),
-    "other shape": lambda party, message: Rows(Array.of(np.zeros((3, 1, 2), np.uint64))),
-    "other type": lambda party, message: Rows(Array.of(np.zeros(3, np.float32))),
-    "no numbers of the field": lambda party, message: Rows(
+    "another message": lambda party, message: Attendance(),
+    "other shape": lambda party, message: RowShares(Array.of(np.zeros((3, 1, 2), np.uint64))),
+    "other type": lambda party, message: RowShares(Array.of(np.zeros(3, np.float32))),
+    "no numbers of the field": lambda party, message: RowShares(
         msgspec.structs.replace(message.shares, data=b"\xff" * len(message.shares.data))
     ),
 }  # fmt: skip
@@ -273,7 +278,7 @@ ROWS = {
 def test_who_shares_no_rows_is_left_out_for_good(crowd, fault):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3)
-    program = spoiling(user_program(parts, options, classes, layout, "p4"), Rows, ROWS[fault], tree=None)
+    program = spoiling(user_program(parts, options, classes, layout, "p4"), RowShares, ROWS[fault], tree=None)
     crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
     assert_went_on_without(crowded, parts, ["p4"], since=0)
     assert not any("p4" in sums.cohort for sums in crowded.of_tree(1))
@@ -292,7 +297,7 @@ def test_missing_user_is_left_out(crowd, caplog):
     assert "edge0 begins without p4, which has not offered itself" in caplog.text
 
 
-def own_certificate(party: Party, message: Offer) -> Offer:
+def own_certificate(party: Party, message: UserOffer) -> UserOffer:
     """Keys that the sender itself certifies."""
     keys = msgspec.structs.replace(message.keys, certificate=message.keys.signature)
     return msgspec.structs.replace(message, keys=keys)
@@ -302,19 +307,22 @@ def own_certificate(party: Party, message: Offer) -> Offer:
 def test_keys_that_are_not_certified_for_the_user_are_no_users(crowd, fault, caplog):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3, **SHOWN)
-    offers: queue.Queue[Offer] = queue.Queue()
+    offers: queue.Queue[UserOffer] = queue.Queue()
 
-    def noted(party: Party, message: Offer) -> Offer:
+    def noted(party: Party, message: UserOffer) -> UserOffer:
         offers.put(message)
         return message
 
-    def copied(party: Party, message: Offer) -> Offer:
+    def copied(party: Party, message: UserOffer) -> UserOffer:
         return offers.get(timeout=5)
 
     first, second = (user_program(parts, options, classes, layout, name) for name in ("p1", "p4"))
-    roles = {"p4": spoiling(second, Offer, own_certificate, tree=None)}
+    roles = {"p4": spoiling(second, UserOffer, own_certificate, tree=None)}
     if fault == "of another user":
-        roles = {"p1": spoiling(first, Offer, noted, tree=None), "p4": spoiling(second, Offer, copied, tree=None)}
+        roles = {
+            "p1": spoiling(first, UserOffer, noted, tree=None),
+            "p4": spoiling(second, UserOffer, copied, tree=None),
+        }
     with caplog.at_level(logging.WARNING):
         crowded = play_crowd(parts, options, classes, layout=layout, roles=roles)
     assert_went_on_without(crowded, parts, ["p4"], since=-1)
@@ -328,7 +336,7 @@ def test_who_asks_for_another_role_is_not_certified(crowd, caplog):
     def as_edge(party, message):
         return msgspec.structs.replace(message, role="edge")
 
-    program = spoiling(user_program(parts, options, classes, layout, "p4"), Introduced, as_edge, tree=None)
+    program = spoiling(user_program(parts, options, classes, layout, "p4"), KeyRequest, as_edge, tree=None)
     with caplog.at_level(logging.WARNING):
         crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program}, patience=2.5)
     assert_went_on_without(crowded, parts, ["p4"], since=-1)
@@ -349,7 +357,7 @@ def test_other_options_at_a_user_are_told_from_the_servers(crowd):
 
 
 @BOTH
-@pytest.mark.parametrize("kind", ["Task", "Prepared", "Sum", "Roll"])
+@pytest.mark.parametrize("kind", ["Task", "RowSummary", "Sum", "RoundStart"])
 def test_edge_server_that_dies_ends_the_job_for_all(crowd, kind, shown):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3, **shown)
@@ -365,10 +373,7 @@ def test_edge_server_that_dies_ends_the_job_for_all(crowd, kind, shown):
 
         party.receive = until
         try:
-            edge(
-                party, options, users=layout.domains["edge1"], server="server", edges=layout.edges,
-                authority="authority", vouching=Vouching(),
-            )  # fmt: skip
+            edge(seat_of(party, options, layout))
         except SystemError:
             party.channel.close()
 

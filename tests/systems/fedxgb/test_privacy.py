@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, uniform
+from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, seat_of, uniform
 from systems.fedxgb.test_roles import BOTH, SHOWN, assert_exact, assert_follow
 from treaty.crypto.sharing import secure_routing
 from treaty.crypto.sharing.secure_routing import share_integers
@@ -17,15 +17,16 @@ from treaty.data.table import Table
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import user_sums as crowd_users
 from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.secpred.routing import Hidden, Routed, Rows, Valued
-from treaty.systems.fedxgb.server import Roll, Splits, Values
-from treaty.systems.fedxgb.user_sums import MaskedInput
-from treaty.systems.horizontal.members import Masked, Membership, Vouching
-from treaty.systems.horizontal.quantiles import Asked
+from treaty.systems.fedxgb.layout import domains
+from treaty.systems.fedxgb.messages import RoundStart, Splits, Values
+from treaty.systems.fedxgb.secpred.routing import RowShares, SideShares, SplitShares, ValueShares
+from treaty.systems.horizontal.masked_sums import MaskedInput
+from treaty.systems.horizontal.members import Membership
+from treaty.systems.horizontal.quantiles import ProbeRequest
 
 TO_USERS = {
-    "Certified", "Task", "Domain", "Cohort", "Call", "Count", "Asked", "Agreed", "Prepared", "Roll", "MaskKeys",
-    "PassedShares", "Remaining", "Agreements", "End",
+    "KeyCertificate", "Task", "Domain", "Cohort", "Call", "Count", "ProbeRequest", "CommonBins", "RowSummary",
+    "RoundStart", "MaskKeys", "PassedShares", "Survivors", "Agreements", "TrainingEnd",
 }  # fmt: skip
 
 
@@ -53,10 +54,10 @@ def test_users_of_a_hidden_model_are_told_the_way_and_the_value_of_their_own_row
     crowded = play_crowd(parts, options, classes, edges=3, record_content=True)
     assert_follow(crowded, parts, parts)
     for name, rows in parts.items():
-        assert crowded.steps(name) == TO_USERS | {"Everybody", "Routed", "Valued"}
-        for kind, each in ((Routed, options.max_depth), (Valued, 1)):
+        assert crowded.steps(name) == TO_USERS | {"RowOwners", "SideShares", "ValueShares"}
+        for kind, each in ((SideShares, options.common.max_depth), (ValueShares, 1)):
             told = crowded.received(name, kind)
-            assert len(told) == 3 * each * options.n_estimators
+            assert len(told) == 3 * each * options.common.n_estimators
             assert {m.shares.shape for m in told} == {(len(classes), rows.table.n_rows, 2)}
             assert uniform(*(numbers(m.shares) for m in told))
 
@@ -72,7 +73,9 @@ def test_model_reaches_users_where_it_is_shown_and_edge_servers_never_where_it_i
     hidden = play_crowd(parts, options_of(), classes, edges=3, record_content=True)
     for k in range(3):
         assert not {"Splits", "Values"} & hidden.steps(f"edge{k}")
-        assert uniform(*(numbers(a) for m in hidden.received(f"edge{k}", Hidden) for a in (m.weights, m.thresholds)))
+        assert uniform(
+            *(numbers(a) for m in hidden.received(f"edge{k}", SplitShares) for a in (m.weights, m.thresholds))
+        )
 
 
 def test_messages_of_a_hidden_model_tell_nothing_of_the_shape_of_its_trees():
@@ -83,7 +86,9 @@ def test_messages_of_a_hidden_model_tell_nothing_of_the_shape_of_its_trees():
         crowded = play_crowd(parts, options_of(max_depth=3, min_split_loss=loss), classes, edges=3)
         depths = {len(tree.left) for tree in crowded.model.forest.trees}
         assert (depths == {1}) == (loss > 0.0)
-        kinds = ("Roll", "Call", "Hidden", "HiddenLeaves", "Exchanged", "Routed", "Valued", "Sum")
+        kinds = (
+            "RoundStart", "Call", "SplitShares", "LeafShares", "SharedNumbers", "SideShares", "ValueShares", "Sum"
+        )  # fmt: skip
         # the length of the options' text differs, not that of what is told of trees
         seen.append({
             name: Counter((e.step, e.nbytes) for e in crowded.transcripts[name].entries if e.step in kinds and e.round)
@@ -110,9 +115,9 @@ def test_shares_of_rows_are_uniform_to_as_many_edge_servers_as_may_collude(edges
         found = []
         for k in range(colluding):
             of_user = {
-                e.peer: numbers(e.message(Rows).shares)
+                e.peer: numbers(e.message(RowShares).shares)
                 for e in crowded.transcripts[f"edge{k}"].entries
-                if e.direction == "received" and e.step == "Rows"
+                if e.direction == "received" and e.step == "RowShares"
             }
             found.append(np.concatenate([of_user[name].ravel() for name in inputs]))
         return found
@@ -142,7 +147,7 @@ def test_what_edge_servers_receive_and_open_is_uniform_and_a_planted_leak_is_not
         for k in range(3):
             assert uniform(*(numbers(m.values) for m in crowded.received(f"edge{k}", MaskedInput)))
         assert uniform(*(total.view(np.uint64) for total in crowded.of_domains))
-        assert uniform(*(numbers(m.values) for m in crowded.received("server", Masked)))
+        assert uniform(*(numbers(m.values) for m in crowded.received("server", MaskedInput)))
     monkeypatch.setattr(crowd_users, "add_masks", lambda values, added, subtracted: None)  # the server's mask
     leaking = play_crowd(other, options, classes, edges=3, tolerate=["server", "edge0", "edge1", "edge2"])
     assert not uniform(*(total.view(np.uint64) for total in leaking.of_domains[:3]))
@@ -154,12 +159,12 @@ def test_what_edge_servers_receive_and_open_is_uniform_and_a_planted_leak_is_not
 def altered(told):
     """Return another probe, other columns, another way at a split."""
     match told:
-        case Asked() if told.keys.data:
+        case ProbeRequest() if told.keys.data:
             keys = numbers(told.keys).copy()
             keys[-1] ^= 1
             return msgspec.structs.replace(told, keys=Array.of(keys))
-        case Roll():
-            return Roll(Array.of(np.sort((numbers(told.columns) + 1) % 12)), told.last_columns)
+        case RoundStart():
+            return RoundStart(Array.of(np.sort((numbers(told.columns) + 1) % 12)), told.last_columns)
         case Splits():
             return Splits(told.features, Array.of(numbers(told.left_bins) ^ 255))
     return told
@@ -189,15 +194,12 @@ def lying(options, layout, kind, to, monkeypatch):
             }, **how)  # fmt: skip
 
         party.receive, party.send_each = received, sent_each
-        edge(
-            party, options, users=layout.domains[party.name], server="server", edges=layout.edges,
-            authority="authority", vouching=Vouching(),
-        )  # fmt: skip
+        edge(seat_of(party, options, layout))
 
     return run
 
 
-LIES = pytest.mark.parametrize("kind", [Asked, Roll, Splits])
+LIES = pytest.mark.parametrize("kind", [ProbeRequest, RoundStart, Splits])
 
 
 @LIES
@@ -226,7 +228,7 @@ def test_edge_server_that_tells_one_user_something_else_opens_nothing(kind, monk
     layout, options = laid_out(list(parts)), options_of(n_estimators=1, feature_sample=2, **SHOWN)
     roles = {"edge1": lying(options, layout, kind, {"p1"}, monkeypatch)}
     crowded = play_crowd(parts, options, classes, layout=layout, roles=roles)
-    domain = set(layout.domains["edge1"])
+    domain = set(domains(layout)["edge1"])
     assert "sits a tree out: expected keys by members of this round, got others" in caplog.text
     assert_exact(crowded)
     assert set(crowded.opened[0].cohort) == set(parts)

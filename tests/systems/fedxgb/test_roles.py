@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from marks import all_but_first_slow
 from systems.federboost_horizontal.playing import bins_told
 from systems.fedxgb.playing import (
     STAGES,
     Crowded,
+    cast_with,
     crowd_rows,
     laid_out,
     once,
     one_large,
     options_of,
     play_crowd,
+    seat_of,
     spoiling,
     user_program,
 )
@@ -29,11 +31,11 @@ from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.party import Party
 from treaty.models.trees import predict_pooled, record_split
-from treaty.systems.fedxgb.cohorts import Rules
 from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.user_sums import MaskedInput, MaskKey
-from treaty.systems.horizontal.members import Vouching
-from treaty.systems.pooled.training import Labelled
+from treaty.systems.fedxgb.layout import domains
+from treaty.systems.fedxgb.user_sums import MaskKey
+from treaty.systems.horizontal.masked_sums import MaskedInput
+from treaty.systems.system import Labelled
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.growth import grow_tree
@@ -61,11 +63,11 @@ def grown_pooled(
     source = ColumnSource(
         bins.transform(whole.table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left)
     )
-    rules = options.rules(objective)
+    rules = options.common.rules(objective)
     finder = RoundedFinder([source], whole.table.n_rows, rules)
     margins = np.full((objective.n_outputs, len(whole.y)), objective.base_margin)
     trees = []
-    for number in range(1, options.n_estimators + 1):
+    for number in range(1, options.common.n_estimators + 1):
         grad, hess, _ = objective.gradients(margins.T, whole.y, whole.weight, 1)
         for output in range(objective.n_outputs):
             trees.append(
@@ -119,7 +121,7 @@ def parted(whole: Labelled, parts: dict[str, int]) -> dict[str, Labelled]:
 
 
 @BOTH
-@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+@pytest.mark.parametrize("task", all_but_first_slow("binary", "multiclass", "regression"))
 def test_trees_are_the_plain_growers_on_the_same_bins(task, shown):
     parts, whole, classes = crowd_rows(task, users=9)
     options = options_of(max_depth=3, **shown)
@@ -151,7 +153,7 @@ def test_three_users_a_domain_with_gaps_and_categories_one_of_them_with_a_row_an
     assert_follow(crowded, parts, parts)
 
 
-@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+@pytest.mark.parametrize("task", all_but_first_slow("binary", "multiclass", "regression"))
 def test_hidden_model_is_the_shown_one(task):
     parts, _, classes = crowd_rows(task, users=9)
     models = []
@@ -194,7 +196,7 @@ def test_too_few_edge_servers_are_refused(edges, shown, words):
 
 def test_domain_of_two_is_refused():
     parts, _, classes = crowd_rows(users=6)
-    layout = replace(laid_out(list(parts)), domains={"edge0": ["p0", "p1"], "edge1": ["p2", "p3", "p4", "p5"]})
+    layout = cast_with({"edge0": ["p0", "p1"], "edge1": ["p2", "p3", "p4", "p5"]})
     with pytest.raises(RoundVoid, match="expected 3 users or more to come to the domain of edge0, got 2"):
         play_crowd(parts, options_of(**SHOWN), classes, layout=layout)
 
@@ -226,7 +228,7 @@ def test_sums_are_the_survivors_whenever_users_drop_out(stage, number, at, crowd
     contributed = at - 1 + (stage in ("masked", "prediction"))  # its vector came before it went
     assert sum(there) == contributed
     assert there == sorted(there, reverse=True)  # once out, out
-    assert all(set(layout.domains["edge1"]) <= set(sums.cohort) for sums in crowded.opened)
+    assert all(set(domains(layout)["edge1"]) <= set(sums.cohort) for sums in crowded.opened)
     later = set.intersection(*(set(sums.cohort) for sums in crowded.of_tree(number + 1)))
     not_counted = {"p3"} if (number, at) == (0, 1) and stage in ("setup", "shared") else set()
     assert later == set(parts) - not_counted  # whose rows are not in the first sum, which bounds all others
@@ -251,14 +253,14 @@ def test_tree_is_the_plain_growers_on_the_rows_of_those_who_came(crowd):
 
 
 @BOTH
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", all_but_first_slow(1, 2))
 def test_who_drops_out_as_its_rows_go_down_is_there_in_the_next_tree(shown, depth):
     """Also after the last level, when nothing more is summed in the tree."""
     parts, _, classes = crowd_rows(users=9, rows=120)
     for time_ in range(1, depth + 1 + (not shown)):
         leaves = {"p0": once(1, "prediction", time_)}
         options = options_of(max_depth=depth, min_child_samples=1, **shown)
-        crowded = play_crowd(parts, options, classes, edges=3, rules=Rules(least_change=3), leaves=leaves)
+        crowded = play_crowd(parts, options, classes, edges=3, leaves=leaves)
         assert not crowded.failures
         assert all(set(sums.cohort) == set(parts) for sums in crowded.of_tree(2))
         assert_follow(crowded, parts, parts)
@@ -288,7 +290,7 @@ def test_who_is_not_chosen_may_drop_out_and_is_there_in_the_next_tree():
 def test_domain_below_two_thirds_sits_out_and_the_others_go_on(shown):
     parts, _, classes = crowd_rows(users=9)
     layout = laid_out(list(parts), 3)
-    out = layout.domains["edge1"]
+    out = domains(layout)["edge1"]
     leaves = {out[0]: once(1, "shared")}
     crowded = play_crowd(parts, options_of(**shown), classes, layout=layout, leaves=leaves)
     assert not crowded.failures
@@ -306,10 +308,7 @@ def test_sum_of_nobody_ends_with_an_error_that_says_so(stage):
 
     def edge1(party: Party) -> None:
         try:
-            edge(
-                party, options_of(**SHOWN), users=list(parts)[1::2], server="server", edges=["edge0", "edge1"],
-                authority="authority", vouching=Vouching(),
-            )  # fmt: skip
+            edge(seat_of(party, options_of(**SHOWN), laid_out(list(parts))))
         except TreatyError as error:
             told[party.name] = str(error)
             raise
@@ -319,6 +318,7 @@ def test_sum_of_nobody_ends_with_an_error_that_says_so(stage):
     assert "server stopped the job: no domain has enough users left" in told["edge1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MaskKey, MaskedInput])
 def test_late_message_is_dropped_and_the_round_goes_on(kind, crowd):
     parts, _, classes, layout = crowd

@@ -19,6 +19,7 @@ from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
 from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array
+from treaty.messaging.order import Order
 from treaty.models.checkpoints import Keeper, load_checkpoint
 from treaty.privacy.label_rr import randomise_labels
 from treaty.privacy.ledger import Ledger, per_person, read_ledger
@@ -38,7 +39,6 @@ from treaty.systems.pooled.training import train
 from treaty.systems.system import Cast, Labelled
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
-from treaty.systems.vertical.order import Order
 from treaty.trees.growth import Exhausted
 from treaty.trees.objectives import Logistic, Softmax
 from treaty.trees.splits import SplitRules, scan

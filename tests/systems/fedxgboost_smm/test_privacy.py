@@ -18,10 +18,9 @@ from systems.vertical.playing import tables_and_labels
 from treaty.data.binning import fit_bins
 from treaty.messaging.messages import Message
 from treaty.runs.threads import Played
-from treaty.runs.transcripts import node_sets_from_transcript
-from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealRequest, DealtShares, HolderSeed, Wanted
+from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealOrder, DealRequest, DealtShares, HolderSeed
 from treaty.systems.fedxgboost_smm.paper.attacks import (
-    Answered,
+    NodeExchange,
     left_over,
     rounded,
     solved,
@@ -29,6 +28,7 @@ from treaty.systems.fedxgboost_smm.paper.attacks import (
     vectors_used,
 )
 from treaty.systems.vertical.encrypted_columns import Hint, SplitRequest, Sums, SumsRequest, TreeStart
+from treaty.systems.vertical.transcripts import node_sets_from_transcript
 
 ROWS = 240
 NEVER = 1e-9
@@ -62,8 +62,8 @@ def of_rows(vector: np.ndarray) -> np.ndarray:
 def test_messages_are_those_of_the_protocol_and_no_others(played):
     steps = {entry.step for transcript in played["dealer"].transcripts.values() for entry in transcript.entries}
     kinds: list[type[Message]] = [TreeStart, SumsRequest, Sums, SplitRequest, Hint]
-    kinds += [Wanted, AskerSeed, HolderSeed, DealRequest, DealtShares, DealEnd]
-    others = {"Terms", "Verdict", "BinLayout", "Setup", "HintTaken", "SplitColumns", "TreeEnd", "Finish"}
+    kinds += [DealOrder, AskerSeed, HolderSeed, DealRequest, DealtShares, DealEnd]
+    others = {"Terms", "Verdict", "BinLayout", "Setup", "HintReceipt", "SplitColumns", "TreeEnd", "Finish"}
     assert steps == {kind.__name__ for kind in kinds} | others
 
 
@@ -131,8 +131,8 @@ def test_answers_are_uniform_to_whoever_has_no_masks(played):
 
 def test_the_dealer_sees_counts_alone(played):
     entries = [e for e in played["dealer"].transcripts["dealer"].entries if e.direction == "received"]
-    assert {e.step for e in entries} == {"Terms", "Verdict", "Wanted", "DealRequest", "DealEnd"}
-    (wanted,) = received(played["dealer"].transcripts["dealer"], Wanted)
+    assert {e.step for e in entries} == {"Terms", "Verdict", "DealOrder", "DealRequest", "DealEnd"}
+    (wanted,) = received(played["dealer"].transcripts["dealer"], DealOrder)
     tables, _ = tables_and_labels()
     bins = {name: int(fit_bins(tables[name], OPTIONS["max_bin"], 1).offsets[-1]) for name in ("p1", "p2")}
     assert (wanted.rows, wanted.slots) == (ROWS, bins)
@@ -163,13 +163,13 @@ CHANCE = 0.72
 def test_rounding_finds_no_labels_in_queries(played, backend):
     nothing = np.zeros((ROWS, 0))
     for vector in queries(played[backend])[:4]:
-        found = rounded(Answered(np.arange(ROWS), nothing, of_rows(vector)))[:, 0]
+        found = rounded(NodeExchange(np.arange(ROWS), nothing, of_rows(vector)))[:, 0]
         assert guessed(found, labels()) < CHANCE
 
 
 def test_rounding_finds_no_bins_in_masked_ones(played):
     masked = words(received(played["dealer"].transcripts["p0"], Hint, "p1")[0].payload[0]).T / 2.0**64
-    found = rounded(Answered(np.arange(ROWS), np.zeros((ROWS, 0)), masked))
+    found = rounded(NodeExchange(np.arange(ROWS), np.zeros((ROWS, 0)), masked))
     tables, _ = tables_and_labels()
     bins = fit_bins(tables["p1"], OPTIONS["max_bin"], 1)
     codes = bins.transform(tables["p1"], 1)
@@ -185,14 +185,14 @@ def test_no_vector_is_orthogonal_to_what_comes_back(played, backend):
     """Subset identification: u'W = 0 says that u was used. Here nothing was projected on anything."""
     vectors = np.linalg.qr(np.random.default_rng(0).normal(size=(ROWS, 32))).Q
     for vector in queries(played[backend])[:4]:
-        assert not vectors_used(Answered(np.arange(ROWS), vectors, of_rows(vector))).any()
+        assert not vectors_used(NodeExchange(np.arange(ROWS), vectors, of_rows(vector))).any()
 
 
 @BY_BACKEND
 def test_levels_together_solve_for_no_gradients(played, backend):
     """The equations of SMM-2 over levels: exact after two of them in paper mode."""
     vectors = np.linalg.qr(np.random.default_rng(0).normal(size=(ROWS, ROWS // 2))).Q
-    answers = [Answered(np.arange(ROWS), vectors, of_rows(vector)) for vector in queries(played[backend])[:8]]
+    answers = [NodeExchange(np.arange(ROWS), vectors, of_rows(vector)) for vector in queries(played[backend])[:8]]
     found, _ = solved(answers, ROWS)
     assert guessed(found[:, 0], labels()) < CHANCE
 

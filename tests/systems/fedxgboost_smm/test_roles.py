@@ -23,10 +23,10 @@ from treaty.systems.fedxgboost_smm import roles as smm
 from treaty.systems.fedxgboost_smm.dealer import (
     AskerSeed,
     DealEnd,
+    DealOrder,
     DealRequest,
     DealtShares,
     HolderSeed,
-    Wanted,
     dealer,
 )
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
@@ -300,8 +300,8 @@ def active(party):
 @pytest.mark.parametrize(
     ("kind", "change", "error", "match"),
     [
-        (Wanted, lambda m: Wanted(m.rows, {"p1": 3}), PeerProtocolError, "expected the bins of p1, p2"),
-        (Wanted, lambda m: Wanted(0, m.slots), PeerProtocolError, "rows"),
+        (DealOrder, lambda m: DealOrder(m.rows, {"p1": 3}), PeerProtocolError, "expected the bins of p1, p2"),
+        (DealOrder, lambda m: DealOrder(0, m.slots), PeerProtocolError, "rows"),
         (DealRequest, lambda m: DealRequest(m.first + 1, m.count), CryptoError, "deal for vector 0"),
         (DealRequest, lambda m: DealRequest(0, m.count), CryptoError, "masks serve once"),
         (

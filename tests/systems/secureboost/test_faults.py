@@ -15,7 +15,7 @@ from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.messages import Array
 from treaty.messaging.party import Party, run_role
 from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.vertical import encrypted
+from treaty.systems.vertical import column_owner
 from treaty.systems.vertical.active import agree_on_terms
 from treaty.systems.vertical.decisions import DecideRequest
 from treaty.systems.vertical.encrypted import Setup
@@ -192,7 +192,7 @@ def test_an_own_shorter_key_is_refused_by_the_others(monkeypatch):
     def trusting(party):  # agrees to anything, but accepts no weak key
         seat = seat_of(party, tables, y, honest)
         agree_on_terms(seat_of(party, tables, y, OPTIONS))
-        monkeypatch.setattr(encrypted, "agree_on_terms", lambda seat: None)  # which the active one calls in `active`
+        monkeypatch.setattr(column_owner, "agree_on_terms", lambda seat: None)  # which the active one calls in `active`
         return secureboost.passive(seat)
 
     with pytest.raises(CryptoError, match="512"):

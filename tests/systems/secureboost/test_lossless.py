@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treaty
+from systems.vertical.lossless import unusual_tables
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.crypto.sums import lattice_sums
 from treaty.systems.secureboost.options import SecureBoost
@@ -273,20 +274,6 @@ def test_eval_losses_and_early_stopping_under_the_lattice_map_equal_the_pooled_o
     assert federated.evals_result_ == pooled.evals_result_
     assert federated.best_iteration_ == pooled.best_iteration_ < 39
     assert_lossless(federated, pooled, held)
-
-
-def unusual_tables() -> dict[str, dict[str, pd.DataFrame]]:
-    X, _ = real_table("binary")
-    X = X.assign(constant=1.0, nothing=np.nan, half=np.where(np.arange(len(X)) % 2, 1.0, np.nan))
-    return {
-        "no own features": {"bank": X.iloc[:, :0], "shop": X.iloc[:, :3], "telco": X.iloc[:, 3:6]},
-        "one column": {"bank": X.iloc[:, 2:5], "shop": X.iloc[:, :1]},
-        "constant and missing": {
-            "bank": X[["mean radius", "nothing"]],
-            "shop": X[["constant"]],
-            "telco": X[["nothing", "mean texture", "half"]],
-        },
-    }
 
 
 @pytest.mark.parametrize("case", unusual_tables())

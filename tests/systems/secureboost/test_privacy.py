@@ -24,7 +24,7 @@ TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
     "Setup": encrypted.Setup,
-    "HintTaken": encrypted_columns.HintTaken,
+    "HintReceipt": encrypted_columns.HintReceipt,
     "TreeStart": encrypted_columns.TreeStart,
     "TreeEnd": encrypted_columns.TreeEnd,
     "SumsRequest": encrypted_columns.SumsRequest,

@@ -14,7 +14,7 @@ from treaty.runs.threads import play
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import cipher_choice
-from treaty.systems.vertical.cipher_choice import LinkProbe, LinkProbed, choose_cipher
+from treaty.systems.vertical.cipher_choice import LinkEcho, LinkProbe, choose_cipher
 
 SMALL = SumsBounds(1000, 1 << 16, 1 << 14)
 
@@ -34,17 +34,18 @@ def choose(bounds=SMALL, layouts=None, trees=20, store=None, delay=0.0, left=2.0
             common = BoostingOptions(**given)
             return choose_cipher(
                 party, own.cipher, bounds, layouts,
-                trees=trees, max_depth=common.max_depth, fractional_bits=common.fractional_bits, store=store, threads=2,
+                trees=trees, max_depth=common.max_depth, fractional_bits=common.fractional_bits,
+                store=store or HintStore(None), threads=2,
             )  # fmt: skip
         finally:
             for peer in layouts:
-                party.send(peer, LinkProbed(left))  # here: that is all
+                party.send(peer, LinkEcho(left))  # here: that is all
             done.set()
 
     def passive(party: Party):
-        while isinstance(message := party.receive("a", LinkProbe, LinkProbed), LinkProbe):
+        while isinstance(message := party.receive("a", LinkProbe, LinkEcho), LinkProbe):
             time.sleep(delay * len(message.filler) / 1e6)
-            party.send("a", LinkProbed(left))
+            party.send("a", LinkEcho(left))
 
     roles = {"a": active, **dict.fromkeys(layouts, passive)}
     links = {"a": list(layouts), **{name: ["a"] for name in layouts}}

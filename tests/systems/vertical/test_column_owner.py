@@ -10,12 +10,12 @@ from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
+from treaty.messaging.order import Order
 from treaty.runs.threads import play
 from treaty.systems.pooled.rounds import Keep, Kept
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, tree_table
 from treaty.systems.vertical.decisions import DecideRequest, Finish
 from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeEnd, TreeStart
-from treaty.systems.vertical.order import Order
 from treaty.trees.ensemble import SplitTable
 
 

@@ -70,26 +70,25 @@ def prove(party: Party, peer: str, ids: Ids, matches: Sorted, common: Sorted, th
     PeerProtocolError when the peer has other ids, or another order.
     """
     challenge = party.receive(peer, Challenge)
-    key = view(challenge.key, np.uint8, (32,), peer=peer, what="Challenge.key").tobytes()
-    sealed = view(challenge.sealed, np.uint8, (32,), peer=peer, what="Challenge.sealed").tobytes()
+    key, sealed = _bytes(challenge.key, peer, "Challenge.key"), _bytes(challenge.sealed, peer, "Challenge.sealed")
     other = ranked(ids, matches, key, threads, scratch)
     party.send(peer, OrderDigest(_array(_digest("active", key, _values(common, other)))))
-    opening = view(
-        party.receive(peer, SealOpening).opening, np.uint8, (32,), peer=peer, what="SealOpening.opening"
-    ).tobytes()
+    opening = _bytes(party.receive(peer, SealOpening).opening, peer, "SealOpening.opening")
     _check(sealed, _seal(opening, _digest("passive", key, _values(common, other))), peer, "SealOpening")
     other.close()
 
 
-def verify(party: Party, lead: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch) -> None:
+def verify(
+    party: Party, active: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch
+) -> None:
     """Step 7 of a passive party: check that the active one has the same ids, then show it the same; see `prove`."""
     key, opening = secrets.token_bytes(32), secrets.token_bytes(32)
     other = ranked(ids, matches, key, threads, scratch)
     own = _digest("passive", key, _values(common, other))
-    party.send(lead, Challenge(_array(key), _array(_seal(opening, own))))
-    theirs = view(party.receive(lead, OrderDigest).digest, np.uint8, (32,), peer=lead, what="OrderDigest.digest")
-    _check(theirs.tobytes(), _digest("active", key, _values(common, other)), lead, "OrderDigest")
-    party.send(lead, SealOpening(_array(opening)))
+    party.send(active, Challenge(_array(key), _array(_seal(opening, own))))
+    theirs = _bytes(party.receive(active, OrderDigest).digest, active, "OrderDigest.digest")
+    _check(theirs, _digest("active", key, _values(common, other)), active, "OrderDigest")
+    party.send(active, SealOpening(_array(opening)))
     other.close()
 
 
@@ -117,3 +116,7 @@ def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
 
 def _array(data: bytes) -> Array:
     return Array.of(np.frombuffer(data, np.uint8))
+
+
+def _bytes(array: Array, peer: str, what: str) -> bytes:
+    return view(array, np.uint8, (32,), peer=peer, what=what).tobytes()

@@ -93,10 +93,7 @@ def plan_noise(
 
     The leader, if it is one of the members, knows its own share, so the other members' shares alone are the noise.
 
-    Raises
-    ------
-    ConfigError
-        When `epsilon_total` and `delta` are out of reach.
+    Raises ConfigError when `epsilon_total` and `delta` are out of reach.
     """
     if options.epsilon_total is None:
         return SumNoise()

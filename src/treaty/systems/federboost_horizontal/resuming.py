@@ -12,9 +12,11 @@ from treaty.errors import ConfigError
 from treaty.messaging.messages import decode_body
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper
 from treaty.models.trees import ModelPart, keep_records, records_used
+from treaty.systems.federboost_horizontal.trees import OwnRows
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
-from treaty.systems.horizontal.rows import own_seed
-from treaty.systems.system import Seat
+from treaty.systems.horizontal.rows import own_seed, sampler, shard_of
+from treaty.systems.system import Labelled, Seat
+from treaty.trees.boosting import Forest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,23 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
-class ResumedTraining:
-    """What a party goes on from."""
+class Training:
+    """A fresh or resumed training at one party: its part of the model, everybody's bins, its own random draws."""
 
     part: ModelPart
     bins: Bins
     draws: Draws
+
+    @property
+    def forest(self) -> Forest:
+        """The trees so far."""
+        assert self.part.forest is not None
+        return self.part.forest
+
+    def own_rows(self, seat: Seat, rows: Labelled) -> OwnRows:
+        """Bin rows and take them down the trees there are."""
+        shard = shard_of(rows, self.bins, self.part, seat.threads)
+        return OwnRows(self.part, self.bins, shard, sampler(shard, self.forest, seat.common.subsample, self.draws.seed))
 
 
 def leaders_checkpoint(keeper: Keeper | None, *, noisy: bool) -> Checkpoint | None:
@@ -87,13 +100,10 @@ def members_checkpoint(keeper: Keeper | None, model_id: str, rounds: int) -> Che
     return found
 
 
-def resume(seat: Seat, found: Checkpoint, rounds: int, rows: bytes) -> ResumedTraining:
+def resume(seat: Seat, found: Checkpoint, rounds: int, rows: bytes) -> Training:
     """Take a training up after so many rounds; what the checkpoint has of later ones is dropped.
 
-    Raises
-    ------
-    ConfigError
-        When the checkpoint is of other options, parties or rows (`rows` is their `fingerprint`).
+    Raises ConfigError when the checkpoint is of other options, parties or rows (`rows` is their `fingerprint`).
     """
     name, part = seat.party.name, found.part
     found.check(seat.given, seat.may_change, (name,), rows)
@@ -102,4 +112,4 @@ def resume(seat: Seat, found: Checkpoint, rounds: int, rows: bytes) -> ResumedTr
     keep_records(part.splits, records_used(part.forest.trees, 1)[0])
     told = decode_body(found.bins, CommonBins, peer=name)
     bins = unpack_bins(told, part.schema, seat.common.max_bin, name)
-    return ResumedTraining(part, bins, Draws.kept(found.random_state or ""))
+    return Training(part, bins, Draws.kept(found.random_state or ""))

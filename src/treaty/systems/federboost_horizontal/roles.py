@@ -40,7 +40,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -49,6 +49,7 @@ import msgspec
 import numpy as np
 
 from treaty.compute import stay_on_one_core
+from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.agreement import Term, agree
@@ -58,7 +59,13 @@ from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import model_job
 from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, noise_ledger, pay, plan_noise
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.federboost_horizontal.resuming import Draws, leaders_checkpoint, members_checkpoint, resume
+from treaty.systems.federboost_horizontal.resuming import (
+    Draws,
+    Training,
+    leaders_checkpoint,
+    members_checkpoint,
+    resume,
+)
 from treaty.systems.federboost_horizontal.search import agree_on_bins, answer_search
 from treaty.systems.federboost_horizontal.trees import OwnRows, TreeLeader, TreeMember, TreeStep
 from treaty.systems.horizontal.members import Membership, SumRules, join
@@ -72,9 +79,7 @@ from treaty.systems.horizontal.rows import (
     common_rows,
     describe,
     printed_rows,
-    sampler,
     schema_of,
-    shard_of,
 )
 from treaty.systems.horizontal.sums import Collector
 from treaty.systems.pooled.rounds import Keep, Kept
@@ -143,30 +148,29 @@ def leader(seat: Seat) -> ModelPart:
         When a participant is lost, or sends what the protocol does not allow.
     """
     _meet(seat)
-    begun, found = _begin(seat)
-    collector = Collector(seat.party, seat.cast.owners, seat.vouching, _told_first(seat, begun.message), begun.sums)
-    rows, watching = _leaders_rows(seat, begun)
-    printed = b"" if seat.keeper is None else printed_rows([rows, *watching], begun.message.classes)
+    setup, found = _begin(seat)
+    told_first, rules = _told_first(seat, setup.message), _sum_rules(seat.options)
+    collector = Collector(seat.party, seat.cast.owners, seat.vouching, told_first, rules)
+    rows, watching = _leaders_rows(seat, setup)
+    printed = b"" if seat.keeper is None else printed_rows([rows, *watching], setup.message.classes)
     if found is None:
-        new = agree_on_bins(seat, collector, rows, begun.message.classes, begun.noise)
-        bins, part = new.bins, _without_trees(begun, new.objective, seat.party.name, begun.paid or new.spent)
-        draws = Draws.fresh(seat)
+        new = agree_on_bins(seat, collector, rows, setup.message.classes, setup.noise)
+        training = _fresh(seat, setup, new.bins, new.objective, setup.paid or new.spent)
     else:
-        resumed = resume(seat, found, begun.message.rounds or 0, printed)
-        part, bins, draws = resumed.part, resumed.bins, resumed.draws
-    assert part.forest is not None
-    told = pack_bins(bins, part.forest.objective)
+        training = resume(seat, found, setup.message.rounds or 0, printed)
+    told = pack_bins(training.bins, training.forest.objective)
     collector.tell_all(told)
-    shard = shard_of(rows, bins, part, seat.threads)
-    own = OwnRows(part, bins, shard, sampler(shard, part.forest, seat.common.subsample, draws.seed))
-    _lead_rounds(seat, collector, own, begun.noise, draws, watching, told, printed)
-    collector.tell_all(ModelEnd(part.forest.rounds))
-    if begun.noise.budget is not None and not any(np.any(tree.left >= 0) for tree in part.forest.trees):
+    own = training.own_rows(seat, rows)
+    _lead_rounds(
+        seat, collector, training, own, setup.noise, watching, partial(_keep, seat, training, own, told, printed)
+    )
+    collector.tell_all(ModelEnd(own.forest.rounds))
+    if setup.noise.budget is not None and not any(np.any(tree.left >= 0) for tree in own.forest.trees):
         logger.warning("no split stood out from the noise: the model has none. Raise epsilon_total or lower max_bin")
-    return part
+    return training.part
 
 
-def _begin(seat: Seat) -> tuple[_Begun, Checkpoint | None]:
+def _begin(seat: Seat) -> tuple[_ModelSetup, Checkpoint | None]:
     """Receive what rows participants have, pay for noise, and tell all what model begins or is resumed."""
     party, members, data = seat.party, seat.cast.owners, seat.data
     described = {name: party.receive(name, RowsDescription) for name in members if name != party.name}
@@ -180,15 +184,15 @@ def _begin(seat: Seat) -> tuple[_Begun, Checkpoint | None]:
     found = leaders_checkpoint(seat.keeper, noisy=noise.budget is not None)
     model_id = secrets.token_hex(16) if found is None else found.part.model_id
     rounds = None if found is None else min(found.rounds, seat.common.n_estimators)
-    begun = _begun(seat, ModelBegin(model_id, names, categories, labels, rounds), noise)
+    setup = _set_up(seat, ModelBegin(model_id, names, categories, labels, rounds), noise)
     for peer in party.peers:
-        party.send(peer, begun.message)
-    return begun, found
+        party.send(peer, setup.message)
+    return setup, found
 
 
-def _leaders_rows(seat: Seat, begun: _Begun) -> tuple[Labelled, list[Labelled]]:
+def _leaders_rows(seat: Seat, setup: _ModelSetup) -> tuple[Labelled, list[Labelled]]:
     """Return own rows, none where the leader brings none, and eval sets, in everybody's columns and classes."""
-    name, schema, classes = seat.party.name, begun.schema, begun.message.classes
+    name, schema, classes = seat.party.name, setup.schema, setup.message.classes
     none = Labelled(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
     rows = none if seat.data is None else common_rows(seat.data, schema, seat.classes, classes, name)
     return rows, [common_rows(watched_rows, schema, seat.classes, classes, name) for watched_rows in seat.eval_sets]
@@ -197,20 +201,19 @@ def _leaders_rows(seat: Seat, begun: _Begun) -> tuple[Labelled, list[Labelled]]:
 def _lead_rounds(
     seat: Seat,
     collector: Collector,
+    training: Training,
     own: OwnRows,
     noise: SumNoise,
-    draws: Draws,
     watching: Sequence[Labelled],
-    told: CommonBins,
-    printed: bytes,
+    keep: Callable[[int, float], None],
 ) -> None:
     """Grow the rounds that are missing; have everybody keep a checkpoint when one is due."""
     part, forest, common, keeper, progress = own.part, own.forest, seat.common, seat.keeper, seat.progress
-    assert draws.rng is not None
+    assert training.draws.rng is not None
     trees = TreeLeader(
         collector, own, seat.data is not None,
         noise.rules(common.rules(forest.objective), forest.objective, common.max_bin),
-        partial(noise.on_trees, objective=forest.objective), common.colsample_bytree, draws.rng, seat.threads,
+        partial(noise.on_trees, objective=forest.objective), common.colsample_bytree, training.draws.rng, seat.threads,
     )  # fmt: skip
 
     def after_round(done: int) -> None:
@@ -220,8 +223,7 @@ def _lead_rounds(
             trees.flush()
             collector.tell_all(Keep(done))
             collector.hear_all(Kept)
-            kept, given = RoundState(done, own.shard.margins.copy(), draws.state), seat.given
-            keeper.keep(lambda: checkpoint_with(part, given, printed, kept, told), began)
+            keep(done, began)
         if progress is not None:
             progress(done, part)
 
@@ -255,8 +257,23 @@ def member(seat: Seat) -> ModelPart:
     CryptoError, PeerError
         When the leader is lost, or sends what the protocol does not allow.
     """
-    party, lead, data, keeper = seat.party, seat.cast.active, seat.rows, seat.keeper
     _meet(seat)
+    rows, sums, setup = _join(seat)
+    printed = b"" if seat.keeper is None else printed_rows([rows], setup.message.classes)
+    if setup.message.rounds is None:
+        training, told = _search(seat, sums, rows, setup)
+    else:
+        training, told = _resume_with_leader(seat, setup.message, printed)
+    sums.hear(told)
+    own = training.own_rows(seat, rows)
+    _follow_rounds(seat, sums, own, setup.noise, partial(_keep, seat, training, own, told, printed))
+    own.forest.clipped_rows = own.shard.clipped
+    return training.part
+
+
+def _join(seat: Seat) -> tuple[Labelled, Membership, _ModelSetup]:
+    """Describe own rows, bring them to everybody's columns and classes, become a member of the sums, pay for noise."""
+    party, lead, data, members = seat.party, seat.cast.active, seat.rows, seat.cast.owners
     party.send(lead, describe(data, seat.classes))
     message = party.receive(lead, ModelBegin)
     schema = schema_of(message.names, message.categories)
@@ -264,37 +281,34 @@ def member(seat: Seat) -> ModelPart:
     check_noise(seat.options, rows, message.classes)
     if message.rounds is not None and seat.options.epsilon_total is not None:
         raise ConfigError("cannot resume with epsilon_total: sums would be opened again, at a further cost; begin anew")
-    rules = _sum_rules(seat.options)
-    sums = join(party, lead, seat.cast.owners, seat.vouching, _told_first(seat, message), rules)
-    begun = _begun(seat, message, plan_noise(seat.options, seat.common, schema, message.classes, len(seat.cast.owners)))
-    printed = b"" if keeper is None else printed_rows([rows], message.classes)
-    if message.rounds is None:
-        objective = objective_for(rows, message.classes, seat.options, seat.common)
-        told = answer_search(seat, sums, rows, objective, begun.noise)
-        bins = unpack_bins(told, schema, seat.common.max_bin, lead)
-        objective = agreed_objective(told, objective, noise=begun.noise.budget is not None, peer=lead)
-        part, draws = _without_trees(begun, objective, party.name, begun.paid), Draws.fresh(seat)
-    else:
-        told = party.receive(lead, CommonBins)
-        found = members_checkpoint(keeper, message.model_id, message.rounds)
-        resumed = resume(seat, found, message.rounds, printed)
-        if found.bins != encode_body(told):
-            raise PeerProtocolError(
-                lead, f"expected the bins of the checkpoint, got others - at CommonBins from {lead}"
-            )
-        part, bins, draws = resumed.part, resumed.bins, resumed.draws
-    assert part.forest is not None
-    sums.hear(told)
-    shard = shard_of(rows, bins, part, seat.threads)
-    own = OwnRows(part, bins, shard, sampler(shard, part.forest, seat.common.subsample, draws.seed))
-    _follow_rounds(seat, sums, own, begun.noise, draws, told, printed)
-    part.forest.clipped_rows = shard.clipped
-    return part
+    sums = join(party, lead, members, seat.vouching, _told_first(seat, message), _sum_rules(seat.options))
+    noise = plan_noise(seat.options, seat.common, schema, message.classes, len(members))
+    return rows, sums, _set_up(seat, message, noise)
 
 
-def _follow_rounds(
-    seat: Seat, sums: Membership, own: OwnRows, noise: SumNoise, draws: Draws, told: CommonBins, printed: bytes
-) -> None:
+def _search(seat: Seat, sums: Membership, rows: Labelled, setup: _ModelSetup) -> tuple[Training, CommonBins]:
+    """Take part in the search for bins; return a training without trees, and the bins as told."""
+    lead, classes = seat.cast.active, setup.message.classes
+    own = objective_for(rows, classes, seat.options, seat.common)
+    told = answer_search(seat, sums, rows, own, setup.noise)
+    bins = unpack_bins(told, setup.schema, seat.common.max_bin, lead)
+    objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=lead)
+    return _fresh(seat, setup, bins, objective, setup.paid), told
+
+
+def _resume_with_leader(seat: Seat, message: ModelBegin, printed: bytes) -> tuple[Training, CommonBins]:
+    """Resume the training that the leader resumes; return also the bins as told, which are the checkpoint's."""
+    told = seat.party.receive(seat.cast.active, CommonBins)
+    found = members_checkpoint(seat.keeper, message.model_id, message.rounds or 0)
+    training = resume(seat, found, message.rounds or 0, printed)
+    if found.bins != encode_body(told):
+        raise PeerProtocolError(
+            seat.cast.active, f"expected the checkpoint's bins, got others - at CommonBins from {seat.cast.active}"
+        )
+    return training, told
+
+
+def _follow_rounds(seat: Seat, sums: Membership, own: OwnRows, noise: SumNoise, keep: Callable[[int], None]) -> None:
     """Do what the leader asks for until the model is finished."""
     party, lead, common, keeper, progress = seat.party, seat.cast.active, seat.common, seat.keeper, seat.progress
     part, forest = own.part, own.forest
@@ -313,13 +327,12 @@ def _follow_rounds(
                     sums.give(noise.on_trees(vector, forest.objective))
                 if forest.rounds > before and progress is not None:
                     progress(forest.rounds, part)
-            case Keep() as keep:
-                sums.hear(keep)
-                if keep.rounds != forest.rounds:
+            case Keep() as due:
+                sums.hear(due)
+                if due.rounds != forest.rounds:
                     raise PeerProtocolError(lead, f"expected {forest.rounds} rounds, got others - at Keep from {lead}")
                 if keeper is not None:
-                    kept, given = RoundState(keep.rounds, own.shard.margins.copy(), draws.state), seat.given
-                    keeper.keep(partial(checkpoint_with, part, given, printed, kept, told))
+                    keep(due.rounds)
                 party.send(lead, Kept())
             case ModelEnd() as end:
                 forest.cut(end.rounds)
@@ -330,14 +343,13 @@ def _follow_rounds(
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _ModelSetup:
     """A model that begins or is resumed: the leader's message, everybody's columns, noise and what was paid for it."""
 
     message: ModelBegin
     schema: Schema
     noise: SumNoise
     paid: str
-    sums: SumRules
 
 
 def _meet(seat: Seat) -> None:
@@ -349,25 +361,41 @@ def _meet(seat: Seat) -> None:
     check_members(seat.options, seat.cast.owners)
 
 
-def _begun(seat: Seat, message: ModelBegin, noise: SumNoise) -> _Begun:
+def _set_up(seat: Seat, message: ModelBegin, noise: SumNoise) -> _ModelSetup:
     """Enter the training's noise in the own ledger, before any sum is opened."""
     name = seat.party.name
     ledger = None if seat.data is None else noise_ledger(seat.options, seat.store, name)
     paid = pay(noise, ledger, model_job(seat.party.job, message.model_id))
-    return _Begun(message, schema_of(message.names, message.categories), noise, paid, _sum_rules(seat.options))
+    return _ModelSetup(message, schema_of(message.names, message.categories), noise, paid)
 
 
 def _sum_rules(options: FederBoostHorizontal) -> SumRules:
     return SumRules(recover=options.dropout == "accept", allow_two=may_be_two(options))
 
 
-def _without_trees(begun: _Begun, objective: Objective, party: str, spent: str) -> ModelPart:
-    """Return a party's part of the model that begins."""
-    message = begun.message
-    return ModelPart(
-        model_id=message.model_id, party=party, schema=begun.schema, splits=SplitTable(),
-        forest=Forest(objective, (party,), message.classes), spent=spent,
+def _fresh(seat: Seat, setup: _ModelSetup, bins: Bins, objective: Objective, spent: str) -> Training:
+    """Return a training without trees."""
+    message, name = setup.message, seat.party.name
+    part = ModelPart(
+        model_id=message.model_id, party=name, schema=setup.schema, splits=SplitTable(),
+        forest=Forest(objective, (name,), message.classes), spent=spent,
     )  # fmt: skip
+    return Training(part, bins, Draws.fresh(seat))
+
+
+def _keep(
+    seat: Seat,
+    training: Training,
+    own: OwnRows,
+    told: CommonBins,
+    printed: bytes,
+    rounds: int,
+    began: float | None = None,
+) -> None:
+    """Write a checkpoint of so many rounds."""
+    assert seat.keeper is not None
+    kept, given = RoundState(rounds, own.shard.margins.copy(), training.draws.state), seat.given
+    seat.keeper.keep(lambda: checkpoint_with(training.part, given, printed, kept, told), began)
 
 
 def _told_first(seat: Seat, message: ModelBegin) -> bytes:

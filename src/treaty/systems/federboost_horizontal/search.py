@@ -74,10 +74,7 @@ def agree_on_bins(
 def answer_search(seat: Seat, sums: Membership, rows: Labelled, objective: Objective, noise: SumNoise) -> CommonBins:
     """Take part in the search for bins, until the leader tells them.
 
-    Raises
-    ------
-    PeerProtocolError
-        When the leader begins anew without need, or asks for more than a search takes.
+    Raises PeerProtocolError when the leader begins anew without need, or asks for more than a search takes.
     """
     party, leader, max_bin, threads = seat.party, seat.cast.active, seat.common.max_bin, seat.threads
     opening = Opening(rows.table.schema, bounds=noise.budget is None)

@@ -55,5 +55,6 @@ SYSTEM = System(
         "contributions need how many rows reached each node, which a federboost-horizontal model leaves out: "
         "participants could tell each other's rows from it"
     ),
+    warm_up=lambda options: [FederBoostHorizontal()],
     warm_up_owners=3,
 )

@@ -208,13 +208,7 @@ class TreeMember:
     """
 
     def __init__(
-        self,
-        own: OwnRows,
-        leader: str,
-        *,
-        most_rounds: int,
-        max_depth: int,
-        cohort: Callable[[], frozenset[str]],
+        self, own: OwnRows, leader: str, *, most_rounds: int, max_depth: int, cohort: Callable[[], frozenset[str]]
     ) -> None:
         self._own, self._shard, self._bins, self._forest = own, own.shard, own.bins, own.forest
         self._leader, self._most_rounds, self._max_depth, self._cohort = leader, most_rounds, max_depth, cohort
@@ -225,10 +219,7 @@ class TreeMember:
     def take(self, step: TreeStep) -> NDArray[np.int64] | None:
         """Follow a step; return the vector that it asks for, int64, or None.
 
-        Raises
-        ------
-        PeerProtocolError
-            When the step does not fit the trees so far.
+        Raises PeerProtocolError when the step does not fit the trees so far.
         """
         try:
             self._divide(step)
@@ -237,7 +228,7 @@ class TreeMember:
             asked = self._asked(step)
         except (ValueError, IndexError) as error:
             raise PeerProtocolError(
-                self._leader, f"expected a step that fits the trees, got {error} - at TreeStep from {self._leader}"
+                self._leader, f"expected a step that fits the trees, got another ({error}) - at TreeStep"
             ) from None
         return level_vector(self._shard, asked, totals) if asked else None
 

@@ -1,16 +1,16 @@
-"""Who is who in a crowd: a key authority certifies everybody's signing key, and everybody checks that.
+"""The key authority: it certifies everybody's signing key, and everybody checks that.
 
 ====================  ====================  ================================================  =====================
 message               from -> to            content                                           protection
 ====================  ====================  ================================================  =====================
-`Introduced`          all -> authority      role, Ed25519 key of this run                     TLS
-`Certified`           authority -> all      its own key, signature on name, role and key      TLS
-`Offered`             with others           key, certificate, X25519 key of this run          both signatures
+`KeyRequest`          all -> authority      role, Ed25519 key of this run                     TLS
+`KeyCertificate`      authority -> all      its own key, signature on name, role and key      TLS
+`CertifiedKeys`       with others           key, certificate, X25519 key of this run          both signatures
 ====================  ====================  ================================================  =====================
 
 The authority sees keys, no data, and leaves when all are certified. Everybody trusts it to have checked who speaks:
-over a network, by the certificate pinned for each name. It could let itself in as anybody's user; it is assumed not to
-collude with an edge server.
+over a network, by the certificate pinned for each name. It could certify a key of its own in any user's name; it is
+assumed not to collude with an edge server.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from treaty.compute import stay_on_one_core
 from treaty.crypto.aggregation.key_agreement import agree, verifies
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
+from treaty.systems.system import Cast, Seat
 
 logger = logging.getLogger(__name__)
 
-CrowdRole = Literal["server", "edge", "user"]
+PATIENCE = 60.0  # seconds; a tenth of the job's timeout where that is less
 
 
-class Introduced(Message):
+class KeyRequest(Message):
     """Role and signing key for this run. Tells nothing else."""
 
     role: str
     key: bytes
 
 
-class Certified(Message):
+class KeyCertificate(Message):
     """The authority's key and its signature on the receiver's."""
 
     authority: bytes
     signature: bytes
 
 
-class Offered(Message):
+class CertifiedKeys(Message):
     """A certified signing key, and an X25519 key of this run, signed with it."""
 
     key: bytes
@@ -57,29 +58,47 @@ class Offered(Message):
     signature: bytes
 
 
-def authority(party: Party, roles: Mapping[str, CrowdRole], patience: float = 60.0) -> None:
-    """Certify everybody's keys; whoever does not ask, or is somebody else, gets none.
+def authority(seat: Seat) -> None:
+    """Certify everybody's keys; whoever does not ask, or asks as somebody else, gets none.
 
     Parameters
     ----------
-    party : Party
-        Connected with all.
-    roles : mapping of str to {"server", "edge", "user"}
-        Who is to be what.
-    patience : float
-        Seconds it waits for users who do not ask, or do not take what it sends. Without the others there is no job, so
-        they have the party's `timeout`.
+    seat : Seat
+        Its party is connected with all others. Users have twice `patience` to ask, since they read their tables first;
+        without the others there is no job, so these have the party's `timeout`.
     """
+    if not seat.alone:
+        stay_on_one_core()
+    roles = {name: role for name, role in seat.cast.roles.items() if role != "authority"}
+    certify(seat.party, roles, 2 * patience_of(seat))
+
+
+def authority_of(cast: Cast) -> str:
+    """Return the key authority's name."""
+    (name,) = cast.having("authority")
+    return name
+
+
+def patience_of(seat: Seat) -> float:
+    """Return the seconds after which a silent user counts as lost for the tree, and one that takes no message for good.
+
+    With users lost one after another, others wait up to ten times as long: their `timeout` must not be shorter.
+    """
+    return min(PATIENCE, seat.party.timeout / 10) if seat.patience is None else seat.patience
+
+
+def certify(party: Party, roles: Mapping[str, str], patience: float) -> None:
+    """Certify keys of these parties for these roles; wait `patience` seconds for users, `timeout` for the others."""
     party.may_lose(roles)
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw()
     users = [name for name, role in roles.items() if role == "user"]
-    asked = gather_sound(party, roles.keys() - set(users), Introduced, timeout=party.timeout)
-    asked |= gather_sound(party, users, Introduced, timeout=patience)
+    requests = gather_sound(party, roles.keys() - set(users), KeyRequest, timeout=party.timeout)
+    requests |= gather_sound(party, users, KeyRequest, timeout=patience)
     certified = {
-        name: Certified(public, key.sign(_certificate(party.job, name, roles[name], introduced.key)))
-        for name, introduced in asked.items()
-        if introduced.role == roles[name]
+        name: KeyCertificate(public, key.sign(_certificate(party.job, name, roles[name], request.key)))
+        for name, request in requests.items()
+        if request.role == roles[name]
     }
     reached = party.send_each(certified, timeout=patience)
     for name in roles:
@@ -89,54 +108,37 @@ def authority(party: Party, roles: Mapping[str, CrowdRole], patience: float = 60
 
 
 class Credentials:
-    """A party's certified keys of one run.
+    """A party's certified keys of one run: `signing_key`, and `certified`, which others are shown.
 
-    Parameters
-    ----------
-    party : Party
-    authority : str
-        A peer.
-    role : {"server", "edge", "user"}
-
-    Attributes
-    ----------
-    signing_key : Ed25519PrivateKey
-    offered : Offered
-        What others are shown.
+    Making them asks the authority, a peer, for a certificate as `role`.
     """
 
-    def __init__(self, party: Party, authority: str, role: CrowdRole) -> None:
+    def __init__(self, party: Party, authority: str, role: str) -> None:
         self._name, self._job = party.name, party.job
         self.signing_key, self._channel = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
         key, channel = self.signing_key.public_key().public_bytes_raw(), self._channel.public_key().public_bytes_raw()
-        party.send(authority, Introduced(role, key))
-        certified = party.receive(authority, Certified)
-        self._authority = certified.authority
-        self.offered = Offered(
-            key, certified.signature, channel, self.signing_key.sign(_channel(self._job, self._name, channel))
+        party.send(authority, KeyRequest(role, key))
+        certificate = party.receive(authority, KeyCertificate)
+        self._authority = certificate.authority
+        self.certified = CertifiedKeys(
+            key, certificate.signature, channel, self.signing_key.sign(_channel(self._job, self._name, channel))
         )
-        self.check(self._name, role, self.offered, authority)
+        self.check(self._name, role, self.certified, authority)
 
-    def check(self, name: str, role: CrowdRole, offered: Offered, peer: str) -> None:
-        """Refuse keys that the authority has not certified for this name and role.
-
-        Raises
-        ------
-        PeerProtocolError
-            About `peer`, from which they came.
-        """
-        certificate = _certificate(self._job, name, role, offered.key)
+    def check(self, name: str, role: str, keys: CertifiedKeys, peer: str) -> None:
+        """Raise PeerProtocolError about `peer`, which sent the keys, unless they are certified for name and role."""
+        certificate = _certificate(self._job, name, role, keys.key)
         if not (
-            verifies(self._authority, offered.certificate, certificate)
-            and verifies(offered.key, offered.signature, _channel(self._job, name, offered.channel))
+            verifies(self._authority, keys.certificate, certificate)
+            and verifies(keys.key, keys.signature, _channel(self._job, name, keys.channel))
         ):
             raise PeerProtocolError(
                 peer, f"expected keys of {name} as {role} that the authority certified, got others - from {peer}"
             )
 
-    def seed_with(self, name: str, offered: Offered) -> bytes:
-        """Return what is shared with another party, 32 bytes."""
-        return agree(self._channel, offered.channel, self._job, *sorted([self._name, name]))
+    def seed_with(self, name: str, keys: CertifiedKeys) -> bytes:
+        """Return the 32 bytes shared with another party."""
+        return agree(self._channel, keys.channel, self._job, *sorted([self._name, name]))
 
 
 def _certificate(job: str, name: str, role: str, key: bytes) -> bytes:

@@ -96,11 +96,7 @@ def cohort_of(
 
 
 def without_some(
-    came: Sequence[str],
-    earlier: Iterable[frozenset[str]],
-    least: int,
-    least_change: int,
-    rng: np.random.Generator,
+    came: Sequence[str], earlier: Iterable[frozenset[str]], least: int, least_change: int, rng: np.random.Generator
 ) -> list[str] | None:
     """Return the largest permitted cohort found among those who came, sorted; None if there is none."""
     known = [past for past in earlier if past <= frozenset(came) and len(past) >= least]

@@ -21,7 +21,7 @@ from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.authority import Offered
+from treaty.systems.fedxgb.authority import CertifiedKeys
 from treaty.systems.fedxgb.cohorts import Rules, Standing, cohort_of, select, without_some
 from treaty.systems.fedxgb.user_sums import (
     Absent,
@@ -63,7 +63,7 @@ class DomainSums(SumAggregator):
     def __init__(
         self,
         party: Party,
-        users: Mapping[str, Offered],
+        users: Mapping[str, CertifiedKeys],
         standings: dict[str, Standing],
         rules: Rules,
         patience: float,

@@ -15,7 +15,7 @@ from treaty.crypto.aggregation.round import RoundVoid
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.authority import Credentials, Offered
+from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.user_sums import server_mask
 from treaty.systems.horizontal.members import SumRules, ToldDigest
 from treaty.systems.horizontal.sums import Collector
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class Users(Message):
     """An edge server's users and their certified keys."""
 
-    of: dict[str, Offered]
+    of: dict[str, CertifiedKeys]
 
 
 class Sum(Message):
@@ -57,7 +57,7 @@ class Crowd:
         party: Party,
         edges: Sequence[str],
         credentials: Credentials,
-        users: Mapping[str, Mapping[str, Offered]],
+        users: Mapping[str, Mapping[str, CertifiedKeys]],
         vouching: Vouching,
         begun: Message,
         *,

@@ -40,7 +40,7 @@ from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.authority import Credentials, Offered
+from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.cohorts import permitted
 from treaty.systems.horizontal.masked_sums import contribute
 from treaty.systems.horizontal.members import ToldDigest
@@ -55,7 +55,7 @@ Leaves = Callable[[int, Stage], bool]
 class Domain(Message):
     """Certified keys of all users of a domain."""
 
-    users: dict[str, Offered]
+    users: dict[str, CertifiedKeys]
     least_change: Annotated[int, msgspec.Meta(ge=3)]
 
 
@@ -138,7 +138,7 @@ class UserSums:
     def meet(self, domain: Domain) -> None:
         """Check the keys of the domain's users; PeerProtocolError when one is not certified, or the own is missing."""
         me = self._party.name
-        if me not in domain.users or domain.users[me].key != self._credentials.offered.key:
+        if me not in domain.users or domain.users[me].key != self._credentials.certified.key:
             raise PeerProtocolError(self._edge, f"expected the own keys of {me} among the users' - at Domain")
         for name, offered in domain.users.items():
             if name != me:
@@ -172,10 +172,7 @@ class UserSums:
         `others` is what the edge server may send in place of the next step, as it goes on without this user, or begins
         anew; what came of it is returned.
 
-        Raises
-        ------
-        CryptoError, PeerError
-            When keys, shares or tags are not what the protocol allows.
+        Raises CryptoError, PeerError when keys, shares or tags are not what the protocol allows.
         """
         party, edge = self._party, self._edge
         if self.absent("setup"):

@@ -11,23 +11,16 @@ from functools import cached_property
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.compute import pieces, share
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.privacy.ledger import Entry, Ledger, cost, model_job
-from treaty.privacy.mechanisms import (
-    ON_GRID,
-    STEPS,
-    clip_to_steps,
-    keystream,
-    largest,
-    to_sent,
-)
+from treaty.privacy.mechanisms import ON_GRID, STEPS, clip_to_steps, keystream, largest, to_sent
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
+from treaty.systems.fedxgboost_ldp.scores import TreeGradients
+from treaty.systems.vertical.encrypted_columns import Int32, Int64
 from treaty.trees.growth import Exhausted
 from treaty.trees.objectives import Objective
-from treaty.trees.scores import TreeGradients
 from treaty.trees.splits import SplitRules
 
 MOST_SUM = 2**62
@@ -114,7 +107,7 @@ class NoisyGradients:
             grad = self.bounds[0] / self._sent
         return grad, self.bounds[1] / (2 * self._sent) if self.noisy_hess else hess
 
-    def of(self, grad: NDArray[np.int64], hess: NDArray[np.int64], rows: NDArray[np.int32] | None) -> TreeGradients:
+    def of(self, grad: Int64, hess: Int64, rows: Int32 | None) -> TreeGradients:
         """Return the gradients of the next tree; rows outside its sample get no noise, and 0.
 
         `grad` and `hess` (n_rows,) are in the objective's fixed point, `rows` are the tree's sample (None: all). Raises
@@ -137,9 +130,7 @@ class NoisyGradients:
             return TreeGradients(grad, hess, exact_grad, exact_hess)
         return TreeGradients(grad, hess, grad, hess)
 
-    def _draw(
-        self, grad: NDArray[np.int64], hess: NDArray[np.int64], rows: NDArray[np.int32] | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _draw(self, grad: Int64, hess: Int64, rows: Int32 | None = None) -> tuple[Int64, Int64]:
         """Round gradients, and hessians that get noise, to the grid; pay; return them without and with noise.
 
         Block by block, so that a block stays in the cache; each has its own stream under the noise's key.
@@ -224,16 +215,13 @@ class NoisyGradients:
 
 
 def scoring_rules(rules: SplitRules, *, first_order: bool, noisy_hess: bool) -> SplitRules:
-    """Return the rules of scores: without hess, or with one that carries noise, denominators are floored.
-
-    The floor is reg_lambda / 2.
-    """
+    """Return the rules of scores; where hess is left out, or noisy, no denominator is below reg_lambda / 2."""
     if first_order:
         return replace(rules, hess_unit=0.0, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
 
 
-def _spread(values: NDArray[np.int64], kept: NDArray[np.int32] | None, like: NDArray[np.int64]) -> NDArray[np.int64]:
+def _spread(values: Int64, kept: Int32 | None, like: Int64) -> Int64:
     """Return an array like `like` with values at the kept rows, 0 at others."""
     if kept is None:
         return values

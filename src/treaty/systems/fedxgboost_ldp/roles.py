@@ -54,12 +54,14 @@ import msgspec
 
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Message
+from treaty.messaging.order import Order
 from treaty.models.checkpoints import noise_folder
 from treaty.models.decisions import leaves
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import Ledger
 from treaty.systems.fedxgboost_ldp.noise import NoisyGradients, scoring_rules
 from treaty.systems.fedxgboost_ldp.options import check_consent
+from treaty.systems.fedxgboost_ldp.refit import refit_leaves
 from treaty.systems.fedxgboost_ldp.scoring import (
     CONVERSATION,
     LevelDivision,
@@ -74,9 +76,7 @@ from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
 from treaty.systems.vertical.decisions import ask_all
-from treaty.systems.vertical.order import Order
 from treaty.systems.vertical.passive import Follower, Handlers
-from treaty.trees.refit import refit_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -189,20 +189,18 @@ def passive(seat: Seat) -> ModelPart:
     """
     party, options, common, table = seat.party, seat.options, seat.common, seat.rows.table
     check_consent(options)
-    (lead,) = party.peers
+    (active,) = party.peers
     agree_on_terms(seat)
-    setup = party.receive(lead, NoiseSetup)
+    setup = party.receive(active, NoiseSetup)
     follower = Follower(seat, setup)
     columns = own_columns(table, common.max_bin, follower.part.splits, seat.threads)
     if not math.isfinite(setup.grad_unit) or not math.isfinite(setup.hess_unit):
-        raise PeerProtocolError(lead, f"expected finite units - at NoiseSetup from {lead}")
+        raise PeerProtocolError(active, f"expected finite units - at NoiseSetup from {active}")
     rules = scoring_rules(
-        common.rules_of(setup.grad_unit, setup.hess_unit),
-        first_order=options.first_order,
-        noisy_hess=setup.noisy_hess,
+        common.rules_of(setup.grad_unit, setup.hess_unit), first_order=options.first_order, noisy_hess=setup.noisy_hess
     )
-    owner = ScoringOwner(lead, columns, table.n_rows, rules, seat.threads, first_order=options.first_order)
-    party.send(lead, ColumnCount(len(columns.categorical)))
+    owner = ScoringOwner(active, columns, table.n_rows, rules, seat.threads, first_order=options.first_order)
+    party.send(active, ColumnCount(len(columns.categorical)))
     order = Order(CONVERSATION, "between trees")
 
     def start_tree(tree: NoisyTree) -> Scores | None:

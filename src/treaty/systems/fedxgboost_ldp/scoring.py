@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.order import Table
 from treaty.messaging.party import Party
-from treaty.systems.vertical.order import Table, between_trees
+from treaty.systems.fedxgboost_ldp.scores import ScoresFinder, TreeGradients
+from treaty.systems.vertical.column_owner import ascending
+from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64
+from treaty.systems.vertical.passive import between_trees
 from treaty.trees.columns import ColumnSource, SumsSource
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.partition import RowPartition
-from treaty.trees.scores import ScoresFinder, TreeGradients
 from treaty.trees.splits import Level, SplitRules, Splits
 
 MOST_SUM = 2**62
@@ -85,16 +88,10 @@ class ScoredColumns:
         self.offsets = np.zeros(n_columns + 1, np.int32)  # the owner tells nothing of its bins
         self.categorical = np.zeros(n_columns, np.bool_)
         self.totals = np.zeros(3, np.int64)  # of the tree that is to start
-        self.divided: tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]] | None = None
+        self.divided: tuple[Bools, Bools, Int64] | None = None
         self.has_hess = True
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """Send a tree's gradients."""
         kept = slice(None) if rows is None else rows
         self._party.send(
@@ -120,10 +117,10 @@ class ScoredColumns:
                 self._peer, LevelDivision(Array.of(nodes), Array.of(np.packbits(left)), Array.of(self._shown(totals)))
             )
 
-    def _shown(self, totals: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _shown(self, totals: Int64) -> Int64:
         return totals if self.has_hess else totals * np.array([1, 0, 1])
 
-    def sums(self) -> NDArray[np.int64]:
+    def sums(self) -> Int64:
         """See `SumsSource`; there are none."""
         raise AssertionError("a source of scores was asked for sums")
 
@@ -140,18 +137,12 @@ class ScoredColumns:
         found.feature[:] = np.where(scores > 0.0, np.arange(len(scores)), -1)
         return found
 
-    def ask_left(
-        self,
-        features: NDArray[np.int32],
-        left_bins: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int64],
-    ) -> None:
+    def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
         """Ask for the best splits of nodes, whose numbers are in `features`; see `best`."""
         self._n_rows, self._n_splits = len(rows), len(features)
         self._party.send(self._peer, ScoredSplitRequest(Array.of(features)))
 
-    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def left(self) -> tuple[Int32, Bools]:
         """See `SumsSource`."""
         peer, k = self._peer, self._n_splits
         answer = self._party.receive(peer, ScoredSplitAnswer)
@@ -185,7 +176,7 @@ class ScoreSplits(ScoresFinder):
         n_rows: int,
         rules: SplitRules,
         threads: int,
-        release: Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32] | None], TreeGradients],
+        release: Callable[[Int64, Int64, Int32 | None], TreeGradients],
         *,
         first_order: bool,
         exact: bool,
@@ -197,13 +188,7 @@ class ScoreSplits(ScoresFinder):
         for source in self._others:
             source.has_hess = not first_order
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> Int64:
         """See `SplitFinder`: make the tree's gradients, and send them."""
         gradients = self._release(grad, hess, rows)
         # outside paper mode the totals of nodes are sums of what is scored, so own splits have them already
@@ -229,7 +214,7 @@ class ScoreSplits(ScoresFinder):
             self._check(level.totals[kept[unknown]], chosen.take(unknown))
         return found
 
-    def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:
+    def divide(self, nodes: Int32, children: Int32, chosen: Splits) -> Int32:
         """See `SplitFinder`; rows are decided already."""
         self.apply(nodes, children, self._left)
         divided = np.zeros(self._level_size, np.bool_)
@@ -247,7 +232,7 @@ class ScoreSplits(ScoresFinder):
         source = self._sources[k]
         return source.best(k) if isinstance(source, ScoredColumns) else super()._scan(k, level)
 
-    def _check(self, totals: NDArray[np.int64], chosen: Splits) -> None:
+    def _check(self, totals: Int64, chosen: Splits) -> None:
         """Reject splits with too few rows on a side, or worse than their score, which kept others from splitting."""
         left = chosen.left_totals
         fewest = np.minimum(left[:, 2], totals[:, 2] - left[:, 2])
@@ -281,28 +266,21 @@ CONVERSATION: Table = {
 class ScoringOwner:
     """A passive party's end of one tree after another; what it may be sent when is in `CONVERSATION`.
 
-    `lead` is the active party; `columns` record their splits; `rules` are those of scores.
+    `columns` record their splits; `rules` are those of scores.
     """
 
     def __init__(
-        self,
-        lead: str,
-        columns: ColumnSource,
-        n_rows: int,
-        rules: SplitRules,
-        threads: int,
-        *,
-        first_order: bool,
+        self, active: str, columns: ColumnSource, n_rows: int, rules: SplitRules, threads: int, *, first_order: bool
     ) -> None:
-        self._lead, self._n_rows, self._rules = lead, n_rows, rules
+        self._active, self._n_rows, self._rules = active, n_rows, rules
         self._n_columns = len(columns.categorical)
         self._first_order = first_order
         self._finder = ScoresFinder([columns], n_rows, rules, threads)
 
     def start(self, tree: NoisyTree) -> Scores | None:
         """Take a tree's gradients; return the root's score, None where it is a leaf."""
-        rows = None if tree.rows is None else self._ascending(tree.rows, self._n_rows, "rows")
-        columns = self._ascending(tree.columns, self._n_columns, "columns")
+        rows = None if tree.rows is None else ascending(tree.rows, self._n_rows, self._active, "NoisyTree.rows")
+        columns = ascending(tree.columns, self._n_columns, self._active, "NoisyTree.columns")
         self._expect((tree.hess is None) == self._first_order, "hessians sent or not as agreed")
         size = self._n_rows if rows is None else len(rows)
         grad = self._values(tree.grad, size, rows, "grad")
@@ -315,7 +293,7 @@ class ScoringOwner:
 
     def split(self, request: ScoredSplitRequest) -> ScoredSplitAnswer:
         """Record and decide the best splits of the nodes that this party has won."""
-        wanted = view(request.nodes, np.int32, (None,), peer=self._lead, what="ScoredSplitRequest.nodes")
+        wanted = view(request.nodes, np.int32, (None,), peer=self._active, what="ScoredSplitRequest.nodes")
         with_score = np.flatnonzero(self._found.feature >= 0)
         fine = len(wanted) > 0 and np.isin(wanted, with_score).all() and np.all(np.diff(wanted) > 0)
         self._expect(bool(fine), "nodes with a score, once, in their order")
@@ -324,16 +302,16 @@ class ScoringOwner:
 
     def divide(self, message: LevelDivision) -> Scores:
         """Follow the division of a level; return the scores of the next."""
-        level, growth, lead = self._level, self._growth, self._lead
-        divided = view(message.nodes, np.bool_, (len(level.nodes),), peer=lead, what="LevelDivision.nodes")
+        level, growth, active = self._level, self._growth, self._active
+        divided = view(message.nodes, np.bool_, (len(level.nodes),), peer=active, what="LevelDivision.nodes")
         nodes = level.nodes[divided]
-        left = _unpacked(message.left, self._finder.n_rows_of(nodes), lead, "LevelDivision.left")
+        left = _unpacked(message.left, self._finder.n_rows_of(nodes), active, "LevelDivision.left")
         splits = Splits.none(len(divided))
         splits.feature[divided] = 0
         splits.left_totals[divided] = totals = self._totals(message.totals, (len(nodes), 3), "LevelDivision.totals")
         going = self._finder.count_left(nodes, left)
         if not np.array_equal(totals[:, 2], going):
-            raise PeerProtocolError(lead, f"expected as many rows as go left - at LevelDivision.totals from {lead}")
+            raise PeerProtocolError(active, f"expected as many rows as go left - at LevelDivision.totals from {active}")
         taken = growth.take(splits)
         self._expect(taken is not None and growth.level is not None, "a division with a level below it")
         assert taken is not None
@@ -346,16 +324,16 @@ class ScoringOwner:
         self._found = self._finder.best_splits(level)
         return Scores(Array.of(self._found.gain))
 
-    def _totals(self, sent: Array, shape: tuple[int, ...], what: str) -> NDArray[np.int64]:
-        totals = view(sent, np.int64, shape, peer=self._lead, what=what)
+    def _totals(self, sent: Array, shape: tuple[int, ...], what: str) -> Int64:
+        totals = view(sent, np.int64, shape, peer=self._active, what=what)
         if not np.all((-MOST_SUM < totals) & (totals < MOST_SUM)):
-            raise PeerProtocolError(self._lead, f"expected sums below 2^62 - at {what} from {self._lead}")
+            raise PeerProtocolError(self._active, f"expected sums below 2^62 - at {what} from {self._active}")
         return totals
 
-    def _values(self, sent: Array, size: int, rows: NDArray[np.int32] | None, name: str) -> NDArray[np.int64]:
+    def _values(self, sent: Array, size: int, rows: Int32 | None, name: str) -> Int64:
         """Return a tree's values by row, 0 for rows that are not of its sample."""
         dtype = np.dtype(np.int32 if sent.dtype == "int32" else np.int64)
-        received = view(sent, dtype, (size,), peer=self._lead, what=f"NoisyTree.{name}")
+        received = view(sent, dtype, (size,), peer=self._active, what=f"NoisyTree.{name}")
         values = received.astype(np.int64, copy=False)
         most = MOST_SUM // max(1, size)
         self._expect(not size or (values.min() > -most and values.max() < most), "sums below 2^62", name)
@@ -365,28 +343,22 @@ class ScoringOwner:
         spread[rows] = values
         return spread
 
-    def _ascending(self, sent: Array, limit: int, name: str) -> NDArray[np.int32]:
-        values = view(sent, np.int32, (None,), peer=self._lead, what=f"NoisyTree.{name}")
-        fine = not len(values) or (values[0] >= 0 and values[-1] < limit and bool(np.all(np.diff(values) > 0)))
-        self._expect(bool(fine), f"ascending numbers below {limit}", name)
-        return values
-
     def _expect(self, fine: bool, expected: str, name: str = "") -> None:
         if not fine:
             where = f" - at NoisyTree.{name} from" if name else " - from"
-            raise PeerProtocolError(self._lead, f"expected {expected}{where} {self._lead}")
+            raise PeerProtocolError(self._active, f"expected {expected}{where} {self._active}")
 
 
 # ---------------------------------------------------------------- both
 
 
-def _short(values: NDArray[np.int64]) -> NDArray[np.signedinteger]:
+def _short(values: Int64) -> NDArray[np.signedinteger]:
     """Return int32 where all values fit: half the bytes."""
     if len(values) and (values.min() < -(2**31) or values.max() >= 2**31):
         return values
     return values.astype(np.int32)
 
 
-def _unpacked(sent: Array, n_rows: int, peer: str, what: str) -> NDArray[np.bool_]:
+def _unpacked(sent: Array, n_rows: int, peer: str, what: str) -> Bools:
     packed = view(sent, np.uint8, (-(-n_rows // 8),), peer=peer, what=what)
     return np.unpackbits(packed, count=n_rows).view(np.bool_)

@@ -1,16 +1,16 @@
-"""The dealer of `smm_secure`: random matrices for two ends that must not have each other's, and nothing else.
+"""The dealer: a third party without data that gives active and passive parties matching random matrices.
 
-It has no data and learns how many rows there are, how many bins each passive party has, and how many nodes are asked
-about. What it must not do is tell either end what it gave the other: `crypto.matrix_triples` says what follows then.
+It learns how many rows there are, how many bins each passive party has, and how many nodes are asked about. It must not
+tell either end what it gave the other: `crypto.vectors.matrix_triples` says what they could compute then.
 
 ====================  ==============  ==========================================================  =================
 message               from -> to      content                                                     protection
 ====================  ==============  ==========================================================  =================
-`Wanted`              active ->       rows; bins of each passive party                            TLS
+`DealOrder`           active ->       rows; bins of each passive party                            TLS
 `AskerSeed`           -> active       seed of all A and C                                         TLS
 `HolderSeed`          -> passive      seed of B                                                   TLS
 `DealRequest`         active ->       deal for the next so many vectors                           TLS
-`DealtShares`               -> passive      D = B A - C of these                                        TLS
+`DealtShares`         -> passive      D = B A - C of these                                        TLS
 `DealEnd`             active ->       training is over                                            TLS
 ====================  ==============  ==========================================================  =================
 """
@@ -39,8 +39,8 @@ DEALER = "dealer"
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
 
-class Wanted(Message):
-    """What is to be dealt for: so many rows, and bins of each passive party. Tells these numbers."""
+class DealOrder(Message):
+    """The number of rows, and of bins of each passive party. Tells these numbers."""
 
     rows: Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
     slots: dict[str, _Count]
@@ -59,7 +59,7 @@ class HolderSeed(Message):
 
 
 class DealRequest(Message):
-    """Deal for so many vectors from number `first` on. Tells how many nodes are asked about."""
+    """Deal for `count` vectors from number `first` on. Tells how many nodes are asked about."""
 
     first: _Count
     count: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
@@ -84,26 +84,26 @@ def dealer(seat: Seat) -> None:
     seat : Seat
         Without data; all parties are its peers.
     """
-    party, lead = seat.party, seat.cast.active
+    party, active = seat.party, seat.cast.active
     agree(party, seat.public_terms)
-    wanted = party.receive(lead, Wanted)
-    holders = [peer for peer in party.peers if peer != lead]
+    wanted = party.receive(active, DealOrder)
+    holders = [peer for peer in party.peers if peer != active]
     if sorted(wanted.slots) != sorted(holders):
-        raise PeerProtocolError(lead, f"expected the bins of {', '.join(holders)} - at Wanted.slots from {lead}")
+        raise PeerProtocolError(active, f"expected the bins of {', '.join(holders)} - at DealOrder.slots from {active}")
     made = Dealer(wanted.rows, wanted.slots, seat.threads)
-    party.send(lead, AskerSeed(made.asker_seed))
+    party.send(active, AskerSeed(made.asker_seed))
     for holder, seed in made.holder_seeds.items():
         party.send(holder, HolderSeed(seed))
     made.prepare()
-    while isinstance(request := party.receive(lead, DealRequest, DealEnd, follow=True), DealRequest):
+    while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
         for holder, shares in made.deal(request.first, request.count).items():
             party.send(holder, DealtShares(request.first, Array.of(shares)))
-        made.prepare()  # while the others are at work
+        made.prepare()  # while the others compute
 
 
 def asker(party: Party, name: str, bounds: SumsBounds, slots: dict[str, int], threads: int) -> TripleSumsClient:
-    """Return the active party's end of the sums, with the dealer of this name behind it."""
-    party.send(name, Wanted(bounds.n_rows, slots))
+    """Return the active party's end of the sums, whose masks the dealer `name` gives."""
+    party.send(name, DealOrder(bounds.n_rows, slots))
     seed = _seed(party.receive(name, AskerSeed), name)
 
     def deal(first: int, count: int) -> None:
@@ -115,7 +115,7 @@ def asker(party: Party, name: str, bounds: SumsBounds, slots: dict[str, int], th
 def holder(
     party: Party, name: str, setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32], threads: int
 ) -> TripleSumsServer:
-    """Return a passive party's end of the sums, with the dealer of this name behind it."""
+    """Return a passive party's end of the sums, whose mask and shares the dealer `name` gives."""
     check_payload(setup, "the set-up", (np.int64, (3,)))
     bounds, slots = SumsBounds(*(int(x) for x in setup[0])), int(offsets[-1])
     seed = _seed(party.receive(name, HolderSeed), name)

@@ -1,34 +1,34 @@
 """FedXGBoost-SMM in safe mode: the published method's secure matrix product, made secure, and exact.
 
 Le, Liu, Nguyen, Liu, Liu, Cai, Hirche, "FedXGBoost: Privacy-Preserving XGBoost for Federated Learning", 2021 (arXiv
-2106.10662), gets all left sums of a node as a product: with one column of M in {0,1}^(n x l) per candidate of a passive
-party and V = [g h] of the active one, they are M'V. It computes the product by null vectors (Karr, Lin, Reiter, Sanil,
-2009), which shows each party the other's matrix (`fedxgboost_smm`, the published form). Here the product is the
-same and so are the roles and who gets the result, the active party (version 1); but it is made by one of three
-exchangeable means, all of them exact in integers:
+2106.10662), gets all left sums of a node as a product M'V: M in {0,1}^(n x l) has a column per candidate of a passive
+party, V = [g h] is the active party's. It computes the product by null vectors (Karr, Lin, Reiter, Sanil,
+2009), which shows each party the other's matrix (`paper`, the published form, which ``mode="paper"`` plays). Here
+product, roles and receiver of the result, the active party (version 1), are the same; but one of three exchangeable
+backends computes it, all of them exact in integers:
 
 ============  =====================================================================================================
 `backend`     how M'V is hidden
 ============  =====================================================================================================
-"lattice"     the lattice map of `crypto.lattice_sums`: M is hinted once, V_node encrypted per node. Nobody else needed
-"dealer"      `crypto.matrix_triples`: a third role deals random matrices; M is masked once per job, V_node per node
-"ou"          `crypto.blind_sums`: every row encrypted afresh for every node, Okamoto-Uchiyama
+"lattice"     the hinted lattice map (`crypto.sums.lattice_sums`): M is hinted once, V_node encrypted per node
+"dealer"      a third role deals random matrices (`crypto.vectors.matrix_triples`): M is masked once, V_node per node
+"ou"          Okamoto-Uchiyama (`crypto.sums.blind_sums`): every row encrypted afresh for every node
 ============  =====================================================================================================
 
-M has a column per bin: candidates' sums are sums of bins'. V_node is V with zeros outside the node, the counting 1
-included, over all rows: *blind nodes*, in which a passive party learns of no row whether it is in a node.
+M has a column per bin, as candidates' sums are sums over bins. V_node is V with zeros outside the node (also in the
+column of ones that counts), over all rows: *blind nodes*, of which a passive party does not learn the rows.
 
 Roles: one active party (labels, perhaps features), any number of passive parties (features), under "dealer" a dealer
-without data (`smm_dealer`). Rows are aligned. Output: the active party gets the trees and all leaf weights, every party
+without data (`dealer`). Rows are aligned. Output: the active party gets the trees and all leaf weights, every party
 its own splits. The trees are, bit for bit, those of the plain grower on the joined table.
 
-Messages are those of `secureboost` under a blind cipher, with the backend's payloads:
+Messages are those of `vertical.encrypted` under a blind cipher, with the backend's payloads:
 
 ====================  =============  =====================================================  =====================
 message               from -> to     content                                                protection
 ====================  =============  =====================================================  =====================
 `BinLayout`, `Setup`  both ways      bins per feature; model id, backend, bounds            TLS
-`Hint`, `HintTaken`   passive ->     dealer: F = M - B, 8 bytes per bin and row             one-time pad B
+`Hint`, -`Receipt`    passive ->     dealer: F = M - B, 8 bytes per bin and row             one-time pad B
 `TreeStart`           active ->      sampled columns                                        TLS
 `SumsRequest`         active ->      dealer: E = V_node - A of all nodes of the level       one-time pad A
 `Sums`                passive ->     dealer: S = M E + D of all nodes                       one-time pad C
@@ -36,13 +36,13 @@ message               from -> to     content                                    
 `SplitColumns`        passive ->     which rows of the table go left; each column once      TLS
 ====================  =============  =====================================================  =====================
 
-and, under "dealer", those of `smm_dealer`. With ``reveal="node"`` a split's owner is told the node's rows instead, and
+and, under "dealer", those of `dealer`. With ``reveal="node"`` a split's owner is told the node's rows instead, and
 answers for these alone (`SplitAnswer`).
 
 Adversary: honest but curious, no party colluding with the active one; the dealer colludes with nobody: with the active
 party it has every passive party's bins, with a passive party all gradients and nodes. What each learns is in
 `disclosures`. Deviations from the paper: results go to the active party alone; all nodes of a level in one message, of
-two siblings only the smaller is asked for; leaf weights as in `secureboost`.
+two siblings only the smaller is asked for; the active party computes leaf weights from its own gradients.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ def active(seat: Seat) -> ModelPart:
         return paper.active(seat)
     party, dealer = seat.party, _meet_dealer(seat)
     if dealer is None:
-        return encrypted.lead(seat, seat.options.ciphers)
+        return encrypted.train_active(seat, seat.options.ciphers)
 
     def client_of(bounds: SumsBounds, offsets: Mapping[str, NDArray[np.int32]]) -> SumsClient:
         slots = {peer: int(of_peer[-1]) for peer, of_peer in offsets.items()}
         return dealing.asker(party, dealer, bounds, slots, seat.threads)
 
-    part = encrypted.lead(seat, seat.options.ciphers, client_of=client_of)
+    part = encrypted.train_active(seat, seat.options.ciphers, client_of=client_of)
     party.send(dealer, dealing.DealEnd())
     return part
 
@@ -116,12 +116,12 @@ def passive(seat: Seat) -> ModelPart:
         return paper.passive(seat)
     dealer = _meet_dealer(seat)
     if dealer is None:
-        return encrypted.follow(seat, seat.options.ciphers)
+        return encrypted.train_passive(seat, seat.options.ciphers)
 
     def server_of(setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> SumsServer:
         return dealing.holder(seat.party, dealer, setup, codes, offsets, seat.threads)
 
-    return encrypted.follow(seat, seat.options.ciphers, server_of=server_of)
+    return encrypted.train_passive(seat, seat.options.ciphers, server_of=server_of)
 
 
 def _meet_dealer(seat: Seat) -> str | None:

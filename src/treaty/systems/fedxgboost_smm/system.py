@@ -44,8 +44,12 @@ def cast_roles(places: Mapping[str, Place], active: str, options: FedXGBoostSMM)
 
 
 def dealer_of(owners: Iterable[str], options: FedXGBoostSMM) -> dict[str, Place]:
-    """Return the dealer that `fit` plays, where there is to be one."""
-    return {DEALER: Place(role="dealer", has_rows=False)} if options.has_dealer else {}
+    """Return the dealer that `fit` plays, where there is to be one; raise ConfigError where an owner has its name."""
+    if not options.has_dealer:
+        return {}
+    if DEALER in owners:
+        raise ConfigError(f"fit plays a dealer and calls it {DEALER!r}; give the party of that name another one")
+    return {DEALER: Place(role="dealer", has_rows=False)}
 
 
 def warm_up(options: FedXGBoostSMM | None) -> list[FedXGBoostSMM]:

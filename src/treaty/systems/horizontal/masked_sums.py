@@ -174,9 +174,7 @@ class SumAggregator(ABC):
     ) -> tuple[dict[str, dict[str, bytes]], dict[str, dict[str, bytes]]]:
         """Pass on shares among those with `keys`; return them by sender and receiver, and by receiver and sender."""
         shares = self._sound(
-            self._gather(SealedShares),
-            lambda m, name: m.sealed.keys() == set(keys) - {name},
-            "a share for each other",
+            self._gather(SealedShares), lambda m, name: m.sealed.keys() == set(keys) - {name}, "a share for each other"
         )
         sealed = {name: message.sealed for name, message in shares.items()}
         if own is not None:
@@ -197,10 +195,7 @@ class SumAggregator(ABC):
 
         `sharers` have shared their masks' secrets; `passed` is what others sealed for `own`.
 
-        Raises
-        ------
-        RoundVoid, CryptoError
-            When too few are left, or their shares open nothing.
+        Raises RoundVoid, CryptoError when too few are left, or their shares open nothing.
         """
         came = {}
         for name, message in self._gather(MaskedInput).items():

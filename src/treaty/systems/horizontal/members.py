@@ -157,10 +157,7 @@ class Member:
     def advertise(self, roster: Roster, peer: str) -> MaskKeyPair:
         """Check who takes part, by the roster that `peer` sent, and return own public keys.
 
-        Raises
-        ------
-        PeerProtocolError
-            When a key is not vouched for by its owner, or the own one is missing.
+        Raises PeerProtocolError when a key is not vouched for by its owner, or the own one is missing.
         """
         if roster.keys.get(self.name) != self.key.key or roster.vouched.keys() != roster.keys.keys():
             raise PeerProtocolError(peer, f"expected the own key of {self.name} among the members' - at Roster")
@@ -194,10 +191,8 @@ class Member:
     def without_lost(self, names: Collection[str], peer: str) -> None:
         """Note who takes part from now on.
 
-        Raises
-        ------
-        PeerProtocolError
-            When somebody is among them who was reported lost: the difference of two sums would be its vector.
+        Raises PeerProtocolError when somebody is among them who was reported lost: the difference of two sums would be
+        its vector.
         """
         there = frozenset(names) | {self.name}
         if not there <= self.there:
@@ -243,10 +238,8 @@ class Membership:
     def give(self, values: NDArray[np.int64]) -> None:
         """Contribute an int64 vector to the next sum.
 
-        Raises
-        ------
-        RoundVoid, CryptoError, PeerError
-            When it fails, or the collector asks for what the protocol does not allow.
+        Raises RoundVoid, CryptoError, PeerError when it fails, or the collector asks for what the protocol does not
+        allow.
         """
         party, collector = self._party, self._collector
         if not self.member.rules.recover:
@@ -268,10 +261,7 @@ def join(
 
     `members` are all of them by the own job file; `begun` is `ToldDigest`'s.
 
-    Raises
-    ------
-    PeerProtocolError, CryptoError
-        When keys are not those of the members.
+    Raises PeerProtocolError, CryptoError when keys are not those of the members.
     """
     member = Member(party, vouching, ToldDigest(begun), rules)
     party.send(collector, member.key)

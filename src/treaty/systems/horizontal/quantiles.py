@@ -27,7 +27,6 @@ from treaty.trees.objectives import Objective
 MOST_ROUNDS = 34  # of the quantile search
 EXPONENTS = range(-128, 96)  # of the powers of two that bound gradients: leaf values stay far below overflow
 
-Give = Callable[[NDArray[np.int64]], None]
 Total = Callable[[NDArray[np.int64] | None, int], NDArray[np.int64]]
 
 
@@ -165,10 +164,7 @@ def answer_probes(
 ) -> NDArray[np.int64]:
     """Count a participant's rows below each probe, int64 (probes,).
 
-    Raises
-    ------
-    PeerProtocolError
-        When more is asked about a feature than a search for `max_bin` bins needs.
+    Raises PeerProtocolError when more is asked about a feature than a search for `max_bin` bins needs.
     """
     offsets = view(asked.offsets, np.int32, (len(ordered) + 1,), peer=lead, what="ProbeRequest.offsets")
     keys = view(asked.keys, np.uint32, (None,), peer=lead, what="ProbeRequest.keys")
@@ -186,10 +182,8 @@ def answer_probes(
 def agreed_objective(agreed: CommonBins, own: Objective, *, noise: bool, peer: str) -> Objective:
     """Return the objective with the bounds that a message tells.
 
-    Raises
-    ------
-    PeerProtocolError
-        When they are no powers of two, or below the own ones; with noise, which bounds scale, when they are others.
+    Raises PeerProtocolError when they are no powers of two, or below the own ones; with noise, which bounds scale, when
+    they are others.
     """
     told, mine = (agreed.grad_clip, agreed.weight_bound), (own.grad_clip, own.weight_bound)
     allowed = [2.0**exponent for exponent in EXPONENTS]
@@ -216,10 +210,7 @@ def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
 def unpack_bins(agreed: CommonBins, schema: Schema, max_bin: int, peer: str) -> Bins:
     """Return the bins that a message tells.
 
-    Raises
-    ------
-    PeerProtocolError
-        When they are not those of the schema's features, or more than `max_bin`.
+    Raises PeerProtocolError when they are not those of the schema's features, or more than `max_bin`.
     """
     n_features = len(schema.names)
     n_bins = view(agreed.n_bins, np.int32, (n_features,), peer=peer, what="CommonBins.n_bins")

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -79,6 +79,8 @@ BATCH_BYTES = 16 << 20
 """Ciphertexts sent at a time; two batches are under way at once."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TERMS)]
+_Chain = Sequence[tuple[str, Stop]]
+"""The passive parties that terms pass, and each one's share of the work."""
 
 
 class ChainKey(Message):
@@ -210,13 +212,6 @@ class _OutputGroup:
     n_rows: int
 
 
-class _Link(NamedTuple):
-    """A passive party of the chain, and its share of the work."""
-
-    name: str
-    stop: Stop
-
-
 def _public(part: ModelPart, table: Table) -> dict[str, Term]:
     return {"model": part.model_id, "rows to predict": table.n_rows, "he_inference": True}
 
@@ -227,20 +222,20 @@ def _announce(key: PublicKey) -> PredictionKey:
 
 def _send_stations(
     party: Party, sources: Sequence[str], exchange: Mapping[str, NDArray[np.uint8]], group: _OutputGroup
-) -> list[_Link]:
+) -> _Chain:
     """Tell passive parties their share of the work; return who works, in the order of the chain."""
     n_terms = len(group.terms.node)
     if n_terms > MOST_TERMS:
         raise CryptoError(f"expected at most {MOST_TERMS} splits of passive parties, got {n_terms} - at prediction")
     conditions = find_conditions(group.terms)
-    chain = [_Link(sources[stop.source], stop) for stop in make_route(conditions, n_terms)]
+    chain = [(sources[stop.source], stop) for stop in make_route(conditions, n_terms)]
     position = np.zeros(n_terms, np.int32)
     for place, (name, stop) in enumerate(chain):
         here = np.concatenate([stop.passed, stop.fresh])
         position[here] = np.arange(len(here))
         mine = conditions.source == stop.source
         before, after = (
-            exchange[chain[at].name] if 0 <= at < len(chain) else np.zeros(0, np.uint8) for at in (place - 1, place + 1)
+            exchange[chain[at][0]] if 0 <= at < len(chain) else np.zeros(0, np.uint8) for at in (place - 1, place + 1)
         )
         station = Station(
             number=group.number,
@@ -259,7 +254,7 @@ def _send_stations(
 
 
 def _add_up(
-    party: Party, key: PrivateKey, chain: Sequence[_Link], group: _OutputGroup, threads: int
+    party: Party, key: PrivateKey, chain: _Chain, group: _OutputGroup, threads: int
 ) -> Iterator[tuple[slice, NDArray[np.int64]]]:
     """Yield the rows of each batch and their sums of leaf values, int64 (n, n_outputs), in fixed point."""
     words = key.public.modulus.words
@@ -275,7 +270,7 @@ def _add_up(
             ciphertexts = key.encrypt(plaintexts.reshape(-1, group.n_outputs), threads)
             encrypted.append(ciphertexts.reshape(*plaintexts.shape[:2], words))
         if chain:
-            party.send(chain[0].name, EncryptedGains(Array.of(encrypted.pop(0)), Array.of(np.zeros(0, np.uint8))))
+            party.send(chain[0][0], EncryptedGains(Array.of(encrypted.pop(0)), Array.of(np.zeros(0, np.uint8))))
         return rows, known, encrypted
 
     def finish(rows: slice, known: NDArray[np.int64], encrypted: list[Words]) -> tuple[slice, NDArray[np.int64]]:
@@ -284,8 +279,9 @@ def _add_up(
         for (name, _), (following, _), ciphertexts in zip(chain[:-1], chain[1:], encrypted, strict=True):
             box = view(party.receive(name, SealedTerms).box, np.uint8, (None,), peer=name, what="SealedTerms.box")
             party.send(following, EncryptedGains(Array.of(ciphertexts), Array.of(box)))
-        totals = party.receive(chain[-1].name, EncryptedTotals)
-        return rows, known + _open(key, totals, chain[-1].name, len(known), group, threads)
+        last, _ = chain[-1]
+        totals = party.receive(last, EncryptedTotals)
+        return rows, known + _open(key, totals, last, len(known), group, threads)
 
     under_way = None
     for rows in pieces(group.n_rows, max(8, BATCH_BYTES // per_row // 8 * 8)):
@@ -343,47 +339,9 @@ def hidden_passive(seat: Seat) -> None:
                 adder = Adder(_read_key(key, active, seat.options.insecure_test_key_bits), seat.threads)
             case Station() as station:
                 assert adder is not None
-                share = _read_station(station, active, adder, part.splits, exchange)
-                _work(party, share, adder, part.splits, table)
+                _StationWork(station, active, adder, part.splits, exchange).do(party, part.splits, table)
             case Finish():
                 return
-
-
-def _work(party: Party, share: _CheckedStation, adder: Adder, splits: SplitTable, table: Table) -> None:
-    """Do this party's share for all rows, batch by batch."""
-    (active,) = party.peers
-    records, own = np.unique(share.record, return_inverse=True)
-    decisions = splits.decide(table.matrix(), records, adder.threads)
-    first = 0
-    while first < table.n_rows:
-        sums, terms = _read_gains(party.receive(active, EncryptedGains), share, adder, active, first, table.n_rows)
-        rows = slice(first, first + len(terms))
-        kept = _kept(share, _sides(decisions, rows)[own])
-        sums, passing = adder.select(sums, terms, kept, share.onwards, share.outputs)
-        if share.after is None:
-            rows_each = adder.fields // share.outputs
-            party.send(active, EncryptedTotals(Array.of(adder.blind(sums, rows_each, FIELD_BITS * share.outputs))))
-        else:
-            following = np.concatenate([sums[:, None], passing], axis=1).reshape(-1, adder.words)
-            box = share.after.seal(adder.blind(following).astype("<u8").tobytes(), f"{share.number}:{first}")
-            party.send(active, SealedTerms(Array.of(np.frombuffer(box, np.uint8))))
-        first = rows.stop
-
-
-@dataclass(frozen=True, slots=True)
-class _CheckedStation:
-    """A `Station` whose arrays and neighbours' keys are valid."""
-
-    number: int
-    outputs: int
-    passed: int
-    fresh: int
-    onwards: NDArray[np.bool_]
-    term: NDArray[np.int32]
-    record: NDArray[np.int32]
-    left: NDArray[np.bool_]
-    before: Box | None
-    after: Box | None
 
 
 def _read_key(message: PredictionKey, active: str, insecure_test_key_bits: int | None) -> PublicKey:
@@ -397,71 +355,85 @@ def _read_key(message: PredictionKey, active: str, insecure_test_key_bits: int |
     return key
 
 
-def _read_station(
-    station: Station, active: str, adder: Adder, splits: SplitTable, exchange: X25519PrivateKey
-) -> _CheckedStation:
-    n_terms = station.passed + station.fresh
-    onwards = view(station.onwards, np.bool_, (n_terms,), peer=active, what="Station.onwards")
-    term = view(station.term, np.int32, (None,), peer=active, what="Station.term")
-    record = view(station.record, np.int32, (len(term),), peer=active, what="Station.record")
-    left = view(station.left, np.bool_, (len(term),), peer=active, what="Station.left")
-    boxes = []
-    for what in ("before", "after"):
-        key = view(getattr(station, what), np.uint8, (None,), peer=active, what=f"Station.{what}")
-        try:
-            boxes.append(Box(exchange, key.tobytes(), sending=what == "after") if len(key) else None)
-        except CryptoError as error:
-            raise PeerProtocolError(active, f"{error} - at Station.{what} from {active}") from None
-    before, after = boxes
-    wrong = ""
-    if station.outputs > adder.fields:
-        wrong = f"expected at most {adder.fields} outputs, got {station.outputs}"
-    elif len(term) and not 0 <= term.min() <= term.max() < n_terms:
-        wrong = f"expected conditions of {n_terms} terms"
-    elif len(record) and not 0 <= record.min() <= record.max() < len(splits):
-        wrong = f"expected records below {len(splits)}"
-    elif (station.passed and before is None) or (onwards.any() and after is None):
-        wrong = "expected a neighbour where terms come from or go to"
-    if wrong:
-        raise PeerProtocolError(active, f"{wrong} - at Station from {active}")
-    return _CheckedStation(
-        station.number, station.outputs, station.passed, station.fresh, onwards, term, record, left, before, after
-    )
+class _StationWork:
+    """A passive party's share of the work at one `Station`, whose arrays and neighbours' keys are checked first."""
 
+    def __init__(
+        self, station: Station, active: str, adder: Adder, splits: SplitTable, exchange: X25519PrivateKey
+    ) -> None:
+        self._station, self._active, self._adder = station, active, adder
+        n_terms = station.passed + station.fresh
+        self._onwards = view(station.onwards, np.bool_, (n_terms,), peer=active, what="Station.onwards")
+        self._term = term = view(station.term, np.int32, (None,), peer=active, what="Station.term")
+        self._record = record = view(station.record, np.int32, (len(term),), peer=active, what="Station.record")
+        self._left = view(station.left, np.bool_, (len(term),), peer=active, what="Station.left")
+        boxes = []
+        for what in ("before", "after"):
+            key = view(getattr(station, what), np.uint8, (None,), peer=active, what=f"Station.{what}")
+            try:
+                boxes.append(Box(exchange, key.tobytes(), sending=what == "after") if len(key) else None)
+            except CryptoError as error:
+                raise PeerProtocolError(active, f"{error} - at Station.{what} from {active}") from None
+        self._before, self._after = boxes
+        wrong = ""
+        if station.outputs > adder.fields:
+            wrong = f"expected at most {adder.fields} outputs, got {station.outputs}"
+        elif len(term) and not 0 <= term.min() <= term.max() < n_terms:
+            wrong = f"expected conditions of {n_terms} terms"
+        elif len(record) and not 0 <= record.min() <= record.max() < len(splits):
+            wrong = f"expected records below {len(splits)}"
+        elif (station.passed and self._before is None) or (self._onwards.any() and self._after is None):
+            wrong = "expected a neighbour where terms come from or go to"
+        if wrong:
+            raise PeerProtocolError(active, f"{wrong} - at Station from {active}")
 
-def _read_gains(
-    message: EncryptedGains, share: _CheckedStation, adder: Adder, active: str, first: int, n_rows: int
-) -> tuple[Words, Words]:
-    """Return the sums so far (n, 1, words) and the terms (n, n_terms, words) of some of the rows from `first` on."""
-    shape = (None, share.fresh, adder.words)
-    fresh = view(message.ciphertexts, np.uint64, shape, peer=active, what="EncryptedGains.ciphertexts")
-    n, left = len(fresh), n_rows - first
-    if not 0 < n <= left or (n % 8 and n != left):
-        raise PeerProtocolError(
-            active,
-            f"expected a multiple of 8 or all of the {left} rows left, got {n} - at EncryptedGains from {active}",
-        )
-    box = view(message.box, np.uint8, (None,), peer=active, what="EncryptedGains.box")
-    came = adder.one(n)
-    if share.before is not None:
-        try:
-            content = share.before.open(box.tobytes(), f"{share.number}:{first}")
-        except CryptoError as error:
-            raise PeerProtocolError(active, f"{error} - at EncryptedGains.box from {active}") from None
-        if len(content) != n * (1 + share.passed) * adder.words * 8:
-            raise PeerProtocolError(
-                active, f"expected {n} rows, got {len(content)} bytes - at EncryptedGains.box from {active}"
-            )
-        came = np.frombuffer(content, "<u8").astype(np.uint64).reshape(n, 1 + share.passed, adder.words)
-    if not adder.valid(fresh) or not adder.valid(came):
-        raise PeerProtocolError(active, f"expected ciphertexts in [1, n) - at EncryptedGains from {active}")
-    return came[:, :1], np.concatenate([came[:, 1:], fresh], axis=1)
+    def do(self, party: Party, splits: SplitTable, table: Table) -> None:
+        """Keep or replace the terms of all rows, batch by batch, and send on what comes out."""
+        active, adder, outputs, number = self._active, self._adder, self._station.outputs, self._station.number
+        records, own = np.unique(self._record, return_inverse=True)
+        decisions = splits.decide(table.matrix(), records, adder.threads)
+        first = 0
+        while first < table.n_rows:
+            sums, terms = self._read_gains(party.receive(active, EncryptedGains), first, table.n_rows)
+            rows = slice(first, first + len(terms))
+            kept = self._kept(_sides(decisions, rows)[own])
+            sums, passing = adder.select(sums, terms, kept, self._onwards, outputs)
+            if self._after is None:
+                totals = adder.blind(sums, adder.fields // outputs, FIELD_BITS * outputs)
+                party.send(active, EncryptedTotals(Array.of(totals)))
+            else:
+                following = np.concatenate([sums[:, None], passing], axis=1).reshape(-1, adder.words)
+                box = self._after.seal(adder.blind(following).astype("<u8").tobytes(), f"{number}:{first}")
+                party.send(active, SealedTerms(Array.of(np.frombuffer(box, np.uint8))))
+            first = rows.stop
 
+    def _read_gains(self, message: EncryptedGains, first: int, n_rows: int) -> tuple[Words, Words]:
+        """Return the sums so far (n, 1, words) and the terms (n, n_terms, words) of some rows from `first` on."""
+        active, adder, passed = self._active, self._adder, self._station.passed
+        shape = (None, self._station.fresh, adder.words)
+        fresh = view(message.ciphertexts, np.uint64, shape, peer=active, what="EncryptedGains.ciphertexts")
+        n, left = len(fresh), n_rows - first
+        if not 0 < n <= left or (n % 8 and n != left):
+            wrong = f"expected a multiple of 8 or all of the {left} rows left, got {n}"
+            raise PeerProtocolError(active, f"{wrong} - at EncryptedGains from {active}")
+        box = view(message.box, np.uint8, (None,), peer=active, what="EncryptedGains.box")
+        came = adder.one(n)
+        if self._before is not None:
+            try:
+                content = self._before.open(box.tobytes(), f"{self._station.number}:{first}")
+                if len(content) != n * (1 + passed) * adder.words * 8:
+                    raise CryptoError(f"expected {n} rows, got {len(content)} bytes")
+            except CryptoError as error:
+                raise PeerProtocolError(active, f"{error} - at EncryptedGains.box from {active}") from None
+            came = np.frombuffer(content, "<u8").astype(np.uint64).reshape(n, 1 + passed, adder.words)
+        if not adder.valid(fresh) or not adder.valid(came):
+            raise PeerProtocolError(active, f"expected ciphertexts in [1, n) - at EncryptedGains from {active}")
+        return came[:, :1], np.concatenate([came[:, 1:], fresh], axis=1)
 
-def _kept(share: _CheckedStation, sides: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which terms' conditions rows meet, bool (n_terms, n_rows), from their sides at each condition."""
-    kept = np.ones((share.passed + share.fresh, sides.shape[1]), np.bool_)
-    starts = np.flatnonzero(np.diff(share.term, prepend=-1))
-    if len(starts):
-        kept[share.term[starts]] = np.logical_and.reduceat(sides == share.left[:, None], starts, axis=0)
-    return kept
+    def _kept(self, sides: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which terms' conditions rows meet, bool (n_terms, n_rows), from their sides at each condition."""
+        kept = np.ones((len(self._onwards), sides.shape[1]), np.bool_)
+        starts = np.flatnonzero(np.diff(self._term, prepend=-1))
+        if len(starts):
+            kept[self._term[starts]] = np.logical_and.reduceat(sides == self._left[:, None], starts, axis=0)
+        return kept

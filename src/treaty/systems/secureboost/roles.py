@@ -44,7 +44,9 @@ def active(seat: Seat) -> ModelPart:
     ConfigError, PeerProtocolError
         When parties disagree on parameters or rows, or one sends what the protocol does not allow.
     """
-    return encrypted.lead(seat, seat.options.ciphers, alone_rounds=seat.options.rl_trees or 0, may_show=_guard(seat))
+    return encrypted.train_active(
+        seat, seat.options.ciphers, alone_rounds=seat.options.rl_trees or 0, may_show=_guard(seat)
+    )
 
 
 def passive(seat: Seat) -> ModelPart:
@@ -60,7 +62,7 @@ def passive(seat: Seat) -> ModelPart:
     ModelPart
         Own splits.
     """
-    return encrypted.follow(seat, seat.options.ciphers)
+    return encrypted.train_passive(seat, seat.options.ciphers)
 
 
 def _guard(seat: Seat) -> MayShow | None:

@@ -1,10 +1,12 @@
 """The active party's shell in systems split by column: terms, growing over a finder, checkpoints that all parties keep.
 
-training = open_training(seat)
-... the system sets up its sources of sums and its split finder ...
-grow(seat, training, finder, sources)
-finish(seat.party)
-return training.part
+A system's program reads so::
+
+    training = open_training(seat)
+    ...  # set up sources of sums, and a split finder over them
+    grow(seat, training, finder, sources)
+    finish(seat.party)
+    return training.part
 """
 
 from __future__ import annotations
@@ -51,11 +53,7 @@ def open_training(seat: Seat) -> Training:
 
 
 def grow(
-    seat: Seat,
-    training: Training,
-    finder: SumsFinder,
-    sources: Sequence[SumsSource],
-    rules: SplitRules | None = None,
+    seat: Seat, training: Training, finder: SumsFinder, sources: Sequence[SumsSource], rules: SplitRules | None = None
 ) -> None:
     """Grow the training's trees over `sources`, those of all owners in the job's order, which `finder` looks into.
 

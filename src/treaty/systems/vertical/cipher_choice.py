@@ -1,4 +1,4 @@
-"""Which cipher serves a job best: an estimate of the time of both from its size and the speed of its links.
+"""The choice of a job's cipher, by estimates of both ciphers' time from its size and the speed of its links.
 
 With n rows, peers of F columns and S bins each, T trees of depth d, V = 2^(d-1) vectors a tree (the root, then one of
 each pair of siblings) on c threads, the lattice map (J = n / N blocks, P primes, D digits) takes
@@ -12,10 +12,9 @@ and Okamoto-Uchiyama with keys of b = 3072 bits (five times as long where the pr
     seconds = T (n 22 us + n F (d + 1) / 2 * 0.55 us + V S / k * 1.5 ms) / c,   k sums to a ciphertext
     bytes   = T (n b / 8 + V S / k * b / 8 + d n)
 
-all in processor seconds as measured on one machine with AVX-512,
-plus bytes over the speed of the link, peer after peer. The lattice map, which hides rows of nodes from passive parties,
-is chosen unless it takes more than `PREFERENCE` times as long. A hint of more than
-`MOST_HINT_BYTES` in all is not considered, nor are jobs whose sums exceed what the lattice map holds or may leak.
+in processor seconds as measured on one machine with AVX-512, plus bytes over the speed of each link in turn. The
+lattice map hides rows of nodes from passive parties, so it is chosen unless it takes more than `PREFERENCE` times as
+long, its hints exceed `MOST_HINT_BYTES`, or sums exceed what it holds or may leak.
 """
 
 from __future__ import annotations
@@ -45,28 +44,20 @@ _WITHOUT_IFMA = 5.0  # times the time of Okamoto-Uchiyama
 
 
 class LinkProbe(Message):
-    """Bytes that mean nothing, to measure the link with. Tells nothing."""
+    """Meaningless bytes, to measure the link. Tells nothing."""
 
     filler: bytes
 
 
-class LinkProbed(Message):
-    """They are here. Tells how much the party's answers about its table may still leak (`crypto.lattice.store`)."""
+class LinkEcho(Message):
+    """The probe has arrived. Tells how much the party's answers may still leak (`crypto.lattice.store`)."""
 
     left: float
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a cipher takes for a job.
-
-    Parameters
-    ----------
-    seconds : float
-        Of computing and sending.
-    nbytes : float
-        Sent, both ways.
-    """
+    """A cipher's cost of a job: seconds of computing and sending, and bytes sent both ways."""
 
     seconds: float
     nbytes: float
@@ -92,7 +83,7 @@ def choose_cipher(
     trees: int,
     max_depth: int,
     fractional_bits: int,
-    store: HintStore | None,
+    store: HintStore,
     threads: int,
 ) -> Choice:
     """Take the `cipher` the job names; under "auto" measure the links and go by the estimates.
@@ -117,7 +108,7 @@ def choose_cipher(
         speeds[peer], left = _measure(party, peer)
         if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > left:
             return Choice("ou", f"{peer}'s answers have told nearly all that the lattice map may tell of its table")
-    kept = store is not None and LatticeSumsClient(bounds, store).offer(offsets) is not None
+    kept = LatticeSumsClient(bounds, store).offer(offsets) is not None
     lattice = _total([
         _lattice(parameters, bounds.n_rows, len(of_peer) - 1, int(of_peer[-1]), max_depth, trees, threads, kept)
         for of_peer in offsets.values()
@@ -138,22 +129,22 @@ def choose_cipher(
 
 
 def _measure(party: Party, peer: str) -> tuple[float, float]:
-    """Bytes a second to a peer, of a long message less the time of an empty one; and what it says is left to leak."""
+    """Return a link's bytes per second, without its latency, and how much the peer's answers may still leak."""
     left = []
 
     def sent(nbytes: int) -> float:
         started = time.perf_counter()
         party.send(peer, LinkProbe(bytes(nbytes)))
-        left.append(party.receive(peer, LinkProbed).left)
+        left.append(party.receive(peer, LinkEcho).left)
         return time.perf_counter() - started
 
-    sent(0)  # the peer may have been at something else
+    sent(0)  # waits until the peer has finished other work
     empty = min(sent(0) for _ in range(2))
     return _PROBE_BYTES / max(min(sent(_PROBE_BYTES) for _ in range(2)) - empty, 1e-4), left[0]
 
 
 def _total(of_peers: list[Estimate], speeds: Mapping[str, float]) -> Estimate:
-    """Add up: peers compute at the same time, but links start at one place."""
+    """Return the total: peers compute at the same time, but the active party sends to one after another."""
     sending = sum(of.nbytes / speed for of, speed in zip(of_peers, speeds.values(), strict=True))
     return Estimate(max((of.seconds for of in of_peers), default=0.0) + sending, sum(of.nbytes for of in of_peers))
 

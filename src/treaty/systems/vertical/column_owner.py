@@ -1,4 +1,4 @@
-"""The owner's end of the conversation about its columns: what may be asked when, and who goes left at its splits."""
+"""A passive party's end of the conversation about its columns: what may be asked when, and which rows go left."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload
-from treaty.data.binning import Bins
+from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.order import Table
 from treaty.messaging.party import Party
 from treaty.models.trees import record_split
 from treaty.privacy.commitment import COMMITMENT_BYTES
+from treaty.systems.system import Seat
+from treaty.systems.vertical.active import agree_on_terms
 from treaty.systems.vertical.encrypted_columns import (
+    BinLayout,
     Hint,
-    HintTaken,
+    HintReceipt,
     SplitAnswer,
     SplitColumns,
     SplitRequest,
@@ -25,8 +29,18 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeStart,
     pack,
 )
-from treaty.systems.vertical.order import Table, between_trees
+from treaty.systems.vertical.passive import between_trees
 from treaty.trees.ensemble import SplitTable
+
+
+def show_layout(seat: Seat) -> tuple[Bins, NDArray[np.uint8]]:
+    """Agree on terms, then bin own columns and tell the active party their layout; return bins and codes."""
+    agree_on_terms(seat)
+    table, (active,) = seat.rows.table, seat.party.peers
+    bins = fit_bins(table, seat.common.max_bin, seat.threads)
+    codes = bins.transform(table, seat.threads)
+    seat.party.send(active, BinLayout(Array.of(bins.offsets), Array.of(table.schema.categorical)))
+    return bins, codes
 
 
 def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:
@@ -43,14 +57,14 @@ def tree_table(start: type[Message], sums: type[Message], split: type[Message]) 
 
 
 class TreeLimits:
-    """How much the active party, `lead`, may ask of an owner within a tree; what may come when is in `tree_table`.
+    """How much the active party may ask of an owner of columns within a tree; what may come when is in `tree_table`.
 
     Children have `fewest_rows` rows at least, so that a node that is split has twice as many. With `by_column` rows of
     nodes are not named, and all rows are decided.
     """
 
-    def __init__(self, lead: str, max_depth: int, fewest_rows: int, by_column: bool) -> None:
-        self._lead, self._max_depth, self._fewest_rows, self._by_column = lead, max_depth, fewest_rows, by_column
+    def __init__(self, active: str, max_depth: int, fewest_rows: int, by_column: bool) -> None:
+        self._active, self._max_depth, self._fewest_rows, self._by_column = active, max_depth, fewest_rows, by_column
 
     def start(self, columns: NDArray[np.int32]) -> None:
         """Begin a tree on these columns."""
@@ -66,40 +80,40 @@ class TreeLimits:
 
     def split(self, request: SplitRequest) -> None:
         """Reject splits of other columns than the tree's, of too many nodes, or of nodes with too few rows."""
-        lead = self._lead
-        features = view(request.features, np.int32, (None,), peer=lead, what="SplitRequest.features")
+        active = self._active
+        features = view(request.features, np.int32, (None,), peer=active, what="SplitRequest.features")
         self._check(len(features) <= 1 << (self._levels - 1), "no more splits than the level may have nodes")
         self._check(bool(np.isin(features, self._columns).all()), "splits of the tree's columns")
         self._check((request.node_of_row is None) == self._by_column, "rows of nodes named or not as agreed")
         if request.node_of_row is None:
             return
-        node_of_row = view(request.node_of_row, np.int32, (None,), peer=lead, what="SplitRequest.node_of_row")
+        node_of_row = view(request.node_of_row, np.int32, (None,), peer=active, what="SplitRequest.node_of_row")
         sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=1)
         self._check(bool(np.all(sizes >= 2 * self._fewest_rows)), f"nodes of {2 * self._fewest_rows} rows at least")
 
     def _check(self, fine: bool, expected: str) -> None:
         if not fine:
-            raise PeerProtocolError(self._lead, f"expected {expected} - from {self._lead}")
+            raise PeerProtocolError(self._active, f"expected {expected} - from {self._active}")
 
 
 def checked_sample(
-    start: TreeStart, lead: str, n_rows: int, n_features: int
+    start: TreeStart, active: str, n_rows: int, n_features: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the tree's rows and columns, ascending numbers within the table."""
+    """Return the tree's rows and columns, int32, checked to be ascending and within the table."""
     if len(start.commitment) != COMMITMENT_BYTES:
-        raise PeerProtocolError(lead, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {lead}")
+        raise PeerProtocolError(active, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {active}")
     if start.rows is None:
         rows = np.arange(n_rows, dtype=np.int32)
     else:
-        rows = ascending(start.rows, n_rows, lead, "TreeStart.rows")
-    return rows, ascending(start.columns, n_features, lead, "TreeStart.columns")
+        rows = ascending(start.rows, n_rows, active, "TreeStart.rows")
+    return rows, ascending(start.columns, n_features, active, "TreeStart.columns")
 
 
-def ascending(sent: Array, limit: int, lead: str, what: str) -> NDArray[np.int32]:
-    """Return received numbers of rows or columns, ascending ones within the table."""
-    numbers = view(sent, np.int32, (None,), peer=lead, what=what)
+def ascending(sent: Array, limit: int, active: str, what: str) -> NDArray[np.int32]:
+    """Return received numbers of rows or columns, int32, checked to be ascending and below `limit`."""
+    numbers = view(sent, np.int32, (None,), peer=active, what=what)
     if len(numbers) and (numbers[0] < 0 or numbers[-1] >= limit or np.any(np.diff(numbers) <= 0)):
-        raise PeerProtocolError(lead, f"expected ascending numbers below {limit} - at {what} from {lead}")
+        raise PeerProtocolError(active, f"expected ascending numbers below {limit} - at {what} from {active}")
     return numbers
 
 
@@ -113,55 +127,50 @@ class SplitsNamed(Protocol):
 
 
 class SplitOwner:
-    """Decides rows at splits of own columns, and records the splits (paper, Algorithm 2).
+    """Decides rows at splits of own columns, and records the splits in `splits` (SecureBoost, Algorithm 2).
 
-    Parameters
-    ----------
-    lead : str
-        The active party.
-    codes : ndarray of uint8, shape (rows, features)
-    bins : Bins
-    splits : SplitTable
-        Where splits are recorded.
+    `codes` are the binned columns, uint8 (n_rows, n_features); `active` is the active party.
     """
 
-    def __init__(self, lead: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable) -> None:
-        self._lead, self._codes, self._bins, self._splits = lead, codes, bins, splits
+    def __init__(self, active: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable) -> None:
+        self._active, self._codes, self._bins, self._splits = active, codes, bins, splits
         self._told: dict[tuple[int, bytes], int] = {}
 
     def divide(self, request: SplitRequest) -> SplitAnswer | SplitColumns:
-        """Look up each node's split, write its record, decide its rows or, where these are not named, all."""
+        """Record each node's split, and decide the node's rows, or all rows where the request names none."""
         features, left_bins = self.asked(request)
         if request.node_of_row is None:
             return self._columns(features, left_bins)
-        lead, codes, k = self._lead, self._codes, len(features)
-        node_of_row = view(request.node_of_row, np.int32, (len(codes),), peer=lead, what="SplitRequest.node_of_row")
+        active, codes, k = self._active, self._codes, len(features)
+        node_of_row = view(request.node_of_row, np.int32, (len(codes),), peer=active, what="SplitRequest.node_of_row")
         if np.any(node_of_row < -1) or np.any(node_of_row >= k):
-            raise PeerProtocolError(lead, f"expected nodes below {k} - at SplitRequest.node_of_row from {lead}")
+            raise PeerProtocolError(active, f"expected nodes below {k} - at SplitRequest.node_of_row from {active}")
         rows = np.argsort(node_of_row, kind="stable")[np.count_nonzero(node_of_row < 0) :]
         node = node_of_row[rows]
         left = left_bins[node, codes[rows, features[node]]]
         return SplitAnswer(self.record(features, left_bins), Array.of(np.packbits(left)))
 
     def asked(self, request: SplitsNamed) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Return the features of the splits and the bins going left, bool (k, 256), checked."""
-        lead, bins, what = self._lead, self._bins, type(request).__name__
-        features = view(request.features, np.int32, (None,), peer=lead, what=f"{what}.features")
-        packed = view(request.left_bins, np.uint8, (len(features), 32), peer=lead, what=f"{what}.left_bins")
+        """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject what is no split."""
+        active, bins, what = self._active, self._bins, type(request).__name__
+        features = view(request.features, np.int32, (None,), peer=active, what=f"{what}.features")
+        packed = view(request.left_bins, np.uint8, (len(features), 32), peer=active, what=f"{what}.left_bins")
         if np.any(features < 0) or np.any(features >= self._codes.shape[1]):
             raise PeerProtocolError(
-                lead, f"expected features below {self._codes.shape[1]} - at {what}.features from {lead}"
+                active, f"expected features below {self._codes.shape[1]} - at {what}.features from {active}"
             )
         left_bins = np.unpackbits(packed, axis=1).astype(np.bool_)
         for feature, going in zip(features, left_bins, strict=True):
             present = going[: bins.n_bins[feature]]
             threshold = bins.cuts[feature] is not None
             if not present.any() or (threshold and not present[: np.count_nonzero(present)].all()):
-                raise PeerProtocolError(lead, f"expected the lowest bins to go left - at {what}.left_bins from {lead}")
+                raise PeerProtocolError(
+                    active, f"expected the lowest bins to go left - at {what}.left_bins from {active}"
+                )
         return features, left_bins
 
     def record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Array:
-        """Write splits into the lookup table; return their numbers."""
+        """Record splits; return their record numbers, int32 (k,)."""
         records = [
             record_split(self._splits, self._bins, int(feature), going)
             for feature, going in zip(features, left_bins, strict=True)
@@ -187,10 +196,10 @@ class SplitOwner:
 
 
 def send_hint(party: Party, hint: Iterator[Payload]) -> None:
-    """Send a cipher's answer to the set-up piece by piece, making the next while the last one is on its way."""
-    (lead,) = party.peers
+    """Send a cipher's answer to the set-up piece by piece; the next is made while the last is on its way."""
+    (active,) = party.peers
     for number, piece in enumerate(hint):
         if number:
-            party.receive(lead, HintTaken)
-        party.send(lead, Hint(pack(piece)))
-    party.receive(lead, HintTaken)
+            party.receive(active, HintReceipt)
+        party.send(active, Hint(pack(piece)))
+    party.receive(active, HintReceipt)

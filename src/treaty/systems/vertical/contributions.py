@@ -82,24 +82,7 @@ class ActiveContributions:
 
 
 def explain_active(seat: Seat) -> ActiveContributions:
-    """Explain the seat's rows as the active party.
-
-    Parameters
-    ----------
-    seat : Seat
-        Its `data` are the rows to explain, its `part` what training left at this party.
-
-    Returns
-    -------
-    ActiveContributions
-
-    Raises
-    ------
-    DataError
-        When an owner of splits is not among the peers.
-    PeerError
-        When a peer is lost or sends something else.
-    """
+    """Explain the rows of the seat's `data` as the active party; raises what `predict_active` does."""
     party, part = seat.party, seat.part
     found = collect(seat)
     forest = part.forest
@@ -145,22 +128,9 @@ def _numbers(array: Array, n_records: int, peer: str) -> NDArray[np.int32]:
 
 
 def explain_passive(seat: Seat) -> NDArray[np.float64]:
-    """Help the active party to explain the seat's rows; return what own columns add to their margins.
+    """Help the active party to explain the rows of the seat's `data`; return what own columns add to their margins.
 
-    Parameters
-    ----------
-    seat : Seat
-        Its `data` are the rows to explain, its `part` what training left at this party.
-
-    Returns
-    -------
-    float64 (n_outputs, n_rows, n_features)
-        In the order of the own columns; zero for those without a split.
-
-    Raises
-    ------
-    PeerError
-        When the active party is lost or sends something else.
+    These are float64 (n_outputs, n_rows, n_features), in the order of the own columns; zero for those without a split.
     """
     party, part, n_rows = seat.party, seat.part, seat.rows.table.n_rows
     (active,) = party.peers

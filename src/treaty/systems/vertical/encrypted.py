@@ -4,10 +4,10 @@
 message               from -> to     content                                             protection
 ====================  =============  ==================================================  ========================
 `BinLayout`           passive ->     bins per feature, which are categorical             TLS
-`LinkProbe`, -`d`     both ways      nothing, to measure the link (cipher "auto")        TLS
+`LinkProbe`, -`Echo`  both ways      nothing, to measure the link (cipher "auto")        TLS
 `Setup`               active ->      model id, which cipher, its key and field widths    TLS
 `Seed...`             both ways      lattice: a public seed of all (`public_seed`)       commitments
-`Hint`, `HintTaken`   passive ->     the cipher's own set-up answer                      TLS; lattice: cipher
+`Hint`, -`Receipt`    passive ->     the cipher's own set-up answer                      TLS; lattice: cipher
 `TreeStart`           active ->      sampled rows and columns, encrypted gradients;      cipher
                                      blind: sampled columns
 `SumsRequest`         active ->      which rows are in each node of the level;           TLS: the passive party
@@ -45,20 +45,26 @@ from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.payload import Payload
 from treaty.crypto.sums.encrypted_sums import SumsBounds, SumsClient, SumsServer, make_client, make_server
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
-from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array
+from treaty.messaging.order import Order
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder
 from treaty.models.trees import ModelPart
 from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import Seat
-from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
-from treaty.systems.vertical.cipher_choice import LinkProbe, LinkProbed, choose_cipher
+from treaty.systems.vertical.active import Start, finish, grow, open_training
+from treaty.systems.vertical.cipher_choice import LinkEcho, LinkProbe, choose_cipher
 from treaty.systems.vertical.cipher_options import CipherOptions
-from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, checked_sample, send_hint, tree_table
+from treaty.systems.vertical.column_owner import (
+    SplitOwner,
+    TreeLimits,
+    checked_sample,
+    send_hint,
+    show_layout,
+    tree_table,
+)
 from treaty.systems.vertical.encrypted_columns import (
-    BinLayout,
     EncryptedGradients,
     PassiveColumns,
     SplitAnswer,
@@ -72,7 +78,6 @@ from treaty.systems.vertical.encrypted_columns import (
     take_hints,
     unpack,
 )
-from treaty.systems.vertical.order import Order
 from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.trees.columns import MayShow, SumsFinder
@@ -102,7 +107,7 @@ def _open_store(seat: Seat, options: CipherOptions) -> HintStore:
 # ---------------------------------------------------------------- active party
 
 
-def lead(
+def train_active(
     seat: Seat,
     options: CipherOptions,
     *,
@@ -128,15 +133,9 @@ def lead(
         others = _columns_of_others(seat, options, training, first_tree, store, client_of)
         sources = [others.get(name, own) for name in seat.cast.owners]
         finder = SumsFinder(
-            sources,
-            n_rows,
-            common.rules(forest.objective),
-            threads,
-            own=seat.cast.owners.index(seat.party.name),
-            alone_trees=alone_trees,
-            may_show=may_show,
-            first_tree=len(forest.trees),
-        )
+            sources, n_rows, common.rules(forest.objective), threads, own=seat.cast.owners.index(seat.party.name),
+            alone_trees=alone_trees, may_show=may_show, first_tree=len(forest.trees),
+        )  # fmt: skip
         grow(seat, training, finder, sources)
         finish(seat.party)
     return part
@@ -164,19 +163,14 @@ def _columns_of_others(
         store=store, threads=seat.threads,
     )  # fmt: skip
     part.encryption, part.choice = choice.cipher, choice.why
-    client = (
-        client_of(bounds, layouts)
-        if client_of is not None
-        else make_client(
-            choice.cipher,
-            bounds,
-            threads=seat.threads,
-            insecure_test_key_bits=options.insecure_test_key_bits,
-            key_bits=options.key_bits,
-            store=store,
+    if client_of is not None:
+        client = client_of(bounds, layouts)
+    else:
+        client = make_client(
+            choice.cipher, bounds, threads=seat.threads, key_bits=options.key_bits,
+            insecure_test_key_bits=options.insecure_test_key_bits, store=store,
             blind=options.hides_nodes(choice.cipher),
-        )
-    )
+        )  # fmt: skip
     payload = pack(client.setup())
     for peer in party.peers:
         resumed, records = training.resume is not None, training.records[peer]
@@ -193,51 +187,40 @@ def _columns_of_others(
 # ---------------------------------------------------------------- passive party
 
 
-def follow(seat: Seat, options: CipherOptions, *, server_of: MakeServer | None = None) -> ModelPart:
+def train_passive(seat: Seat, options: CipherOptions, *, server_of: MakeServer | None = None) -> ModelPart:
     """Train as a passive party; `server_of` makes the other end of the active party's `client_of`."""
     with _open_store(seat, options) as store:
-        return _follow(seat, options, store, server_of)
+        return _train_passive(seat, options, store, server_of)
 
 
-def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: MakeServer | None) -> ModelPart:
-    party, table, common, threads = seat.party, seat.rows.table, seat.common, seat.threads
-    (lead,) = party.peers
-    agree_on_terms(seat)
-    bins = fit_bins(table, common.max_bin, threads)
-    codes = bins.transform(table, threads)
-    categorical = table.schema.categorical
-    party.send(lead, BinLayout(Array.of(bins.offsets), Array.of(categorical)))
-    setup = _set_up(party, lead, options.cipher, LEAK_LIMIT - store.spent(table.schema.names))
+def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_of: MakeServer | None) -> ModelPart:
+    party, table, common = seat.party, seat.rows.table, seat.common
+    (active,) = party.peers
+    bins, codes = show_layout(seat)
+    setup = _set_up(party, active, options.cipher, LEAK_LIMIT - store.spent(table.schema.names))
     follower = Follower(seat, setup)
     follower.part.encryption = setup.encryption
-    payload = unpack(setup.payload, lead, "Setup")
-    server = (
-        server_of(payload, codes, bins.offsets)
-        if server_of is not None
-        else make_server(
-            setup.encryption,
-            payload,
-            codes,
-            bins.offsets,
-            threads=threads,
-            insecure_test_key_bits=options.insecure_test_key_bits,
-            rerandomise=options.rerandomise,
-            names=table.schema.names,
-            store=store,
+    payload = unpack(setup.payload, active, "Setup")
+    if server_of is not None:
+        server = server_of(payload, codes, bins.offsets)
+    else:
+        server = make_server(
+            setup.encryption, payload, codes, bins.offsets, threads=seat.threads,
+            insecure_test_key_bits=options.insecure_test_key_bits, rerandomise=options.rerandomise,
+            names=table.schema.names, store=store,
             blind=options.hides_nodes(setup.encryption),
-        )
-    )
-    owner = SplitOwner(lead, codes, bins, follower.part.splits)
-    limits = TreeLimits(lead, common.max_depth, common.fewest_rows, options.reveals_columns(setup.encryption))
+        )  # fmt: skip
+    owner = SplitOwner(active, codes, bins, follower.part.splits)
+    limits = TreeLimits(active, common.max_depth, common.fewest_rows, options.reveals_columns(setup.encryption))
 
     def start_tree(start: TreeStart) -> None:
         follower.next_tree()
-        sample, columns = checked_sample(start, lead, table.n_rows, len(categorical))
+        sample, columns = checked_sample(start, active, *codes.shape)
         limits.start(columns)
-        server.begin_tree(unpack(start.payload, lead, "TreeStart"), sample, columns)
+        server.begin_tree(unpack(start.payload, active, "TreeStart"), sample, columns)
 
     def answer_sums(request: SumsRequest) -> Sums:
-        query = unpack(request.payload, lead, "SumsRequest")
+        query = unpack(request.payload, active, "SumsRequest")
         limits.sums(server.nodes_of(query), last=request.last)
         return Sums(pack(server.answer(query)))
 
@@ -260,12 +243,12 @@ def _follow(seat: Seat, options: CipherOptions, store: HintStore, server_of: Mak
         )
 
 
-def _set_up(party: Party, lead: str, cipher: str, left: float) -> Setup:
+def _set_up(party: Party, active: str, cipher: str, left: float) -> Setup:
     """Let the active party measure the link, then take its set-up; `left` is what answers may still leak."""
-    while not isinstance(message := party.receive(lead, LinkProbe, Setup), Setup):
-        party.send(lead, LinkProbed(left))
+    while not isinstance(message := party.receive(active, LinkProbe, Setup), Setup):
+        party.send(active, LinkEcho(left))
     if message.encryption not in (("lattice", "ou") if cipher == "auto" else (cipher,)):
         raise PeerProtocolError(
-            lead, f"expected encryption {cipher!r}, got {message.encryption!r} - at Setup from {lead}"
+            active, f"expected encryption {cipher!r}, got {message.encryption!r} - at Setup from {active}"
         )
     return message

@@ -1,7 +1,7 @@
-"""Columns of a passive party whose sums the active one gets under encryption: messages, and the active party's end.
+"""A passive party's columns as the active party sees them, under encryption, and the messages between the two.
 
-That is a source of sums (`trees.columns.SumsSource`), so that the grower cannot tell it from columns at hand. What each
-message tells is in its docstring, the order in which they come in `secureboost`; the other end is `column_owner`.
+They are a source of sums (`trees.columns.SumsSource`): the grower cannot tell them from columns at hand. The protocol
+is described in `encrypted`, the owner's end is in `column_owner`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from treaty.privacy.commitment import commit
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
 
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
 
 class BinLayout(Message):
     """A passive party's bins: int32 first slot of each feature, bool kind. Tells how many columns and bins it has."""
@@ -30,23 +34,23 @@ class BinLayout(Message):
 
 
 class Hint(Message):
-    """A piece of the cipher's answer to the set-up. Tells what the cipher's page says.
+    """A piece of the cipher's answer to the set-up.
 
-    Okamoto-Uchiyama, Paillier: which bin of a feature is fullest. Lattice: nothing, under its assumption.
+    Tells, under Okamoto-Uchiyama and Paillier, which bin of a feature is fullest; lattice: nothing, by its assumption.
     """
 
     payload: list[Array]
 
 
-class HintTaken(Message):
-    """The piece is here; asks for the next."""
+class HintReceipt(Message):
+    """The piece has arrived; asks for the next."""
 
 
 class TreeStart(Message):
-    """Encrypted gradients of a tree. Tells a passive party the tree's sample of rows (int32; none: all) and columns.
+    """Encrypted gradients of a tree. Tells the tree's sample of columns and rows (int32; None: all).
 
-    Under a blind cipher there are no gradients yet, and the sample of rows is not told: none, whatever it is.
-    The commitment tells nothing; on dispute it holds the active party to these gradients (`privacy.commitment`).
+    Under a blind cipher there are no gradients yet, and `rows` is always None. The commitment tells nothing; in a
+    dispute it holds the active party to these gradients (`privacy.commitment`).
     """
 
     rows: Array | None
@@ -56,18 +60,18 @@ class TreeStart(Message):
 
 
 class TreeEnd(Message):
-    """The tree is grown. Tells nothing new; the passive party lets go of its gradients."""
+    """The tree is grown; the passive party drops its gradients. Tells nothing new."""
 
 
 class SumsRequest(Message):
-    """Nodes of a level, `last` with the last of them. Tells a passive party which rows are in each; blind: how many."""
+    """Nodes of a level, `last` with the last ones. Tells which rows are in each; blind: how many nodes there are."""
 
     payload: list[Array]
     last: bool
 
 
 class Sums(Message):
-    """Encrypted bin sums. Tell the active party sum of grad, hess and count of every bin of every node asked."""
+    """Encrypted bin sums. Tell the active party the sums of grad, hess and count in every bin of the nodes asked."""
 
     payload: list[Array]
 
@@ -75,7 +79,7 @@ class Sums(Message):
 class SplitRequest(Message):
     """Nodes the owner won: int32 features (k,), packed bits of bins left (k, 32), int32 node (or -1) per row.
 
-    With ``reveal="column"`` the rows are not named, and a `SplitColumns` is asked for.
+    With ``reveal="column"`` rows are not named, and the answer is `SplitColumns`.
     """
 
     features: Array
@@ -84,17 +88,16 @@ class SplitRequest(Message):
 
 
 class SplitAnswer(Message):
-    """Record numbers int32 (k,) and packed bits, node after node and its rows ascending. Tells which rows go left."""
+    """Record numbers int32 (k,) and packed bits: which rows go left, node after node, a node's rows ascending."""
 
     records: Array
     left: Array
 
 
 class SplitColumns(Message):
-    """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes), those not sent yet.
+    """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes) columns not sent yet.
 
-    Columns are numbered from 0 in the order in which they are first sent. Tells which rows of the table go left at
-    each split, of all rows and not of the node's alone.
+    Columns are numbered from 0 as they are first sent. Tells of all rows of the table which go left at each split.
     """
 
     records: Array
@@ -103,14 +106,9 @@ class SplitColumns(Message):
 
 
 class EncryptedGradients:
-    """What all passive parties are sent alike: encrypted once per tree or level, queried once per level.
+    """Gradients and queries that go to all passive parties alike: encrypted once per tree, asked once per level.
 
-    Attributes
-    ----------
-    commitment : bytes
-        To the current tree's gradients.
-    openings : dict of int to bytes
-        Of each tree's commitment, by the tree's number within the model; for an auditor alone.
+    `commitment` is to the current tree's gradients; `openings`, by the tree's number in the model, are for an auditor.
     """
 
     def __init__(self, party: Party, client: SumsClient, n_rows: int, first_tree: int = 0) -> None:
@@ -120,23 +118,16 @@ class EncryptedGradients:
         self._party = party
         self._told = 0
         self._n_rows = n_rows
-        self._tree: NDArray[np.int64] | None = None
-        self._columns: dict[str, NDArray[np.int32]] = {}
+        self._tree: Int64 | None = None
+        self._columns: dict[str, Int32] = {}
         self._level: Level | None = None
 
-    def start_tree(
-        self,
-        peer: str,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
-        """Send one peer the tree's sample and what its cipher sends with it; with the last of them a round begins."""
+    def start_tree(self, peer: str, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
+        """Send one peer the tree's samples and the cipher's payload; a round begins when all peers have theirs."""
         blind = self.client.blind
         if self._tree is not grad:
             self._tree, self._level = grad, None
-            self._ciphertexts: list[Array] = []  # the last tree's are given back before this one's are made
+            self._ciphertexts: list[Array] = []  # frees the last tree's before this one's are made
             self._position = None
             sampled = (grad, hess) if rows is None else (grad[rows], hess[rows])
             self.commitment, self.openings[self._next_tree] = commit(*sampled, self._next_tree)
@@ -158,11 +149,11 @@ class EncryptedGradients:
             self._party.round += 1
 
     def ask(self, level: Level, partition: RowPartition) -> None:
-        """Ask all peers for the sums of a level's nodes, once; of many nodes, two messages at a time."""
+        """Ask all peers for the sums of a level's nodes, once; of many nodes in pieces, two on their way at most."""
         if self._level is level:
             return
         self._level = level
-        self._sums: dict[str, list[NDArray[np.int64]]] = {peer: [] for peer in self._party.peers}
+        self._sums: dict[str, list[Int64]] = {peer: [] for peer in self._party.peers}
         self._pieces = pieces(len(level.asked), self.client.nodes_at_a_time)
         for number, piece in enumerate(self._pieces):
             if number > 1:
@@ -175,7 +166,7 @@ class EncryptedGradients:
             for peer in self._party.peers:
                 self._party.send(peer, request)
 
-    def sums(self, peer: str) -> NDArray[np.int64]:
+    def sums(self, peer: str) -> Int64:
         """Return what a peer answered: int64 (nodes, slots, 3)."""
         while len(self._sums[peer]) < len(self._pieces):
             self._take(peer)
@@ -191,21 +182,10 @@ class EncryptedGradients:
 
 
 class PassiveColumns:
-    """The columns of a passive party, as the active party sees them: a source of sums (`trees.columns.SumsSource`).
+    """The columns of passive party `peer`, as the active party sees them: a source of sums, see `SumsSource`.
 
-    Parameters
-    ----------
-    party : Party
-    peer : str
-        Whose columns.
-    n_rows : int
-
-    Attributes
-    ----------
-    gradients : EncryptedGradients
-        To be set before the first tree, once the cipher is set up for the layouts of all peers.
-    by_column : bool
-        Whether the owner decides all rows at a split and is not told the node's (``reveal="column"``).
+    `gradients` is set before the first tree, once the cipher is set up for the layouts of all peers. With `by_column`
+    the owner decides all rows at a split and is not told the node's (``reveal="column"``).
     """
 
     gradients: EncryptedGradients
@@ -224,13 +204,7 @@ class PassiveColumns:
         if self.offsets[0] != 0 or np.any(sizes < 1) or np.any(sizes > 256):
             raise PeerProtocolError(peer, f"expected 1 to 256 slots per feature - at BinLayout.offsets from {peer}")
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """See `SumsSource`."""
         self.gradients.start_tree(self.peer, grad, hess, rows, columns)
 
@@ -242,43 +216,35 @@ class PassiveColumns:
         """See `SumsSource`."""
         self.gradients.ask(level, rows)
 
-    def sums(self) -> NDArray[np.int64]:
-        """See `SumsSource`: decrypt the answer."""
+    def sums(self) -> Int64:
+        """Decrypt the answer."""
         return self.gradients.sums(self.peer)
 
-    def ask_left(
-        self,
-        features: NDArray[np.int32],
-        left_bins: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int64],
-    ) -> None:
+    def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
         """See `SumsSource`."""
         self._asked = rows, starts
         nodes = None
         if not self.by_column:
-            node_of_row = np.full(self._n_rows, -1, np.int32)
-            node_of_row[rows] = np.repeat(np.arange(len(features), dtype=np.int32), np.diff(starts))
-            nodes = Array.of(node_of_row)
+            nodes = Array.of(number_nodes(rows, starts, self._n_rows))
         packed = np.packbits(left_bins, axis=1)
         self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(packed), nodes))
 
-    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def left(self) -> tuple[Int32, Bools]:
         """See `SumsSource`."""
         return self._left_of_columns() if self.by_column else self._left_of_nodes()
 
-    def _left_of_nodes(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def _left_of_nodes(self) -> tuple[Int32, Bools]:
         rows, starts = self._asked
         answer = self._party.receive(self.peer, SplitAnswer)
         records = self._records(answer)
         packed = view(answer.left, np.uint8, (-(-len(rows) // 8),), peer=self.peer, what="SplitAnswer.left")
         bits = np.unpackbits(packed, count=len(rows)).astype(np.bool_)
-        left = np.empty(len(rows), np.bool_)  # the answer is in ascending order of rows, the partition need not be
+        left = np.empty(len(rows), np.bool_)  # the answer has ascending rows, the partition need not
         for first, last in pairwise(starts):
             left[first + np.argsort(rows[first:last], kind="stable")] = bits[first:last]
         return records, left
 
-    def _left_of_columns(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def _left_of_columns(self) -> tuple[Int32, Bools]:
         (rows, starts), peer, nbytes = self._asked, self.peer, -(-self._n_rows // 8)
         answer = self._party.receive(peer, SplitColumns)
         records = self._records(answer)
@@ -286,7 +252,7 @@ class PassiveColumns:
         new = view(answer.new, np.uint8, (None, nbytes), peer=peer, what="SplitColumns.new")
         if len(new) > len(records):
             raise PeerProtocolError(peer, f"expected at most a new column per split - at SplitColumns from {peer}")
-        self._decided.extend(new.copy())  # else each would keep its whole message
+        self._decided.extend(new.copy())  # a view would keep its whole message in memory
         if np.any(numbers < 0) or np.any(numbers >= len(self._decided)):
             raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
         left = np.empty(len(rows), np.bool_)
@@ -295,7 +261,7 @@ class PassiveColumns:
             left[first:last] = (self._decided[number][of_node >> 3] >> (7 - (of_node & 7))) & 1
         return records, left
 
-    def _records(self, answer: SplitAnswer | SplitColumns) -> NDArray[np.int32]:
+    def _records(self, answer: SplitAnswer | SplitColumns) -> Int32:
         what = f"{type(answer).__name__}.records"
         records = view(answer.records, np.int32, (len(self._asked[1]) - 1,), peer=self.peer, what=what)
         if np.any(records < 0):
@@ -303,17 +269,24 @@ class PassiveColumns:
         return records
 
 
+def number_nodes(rows: Int32, starts: Int64, n_rows: int) -> Int32:
+    """Return the number of each row's node, int32 (n_rows,), -1 for rows of none; node k has rows[starts[k] : ...]."""
+    node_of_row = np.full(n_rows, -1, np.int32)
+    node_of_row[rows] = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
+    return node_of_row
+
+
 def take_hints(
     client: SumsClient, sources: Sequence[PassiveColumns], party: Party, progress: Callable[[int, int], None] | None
 ) -> None:
-    """Take every passive party's hint, piece by piece in turn, so that no more than a piece of each is on its way."""
+    """Receive every passive party's hint, piece by piece in turn, so that one piece of each is on its way at most."""
     left = {source: int(source.offsets[-1]) for source in sources}
     slots, waiting = sum(left.values()), list(sources)
     while waiting:
         for source in waiting:
             piece = unpack(party.receive(source.peer, Hint).payload, source.peer, "Hint")
             left[source] = client.accept_hint(source.peer, piece, source.offsets)
-            party.send(source.peer, HintTaken())
+            party.send(source.peer, HintReceipt())
             if progress is not None:
                 progress(slots - sum(left.values()), slots)
         waiting = [source for source in waiting if left[source]]

@@ -1,10 +1,12 @@
 """A passive party's shell in systems split by column: its part, rounds, checkpoints, and answers until training ends.
 
-agree_on_terms(seat)
-... the system sends what it has to say of its columns and receives its `Start` ...
-follower = Follower(seat, start)
-... it makes the owner of its columns, which records splits in follower.part.splits ...
-return follower.follow(Order(TABLE, "between trees"), {MyRequest: owner.answer, ...})
+A system's program reads so::
+
+    agree_on_terms(seat)
+    ...  # say what is to be said of the columns, and receive the system's `Start`
+    follower = Follower(seat, start)
+    ...  # make the owner of the columns, which records splits in follower.part.splits
+    return follower.follow(Order(TABLE, "between trees"), {MyRequest: owner.answer})
 """
 
 from __future__ import annotations
@@ -14,17 +16,22 @@ from typing import Any
 
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Message
+from treaty.messaging.order import Order
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
 from treaty.systems.pooled.rounds import Keep, Kept
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, decide
-from treaty.systems.vertical.order import Order
 from treaty.trees.ensemble import SplitTable
 
 Handlers = Mapping[type[Message], Callable[[Any], Message | None]]
 """By message class: takes a message of the active party, returns the answer to send, or None for no answer."""
+
+
+def between_trees(state: str) -> dict[type[Message], str | tuple[str, str]]:
+    """Return what every table of messages has between trees: in `state`, rows are decided and checkpoints kept."""
+    return {DecideRequest: state, Keep: state, Finish: "finished"}
 
 
 class Follower:
@@ -34,7 +41,7 @@ class Follower:
     """
 
     def __init__(self, seat: Seat, start: Start) -> None:
-        (self._lead,) = seat.party.peers
+        (self._active,) = seat.party.peers
         self._seat, table = seat, seat.rows.table
         tables = [table, *(rows.table for rows in seat.eval_sets)]
         self._printed = b"" if seat.keeper is None else fingerprint([(rows, ()) for rows in tables])
@@ -69,7 +76,7 @@ class Follower:
 
     def decide(self, request: DecideRequest) -> Decisions:
         """Tell the active party which rows of an eval set go left."""
-        return decide(request, self._lead, self._matrices, self.part.splits, self._seat.threads)
+        return decide(request, self._active, self._matrices, self.part.splits, self._seat.threads)
 
     def keep(self, _: Keep) -> Kept:
         """Write a checkpoint, where this party keeps them."""
@@ -83,12 +90,12 @@ class Follower:
 
     def _answer(self, order: Order, handlers: Handlers) -> None:
         # a method, so that no message, of many ciphertexts perhaps, is held while the next is waited for
-        party, lead = self._seat.party, self._lead
-        message = party.receive(lead, *order.allowed)
+        party, active = self._seat.party, self._active
+        message = party.receive(active, *order.allowed)
         order.take(message)
         answer = handlers[type(message)](message)
         if answer is not None:
-            party.send(lead, answer)
+            party.send(active, answer)
 
     def _resumed(self, start: Start) -> ModelPart:
         seat, keeper = self._seat, self._seat.keeper

@@ -1,8 +1,8 @@
-"""A public seed that all parties of a star made together: commit, then reveal.
+"""A public seed that all parties of a star make together: commit, then reveal.
 
-Of it the lattice map expands its public elements, in which whoever chose them alone could have planted a trapdoor. It
-is uniform as long as one party draws its share honestly: all have committed before any share is told. The active party
-passes messages on; it could refuse to, no more. Where all parties kept hints of an earlier job, its seed serves again.
+The lattice map expands its public elements from it; whoever chose these alone could plant a trapdoor. The seed is
+uniform if one party at least draws its share honestly, as all commit before any share is told. The active party relays
+messages, and can do no more than refuse to. Where all parties kept hints of an earlier job, its seed is used again.
 
 =========================  ==================  ==========================================
 message                    from -> to          content
@@ -15,7 +15,7 @@ message                    from -> to          content
                            active -> all
 =========================  ==================  ==========================================
 
-All that a message tells is in its content; shares are random numbers.
+Shares are random numbers; messages tell nothing but their content.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHARE_BYTES = 32
 
 
 class SeedOffer(Message):
-    """The binding of the hint that the active party kept of this party's table; empty for none."""
+    """Binding of the hint that the active party kept of this party's table; empty for none."""
 
     binding: bytes
 
@@ -68,14 +68,9 @@ class SeedShares(Message):
 
 
 def agree_on_seed(party: Party, client: LatticeSumsClient, offsets: Mapping[str, NDArray[np.int32]]) -> bool:
-    """Settle the seed as the active party, and return whether kept hints serve.
+    """Settle the seed as the active party; return whether kept hints are used again.
 
-    Parameters
-    ----------
-    client : LatticeSumsClient
-        Is told the seed.
-    offsets : mapping of str to ndarray of int32
-        Layout of every passive party's bins.
+    `offsets` are the first slots of every passive party's features.
     """
     offered = client.offer(offsets)
     for peer in party.peers:
@@ -99,35 +94,37 @@ def agree_on_seed(party: Party, client: LatticeSumsClient, offsets: Mapping[str,
 
 
 def follow_seed(party: Party, server: LatticeSumsServer) -> None:
-    """Settle the seed as a passive party; `server` is told it."""
-    (lead,) = party.peers
-    offer = party.receive(lead, SeedOffer)
+    """Settle the seed as a passive party."""
+    (active,) = party.peers
+    offer = party.receive(active, SeedOffer)
     own = secrets.token_bytes(SHARE_BYTES)
     commitment = _commit(own)
     holds = bool(offer.binding) and server.holds(offer.binding)
-    party.send(lead, SeedCommitment(commitment, holds))
-    settled = party.receive(lead, SeedCommitments)
+    party.send(active, SeedCommitment(commitment, holds))
+    settled = party.receive(active, SeedCommitments)
     if settled.kept:
         if not holds:
-            raise PeerProtocolError(lead, f"expected a hint that is kept here - at SeedCommitments from {lead}")
+            raise PeerProtocolError(active, f"expected a hint that is kept here - at SeedCommitments from {active}")
         server.settle(b"", kept=offer.binding)
         return
     if settled.commitments.count(commitment) != 1:
-        raise PeerProtocolError(lead, f"expected this party's commitment once - at SeedCommitments from {lead}")
-    party.send(lead, SeedShare(own))
-    shares = party.receive(lead, SeedShares).shares
+        raise PeerProtocolError(active, f"expected this party's commitment once - at SeedCommitments from {active}")
+    party.send(active, SeedShare(own))
+    shares = party.receive(active, SeedShares).shares
     if len(shares) != len(settled.commitments):
-        raise PeerProtocolError(lead, f"expected {len(settled.commitments)} shares - at SeedShares from {lead}")
+        raise PeerProtocolError(active, f"expected {len(settled.commitments)} shares - at SeedShares from {active}")
     place = settled.commitments.index(commitment)
     if shares[place] != own:
-        raise PeerProtocolError(lead, f"expected this party's share unchanged - at SeedShares from {lead}")
+        raise PeerProtocolError(active, f"expected this party's share unchanged - at SeedShares from {active}")
     for commitment, share in zip(settled.commitments, shares, strict=True):
-        _check(commitment, share, lead)  # of all: else the active party could choose another's once it knows this one's
+        _check(
+            commitment, share, active
+        )  # all of them: else the active party could choose its own after it saw this party's
     server.settle(_seed(settled.commitments, shares))
 
 
 def _commit(share: bytes) -> bytes:
-    """Commit to a share: binds and, the share being random, hides."""
+    """Commit to a share; binding, and hiding as the share is random."""
     return hashlib.sha256(b"treaty public seed commitment" + share).digest()
 
 

@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from treaty.systems.tree_options import tree_options
 
 from systems.fedxgb.playing import (
     Crowded,
@@ -24,16 +23,18 @@ from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, CryptoError, PeerLost
 from treaty.messaging.messages import Array, view
 from treaty.models.trees import ModelPart, predict_pooled
+from treaty.systems.fedxgb.messages import Values
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper.routing import (
-    Compared,
     ComparedRows,
+    ComparedShares,
     HiddenThresholds,
     SeenRows,
-    Shown,
+    ShownSplits,
     Sides,
 )
-from treaty.systems.fedxgb.server import Values
-from treaty.systems.pooled.training import Labelled
+from treaty.systems.options import converted
+from treaty.systems.system import Labelled
 
 USERS = 9
 
@@ -114,7 +115,7 @@ def wrong(how: str):
     """Replace `ComparedRows.compare` by what goes wrong at p4, from the second level on."""
     real = ComparedRows.compare
 
-    def compare(self: ComparedRows, told: Shown, slots, n_slots: int) -> None:
+    def compare(self: ComparedRows, told: ShownSplits, slots, n_slots: int) -> None:
         if self._party.name != "p4" or n_slots == 1:
             return real(self, told, slots, n_slots)
         if how == "dies":
@@ -130,7 +131,7 @@ def wrong(how: str):
             if how == "sends other messages":
                 self._party.send(edge, Sides(Array.of(np.zeros(1, np.bool_))))
             elif how != "sends one edge server nothing" or edge != "edge0":
-                self._party.send(edge, Compared(Array.of(of)))
+                self._party.send(edge, ComparedShares(Array.of(of)))
         return None
 
     return patch.object(ComparedRows, "compare", compare)
@@ -160,7 +161,7 @@ def test_a_user_that_shares_no_bins_ends_the_training():
     parts, classes = gapped()
     real = ComparedRows.compare
 
-    def compare(self: ComparedRows, told: Shown, slots, n_slots: int) -> None:
+    def compare(self: ComparedRows, told: ShownSplits, slots, n_slots: int) -> None:
         if self._party.name == "p4":
             with patch.object(type(self._layout), "encode_shown", lambda *_: np.full(slots.shape[1], 10**6)):
                 return real(self, told, slots, n_slots)
@@ -192,9 +193,11 @@ def test_users_are_told_columns_and_leaf_values_but_no_threshold():
     forest, splits = crowded.model.forest, crowded.model.splits
     for name in parts:
         steps = crowded.steps(name)
-        assert {"Shown", "Sides", "Values"} <= steps
-        assert not steps & {"Splits", "HiddenThresholds", "Exchanged", "Came", "Routed", "Valued"}
-        told = [view(m.features, np.int32, m.features.shape, peer="x", what="") for m in crowded.received(name, Shown)]
+        assert {"ShownSplits", "Sides", "Values"} <= steps
+        assert not steps & {"Splits", "HiddenThresholds", "SharedNumbers", "RowCounts", "SideShares", "ValueShares"}
+        told = [
+            view(m.features, np.int32, m.features.shape, peer="x", what="") for m in crowded.received(name, ShownSplits)
+        ]
         assert sorted(f for of in told for f in of.ravel().tolist() if f >= 0) == sorted(splits.feature)
         values = [view(m.values, np.float64, (1, 8), peer="x", what="") for m in crowded.received(name, Values)]
         leaves = [tree.value[tree.left < 0] for tree in forest.trees]
@@ -204,8 +207,8 @@ def test_users_are_told_columns_and_leaf_values_but_no_threshold():
 def test_edge_servers_see_comparisons_and_shares_of_what_is_compared():
     parts, crowded = small()
     for edge in ("edge0", "edge1", "edge2"):
-        assert not crowded.steps(edge) & {"Splits", "Rows", "Hidden"}
-        compared = crowded.received(edge, Compared)
+        assert not crowded.steps(edge) & {"Splits", "RowShares", "SplitShares"}
+        compared = crowded.received(edge, ComparedShares)
         assert len(compared) == 2 * 3 * USERS
         values = [view(m.shares, np.uint64, m.shares.shape, peer="x", what="")[..., 0] for m in compared]
         assert uniform(*values)
@@ -226,9 +229,9 @@ def test_edge_servers_see_comparisons_and_shares_of_what_is_compared():
 
 def test_it_needs_consent_that_says_to_what():
     with pytest.raises(ConfigError, match=r"bisection with rows made up.*every comparison.*allow_insecure=True"):
-        tree_options({"protocol": "fedxgb", "expose": "paper"})
+        options_of(expose="paper")
     with pytest.raises(ConfigError, match="nothing, paper, model"):
-        tree_options({"protocol": "fedxgb", "expose": "all"})
+        converted({"expose": "all"}, FedXGB, "FedXGB")
 
 
 def test_categories_are_refused():

@@ -8,7 +8,6 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 import pytest
-from treaty.systems.tree_options import tree_options
 
 from crypto.sharing.dealer_attacks import leaf_values_found
 from systems.fedxgb.playing import (
@@ -22,7 +21,7 @@ from systems.fedxgb.playing import (
     uniform,
     user_program,
 )
-from systems.secureboost.hidden_models import assert_plain, layout, play_prediction, shards, trained
+from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, shards, trained
 from treaty.crypto.sharing.additive_routing import open_integers
 from treaty.crypto.sharing.fresh_shares import FreshShares
 from treaty.data.table import Table, to_table
@@ -30,8 +29,10 @@ from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerLost, PeerP
 from treaty.messaging.messages import Array, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, predict_pooled
-from treaty.runs.crowds import predict_hidden
-from treaty.systems.fedxgb.cohorts import Rules
+from treaty.runs.secpred import predict_hidden
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.fedxgb.messages import Attendance
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secpred import (
     dealer as crowd_dealer,
 )
@@ -44,22 +45,22 @@ from treaty.systems.fedxgb.secpred import (
 from treaty.systems.fedxgb.secpred.dealer import (
     AdditiveRouting,
     Dealer,
-    Dealt,
+    DealtCorrections,
     WantedLeaves,
     WantedLevel,
     WantedRows,
 )
 from treaty.systems.fedxgb.secpred.routing import (
-    Everybody,
-    Hidden,
-    HiddenLeaves,
     HiddenModel,
-    Routed,
-    Rows,
-    Valued,
+    LeafShares,
+    RowOwners,
+    RowShares,
+    SideShares,
+    SplitShares,
+    ValueShares,
 )
-from treaty.systems.fedxgb.secpred.shares import Exchanged
-from treaty.systems.fedxgb.server import Here
+from treaty.systems.fedxgb.secpred.shares import SharedNumbers
+from treaty.systems.options import converted
 from treaty.trees.slots import VALUE_BITS
 
 ADDITIVE = {"comparison": "additive"}
@@ -97,7 +98,7 @@ def test_small_pieces_of_rows_and_trees_give_the_same():
     tables = shards(part, new.iloc[:20])
     with patch.object(secpred, "_AT_ONCE", 20), patch.object(secpred, "_NUMBERS", 400):
         played = play_prediction(part, tables, **ADDITIVE)
-    assert played.transcripts["server"].by_type("received")["Next"].messages == 2 * 5
+    assert played.transcripts["server"].by_type("received")["TreesRequest"].messages == 2 * 5
     assert_plain(part, tables, played.results)
 
 
@@ -136,9 +137,7 @@ def test_who_drops_out_as_its_rows_go_down_is_there_in_the_next_tree(name):
     parts, _, classes = crowd_rows(users=9)
     options = options_of(min_child_samples=1, **ADDITIVE)
     for time in (1, 3):  # the first level, and the values
-        crowded = play_crowd(
-            parts, options, classes, edges=3, rules=Rules(least_change=3), leaves={name: once(1, "prediction", time)}
-        )
+        crowded = play_crowd(parts, options, classes, edges=3, leaves={name: once(1, "prediction", time)})
         assert not crowded.failures
         assert all(set(sums.cohort) == set(parts) for sums in crowded.of_tree(2))
         for user, rows in parts.items():
@@ -161,13 +160,14 @@ def test_everybody_receives_only_what_the_text_says(prediction):
     def steps(name):
         return set(played.transcripts[name].by_type("received"))
 
-    computing = {"Terms", "Grown", "Hidden", "HiddenLeaves", "Rows", "Came", "Exchanged", "Dealt"}
-    assert steps("server") == {"Next"}
+    terms = {"PredictionTerms", "ModelSize"}
+    computing = terms | {"SplitShares", "LeafShares", "RowShares", "RowCounts", "SharedNumbers", "DealtCorrections"}
+    assert steps("server") == {"TreesRequest"}
     assert steps("edge0") == steps("edge1") == computing
-    assert steps("edge2") == {"Terms", "Grown", "WantedRows", "WantedLevel", "WantedLeaves", "Enough"}
+    assert steps("edge2") == terms | {"WantedRows", "WantedLevel", "WantedLeaves", "DealingEnd"}
     for name, table in tables.items():
-        assert steps(name) <= {"Terms", "Valued"}
-        told = dict(received(played, name, Valued))
+        assert steps(name) <= {"PredictionTerms", "ValueShares"}
+        told = dict(received(played, name, ValueShares))
         assert set(told) == {"edge0", "edge1"}
         opened = open_integers(np.stack([numbers(told[edge].shares) for edge in ("edge0", "edge1")]))
         assert opened.shape == (3, table.n_rows)  # sums over trees, one number a row and output
@@ -188,9 +188,9 @@ def test_the_dealer_is_told_numbers_of_rows_and_slots_alone(prediction):
 def test_one_servers_view_is_uniform(prediction, edge):
     """Chi-squared on its shares, what the other one sends it and what it is dealt: false alarms once in a million."""
     _, _, played = prediction
-    fields = {Rows: "shares", Hidden: "weights", HiddenLeaves: "values", Exchanged: "numbers"}
+    fields = {RowShares: "shares", SplitShares: "weights", LeafShares: "values", SharedNumbers: "numbers"}
     if edge == "edge1":
-        fields[Dealt] = "corrections"
+        fields[DealtCorrections] = "corrections"
     for kind, field in fields.items():
         arrays = [numbers(getattr(message, field)) for _, message in received(played, edge, kind)]
         assert sum(array.size for array in arrays) > 40, kind
@@ -200,9 +200,9 @@ def test_one_servers_view_is_uniform(prediction, edge):
 def test_either_share_of_a_users_rows_says_nothing_and_both_say_all(prediction):
     """What the text says of servers that collude; and that one share is no other's complement in a fixed way."""
     part, tables, played = prediction
-    bins = secpred.unpack_bins(decode_body(part.bins, secpred.Agreed, peer="x"), part.schema, 255, "x")
+    bins = secpred.unpack_bins(decode_body(part.bins, secpred.CommonBins, peer="x"), part.schema, 255, "x")
     for name, table in tables.items():
-        own = [numbers(dict(received(played, edge, Rows))[name].shares) for edge in ("edge0", "edge1")]
+        own = [numbers(dict(received(played, edge, RowShares))[name].shares) for edge in ("edge0", "edge1")]
         encoded = layout(part).encode_rows(bins.transform(table, 1))
         assert np.array_equal(open_integers(np.stack(own)), encoded)
         assert len(np.unique(own[0])) == own[0].size
@@ -212,16 +212,16 @@ def test_either_share_of_a_users_rows_says_nothing_and_both_say_all(prediction):
 def test_in_training_only_two_edge_servers_have_shares(edges):
     parts, _, classes = crowd_rows(users=3 * edges)
     crowded = play_crowd(parts, options_of(**ADDITIVE), classes, edges=edges, record_content=True)
-    shared = {"Rows", "Hidden", "HiddenLeaves", "Exchanged", "Dealt"}
-    wanted = {"WantedRows", "WantedLevel", "WantedLeaves", "Enough"}
+    shared = {"RowShares", "SplitShares", "LeafShares", "SharedNumbers", "DealtCorrections"}
+    wanted = {"WantedRows", "WantedLevel", "WantedLeaves", "DealingEnd"}
     for k in range(edges):
         steps = crowded.steps(f"edge{k}")
         assert steps & shared == (shared if k < 2 else set())
         assert steps & wanted == (wanted if k == 2 else set())
         assert ("Turn" in steps) == (k >= 2)
-    for kind, field in ((Rows, "shares"), (Hidden, "weights"), (Exchanged, "numbers")):
+    for kind, field in ((RowShares, "shares"), (SplitShares, "weights"), (SharedNumbers, "numbers")):
         assert uniform(*(numbers(getattr(message, field)) for message in crowded.received("edge1", kind))), kind
-    sides = [bits(message.shares) for user in parts for message in crowded.received(user, Routed)]
+    sides = [bits(message.shares) for user in parts for message in crowded.received(user, SideShares)]
     assert set(np.concatenate(sides, axis=None).tolist()) == {0, 1}
 
 
@@ -236,8 +236,8 @@ def leaf_values_of(heard, own, leaf, told):
 
     `heard` are all messages from the dealer and the server to both edge servers; the dealer has its own of them.
     """
-    dealt = [of[Dealt][-1] for of in heard]
-    true = open_integers(np.stack([numbers(of[HiddenLeaves][-1].values) for of in heard]))[0]
+    dealt = [of[DealtCorrections][-1] for of in heard]
+    true = open_integers(np.stack([numbers(of[LeafShares][-1].values) for of in heard]))[0]
     corrections = numbers(dealt[1].corrections)
     keys = dealt[0].key, dealt[1].key
     return leaf_values_found(own, leaf, (keys, corrections), told, len(true), len(corrections)), true
@@ -250,16 +250,16 @@ def test_in_training_dealer_and_users_find_leaf_values_only_in_shares_as_compute
         crowded = play_crowd(parts, options_of(n_estimators=1, **ADDITIVE), classes, edges=3, record_content=True)
     for name, rows in parts.items():
         assert np.array_equal(crowded.results[name].T, predict_pooled([crowded.model], [rows.table]))
-    (everybody,) = {tuple(of.users) for of in crowded.received("edge0", Everybody)}
+    (everybody,) = {tuple(of.users) for of in crowded.received("edge0", RowOwners)}
     together = everybody[:4]
     told, leaf = [np.zeros(0, np.uint64)] * 2, np.zeros(0, np.intp)
     for name in together:
-        by_edge = [[m for peer, m in received(crowded, name, Routed) if peer == edge] for edge in EDGES[:2]]
+        by_edge = [[m for peer, m in received(crowded, name, SideShares) if peer == edge] for edge in EDGES[:2]]
         upper, lower = (bits(a.shares)[0] ^ bits(b.shares)[0] for a, b in zip(*by_edge, strict=True))
         leaf = np.append(leaf, 3 - 2 * upper.astype(np.intp) - lower)
-        values = dict(received(crowded, name, Valued))
+        values = dict(received(crowded, name, ValueShares))
         told = [np.append(of, numbers(values[edge].shares)) for of, edge in zip(told, EDGES, strict=False)]
-    heard = [{kind: crowded.received(edge, kind) for kind in (Dealt, HiddenLeaves)} for edge in EDGES[:2]]
+    heard = [{kind: crowded.received(edge, kind) for kind in (DealtCorrections, LeafShares)} for edge in EDGES[:2]]
     found, true = leaf_values_of(heard, np.arange(len(leaf)), leaf, told)
     assert np.array_equal(found, true) == (not anew)
     assert np.any(found == true) == (not anew)
@@ -283,10 +283,11 @@ def test_in_prediction_dealer_and_a_user_find_leaf_values_only_in_shares_as_comp
     assert_plain(part, tables, played.results)
     own = np.arange(10, 60)
     leaf = open_integers(np.stack([paths[0], paths[1]])).argmax(axis=0)[own]
-    sent = dict(received(played, "cat", Valued))
+    sent = dict(received(played, "cat", ValueShares))
     told = [numbers(sent[edge].shares)[0] for edge in EDGES[:2]]
     heard = [
-        {kind: [m for _, m in received(played, edge, kind)] for kind in (Dealt, HiddenLeaves)} for edge in EDGES[:2]
+        {kind: [m for _, m in received(played, edge, kind)] for kind in (DealtCorrections, LeafShares)}
+        for edge in EDGES[:2]
     ]
     found, true = leaf_values_of(heard, own, leaf, told)
     assert np.array_equal(found, true) == (not anew)
@@ -305,10 +306,12 @@ def test_sides_go_to_users_in_other_shares_than_those_computed():
     parts, _, classes = crowd_rows(users=9)
     with patch.object(crowd_dealer, "route_level", noted):
         crowded = play_crowd(parts, options_of(**ADDITIVE), classes, edges=3, record_content=True)
-    everybody = crowded.received("edge0", Everybody)[0].users
+    everybody = crowded.received("edge0", RowOwners)[0].users
     changed = []
     for own, edge in enumerate(EDGES[:2]):
-        sent = [[bits(m.shares) for peer, m in received(crowded, name, Routed) if peer == edge] for name in everybody]
+        sent = [
+            [bits(m.shares) for peer, m in received(crowded, name, SideShares) if peer == edge] for name in everybody
+        ]
         told = [np.concatenate(level, axis=1) for level in zip(*sent, strict=True)]
         changed.append([a ^ b for a, b in zip(told, computed[own], strict=True)])
     assert np.array_equal(changed[0], changed[1])
@@ -344,10 +347,10 @@ def test_every_share_for_users_has_a_keystream_of_its_own():
 
 
 GARBAGE = {
-    "another message": lambda message: Here(),
-    "shares of two words": lambda message: Rows(Array.of(np.zeros((*message.shares.shape, 2), np.uint64))),
-    "other type": lambda message: Rows(Array.of(np.zeros(message.shares.shape, np.int64))),
-    "columns missing": lambda message: Rows(Array.of(np.zeros((3, 1), np.uint64))),
+    "another message": lambda message: Attendance(),
+    "shares of two words": lambda message: RowShares(Array.of(np.zeros((*message.shares.shape, 2), np.uint64))),
+    "other type": lambda message: RowShares(Array.of(np.zeros(message.shares.shape, np.int64))),
+    "columns missing": lambda message: RowShares(Array.of(np.zeros((3, 1), np.uint64))),
     "nothing": lambda message: None,
 }
 
@@ -382,9 +385,9 @@ def test_numbers_that_are_no_bins_spoil_their_own_rows_alone():
 
     def lies(party: Party) -> None:
         for edge in ("edge0", "edge1"):
-            party.send(edge, Rows(Array.of(rng.integers(0, 2**64, (2, layout(part).columns), np.uint64))))
+            party.send(edge, RowShares(Array.of(rng.integers(0, 2**64, (2, layout(part).columns), np.uint64))))
         for edge in ("edge0", "edge1"):
-            party.receive(edge, secpred.Terms, Valued)
+            party.receive(edge, secpred.PredictionTerms, ValueShares)
 
     played = play_prediction(part, tables, roles={"ben": lies}, **ADDITIVE)
     del tables["ben"]
@@ -396,7 +399,9 @@ def test_training_goes_on_without_a_user_that_shares_no_rows_or_dies(name):
     parts, _, classes = crowd_rows(users=9)
     crowd = laid_out(list(parts), 3)
     options = options_of(**ADDITIVE)
-    wrong = spoiling(user_program(parts, options, classes, crowd, name), Rows, lambda party, message: Here(), tree=None)
+    wrong = spoiling(
+        user_program(parts, options, classes, crowd, name), RowShares, lambda party, message: Attendance(), tree=None
+    )
     dies = dying(lambda leaves: user_program(parts, options, classes, crowd, name, leaves), once(1, "prediction"))
     for program in (wrong, dies):
         crowded = play_crowd(parts, options, classes, layout=crowd, roles={name: program})
@@ -412,7 +417,8 @@ def test_training_goes_on_without_a_user_that_shares_no_rows_or_dies(name):
 @pytest.mark.parametrize(
     ("edge", "kind"),
     [
-        ("edge0", Exchanged), ("edge1", Exchanged), ("edge0", Dealt), ("edge1", Dealt), ("edge2", Dealt),
+        ("edge0", SharedNumbers), ("edge1", SharedNumbers), ("edge0", DealtCorrections), ("edge1", DealtCorrections),
+        ("edge2", DealtCorrections),
         ("edge2", WantedRows), ("edge2", WantedLevel), ("edge2", WantedLeaves),
     ],
     ids=lambda what: what if isinstance(what, str) else what.__name__,
@@ -474,22 +480,22 @@ def test_a_dealer_that_dies_in_training_ends_it_for_all(wanted):
 @pytest.mark.parametrize(
     ("edge", "change", "words"),
     [
-        ("edge2", {"corrections": Array.of(np.zeros(3, np.uint64))}, "Dealt.corrections from edge2"),
-        ("edge2", {"corrections": Array.of(np.zeros(0, np.float64))}, "Dealt.corrections from edge2"),
+        ("edge2", {"corrections": Array.of(np.zeros(3, np.uint64))}, "DealtCorrections.corrections from edge2"),
+        ("edge2", {"corrections": Array.of(np.zeros(0, np.float64))}, "DealtCorrections.corrections from edge2"),
         ("edge2", {"key": b"short"}, "from edge2"),
         ("edge0", {"start": 50}, "at most 60 rows, got 110 - at WantedLevel.rows from edge0"),
         ("edge0", {"slots": 0}, "from edge0"),
         ("edge0", {"rows": -1}, "from edge0"),
         ("edge0", {"trees": 1 << 40}, "from edge0"),
-        ("edge0", {"slots": 2}, "Dealt.corrections from edge2"),
+        ("edge0", {"slots": 2}, "DealtCorrections.corrections from edge2"),
         ("edge1", {"numbers": Array.of(np.zeros(3, np.uint64))}, "of server 1"),
-        ("edge1", {"numbers": Array.of(np.zeros(3, np.int32))}, "Exchanged.numbers from edge1"),
+        ("edge1", {"numbers": Array.of(np.zeros(3, np.int32))}, "SharedNumbers.numbers from edge1"),
     ],
     ids=lambda what: "" if isinstance(what, str) else next(iter(what)),
 )
 def test_what_edge_servers_send_each_other_is_checked(edge, change, words):
     part, new = trained("binary")
-    kind = {"edge0": WantedLevel, "edge1": Exchanged, "edge2": Dealt}[edge]
+    kind = {"edge0": WantedLevel, "edge1": SharedNumbers, "edge2": DealtCorrections}[edge]
 
     def wrong(party: Party) -> None:
         send = party.send
@@ -549,9 +555,9 @@ def test_additive_shares_are_for_a_hidden_model_and_three_edge_servers():
         predict_hidden(part, tables, edges=2, comparison="additive")
     for expose in ("model", "paper"):
         with pytest.raises(ConfigError, match=f'hidden model, and expose="{expose}"'):
-            tree_options({"protocol": "fedxgb", "expose": expose, "allow_insecure": True, **ADDITIVE})
+            options_of(expose=expose, allow_insecure=True, **ADDITIVE)
     with pytest.raises(ConfigError, match="has no option 'comparison'"):
-        tree_options({"protocol": "federboost-horizontal", **ADDITIVE})
+        converted(ADDITIVE, FederBoostHorizontal, "FederBoostHorizontal")
     with pytest.raises(ConfigError, match="expected one of shamir, additive"):
-        tree_options({"protocol": "fedxgb", "comparison": "garbled"})
-    assert tree_options({"protocol": "fedxgb"}).compares == "shamir"
+        converted({"comparison": "garbled"}, FedXGB, "FedXGB")
+    assert FedXGB().compares == "shamir"

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from systems.fedxgb.playing import crowd_rows, options_of, play_crowd, uniform
-from systems.secureboost.hidden_models import assert_plain, layout, play_prediction, shards, trained
+from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, shards, trained
 from treaty.crypto.sharing.secure_routing import open_integers, share_integers
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, load_part
-from treaty.runs.crowds import predict_hidden
+from treaty.runs.secpred import predict_hidden
 from treaty.systems.fedxgb.secpred import roles as secpred
-from treaty.systems.fedxgb.secpred.routing import Hidden, HiddenLeaves, HiddenModel, Rows, Valued
-from treaty.systems.fedxgb.secpred.shares import Exchanged, setting_of
+from treaty.systems.fedxgb.secpred.routing import HiddenModel, LeafShares, RowShares, SplitShares, ValueShares
+from treaty.systems.fedxgb.secpred.shares import SharedNumbers, setting_of
 from treaty.trees.slots import VALUE_BITS
 
 # ---------------------------------------------------------------- right
@@ -49,7 +49,7 @@ def test_small_pieces_of_rows_and_trees_give_the_same():
     tables = shards(part, new.iloc[:20])
     with patch.object(secpred, "_AT_ONCE", 20), patch.object(secpred, "_NUMBERS", 400):
         played = play_prediction(part, tables)
-    asked = played.transcripts["server"].by_type("received")["Next"].messages
+    asked = played.transcripts["server"].by_type("received")["TreesRequest"].messages
     assert asked == 3 * 5  # by three edge servers, for two of nine trees at once: less than a round
     assert_plain(part, tables, played.results)
 
@@ -104,7 +104,7 @@ def says(*messages: Callable[[int], Message | None]) -> Callable[[Party], None]:
                 if made is not None:
                     party.send(edge, made)
         with suppress(PeerError):
-            party.receive(party.peers[-1], Valued)
+            party.receive(party.peers[-1], ValueShares)
 
     return run
 
@@ -122,14 +122,18 @@ def wide(part: ModelPart) -> int:
 
 LIES: dict[str, Callable[[ModelPart], Callable[[Party], None]]] = {
     "leaves at once": lambda part: nobody,
-    "shares with one edge server alone": lambda part: says(lambda k: Rows(rows_of(part, 3)[0]) if k == 0 else None),
-    "other shape": lambda part: says(lambda k: Rows(Array.of(np.zeros((3, wide(part) + 1, 2), np.uint64)))),
-    "numbers beyond the field": lambda part: says(
-        lambda k: Rows(Array.of(np.full((3, wide(part), 2), 2**64 - 1, np.uint64)))
+    "shares with one edge server alone": lambda part: says(
+        lambda k: RowShares(rows_of(part, 3)[0]) if k == 0 else None
     ),
-    "other message": lambda part: says(lambda k: Exchanged(Array.of(np.zeros(3, np.uint64)))),
-    "more rows here than there": lambda part: says(lambda k: Rows(rows_of(part, 3 + k)[k])),
-    "two messages": lambda part: says(lambda k: Rows(rows_of(part, 3)[k]), lambda k: Rows(rows_of(part, 3)[k])),
+    "other shape": lambda part: says(lambda k: RowShares(Array.of(np.zeros((3, wide(part) + 1, 2), np.uint64)))),
+    "numbers beyond the field": lambda part: says(
+        lambda k: RowShares(Array.of(np.full((3, wide(part), 2), 2**64 - 1, np.uint64)))
+    ),
+    "other message": lambda part: says(lambda k: SharedNumbers(Array.of(np.zeros(3, np.uint64)))),
+    "more rows here than there": lambda part: says(lambda k: RowShares(rows_of(part, 3 + k)[k])),
+    "two messages": lambda part: says(
+        lambda k: RowShares(rows_of(part, 3)[k]), lambda k: RowShares(rows_of(part, 3)[k])
+    ),
 }
 
 
@@ -153,9 +157,9 @@ def test_others_get_theirs_when_a_user_shares_numbers_that_are(how):
 
     def lies(party: Party) -> None:
         for edge, own in zip(party.peers, rows, strict=True):
-            party.send(edge, Rows(own))
+            party.send(edge, RowShares(own))
         for edge in party.peers:
-            party.receive(edge, secpred.Terms, Valued)
+            party.receive(edge, secpred.PredictionTerms, ValueShares)
 
     played = play_prediction(part, tables, roles={"ben": lies})
     del tables["ben"]
@@ -169,9 +173,9 @@ def test_more_rows_than_allowed_are_refused_by_the_user_and_by_edge_servers():
         predict_hidden(part, tables, most_rows=8)
     honest = {name: tables[name] for name in ("ben", "cat")}
     tables["ann"] = tables["ben"]
-    greedy = says(lambda k: Rows(rows_of(part, 9)[k]))
+    greedy = says(lambda k: RowShares(rows_of(part, 9)[k]))
     played = play_prediction(part, tables, roles={"ann": greedy}, most_rows=8, patience=2.0)
-    assert "Valued" not in played.transcripts["ann"].by_type("received")
+    assert "ValueShares" not in played.transcripts["ann"].by_type("received")
     assert_plain(part, honest, played.results)
 
 
@@ -182,7 +186,7 @@ def test_a_lost_edge_server_ends_the_prediction():
     part, new = trained("binary")
 
     def dies(party: Party) -> None:
-        party.receive("server", secpred.Terms)
+        party.receive("server", secpred.PredictionTerms)
         party.channel.close()
 
     with pytest.raises(PeerLost, match="edge1"):
@@ -218,14 +222,22 @@ def test_everybody_receives_only_what_the_text_says():
     def steps(name):
         return set(played.transcripts[name].by_type("received"))
 
-    assert steps("server") == {"Next"}
-    assert all(steps(name) <= {"Terms", "Valued"} for name in tables)
+    assert steps("server") == {"TreesRequest"}
+    assert all(steps(name) <= {"PredictionTerms", "ValueShares"} for name in tables)
     for k in range(3):
-        assert steps(f"edge{k}") == {"Terms", "Grown", "Hidden", "HiddenLeaves", "Rows", "Came", "Exchanged"}
+        assert steps(f"edge{k}") == {
+            "PredictionTerms",
+            "ModelSize",
+            "SplitShares",
+            "LeafShares",
+            "RowShares",
+            "RowCounts",
+            "SharedNumbers",
+        }
     for name, table in tables.items():
-        told = [e for e in played.transcripts[name].entries if e.step == "Valued" and e.direction == "received"]
+        told = [e for e in played.transcripts[name].entries if e.step == "ValueShares" and e.direction == "received"]
         shares = np.stack([
-            view(e.message(Valued).shares, np.uint64, (3, table.n_rows, 2), peer=e.peer, what="")
+            view(e.message(ValueShares).shares, np.uint64, (3, table.n_rows, 2), peer=e.peer, what="")
             for e in sorted(told, key=lambda e: e.peer)
         ])  # fmt: skip
         opened = open_integers(setting_of(layout(part), 3), shares)  # sums over trees, one number a row and output
@@ -239,7 +251,9 @@ def test_users_are_told_the_same_of_two_models_on_the_same_bins():
     told = []
     for model in (part, other):
         transcripts = play_prediction(model, shards(part, new), record_content=True).transcripts
-        told.append([e.content for e in transcripts["ann"].entries if e.direction == "received" and e.step == "Terms"])
+        told.append(
+            [e.content for e in transcripts["ann"].entries if e.direction == "received" and e.step == "PredictionTerms"]
+        )
     assert told[0] == told[1]
     assert len(told[0]) == 1
 
@@ -248,7 +262,11 @@ def test_one_edge_servers_view_is_uniform():
     part, new = trained("binary", 6)
     played = play_prediction(part, shards(part, new), record_content=True)
     entries = [e for e in played.transcripts["edge1"].entries if e.direction == "received"]
-    fields = {"Rows": (Rows, "shares"), "Hidden": (Hidden, "weights"), "HiddenLeaves": (HiddenLeaves, "values")}
+    fields = {
+        "RowShares": (RowShares, "shares"),
+        "SplitShares": (SplitShares, "weights"),
+        "LeafShares": (LeafShares, "values"),
+    }
     for step, (kind, name) in fields.items():
         arrays = [getattr(e.message(kind), name) for e in entries if e.step == step]
         low = [view(a, np.uint64, a.shape, peer="x", what="")[..., 0] for a in arrays]
@@ -259,9 +277,11 @@ def test_one_edge_servers_view_is_uniform():
 def test_bounds_of_targets_are_not_passed_on():
     part, new = trained("regression")
     played = play_prediction(part, shards(part, new), record_content=True)
-    (told,) = [e.message(secpred.Terms) for e in played.transcripts["ann"].entries if e.step == "Terms"]
+    (told,) = [
+        e.message(secpred.PredictionTerms) for e in played.transcripts["ann"].entries if e.step == "PredictionTerms"
+    ]
     assert (told.bins.grad_clip, told.bins.weight_bound) == (0.0, 0.0)
-    assert secpred.decode_body(part.bins, secpred.Agreed, peer="x").grad_clip > 1.0
+    assert secpred.decode_body(part.bins, secpred.CommonBins, peer="x").grad_clip > 1.0
 
 
 # ---------------------------------------------------------------- refused

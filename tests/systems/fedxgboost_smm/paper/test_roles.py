@@ -23,7 +23,13 @@ from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, checkpoint_file
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper import roles as smm
-from treaty.systems.fedxgboost_smm.paper.candidates import BestGains, CandidateVectors, MaskedGradients, NodeRows, Won
+from treaty.systems.fedxgboost_smm.paper.candidates import (
+    BestGains,
+    CandidateVectors,
+    MaskedGradients,
+    NodeRows,
+    WonNodes,
+)
 from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder, PaperTree
 from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
 from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates, NullVectors
@@ -249,6 +255,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, ver
     np.testing.assert_array_equal(resumed.predict_proba(tables), whole.predict_proba(tables))
 
 
+@pytest.mark.slow
 def test_parties_in_processes_give_the_same_trees():
     X, y = real_table("binary", rows=120)
     tables, options = cut(X, 2), {"n_estimators": 1, "max_depth": 2, "n_jobs": 1, "min_child_samples": 5}
@@ -386,14 +393,14 @@ FROM_ACTIVE = [
     (1, "NullVectors", lambda m: NullVectors(m.node_of_row, Array.of(np.int32(3)), m.vectors), "nodes of this level"),
     (1, "NullVectors", lambda m: NullVectors(m.node_of_row, m.widths, changed(m.vectors, "f8", np.ones_like)), "ortho"),
     (1, "SplitRequest", lambda m: SplitRequest(Array.of(np.array([99], np.int32)), m.left_bins, m.node_of_row), "colu"),
-    (1, "TreeEnd", lambda m: Won(Array.of(np.zeros(1, np.int32)), Array.of(np.zeros(200, np.int32))), "Won"),
+    (1, "TreeEnd", lambda m: WonNodes(Array.of(np.zeros(1, np.int32)), Array.of(np.zeros(200, np.int32))), "WonNodes"),
     (2, "NodeRows", lambda m: NodeRows(3, m.node_of_row), "nodes of this level"),
     (2, "NodeRows", lambda m: NodeRows(-1, m.node_of_row), "nodes of this level"),
     (2, "NodeRows", lambda m: NodeRows(m.nodes, Array.of(np.zeros(7, np.int32))), "NodeRows.node_of_row"),
     (2, "MaskedGradients", lambda m: MaskedGradients(m.totals, changed(m.masked, "f8", lambda v: v + 0.01)), "whole"),
     (2, "MaskedGradients", lambda m: MaskedGradients(Array.of(np.zeros(2, np.int64)), m.masked), "totals"),
-    (2, "Won", lambda m: Won(changed(m.nodes, "i4", lambda n: n + 40), m.node_of_row), "nodes of the level"),
-    (2, "Won", lambda m: Won(m.nodes, changed(m.node_of_row, "i4", all_of(9))), "node"),
+    (2, "WonNodes", lambda m: WonNodes(changed(m.nodes, "i4", lambda n: n + 40), m.node_of_row), "nodes of the level"),
+    (2, "WonNodes", lambda m: WonNodes(m.nodes, changed(m.node_of_row, "i4", all_of(9))), "node"),
     (2, "Finish", lambda m: DecideRequest(5, Array.of(np.zeros(1, np.int32))), "row sets"),
 ]
 

@@ -1,25 +1,25 @@
-"""Users' rows go down a tree of which thresholds alone are hidden: SecPred of the paper, for comparison with ours.
+"""Users' rows go down a tree of which only thresholds are hidden: the paper's SecPred, for comparison with ours.
 
 ====================  ====================  ================================================  =====================
 message               from -> to            content                                           protection
 ====================  ====================  ================================================  =====================
-`Shown`               server -> all         the columns of a level's splits, where missing    TLS
+`ShownSplits`         server -> all         the columns of a level's splits, where missing    TLS
                                             values go
 `HiddenThresholds`    server -> each edge   shares of the thresholds                          Shamir shares
-`Compared`            user -> each edge     shares of the bins that its rows' slots compare   Shamir shares
-`Came`                edge <-> edge         whose shares came, and of how many rows           TLS
-`Exchanged`           edge <-> edge         what `route_shown` says                           Shamir shares
+`ComparedShares`      user -> each edge     shares of the bins that its rows' slots compare   Shamir shares
+`RowCounts`           edge <-> edge         whose shares came, and of how many rows           TLS
+`SharedNumbers`       edge <-> edge         what `route_shown` says                           Shamir shares
 `Sides`               edge -> own users     which of their rows go left                       TLS
-`Values`              server -> all         the leaf values, see `fedxgb`                     TLS
+`Values`              server -> all         the leaf values, see `server`                     TLS
 ====================  ====================  ================================================  =====================
 
-Rows are shared level by level, so that nothing is agreed on before. Who misses a level is lost for good, since nobody
-knows where its rows are then.
+Rows are shared level by level, so that nothing is agreed on before. A user that misses a level is lost for good, since
+nobody knows where its rows are then.
 
 **Who learns what.** Users and edge servers: the shape and the columns of all trees, and all leaf values. Edge servers:
 the slot of every row of everybody at each level. Users: the same of their own rows; with rows made up for that,
-thresholds. At most (edges - 1) // 2 edge servers may collude. A user that shares numbers that are no bins, or shares
-that do not belong together, ends the training: an edge server cannot tell whose they were.
+thresholds. At most (edges - 1) // 2 edge servers may collude. A user that shares numbers other than bins, or shares
+that are inconsistent, ends the training: an edge server cannot tell whose they were.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 
 
-class Shown(Message):
+class ShownSplits(Message):
     """What users know of a level: int32 columns (trees, slots), -1 for none; bool whether missing values go left."""
 
     features: Array
@@ -62,7 +62,7 @@ class HiddenThresholds(Message):
     thresholds: Array
 
 
-class Compared(Message):
+class ComparedShares(Message):
     """The value that each row's slot compares, the receiver's shares: uint64 (trees, n, 2)."""
 
     shares: Array
@@ -75,12 +75,7 @@ class Sides(Message):
 
 
 def check_numeric(schema: Schema) -> None:
-    """Refuse categories, whose splits have no threshold.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Raise ConfigError when there are categories, whose splits have no threshold."""
     categorical = [name for name, of in zip(schema.names, schema.categories, strict=True) if of is not None]
     if categorical:
         raise ConfigError(
@@ -99,17 +94,9 @@ def shown_setting(layout: Layout, edges: int) -> Setting:
 
 
 class PaperModel:
-    """The server's end: tells everybody the columns of splits, and shares thresholds among the edge servers.
+    """The server's part: `tell` tells everybody the columns of splits; thresholds are shared among the edge servers.
 
-    Parameters
-    ----------
-    party : Party
-    edges : sequence of str
-    layout : Layout
-    tell : callable
-        Tells everybody a message.
-    tell_values : callable
-        Tells everybody the leaf values, float64 (trees, slots).
+    `tell_values` tells everybody the leaf values, float64 (trees, slots).
     """
 
     def __init__(
@@ -130,7 +117,7 @@ class PaperModel:
         n_bins = np.array(self._layout.n_bins)[features]
         left_bins = np.stack([of.left_bins for of in chosen])
         missing_left = np.take_along_axis(left_bins, n_bins[..., None], axis=2)[..., 0] & (features >= 0)
-        self._tell(Shown(Array.of(features), Array.of(missing_left)))
+        self._tell(ShownSplits(Array.of(features), Array.of(missing_left)))
         thresholds = np.array([
             [self._layout.shown_threshold(int(f), left) for f, left in zip(of.features, of.left_bins, strict=True)]
             for of in chosen
@@ -143,20 +130,9 @@ class PaperModel:
 
 
 class SeenRows:
-    """An edge server's end: where everybody's rows are in the trees of a round.
+    """An edge server's part: where the rows of all domains' `users` are in the trees of a round.
 
-    Parameters
-    ----------
-    party : Party
-        Connected with all edge servers and users.
-    edges : sequence of str
-        All of them, in the job's order.
-    server : str
-    users : sequence of str
-        Of all domains.
-    layout : Layout
-    patience : float
-        Seconds after which a silent user is lost.
+    A user that is silent for `patience` seconds is lost.
     """
 
     def __init__(
@@ -175,10 +151,7 @@ class SeenRows:
     def route(self, hidden: HiddenThresholds) -> dict[str, Sides]:
         """Take all rows down a level; return what users are told. `users` are those still there.
 
-        Raises
-        ------
-        PeerProtocolError, CryptoError
-            When what the server, another edge server or a user sent is not what the protocol allows.
+        Raises PeerProtocolError or CryptoError when the server, another edge server or a user broke the protocol.
         """
         shape = (None, self._n_slots, 2)
         thresholds = view(hidden.thresholds, np.uint64, shape, peer=self._server, what="HiddenThresholds.thresholds")
@@ -205,21 +178,21 @@ class SeenRows:
         return {name: Sides(Array.of(of)) for name, of in told.items()}
 
     def _receive(self, trees: int) -> dict[str, Words]:
-        """Return the shares of those whose shares are what the protocol allows."""
+        """Return the shares of users whose shares the protocol allows."""
         found: dict[str, Words] = {}
         waiting = self.users
         while waiting:
-            said = gather_sound(self._party, waiting, Compared, Absent, timeout=self._patience)
+            said = gather_sound(self._party, waiting, ComparedShares, Absent, timeout=self._patience)
             for name, what in said.items():
-                if isinstance(what, Compared) and (shares := self._checked(name, what, trees)) is not None:
+                if isinstance(what, ComparedShares) and (shares := self._checked(name, what, trees)) is not None:
                     found[name] = shares
             waiting = [name for name, what in said.items() if isinstance(what, Absent)]  # of sums: rows still follow
         return found
 
-    def _checked(self, name: str, said: Compared, trees: int) -> Words | None:
+    def _checked(self, name: str, said: ComparedShares, trees: int) -> Words | None:
         n_rows = self._slots[name].shape[1] if name in self._slots else None
         try:
-            shares = view(said.shares, np.uint64, (trees, n_rows, 2), peer=name, what="Compared.shares")
+            shares = view(said.shares, np.uint64, (trees, n_rows, 2), peer=name, what="ComparedShares.shares")
             check_numbers(shares, "shares of values")
         except (PeerProtocolError, CryptoError) as error:
             logger.warning("%s: %s", self._party.name, error)
@@ -240,43 +213,29 @@ class SeenRows:
 
 
 class ComparedRows:
-    """A user's end: shares the values that its rows' slots compare.
-
-    Parameters
-    ----------
-    party : Party
-        Connected with all edge servers.
-    edges : sequence of str
-    edge : str
-        Its own.
-    layout : Layout
-    codes : uint8 (n_rows, n_features)
-    """
+    """A user's part: shares the values that its rows' slots compare; `codes` are uint8 (n_rows, n_features)."""
 
     def __init__(self, party: Party, edges: Sequence[str], edge: str, layout: Layout, codes: NDArray[np.uint8]) -> None:
         self._party, self._edges, self._edge, self._layout, self._codes = party, edges, edge, layout, codes
         self._setting = shown_setting(layout, len(edges))
 
-    def compare(self, told: Shown, slots: NDArray[np.int64], n_slots: int) -> None:
+    def compare(self, told: ShownSplits, slots: NDArray[np.int64], n_slots: int) -> None:
         """Share what is compared in the slots that rows are in, int64 (trees, n_rows).
 
-        Raises
-        ------
-        PeerProtocolError
-            When a column is none.
+        Raises PeerProtocolError for a column that there is not.
         """
         shape = (len(slots), n_slots)
-        features = view(told.features, np.int32, shape, peer=self._edge, what="Shown.features")
-        missing_left = view(told.missing_left, np.bool_, shape, peer=self._edge, what="Shown.missing_left")
+        features = view(told.features, np.int32, shape, peer=self._edge, what="ShownSplits.features")
+        missing_left = view(told.missing_left, np.bool_, shape, peer=self._edge, what="ShownSplits.missing_left")
         if np.any(features < -1) or np.any(features >= len(self._layout.n_bins)):
-            raise PeerProtocolError(self._edge, f"expected columns that there are - at Shown from {self._edge}")
+            raise PeerProtocolError(self._edge, f"expected columns that there are - at ShownSplits from {self._edge}")
         missing_left = missing_left & (features >= 0)
         values = np.stack([
             self._layout.encode_shown(self._codes, np.maximum(of, 0)[own], missing[own])
             for of, missing, own in zip(features, missing_left, slots, strict=True)
         ])  # fmt: skip
         for edge, shares in zip(self._edges, share_integers(self._setting, values), strict=True):
-            self._party.send(edge, Compared(Array.of(np.ascontiguousarray(shares))))
+            self._party.send(edge, ComparedShares(Array.of(np.ascontiguousarray(shares))))
 
     def left(self, told: Sides, trees: int) -> NDArray[np.bool_]:
         """Return which rows go left in each tree, bool (trees, n_rows)."""

@@ -15,7 +15,7 @@ message               from -> to            content                             
 `PassedShares`                                                                                very key pair
 `InputAndShares`      user -> edge          the vector under the mask; the user's shares of   mask_u
                                             everybody's r
-`Lost`                edge -> users         whose vectors have not come                       TLS
+`LostUsers`           edge -> users         whose vectors have not come                       TLS
 `KeyShares`           users -> edge         shares of their private keys                      TLS
 ====================  ====================  ================================================  =======================
 
@@ -45,17 +45,16 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.sharing.secret_sharing import open_bytes, share_bytes, share_length
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, M, Message, view
-from treaty.systems.fedxgb.edge_sums import Begun, DomainSums
+from treaty.systems.fedxgb.edge_sums import DomainSums, SumSetup
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.user_sums import (
     Call,
     Cohort,
     MaskKey,
     MaskKeys,
-    PassedShares,
-    SealedShares,
     UserSums,
 )
-from treaty.systems.tree_options import TreeOptions
+from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares
 
 KEY_BYTES, NUMBER_BYTES = 32, 8
 KEY_SHARE = share_length(KEY_BYTES)
@@ -75,7 +74,7 @@ class InputAndShares(Message):
     shares: dict[str, bytes]
 
 
-class Lost(Message):
+class LostUsers(Message):
     """Users whose vectors have not come."""
 
     users: list[str]
@@ -87,14 +86,8 @@ class KeyShares(Message):
     shares: dict[str, bytes]
 
 
-def paper_mode(options: TreeOptions) -> bool:
-    """Tell whether secure aggregation is the published one.
-
-    Raises
-    ------
-    ConfigError
-        When that is so without `allow_insecure`.
-    """
+def paper_mode(options: FedXGB) -> bool:
+    """Tell whether secure aggregation is the published one; raise ConfigError when it is without `allow_insecure`."""
     if options.mode == "paper" and not options.allow_insecure:
         raise ConfigError(f'{WARNING}; set allow_insecure=True for comparison on public data, or mode="safe"')
     return options.mode == "paper"
@@ -135,17 +128,17 @@ class PaperUserSums(UserSums):
         masked = values.astype(np.uint64) + np.uint64(tree.mask)
         party.send(edge, InputAndShares(Array.of(masked), tree.of_numbers))
         gone = self.absent("masked")
-        said: Message = party.receive(edge, Lost, *others, follow=True)
-        if not isinstance(said, Lost):
+        said: Message = party.receive(edge, LostUsers, *others, follow=True)
+        if not isinstance(said, LostUsers):
             return said  # type: ignore[return-value]
         if not tree.of_keys.keys() >= set(said.users):
-            raise PeerProtocolError(edge, f"expected users of the tree - at Lost from {edge}")
+            raise PeerProtocolError(edge, f"expected users of the tree - at LostUsers from {edge}")
         if not gone:
             party.send(edge, KeyShares({name: tree.of_keys[name] for name in said.users}))
         return None
 
     def _share(self, this_round: Round, *others: type[M]) -> _Tree | M:
-        """Share key and r with the cohort, once for a tree; or return what the edge server said instead."""
+        """Share key and r with the cohort, once per tree; or return the message that came instead."""
         party, edge, me = self._party, self._edge, self._party.name
         keys = self._round_keys(this_round)
         party.send(edge, MaskKey(keys.public, keys.tags()))
@@ -175,17 +168,17 @@ class PaperUserSums(UserSums):
 class PaperDomainSums(DomainSums):
     """A domain's cohort and its sums as published; see `DomainSums`."""
 
-    _begun: Begun | None  # once the tree's keys are shared
+    _setup: SumSetup | None  # once the tree's keys are shared
     _between: dict[str, dict[str, int]]  # of each lost user and every other, what is left of their masks
 
     def choose(self, answered: Sequence[str], *, everybody: bool = False) -> None:
         """Choose the cohort of a tree; see `DomainSums.choose`. It may differ from earlier ones by one user."""
         super().choose(answered, everybody=everybody)
-        self._begun, self._between = None, {}
+        self._setup, self._between = None, {}
 
     def _attempt(self, this_round: Round, call: Call) -> tuple[NDArray[np.int64], list[str]]:
         self.send(dict.fromkeys(self._running, call))
-        begun = self._begun = self._begun or self._begin(this_round)
+        setup = self._setup = self._setup or self._begin(this_round)
         total, shares = np.zeros(this_round.length, np.uint64), {}
         for name, message in self._gather(InputAndShares).items():
             try:
@@ -196,38 +189,32 @@ class PaperDomainSums(DomainSums):
                 shares[name] = message.shares
         enough(len(shares), this_round.least, "inputs")
         remaining = sorted(shares)
-        lost = sorted(begun.sealed.keys() - shares.keys())
+        lost = sorted(setup.sealed.keys() - shares.keys())
         asked = [name for name in lost if name not in self._between]
         if asked:
-            self.send(dict.fromkeys(remaining, Lost(asked)))
+            self.send(dict.fromkeys(remaining, LostUsers(asked)))
             held = {name: message.shares for name, message in self._gather(KeyShares).items()}
-            secrets = rebuilt(begun.round, held, asked, KEY_BYTES)
+            secrets = rebuilt(setup.round, held, asked, KEY_BYTES)
             job = self._party.job
-            self._between |= {v: pairs_of(v, secrets[v], begun, job) for v in asked}
-        numbers = rebuilt(begun.round, shares, remaining, NUMBER_BYTES)
+            self._between |= {v: pairs_of(v, secrets[v], setup, job) for v in asked}
+        numbers = rebuilt(setup.round, shares, remaining, NUMBER_BYTES)
         offset = sum(int.from_bytes(numbers[u], "little") for u in remaining)
         offset -= sum(self._between[v][u] for v in lost for u in remaining)
         return (total - np.uint64(offset % _MODULUS)).view(np.int64), remaining
 
 
 def number(share: bytes) -> int:
-    """Read a share of a private key as the number that masks."""
+    """Read a share of a private key as zeta, the number that masks."""
     return int.from_bytes(share[:NUMBER_BYTES], "little")
 
 
 def bound(this_round: Round, sender: str, receiver: str) -> bytes:
-    """Say what a box of shares is for."""
+    """Return what a box of shares is bound to: tree, sender, receiver."""
     return length_prefixed("treaty paper shares", this_round.key_scope, sender, receiver)
 
 
 def opened(seed: bytes, box: bytes, this_round: Round, sender: str, receiver: str) -> bytes:
-    """Open a box of shares: of the sender's private key, then of its r.
-
-    Raises
-    ------
-    CryptoError
-        When it is something else.
-    """
+    """Open a box of shares, of the sender's private key and then of its r; CryptoError for any other content."""
     content = unseal(seed, box, bound(this_round, sender, receiver))
     if content is None or len(content) != KEY_SHARE + share_length(NUMBER_BYTES):
         raise CryptoError(f"expected what {sender} sealed for {receiver} and this tree, got something else")
@@ -237,13 +224,7 @@ def opened(seed: bytes, box: bytes, this_round: Round, sender: str, receiver: st
 def rebuilt(
     this_round: Round, held: Mapping[str, Mapping[str, bytes]], owners: Collection[str], length: int
 ) -> dict[str, bytes]:
-    """Rebuild secrets of `length` bytes from shares, by holder and owner.
-
-    Raises
-    ------
-    CryptoError
-        When shares are too few, missing, or of no such secret.
-    """
+    """Rebuild secrets of `length` bytes from shares by holder and owner; CryptoError if these are too few or wrong."""
     enough(len(held), this_round.threshold, "shares")
     holders = sorted(held)[: this_round.threshold]
     if not all(held[holder].keys() >= set(owners) for holder in holders):
@@ -252,22 +233,19 @@ def rebuilt(
     return dict(zip(owners, open_bytes(this_round.points(holders), shares, length), strict=True))
 
 
-def pairs_of(lost: str, secret: bytes, begun: Begun, job: str) -> dict[str, int]:
+def pairs_of(lost: str, secret: bytes, setup: SumSetup, job: str) -> dict[str, int]:
     """Return zeta_vu - zeta_uv of a lost user v and every other u, from v's private key and the boxes passed on.
 
-    Raises
-    ------
-    CryptoError
-        When it is not v's key, or a box is not what its sender sealed.
+    Raises CryptoError when it is not v's key, or a box is not what its sender sealed.
     """
     own = X25519PrivateKey.from_private_bytes(secret)
-    if own.public_key().public_bytes_raw() != begun.keys[lost]:
+    if own.public_key().public_bytes_raw() != setup.keys[lost]:
         raise CryptoError(f"expected shares of the private key of {lost}, got some that give another")
     pairs = {}
-    for name in begun.sealed.keys() - {lost}:
-        seed = agree(own, begun.keys[name], job, *sorted([lost, name]))
+    for name in setup.sealed.keys() - {lost}:
+        seed = agree(own, setup.keys[name], job, *sorted([lost, name]))
         to, back = (
-            opened(seed, begun.sealed[sender][receiver], begun.round, sender, receiver)
+            opened(seed, setup.sealed[sender][receiver], setup.round, sender, receiver)
             for sender, receiver in ((lost, name), (name, lost))
         )
         pairs[name] = number(to) - number(back)

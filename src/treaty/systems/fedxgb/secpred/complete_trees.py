@@ -1,4 +1,4 @@
-"""Trees of a finished model as complete ones, whose splits are on bins again: what is shared of a hidden model."""
+"""Complete trees, whose splits are on bins again, of a finished model: what is shared of a hidden model."""
 
 from __future__ import annotations
 
@@ -22,29 +22,10 @@ def depth_of(tree: Tree) -> int:
 def complete_tree(
     tree: Tree, splits: SplitTable, bins: Bins, depth: int
 ) -> tuple[list[SlotSplits], NDArray[np.float64]]:
-    """Return a tree with dummies down to a depth, from which rows go right.
+    """Fill a tree up to a depth with dummy splits, at which rows go right.
 
-    Parameters
-    ----------
-    tree : Tree
-    splits : SplitTable
-        All of its splits.
-    bins : Bins
-        Of the training.
-    depth : int
-        Its own or more.
-
-    Returns
-    -------
-    list of SlotSplits
-        Of all slots of each level.
-    float64 (2^depth,)
-        Values of the slots below the last level.
-
-    Raises
-    ------
-    ConfigError
-        When a split is not at a cut of the bins.
+    Returns the splits of all slots of each level, and float64 (2^depth,) the values of the slots below the last level.
+    Raises ConfigError when a split is not at a cut of the training's bins.
     """
     levels = [SlotSplits(np.full(1 << k, -1, np.int32), np.zeros((1 << k, 256), np.bool_)) for k in range(depth)]
     values = np.zeros(1 << depth)

@@ -6,15 +6,15 @@ message               from -> to            content                             
 `WantedRows`,         first edge -> third   how many rows there are; how many of them go      TLS
 `WantedLevel`,                              down a level of how many slots; how many leaves
 `WantedLeaves`                              there are
-`Dealt`               third edge -> the     a key, and for the second edge server products    for that one alone
+`DealtCorrections`    third edge -> the     a key, and for the second edge server products    for that one alone
                       first two             of random numbers, see `additive_routing`
-`Exchanged`           first <-> second      what `additive_routing` says; at first a seed     one-time masks; TLS
-`Enough`              first edge -> third   nothing more is wanted now                        TLS
+`SharedNumbers`       first <-> second      what `additive_routing` says; at first a seed     one-time masks; TLS
+`DealingEnd`          first edge -> third   nothing more is wanted now                        TLS
 ====================  ====================  ================================================  =====================
 
 The third edge server, the dealer, learns no more than numbers of rows, columns, trees and slots. It sees nothing that
-the other two have or exchange. What these make for users is shared anew under a seed that they alone have
-(`fresh_shares`), a new one each time that rows are kept: otherwise the dealer and one user would learn the model.
+the other two have or exchange. These re-randomise shares for users under a seed that they alone have (`fresh_shares`),
+a new one each time that rows are kept: otherwise the dealer and one user would learn the model.
 Adversary: honest but curious, of the three no two together; one of them with any users.
 """
 
@@ -77,11 +77,11 @@ class WantedLeaves(Message):
     leaves: _Count
 
 
-class Enough(Message):
+class DealingEnd(Message):
     """Nothing more is wanted for now."""
 
 
-class Dealt(Message):
+class DealtCorrections(Message):
     """Secret random numbers for the receiver alone: a key, and uint64 shares of products for the second edge server."""
 
     key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -89,32 +89,17 @@ class Dealt(Message):
 
 
 class Dealer:
-    """The third edge server's end.
-
-    Parameters
-    ----------
-    party : Party
-        Connected with the first two.
-    edges : sequence of str
-        All edge servers, in the job's order.
-    layout : Layout
-    """
+    """The third edge server's part: deals random numbers to the first two of `edges`."""
 
     def __init__(self, party: Party, edges: Sequence[str], layout: Layout) -> None:
         self._party, self._edges, self._layout = party, edges, layout
         self._mask = np.empty((0, layout.columns), np.uint64)
 
     def serve(self) -> None:
-        """Deal what is wanted until there is enough.
-
-        Raises
-        ------
-        PeerError
-            When one of the two is lost, or the first wants what the protocol does not allow.
-        """
+        """Deal until the first edge server wants no more; PeerError if one is lost or the first breaks the protocol."""
         first = self._edges[0]
         while True:
-            match self._party.receive(first, WantedRows, WantedLevel, WantedLeaves, Enough):
+            match self._party.receive(first, WantedRows, WantedLevel, WantedLeaves, DealingEnd):
                 case WantedRows(rows=rows):
                     self._mask, keys = deal_mask(rows, self._layout.columns)
                     self._deal(keys, _NONE)
@@ -131,21 +116,12 @@ class Dealer:
                     return
 
     def _deal(self, keys: Keys, corrections: Words) -> None:
-        self._party.send(self._edges[0], Dealt(keys[0], Array.of(_NONE)))
-        self._party.send(self._edges[1], Dealt(keys[1], Array.of(corrections)))
+        self._party.send(self._edges[0], DealtCorrections(keys[0], Array.of(_NONE)))
+        self._party.send(self._edges[1], DealtCorrections(keys[1], Array.of(corrections)))
 
 
 class AdditiveRouting:
-    """An edge server's work on additive shares, as one of the first two; see `crowd_shares.Routing`.
-
-    Parameters
-    ----------
-    party : Party
-        Connected with the other one and the dealer.
-    edges : sequence of str
-        All edge servers, in the job's order.
-    layout : Layout
-    """
+    """Computation on additive shares, at one of the first two edge servers; see `shares.Routing` for the methods."""
 
     def __init__(self, party: Party, edges: Sequence[str], layout: Layout) -> None:
         self._party, self._edges, self._dealer = party, list(edges[:2]), edges[2]
@@ -187,14 +163,16 @@ class AdditiveRouting:
     def rest(self) -> None:
         """See `Routing`."""
         if self._own == 0:
-            self._party.send(self._dealer, Enough())
+            self._party.send(self._dealer, DealingEnd())
 
     def _dealt(self, wanted: Message, corrections: int) -> tuple[bytes, Words]:
-        """Have the dealer deal; `corrections` are for the second edge server."""
+        """Have the dealer deal; the second edge server gets so many `corrections`."""
         if self._own == 0:
             self._party.send(self._dealer, wanted)
-        dealt, shape = self._party.receive(self._dealer, Dealt), (self._own * corrections,)
-        return dealt.key, view(dealt.corrections, np.uint64, shape, peer=self._dealer, what="Dealt.corrections")
+        dealt, shape = self._party.receive(self._dealer, DealtCorrections), (self._own * corrections,)
+        return dealt.key, view(
+            dealt.corrections, np.uint64, shape, peer=self._dealer, what="DealtCorrections.corrections"
+        )
 
     def _run(self, program: Program[Result]) -> Result:
         return play_among(self._party, self._edges, program)

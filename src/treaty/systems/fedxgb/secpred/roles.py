@@ -1,4 +1,4 @@
-"""Prediction for new rows by a model that nobody but its server knows, on shares among edge servers (SecPred).
+"""Prediction for new rows by a model that only its server knows, on shares among edge servers (SecPred).
 
 Liu et al., "Boosting Privately", ICDCS 2020. Roles: the server, which has a FedXGB model; edge servers; users, who have
 rows and get predictions.
@@ -6,20 +6,20 @@ rows and get predictions.
 ====================  ====================  ================================================  =====================
 message               from -> to            content                                           protection
 ====================  ====================  ================================================  =====================
-`Terms`               server -> each edge;  columns and bins of training, outputs, base       TLS
+`PredictionTerms`     server -> each edge;  columns and bins of training, outputs, base       TLS
                       first edge -> users   margin, most rows of a user
-`Grown`               server -> each edge   how many trees, and of what depth                 TLS
-`Rows`                user -> each edge     shares of its binned rows                         secret shares
-`Came`                edge <-> edge         whose shares came, and of how many rows           TLS
-`Next`                each edge -> server   it is ready for more trees                        TLS
-`Hidden`              server -> each edge   shares of the splits of a level of some trees     secret shares
-`HiddenLeaves`        server -> each edge   shares of their leaf values                       secret shares
-`Exchanged`           edge <-> edge         what `secure_routing` or `additive_routing` says  secret shares
-`Valued`              each edge -> user     shares of its rows' sums of leaf values           for that user alone
+`ModelSize`           server -> each edge   how many trees, and of what depth                 TLS
+`RowShares`           user -> each edge     shares of its binned rows                         secret shares
+`RowCounts`           edge <-> edge         whose shares came, and of how many rows           TLS
+`TreesRequest`        each edge -> server   it is ready for more trees                        TLS
+`SplitShares`         server -> each edge   shares of the splits of a level of some trees     secret shares
+`LeafShares`          server -> each edge   shares of their leaf values                       secret shares
+`SharedNumbers`       edge <-> edge         what `secure_routing` or `additive_routing` says  secret shares
+`ValueShares`         each edge -> user     shares of its rows' sums of leaf values           for that user alone
 ====================  ====================  ================================================  =====================
 
-With ``comparison="additive"`` there are three edge servers, of whom the third gets `Terms` and `Grown` alone and deals
-random numbers to the others (`crowd_dealer`).
+With ``comparison="additive"`` there are three edge servers, of whom the third gets only `PredictionTerms` and
+`ModelSize` and deals random numbers to the others (`dealer`).
 
 Adversary: honest but curious, of whom at most (edges - 1) // 2 edge servers collude: one of three, whoever it is; with
 any users, or with the server.
@@ -29,11 +29,11 @@ all); how many trees there are, and how deep the deepest is, to which all are fi
 what all users of the training were told: quantiles of all columns and frequent categories. No path and no tree's own
 value is opened to anybody.
 
-Whoever may ask for made-up rows finds out the model little by little, faster with shares of numbers that are no bins,
-which nobody notices. Hence `most_rows`, which is of one run: whoever plays an edge server is to count over all runs.
+A user who asks for made-up rows finds out the model little by little, faster with shares of numbers other than bins,
+which nobody notices. Hence `most_rows`, which holds for one run: an edge server has to count over all runs.
 
-Rows are shared as bins, which are the ones of training: cuts made of the model's own thresholds would tell users these.
-A split that is not at a cut of the bins is refused.
+Rows are shared as the bins of training: bins made of the model's own thresholds would tell users these. A split that is
+not at a cut of the bins is refused.
 """
 
 from __future__ import annotations
@@ -52,51 +52,50 @@ from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
-from treaty.systems.fedxgb.authority import gather_sound
+from treaty.systems.fedxgb.authority import PATIENCE, gather_sound
 from treaty.systems.fedxgb.secpred.complete_trees import complete_tree, depth_of
 from treaty.systems.fedxgb.secpred.dealer import Dealer
 from treaty.systems.fedxgb.secpred.routing import (
-    Hidden,
-    HiddenLeaves,
     HiddenModel,
     HiddenRows,
-    Rows,
+    LeafShares,
+    RowShares,
     SharedRows,
-    Valued,
+    SplitShares,
+    ValueShares,
     come_to_all,
     layout_of,
 )
 from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, shares_of
-from treaty.systems.horizontal.quantiles import Agreed, unpack_bins
+from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import Categories, schema_of
 
-PATIENCE = 60.0  # seconds that users have to share their rows
 MOST_VALUE = 2.0**30  # of a prediction: it is opened with 32 fractional bits
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 _NUMBERS = 1 << 19  # of the splits of a level that are sent at once
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Terms(Message):
+class PredictionTerms(Message):
     """What users and edge servers know; bins as users of the training were told them."""
 
     names: list[str]
     categories: Categories
-    bins: Agreed
+    bins: CommonBins
     n_outputs: _AtLeastOne
     base_margin: float
     most_rows: _AtLeastOne | None
     comparison: Comparison
 
 
-class Grown(Message):
-    """How many trees there are, and how many levels of splits, dummies included."""
+class ModelSize(Message):
+    """How many trees there are, and how many levels of splits each has, dummies included."""
 
     trees: _AtLeastOne
     depth: Annotated[int, msgspec.Meta(ge=0, le=24)]
 
 
-class Next(Message):
+class TreesRequest(Message):
     """The sender is ready for more trees."""
 
 
@@ -111,39 +110,21 @@ def server(
     most_rows: int | None = None,
     comparison: Comparison = "shamir",
 ) -> None:
-    """Have rows predicted, without learning whose.
+    """Have rows predicted by a FedXGB model, without learning whose; more than `most_rows` of a user are refused.
 
-    Parameters
-    ----------
-    party : Party
-        Connected with all edge servers.
-    part : ModelPart
-        A FedXGB model, as its server has it.
-    edges : sequence of str
-        Three or more.
-    most_rows : int or None
-        More rows of one user are refused.
-    comparison : {"shamir", "additive"}, default "shamir"
-        How rows and model are shared, see `crowd_shares`.
-
-    Raises
-    ------
-    ConfigError
-        When edge servers are too few or, for "additive", other than three; when the model has no bins or trees, splits
-        elsewhere than at cuts of the bins, or values above 2^30.
-    PeerError
-        When an edge server is lost, or sends what the protocol does not allow.
+    Raises ConfigError when edge servers are too few or, for "additive", other than three; when the model has no bins or
+    trees, splits elsewhere than at cuts of the bins, or values above 2^30.
     """
     check_edges(comparison, len(edges))
     forest, n_features = part.forest, len(part.schema.names)
     if forest is None or not forest.trees or not part.bins:
         raise ConfigError('expected a model of protocol "fedxgb" with its bins and some trees, got another one')
-    agreed = decode_body(part.bins, Agreed, peer=party.name)
+    agreed = decode_body(part.bins, CommonBins, peer=party.name)
     bins = unpack_bins(agreed, part.schema, MOST_BINS, party.name)
     depths = [depth_of(tree) for tree in forest.trees]
     if sum(float(np.abs(tree.value).max()) for tree in forest.trees) >= MOST_VALUE:
         raise ConfigError("expected predictions below 2^30, so that they can be opened; scale the target down")
-    terms = Terms(
+    terms = PredictionTerms(
         names=list(part.schema.names),
         categories=[None if c is None else list(c) for c in part.schema.categories],
         bins=msgspec.structs.replace(agreed, grad_clip=0.0, weight_bound=0.0),  # which tell of targets and weights
@@ -157,12 +138,12 @@ def server(
     at_once = max(1, _NUMBERS // (layout.columns << max(depth - 1, 0)))
     for edge in edges:
         party.send(edge, terms)
-        party.send(edge, Grown(len(forest.trees), depth))
+        party.send(edge, ModelSize(len(forest.trees), depth))
     model = HiddenModel(party, edges, layout, comparison)
     for start in range(0, len(forest.trees), at_once):
         complete = [complete_tree(tree, part.splits, bins, depth) for tree in forest.trees[start : start + at_once]]
         for edge in model.holders:
-            party.receive(edge, Next)
+            party.receive(edge, TreesRequest)
         for level in range(depth):
             model.split([splits[level] for splits, _ in complete])
         model.finish(np.stack([values for _, values in complete]))
@@ -181,30 +162,13 @@ def edge(
     threads: int = 1,
     comparison: Comparison = "shamir",
 ) -> None:
-    """Predict users' rows with the other edge servers.
+    """Predict the rows of `users` with the other edge servers; `edges` are all of them, in the job's order.
 
-    Parameters
-    ----------
-    party : Party
-        Connected with the server, all edge servers and all users.
-    edges : sequence of str
-        All of them, in the job's order.
-    users : sequence of str
-        Who may ask.
-    patience : float
-        Seconds that users have to share their rows, or take a message; who has not by then is not told anything.
-    comparison : {"shamir", "additive"}, default "shamir"
-        What it consents to, see `crowd_shares`.
-
-    Raises
-    ------
-    ConfigError
-        When the server says another comparison.
-    CryptoError, PeerError
-        When the server or another edge server is lost, or sends what the protocol does not allow.
+    A user that has not shared its rows, or taken a message, within `patience` seconds gets nothing. Raises ConfigError
+    when the server says a comparison other than `comparison`, to which this edge server consents.
     """
     party.may_lose(users)
-    terms, grown = party.receive(server, Terms), party.receive(server, Grown)
+    terms, grown = party.receive(server, PredictionTerms), party.receive(server, ModelSize)
     _check_comparison(comparison, terms, party.name)
     if party.name == edges[0]:
         party.send_each(dict.fromkeys(users, terms), timeout=patience)
@@ -212,17 +176,17 @@ def edge(
     shares = shares_of(comparison, layout, edges)
     if party.name == shares.dealer:
         dealer = Dealer(party, edges, layout)
-        for _ in ("the rows' mask", "all levels and leaves"):
-            dealer.serve()
+        dealer.serve()  # the mask of the rows
+        dealer.serve()  # all levels and leaves
         return
     held = HiddenRows(party, edges, server, layout, comparison, threads)
-    came = gather_sound(party, users, Rows, timeout=patience)
+    came = gather_sound(party, users, RowShares, timeout=patience)
     counts = {name: came[name].shares.shape[0] for name in held.take(came)}
     most = terms.most_rows or max(counts.values(), default=0)
     held.keep(come_to_all(party, held.holders, {name: rows for name, rows in counts.items() if rows <= most}))
     totals, done = np.zeros((terms.n_outputs, held.n_rows, *shares.number), np.uint64), 0
     while done < grown.trees:
-        party.send(server, Next())
+        party.send(server, TreesRequest())
         splits, leaves = _some_trees(party, server, layout.columns, shares.number, grown.depth, grown.trees - done)
         outputs = (done + np.arange(len(leaves))) % terms.n_outputs
         length = max(1, min(_AT_ONCE // len(leaves), 4 * _AT_ONCE // (len(leaves) << grown.depth)))
@@ -233,7 +197,7 @@ def edge(
         done += len(leaves)
     held.routing.rest()
     party.send_each({
-        name: Valued(Array.of(np.ascontiguousarray(totals[:, rows]))) for name, rows in held.parts.items()
+        name: ValueShares(Array.of(np.ascontiguousarray(totals[:, rows]))) for name, rows in held.parts.items()
     }, timeout=patience)  # fmt: skip
 
 
@@ -241,17 +205,17 @@ def _some_trees(
     party: Party, server: str, columns: int, number: tuple[int, ...], depth: int, most: int
 ) -> tuple[list[tuple[Words, Words]], Words]:
     """Receive some trees: shares of weights and thresholds of each level, and of leaf values."""
-    levels = [party.receive(server, Hidden) for _ in range(depth)]
-    told = party.receive(server, HiddenLeaves).values
-    leaves = view(told, np.uint64, (None, 1 << depth, *number), peer=server, what="HiddenLeaves.values")
+    levels = [party.receive(server, SplitShares) for _ in range(depth)]
+    told = party.receive(server, LeafShares).values
+    leaves = view(told, np.uint64, (None, 1 << depth, *number), peer=server, what="LeafShares.values")
     trees = len(leaves)
     if not 1 <= trees <= most:
-        raise PeerProtocolError(server, f"expected 1 to {most} trees, got {trees} - at HiddenLeaves from {server}")
+        raise PeerProtocolError(server, f"expected 1 to {most} trees, got {trees} - at LeafShares from {server}")
     splits = []
     for k, level in enumerate(levels):
         shape = trees, 1 << k
-        weights = view(level.weights, np.uint64, (*shape, columns, *number), peer=server, what="Hidden.weights")
-        thresholds = view(level.thresholds, np.uint64, (*shape, *number), peer=server, what="Hidden.thresholds")
+        weights = view(level.weights, np.uint64, (*shape, columns, *number), peer=server, what="SplitShares.weights")
+        thresholds = view(level.thresholds, np.uint64, (*shape, *number), peer=server, what="SplitShares.thresholds")
         splits.append((weights, thresholds))
     return splits, leaves
 
@@ -279,34 +243,13 @@ def _values(
 
 
 def user(party: Party, table: Table, *, edges: Sequence[str], comparison: Comparison = "shamir") -> NDArray[np.float64]:
-    """Get predictions of own rows.
+    """Return the margins of own rows, float64 (n_rows, n_outputs): those of the plain model.
 
-    Parameters
-    ----------
-    party : Party
-        Connected with all edge servers.
-    table : Table
-        Made with the model's schema.
-    edges : sequence of str
-        All of them, in the job's order.
-    comparison : {"shamir", "additive"}, default "shamir"
-        What it consents to, see `crowd_shares`.
-
-    Returns
-    -------
-    float64 (n_rows, n_outputs)
-        Margins: those of the plain model; bit for bit where its base margin is a multiple of 2^-32, as leaf values are.
-
-    Raises
-    ------
-    ConfigError
-        When the server says another comparison.
-    DataError
-        When the table has another schema, or more rows than may be asked for.
-    CryptoError, PeerError
-        When an edge server is lost, or sends what the protocol does not allow.
+    They agree bit for bit where the base margin is a multiple of 2^-32, as leaf values are. `table` is made with the
+    model's schema. Raises ConfigError when the server says another comparison, DataError when the table has another
+    schema, or more rows than may be asked for.
     """
-    terms = party.receive(edges[0], Terms)
+    terms = party.receive(edges[0], PredictionTerms)
     _check_comparison(comparison, terms, party.name)
     if terms.most_rows is not None and table.n_rows > terms.most_rows:
         raise DataError(f"expected at most {terms.most_rows} rows of a user, got {table.n_rows} - at {party.name}")
@@ -317,12 +260,7 @@ def user(party: Party, table: Table, *, edges: Sequence[str], comparison: Compar
 
 
 def check_edges(comparison: Comparison, edges: int) -> None:
-    """Refuse too few edge servers, or edge servers that would have nothing to do.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Raise ConfigError when edge servers are too few, or some would have nothing to do."""
     if edges < 3:
         raise ConfigError(f"expected 3 edge servers or more, got {edges}: a hidden model is shared among them")
     if comparison == "additive" and edges != 3:
@@ -332,7 +270,7 @@ def check_edges(comparison: Comparison, edges: int) -> None:
         )
 
 
-def _check_comparison(own: Comparison, terms: Terms, name: str) -> None:
+def _check_comparison(own: Comparison, terms: PredictionTerms, name: str) -> None:
     if terms.comparison != own:
         raise ConfigError(
             f'expected comparison="{own}", to which {name} consents, got "{terms.comparison}" of the server; agree on '
@@ -340,5 +278,5 @@ def _check_comparison(own: Comparison, terms: Terms, name: str) -> None:
         )
 
 
-def _bins(terms: Terms, peer: str) -> Bins:
+def _bins(terms: PredictionTerms, peer: str) -> Bins:
     return unpack_bins(terms.bins, schema_of(terms.names, terms.categories), MOST_BINS, peer)

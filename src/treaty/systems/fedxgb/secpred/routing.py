@@ -3,29 +3,28 @@
 ====================  ====================  ================================================  =====================
 message               from -> to            content                                           protection
 ====================  ====================  ================================================  =====================
-`Rows`                user -> each holder   shares of its binned rows, once                   secret shares
-`Have`, `Everybody`   holders -> server     whose rows all holders have                       TLS
-                      -> all
-`Hidden`              server -> each        shares of a level's splits in all slots           secret shares
+`RowShares`           user -> each holder   shares of its binned rows, once                   secret shares
+`HeldRows`,           holders -> server     whose rows all holders have                       TLS
+`RowOwners`           -> all
+`SplitShares`         server -> each        shares of a level's splits in all slots           secret shares
                       holder
-`Exchanged`           holder <-> holder     what `secure_routing` or `additive_routing` says  secret shares, TLS
-`Routed`              each holder -> user   shares of the side its rows go to                 for that user alone
-`HiddenLeaves`        server -> each        shares of the leaf values in all slots            secret shares
+`SharedNumbers`       holder <-> holder     what `secure_routing` or `additive_routing` says  secret shares, TLS
+`SideShares`          each holder -> user   shares of the side its rows go to                 for that user alone
+`LeafShares`          server -> each        shares of the leaf values in all slots            secret shares
                       holder
-`Valued`              each holder -> user   shares of its rows' leaf values                   for that user alone
+`ValueShares`         each holder -> user   shares of its rows' leaf values                   for that user alone
 `Turn`                server -> others ->   that rows go down a level, or get leaf values     TLS
                       users
 ====================  ====================  ================================================  =====================
 
-Holders of shares are all edge servers, or the first two, for whom the third deals (`crowd_dealer`); `crowd_shares` says
-who may collude. What users are sent is shared so that it tells them, together with any of those, what it opens to and
-no more. Rows of everybody go down every tree, also of those who take no part in it: whoever returns has followed.
-Holders learn how many rows each user has.
+Holders of shares are all edge servers, or the first two, for whom the third deals (`dealer`); `shares` says who may
+collude. Shares sent to users tell them, together with those who may collude, what they open to and no more. Everybody's
+rows go down every tree, also those of users who take no part in it, so that these can return. Holders learn how many
+rows each user has.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -41,67 +40,70 @@ from treaty.systems.fedxgb.secpred.dealer import AdditiveRouting
 from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, ShamirRouting, shares_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
 
-logger = logging.getLogger(__name__)
-
 _MOST_VALUE = 2.0 ** (61 - VALUE_BITS)
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take up to a kilobyte each
 
 # Axes `*` below are those of a share of a number (`Shares.number`): 2, or none.
 
 
-class Rows(Message):
+class RowShares(Message):
     """A user's rows, uint64 (n, columns, *): the receiver's shares of them. Tell how many there are."""
 
     shares: Array
 
 
-class Have(Message):
-    """Users whose rows an edge server has, and how many."""
+class HeldRows(Message):
+    """Users whose rows a holder has, and how many."""
 
     users: dict[str, int]
 
 
-class Everybody(Message):
+class RowOwners(Message):
     """Users whose rows all holders of shares have, in the order in which these keep them."""
 
     users: list[str]
 
 
-class Hidden(Message):
+class SplitShares(Message):
     """Splits of a level, the receiver's shares: weights (trees, slots, columns, *), thresholds (trees, slots, *)."""
 
     weights: Array
     thresholds: Array
 
 
-class HiddenLeaves(Message):
+class LeafShares(Message):
     """Leaf values, the receiver's shares: uint64 (trees, slots, *)."""
 
     values: Array
 
 
-class Came(Message):
+class RowCounts(Message):
     """Whose rows reached the sending edge server, and how many."""
 
     users: dict[str, int]
 
 
-class Routed(Message):
+class SideShares(Message):
     """The sender's shares of whether the receiver's rows go left, uint64 (trees, n, 2) or uint8 (trees, n)."""
 
     shares: Array
 
 
-class Valued(Message):
+class ValueShares(Message):
     """The sender's shares of the leaf values of the receiver's rows, uint64 (trees, n, *)."""
 
     shares: Array
 
 
 class Turn(Message):
-    """Holders of shares take all rows down a level, or find their leaf values."""
+    """The holders now take all rows down a level, or (`leaves`) find their leaf values."""
 
     leaves: bool
+
+    @property
+    def last(self) -> bool:
+        """Whether it ends the tree."""
+        return self.leaves
 
 
 def layout_of(bins: Bins, may_miss: NDArray[np.bool_]) -> Layout:
@@ -117,23 +119,9 @@ def layout_of(bins: Bins, may_miss: NDArray[np.bool_]) -> Layout:
 
 
 class HiddenModel:
-    """The server's end: shares splits and leaf values of trees among the edge servers.
+    """The server's part: shares splits and leaf values of trees among the `holders`, some or all of the edge servers.
 
-    Parameters
-    ----------
-    party : Party
-    edges : sequence of str
-        All of them, in the job's order.
-    layout : Layout
-    comparison : {"shamir", "additive"}, default "shamir"
-        How, see `crowd_shares`.
-    turns : bool, default False
-        Whether edge servers without shares are told when it is whose turn.
-
-    Attributes
-    ----------
-    holders : list of str
-        The edge servers that get shares.
+    With `turns` the other edge servers are told what the holders do.
     """
 
     def __init__(
@@ -149,15 +137,9 @@ class HiddenModel:
         self.holders = self._shares.holders
         self._others = [edge for edge in edges if edge not in self.holders] if turns else []
 
-    def everybody(self) -> list[str]:
-        """Return users whose rows all holders of shares have.
-
-        Raises
-        ------
-        PeerProtocolError
-            When there are none.
-        """
-        have = [self._party.receive(edge, Have).users for edge in self.holders]
+    def row_owners(self) -> list[str]:
+        """Return users whose rows all holders have; PeerProtocolError when there are none."""
+        have = [self._party.receive(edge, HeldRows).users for edge in self.holders]
         both = [name for name, rows in have[0].items() if all(users.get(name) == rows for users in have[1:])]
         if not both:
             raise PeerProtocolError(self.holders[0], "expected some users whose rows all edge servers have, got none")
@@ -173,12 +155,12 @@ class HiddenModel:
         thresholds = np.array([[split[1] for split in of_tree] for of_tree in encoded])
         shares = self._shares.share(weights), self._shares.share(thresholds)
         for edge, of_weights, of_thresholds in zip(self.holders, *shares, strict=True):
-            self._party.send(edge, Hidden(Array.of(of_weights), Array.of(of_thresholds)))
+            self._party.send(edge, SplitShares(Array.of(of_weights), Array.of(of_thresholds)))
         for edge in self._others:
             self._party.send(edge, Turn(leaves=False))
 
     def finish(self, values: NDArray[np.float64]) -> None:
-        """Tell every user the values of its rows, float64 (trees, slots) being those of all leaves."""
+        """Have every user told the values of its rows, given those of all leaves, float64 (trees, slots)."""
         if np.any(np.abs(values) >= _MOST_VALUE):
             raise DataError(
                 f"expected leaf values below {_MOST_VALUE:g}, which shares can hold, got {np.abs(values).max():g}: "
@@ -186,7 +168,7 @@ class HiddenModel:
             )
         scaled = np.rint(values * 2.0**VALUE_BITS).astype(np.int64)
         for edge, shares in zip(self.holders, self._shares.share(scaled), strict=True):
-            self._party.send(edge, HiddenLeaves(Array.of(shares)))
+            self._party.send(edge, LeafShares(Array.of(shares)))
         for edge in self._others:
             self._party.send(edge, Turn(leaves=True))
 
@@ -197,27 +179,7 @@ class HiddenModel:
 class HiddenRows:
     """A holder's shares of everybody's rows, and of where they are in the trees of a round.
 
-    Parameters
-    ----------
-    party : Party
-        Connected with all edge servers and users; one of the holders.
-    edges : sequence of str
-        All of them, in the job's order.
-    server : str
-    layout : Layout
-    comparison : {"shamir", "additive"}, default "shamir"
-    threads : int, default 1
-
-    Attributes
-    ----------
-    holders : list of str
-        The edge servers that have shares.
-    parts : dict of str to slice
-        Which of the rows that are kept are whose.
-    n_rows : int
-        How many these are.
-    routing : Routing
-        What is computed with the other holders.
+    `parts` says which of the `n_rows` rows are whose; `routing` computes with the other `holders`.
     """
 
     def __init__(
@@ -241,12 +203,12 @@ class HiddenRows:
         self.n_rows = 0
         self._paths: Words | None = None
 
-    def take(self, users: Mapping[str, Rows]) -> dict[str, int]:
-        """Take users' rows; return how many there are of those whose shares are what the protocol allows."""
+    def take(self, users: Mapping[str, RowShares]) -> dict[str, int]:
+        """Take users' rows; return how many each has, of users whose shares the protocol allows."""
         shape = (None, self._layout.columns, *self._shares.number)
         for name, rows in users.items():
             try:
-                shares = view(rows.shares, np.uint64, shape, peer=name, what="Rows.shares")
+                shares = view(rows.shares, np.uint64, shape, peer=name, what="RowShares.shares")
                 self._shares.check(shares, "shares of rows")
             except (PeerProtocolError, CryptoError):
                 continue
@@ -254,16 +216,10 @@ class HiddenRows:
         return {name: len(shares) for name, shares in self._of.items()}
 
     def keep(self, users: Sequence[str]) -> None:
-        """Keep the rows of some users, in this order.
-
-        Raises
-        ------
-        CryptoError, PeerError
-            When there are none of a user, or what another edge server sent is not what the protocol allows.
-        """
+        """Keep the rows of some users, in this order; CryptoError or PeerError when a user's are missing."""
         if not self._of.keys() >= set(users):
             raise PeerProtocolError(
-                self._server, f"expected users whose rows are here - at Everybody from {self._server}"
+                self._server, f"expected users whose rows are here - at RowOwners from {self._server}"
             )
         ends = np.cumsum([0, *(len(self._of[name]) for name in users)]).tolist()
         self.parts = {name: slice(a, b) for name, a, b in zip(users, ends[:-1], ends[1:], strict=True)}
@@ -277,20 +233,17 @@ class HiddenRows:
         """Put all rows at the root again."""
         self._paths = None
 
-    def route(self, hidden: Hidden) -> dict[str, Routed]:
+    def route(self, hidden: SplitShares) -> dict[str, SideShares]:
         """Take all rows down a level; return what each user is told.
 
-        Raises
-        ------
-        PeerProtocolError, CryptoError
-            When what the server or another edge server sent is not what the protocol allows.
+        Raises PeerProtocolError or CryptoError when the server or another edge server broke the protocol.
         """
         columns, n_slots = self._layout.columns, 1 if self._paths is None else self._paths.shape[1]
         number, server = self._shares.number, self._server
         shape = None, n_slots, columns, *number
-        weights = view(hidden.weights, np.uint64, shape, peer=server, what="Hidden.weights")
+        weights = view(hidden.weights, np.uint64, shape, peer=server, what="SplitShares.weights")
         of_slots = len(weights), n_slots, *number
-        thresholds = view(hidden.thresholds, np.uint64, of_slots, peer=server, what="Hidden.thresholds")
+        thresholds = view(hidden.thresholds, np.uint64, of_slots, peer=server, what="SplitShares.thresholds")
         bits, paths = [], []
         for part in self._pieces(len(weights)):
             before = None if self._paths is None else self._paths[:, :, part]
@@ -299,15 +252,14 @@ class HiddenRows:
             paths.append(routed[1])
         self.routing.rest()
         whole, self._paths = np.concatenate(bits, axis=1), np.concatenate(paths, axis=2)
-        return {name: Routed(Array.of(np.ascontiguousarray(whole[:, part]))) for name, part in self.parts.items()}
+        return {name: SideShares(Array.of(np.ascontiguousarray(whole[:, part]))) for name, part in self.parts.items()}
 
-    def value(self, leaves: HiddenLeaves) -> dict[str, Valued]:
-        """Find the leaf values of all rows; return what each user is told."""
-        if self._paths is None:
-            raise PeerProtocolError(self._server, f"expected splits before leaf values - from {self._server}")
+    def value(self, leaves: LeafShares) -> dict[str, ValueShares]:
+        """Find the leaf values of all rows, below at least one level; return what each user is told."""
+        assert self._paths is not None
         trees, n_slots = self._paths.shape[:2]
         shape = trees, n_slots, *self._shares.number
-        values = view(leaves.values, np.uint64, shape, peer=self._server, what="HiddenLeaves.values")
+        values = view(leaves.values, np.uint64, shape, peer=self._server, what="LeafShares.values")
         found = [
             np.concatenate([
                 self.routing.leaves(self._paths[tree][:, part], values[tree]) for part in self._pieces(1)
@@ -316,7 +268,7 @@ class HiddenRows:
         ]  # fmt: skip
         self.routing.rest()
         whole = np.stack(found)
-        return {name: Valued(Array.of(np.ascontiguousarray(whole[:, part]))) for name, part in self.parts.items()}
+        return {name: ValueShares(Array.of(np.ascontiguousarray(whole[:, part]))) for name, part in self.parts.items()}
 
     def _pieces(self, trees: int) -> list[slice]:
         length = max(1, _AT_ONCE // trees)
@@ -324,11 +276,11 @@ class HiddenRows:
 
 
 def come_to_all(party: Party, edges: Sequence[str], users: Mapping[str, int]) -> list[str]:
-    """Return users of whom all edge servers have as many rows, in the same order at all; `users` are the own ones."""
+    """Return users of whom all edge servers have equally many rows, sorted; `users` are those of this edge server."""
     others = [edge for edge in edges if edge != party.name]
     for edge in others:
-        party.send(edge, Came(dict(users)))
-    told = [party.receive(edge, Came).users for edge in others]
+        party.send(edge, RowCounts(dict(users)))
+    told = [party.receive(edge, RowCounts).users for edge in others]
     return sorted(name for name, rows in users.items() if all(of.get(name) == rows for of in told))
 
 
@@ -336,18 +288,7 @@ def come_to_all(party: Party, edges: Sequence[str], users: Mapping[str, int]) ->
 
 
 class SharedRows:
-    """A user's end: shares its rows, and opens what the edge servers tell it of them.
-
-    Parameters
-    ----------
-    party : Party
-        Connected with all edge servers.
-    edges : sequence of str
-        All of them, in the job's order.
-    layout : Layout
-    codes : uint8 (n_rows, n_features)
-    comparison : {"shamir", "additive"}, default "shamir"
-    """
+    """A user's part: shares its rows, `codes` uint8 (n_rows, n_features), and opens what holders tell it of them."""
 
     def __init__(
         self,
@@ -359,21 +300,21 @@ class SharedRows:
     ) -> None:
         self._party, self._n_rows, self._of = party, len(codes), shares_of(comparison, layout, edges)
         for edge, shares in zip(self._of.holders, self._of.share(layout.encode_rows(codes)), strict=True):
-            party.send(edge, Rows(Array.of(np.ascontiguousarray(shares))))
+            party.send(edge, RowShares(Array.of(np.ascontiguousarray(shares))))
 
-    def left(self, told: Mapping[str, Routed], trees: int) -> NDArray[np.bool_]:
-        """Return which rows go left in each tree, bool (trees, n_rows); `told` is what holders have said before."""
-        said = {edge: told.get(edge) or self._party.receive(edge, Routed) for edge in self._of.holders}
+    def left(self, told: Mapping[str, SideShares], trees: int) -> NDArray[np.bool_]:
+        """Return which rows go left in each tree, bool (trees, n_rows); `told` is what holders have already said."""
+        said = {edge: told.get(edge) or self._party.receive(edge, SideShares) for edge in self._of.holders}
         shape = trees, self._n_rows, *(self._of.number if self._of.bit is np.uint64 else ())
         return self._of.bits(
-            np.stack([view(of.shares, self._of.bit, shape, peer=e, what="Routed.shares") for e, of in said.items()])
+            np.stack([view(of.shares, self._of.bit, shape, peer=e, what="SideShares.shares") for e, of in said.items()])
         )
 
-    def values(self, told: Mapping[str, Valued], trees: int) -> NDArray[np.float64]:
+    def values(self, told: Mapping[str, ValueShares], trees: int) -> NDArray[np.float64]:
         """Return the rows' leaf values in each tree, float64 (trees, n_rows); `told` as in `left`."""
-        said = {edge: told.get(edge) or self._party.receive(edge, Valued) for edge in self._of.holders}
+        said = {edge: told.get(edge) or self._party.receive(edge, ValueShares) for edge in self._of.holders}
         shape = trees, self._n_rows, *self._of.number
         opened = self._of.integers(
-            np.stack([view(of.shares, np.uint64, shape, peer=e, what="Valued.shares") for e, of in said.items()])
+            np.stack([view(of.shares, np.uint64, shape, peer=e, what="ValueShares.shares") for e, of in said.items()])
         )
         return opened / 2.0**VALUE_BITS

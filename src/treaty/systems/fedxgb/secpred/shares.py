@@ -6,21 +6,23 @@
 "shamir"      all edge servers                           at most (edges - 1) // 2 edge servers, with users, or with the
                                                          server, who knows the model
 "additive"    the first two edge servers; the third      no two of the first three edge servers; each with users, or
-              deals random numbers (`crowd_dealer`)      with the server, who knows the model
+              deals random numbers (`dealer`)            with the server, who knows the model
 ============  =========================================  ==============================================================
 
-A user adds to that what it is told of its own rows, and nothing else. Under "additive" that takes shares made anew by
-the first two (`fresh_shares`): in those that they compute the dealer and a user would find the model.
+A user who colludes adds what it is told of its own rows, and nothing else. Under "additive" that takes shares which the
+first two re-randomise (`fresh_shares`): from those that they compute, the dealer and a user would find the model.
 
-Of three edge servers both say the same: whoever has one has nothing. Of five, two may collude under "shamir" alone.
-Under "shamir" a wrong share is often noticed, under "additive" never. The server could deal as well, being assumed not
-to collude with edge servers; but then it would learn for how many rows predictions are asked, and all rows together
-with one edge server, with which it now learns none.
+With three edge servers both mean the same: one of them alone has nothing. With five, two may collude under "shamir"
+only. Under "shamir" a wrong share is often noticed, under "additive" never. The server could deal as well, being
+assumed not to collude with edge servers; but then it would learn for how many rows predictions are asked, and together
+with one edge server all rows, while with one it now learns none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -41,54 +43,31 @@ Bits = NDArray[Any]
 Result = TypeVar("Result")
 
 
-class Exchanged(Message):
-    """Numbers of one round among edge servers."""
+class SharedNumbers(Message):
+    """Shares of numbers, in one round among edge servers."""
 
     numbers: Array
 
 
-class Shares(Protocol):
-    """How numbers are shared.
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How numbers and bits are shared and opened."""
 
-    Attributes
-    ----------
-    holders : list of str
-        The edge servers that have shares, in order.
-    dealer : str or None
-        The one who deals random numbers to them, if they need any.
-    number : tuple of int
-        The shape of a share of a number, uint64: two words, or one.
-    bit : type
-        Of a share of a bit that users are sent: np.uint64, which is shared as a number is, or np.uint8, in one piece.
-    """
-
-    holders: list[str]
-    dealer: str | None
-    number: tuple[int, ...]
-    bit: type[np.uint64] | type[np.uint8]
-
-    def share(self, values: NDArray[np.int64]) -> Words:
-        """Share numbers: int64 (...) -> uint64 (holders, ..., *number)."""
-        ...
-
-    def check(self, shares: Words, what: str) -> None:
-        """Refuse what are no shares: CryptoError."""
-        ...
-
-    def integers(self, shares: Words) -> NDArray[np.int64]:
-        """Open numbers; CryptoError when shares do not belong together, as far as that is noticed."""
-        ...
-
-    def bits(self, shares: Bits) -> NDArray[np.bool_]:
-        """Open bits."""
-        ...
+    holders: list[str]  # the edge servers that have shares, in order
+    dealer: str | None  # deals random numbers to them, if they need any
+    number: tuple[int, ...]  # shape of a share of a number, uint64: two words, or one
+    bit: type[np.uint64] | type[np.uint8]  # of a share of a bit for users: shared as a number is, or in one piece
+    share: Callable[[NDArray[np.int64]], Words]  # int64 (...) -> uint64 (holders, ..., *number)
+    check: Callable[[Words, str], None]  # CryptoError for numbers that cannot be shares of what the text says
+    integers: Callable[[Words], NDArray[np.int64]]  # opens numbers; CryptoError for shares seen to be inconsistent
+    bits: Callable[[Bits], NDArray[np.bool_]]  # opens bits
 
 
 class Routing(Protocol):
-    """An edge server's work on shares, together with the others; see `secure_routing` for shapes.
+    """Computation on shares, at an edge server together with the others; see `secure_routing` for shapes.
 
-    Every call raises CryptoError or PeerError when shapes do not belong together, or another edge server is lost or
-    sends what the protocol does not allow.
+    Every call raises CryptoError or PeerError when shapes do not match, or another edge server is lost or breaks the
+    protocol.
     """
 
     def keep(self, rows: Words) -> None:
@@ -118,7 +97,7 @@ class Routing(Protocol):
         ...
 
     def rest(self) -> None:
-        """Say that nothing more is asked for now; called after `keep`, too."""
+        """Tell the dealer that nothing more is wanted for now; called after `keep`, too."""
         ...
 
 
@@ -127,76 +106,39 @@ def setting_of(layout: Layout, edges: int) -> Setting:
     return Setting(servers=edges, degree=(edges - 1) // 2, bits=layout.bits)
 
 
+def holders_of(comparison: Comparison, edges: Sequence[str]) -> list[str]:
+    """Return the edge servers that have shares, in order."""
+    return list(edges[:2] if comparison == "additive" else edges)
+
+
 def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> Shares:
     """Return how numbers are shared among some edge servers."""
-    return ShamirShares(layout, edges) if comparison == "shamir" else AdditiveShares(edges)
-
-
-class ShamirShares:
-    """Shamir shares of all edge servers; see `Shares`."""
-
-    dealer: str | None = None
-    number: tuple[int, ...] = (2,)
-    bit: type[np.uint64] | type[np.uint8] = np.uint64
-
-    def __init__(self, layout: Layout, edges: Sequence[str]) -> None:
-        self.holders, self.setting = list(edges), setting_of(layout, len(edges))
-
-    def share(self, values: NDArray[np.int64]) -> Words:
-        """See `Shares`."""
-        return secure_routing.share_integers(self.setting, values)
-
-    def check(self, shares: Words, what: str) -> None:
-        """See `Shares`."""
-        field.check_numbers(shares, what)
-
-    def integers(self, shares: Words) -> NDArray[np.int64]:
-        """See `Shares`."""
-        return secure_routing.open_integers(self.setting, shares)
-
-    def bits(self, shares: Bits) -> NDArray[np.bool_]:
-        """See `Shares`."""
-        return secure_routing.open_bits(self.setting, shares)
-
-
-class AdditiveShares:
-    """Additive shares of the first two edge servers; see `Shares`."""
-
-    number: tuple[int, ...] = ()
-    bit: type[np.uint64] | type[np.uint8] = np.uint8
-
-    def __init__(self, edges: Sequence[str]) -> None:
-        self.holders = list(edges[:2])
-        self.dealer: str | None = edges[2]
-
-    def share(self, values: NDArray[np.int64]) -> Words:
-        """See `Shares`."""
-        return additive_routing.share_integers(values)
-
-    def check(self, shares: Words, what: str) -> None:
-        """Every number is a share."""
-
-    def integers(self, shares: Words) -> NDArray[np.int64]:
-        """See `Shares`."""
-        return additive_routing.open_integers(shares)
-
-    def bits(self, shares: Bits) -> NDArray[np.bool_]:
-        """See `Shares`."""
-        return additive_routing.open_bits(shares)
+    if comparison == "additive":
+        return Shares(
+            holders=holders_of(comparison, edges),
+            dealer=edges[2],
+            number=(),
+            bit=np.uint8,
+            share=additive_routing.share_integers,
+            check=lambda shares, what: None,  # every number is a share
+            integers=additive_routing.open_integers,
+            bits=additive_routing.open_bits,
+        )
+    setting = setting_of(layout, len(edges))
+    return Shares(
+        holders=holders_of(comparison, edges),
+        dealer=None,
+        number=(2,),
+        bit=np.uint64,
+        share=partial(secure_routing.share_integers, setting),
+        check=field.check_numbers,
+        integers=partial(secure_routing.open_integers, setting),
+        bits=partial(secure_routing.open_bits, setting),
+    )
 
 
 class ShamirRouting:
-    """An edge server's work on Shamir shares; see `Routing`.
-
-    Parameters
-    ----------
-    party : Party
-        Connected with all edge servers.
-    edges : sequence of str
-        All of them, in the job's order.
-    layout : Layout
-    threads : int
-    """
+    """Computation on Shamir shares, among all edge servers; see `Routing`."""
 
     def __init__(self, party: Party, edges: Sequence[str], layout: Layout, threads: int) -> None:
         self._party, self._edges, self._own = party, list(edges), list(edges).index(party.name)
@@ -229,30 +171,24 @@ class ShamirRouting:
         return field.add(np.ascontiguousarray(a), b)
 
     def rest(self) -> None:
-        """There is no dealer who waits."""
+        """Do nothing: there is no dealer."""
 
     def _run(self, program: Program[Result]) -> Result:
         return play_among(self._party, self._edges, program)
 
 
 def play_among(party: Party, edges: Sequence[str], program: Program[Result]) -> Result:
-    """Play a program with the other edge servers.
-
-    Raises
-    ------
-    CryptoError, PeerError
-        What the program raises, and when an edge server is lost.
-    """
+    """Play a program with the other edge servers; `edges` are in its order."""
     try:
         outgoing = next(program)
         while True:
             for receiver, numbers in outgoing.items():
-                party.send(edges[receiver], Exchanged(Array.of(np.ascontiguousarray(numbers))))
+                party.send(edges[receiver], SharedNumbers(Array.of(np.ascontiguousarray(numbers))))
             replies = {}
             for sender in outgoing:
                 name = edges[sender]
-                came = party.receive(name, Exchanged).numbers
-                replies[sender] = view(came, np.uint64, came.shape, peer=name, what="Exchanged.numbers")
+                came = party.receive(name, SharedNumbers).numbers
+                replies[sender] = view(came, np.uint64, came.shape, peer=name, what="SharedNumbers.numbers")
             outgoing = program.send(replies)
     except StopIteration as stopped:
         result: Result = stopped.value

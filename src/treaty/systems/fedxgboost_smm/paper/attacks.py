@@ -1,8 +1,8 @@
-"""What messages of FedXGBoost-SMM as published give away: every attack that makes its paper mode insecure.
+"""Attacks on the messages of FedXGBoost-SMM as published, which make paper mode insecure.
 
-Who sent null vectors U (n, r) of a matrix of its own gets W = D - Z (Z^T D) for the other's matrix D (n, c), Z being
-some of U's columns. D is a passive party's candidates, of 0 and 1, in version 1, and gradients in version 2. In version
-2 the passive party is the one who attacks, in version 1 both may: the active one with W, the passive one with U.
+A party that sent null vectors U (n, r) of a matrix of its own gets W = D - Z (Z^T D) for the other's matrix D (n, c),
+where Z is some of U's columns. In version 1, D is a passive party's candidates (0 and 1); the active party attacks W,
+the passive party U. In version 2, D is the gradients, and the passive party attacks W.
 
 References
 ----------
@@ -26,55 +26,37 @@ _KNOWN = 1e-6  # error with which a row counts as found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answered:
-    """One node's exchange, as the party that sent null vectors has it.
+class NodeExchange:
+    """One node's exchange, as seen by the party that sent null vectors."""
 
-    Attributes
-    ----------
-    rows : int (n,)
-        The node's rows.
-    vectors : float64 (n, r)
-        All vectors that were sent.
-    masked : float64 (n, c)
-        W, what came back.
-    """
-
-    rows: NDArray[np.intp]
-    vectors: Matrix
-    masked: Matrix
+    rows: NDArray[np.intp]  # (n,) the node's rows
+    vectors: Matrix  # (n, r) all vectors that were sent
+    masked: Matrix  # (n, c) the answer W
 
     @property
     def used(self) -> Matrix:
-        """The vectors that the answer was made with, float64 (n, r'): a secret, as the paper has it."""
+        """Z, the vectors that the answer was made with, float64 (n, r'): secret according to the paper."""
         return self.vectors[:, vectors_used(self)]
 
 
-def vectors_used(answered: Answered) -> NDArray[np.bool_]:
-    """Return which vectors are in Z, bool (r,): just these are orthogonal to W."""
+def vectors_used(answered: NodeExchange) -> NDArray[np.bool_]:
+    """Return which vectors are in Z, bool (r,): those orthogonal to W."""
     seen = np.abs(answered.vectors.T @ answered.masked).max(axis=1, initial=0.0)
     used: NDArray[np.bool_] = seen <= _ZERO * np.abs(answered.masked).max(initial=0.0) * np.sqrt(len(answered.masked))
     return used
 
 
-def shown_as_they_are(answered: Answered) -> NDArray[np.bool_]:
-    """Return which rows of W are the other party's own, bool (n,): those that no vector has."""
+def shown_as_they_are(answered: NodeExchange) -> NDArray[np.bool_]:
+    """Return which rows of W are the other party's own, bool (n,): those that are zero in all vectors."""
     shown: NDArray[np.bool_] = np.einsum("ij,ij->i", answered.vectors, answered.vectors) <= 1e-20
     return shown
 
 
-def rounded(answered: Answered, values: tuple[float, float] = (0.0, 1.0), steps: int = 1) -> Matrix:
+def rounded(answered: NodeExchange, values: tuple[float, float] = (0.0, 1.0), steps: int = 1) -> Matrix:
     """Guess a matrix of two known values by rounding W, float64 (n, c).
 
-    W is the matrix but for its projection on Z. Of the rounded matrix that projection is known, and put back it
-    leaves less to round away: a step of iterative decoding.
-
-    Parameters
-    ----------
-    answered : Answered
-    values : tuple of float
-        The lower and the higher value: 0 and 1 of candidates, the two gradients of a first tree.
-    steps : int
-        0 rounds W alone.
+    `values` are 0 and 1 for candidates, the two gradients for a first tree. W lacks the matrix's projection on Z: each
+    step of iterative decoding adds that of the rounded matrix and rounds again; 0 steps round W alone.
     """
     low, high = values
     used = answered.used
@@ -88,24 +70,11 @@ def rounded(answered: Answered, values: tuple[float, float] = (0.0, 1.0), steps:
     return guess
 
 
-def solved(answers: Sequence[Answered], n_rows: int) -> tuple[Matrix, NDArray[np.bool_]]:
+def solved(answers: Sequence[NodeExchange], n_rows: int) -> tuple[Matrix, NDArray[np.bool_]]:
     """Solve for a matrix that stayed the same over several answers: candidates over trees, gradients over levels.
 
-    Each answer says (I - Z Z^T) D = W for its rows. The equations are added up, which leaves n_rows unknowns; with
-    random Z of a share s of the rows, 1 / (1 - s) answers settle them.
-
-    Parameters
-    ----------
-    answers : sequence of Answered
-        About the same columns.
-    n_rows : int
-        Of the table.
-
-    Returns
-    -------
-    values : float64 (n_rows, c)
-    known : bool (n_rows,)
-        Which rows the equations settle.
+    Each answer says (I - Z Z^T) D = W for its rows. The sum of the equations has n_rows unknowns; with random Z of a
+    share s of the rows, 1 / (1 - s) answers determine them. Returns float64 (n_rows, c) and which rows are determined.
     """
     columns = answers[0].masked.shape[1]
     left, right = np.zeros((n_rows, n_rows)), np.zeros((n_rows, columns))
@@ -114,18 +83,18 @@ def solved(answers: Sequence[Answered], n_rows: int) -> tuple[Matrix, NDArray[np
         left[np.ix_(answered.rows, answered.rows)] -= used @ used.T
         left[answered.rows, answered.rows] += 1.0
         right[answered.rows] += answered.masked
-    probe = np.random.default_rng(0).normal(size=(n_rows, 1))  # found again where the equations settle a row
+    probe = np.random.default_rng(0).normal(size=(n_rows, 1))  # found again where a row is determined
     both = np.concatenate([right, left @ probe], axis=1)
     left[np.diag_indices(n_rows)] += 1e-13
     found = np.linalg.solve(left, both)
     return found[:, :-1], np.abs(found[:, -1] - probe[:, 0]) <= _KNOWN
 
 
-def from_totals(answered: Answered, totals: NDArray[np.float64]) -> Matrix:
-    """Solve for gradients of a node whose totals are told, where one null vector was sent, float64 (n, c).
+def from_totals(answered: NodeExchange, totals: NDArray[np.float64]) -> Matrix:
+    """Solve for the gradients of a node, float64 (n, c), where one null vector was sent and the totals are known.
 
-    Of n rows a passive party may have sent n - 1 columns' one null vector: nothing tells the active one how many
-    columns there are. W then lacks one number a column, and the totals give it.
+    A passive party may pretend to have n - 1 columns, which have one null vector; the active party cannot tell. W then
+    lacks one number per column, which follows from the totals.
     """
     (vector,) = answered.used.T
     missing = (totals - answered.masked.sum(axis=0)) / vector.sum()
@@ -143,30 +112,17 @@ def left_over(vectors: Matrix, seed: int = 0) -> Matrix:
 
 
 def two_valued(basis: Matrix, tries: int = 60, steps: int = 200, seed: int = 0) -> NDArray[np.float64]:
-    """Look for a column of two values in a space of few dimensions, float64 (n,).
+    """Find a column of two values, float64 (n,) up to its sign, in the span of an orthonormal `basis` (n, dimensions).
 
-    On the first tree gradients have two values, one for each class, and are orthogonal to the null vectors that a
-    passive party gets. Where these leave few other columns (`left_over`), those of two values are among the ones whose
-    skewness or kurtosis is furthest from a normal number's, which fixed-point iterations from random starts find (one
-    value in five is the other: no kurtosis, but skewness; half of them: the other way round). And of them alone
-    kurtosis is 1 plus the square of skewness.
-
-    Parameters
-    ----------
-    basis : float64 (n, dimensions)
-        Orthonormal.
-    tries, steps : int
-        Starts of either iteration, and steps from each.
-    seed : int
-
-    Returns
-    -------
-    float64 (n,)
-        Of mean 0 and variance 1, up to its sign.
+    In the first tree gradients have two values, one per class, and are orthogonal to the null vectors that a passive
+    party gets. Where few other columns are (`left_over`), two-valued ones are among those whose skewness or kurtosis is
+    furthest from a normal number's; fixed-point iterations from `tries` random starts find these. (With one row in five
+    of the other value there is skewness but no kurtosis, with half of them the reverse.) Two-valued columns alone have
+    a kurtosis of 1 plus the square of skewness.
     """
     rng, n_rows = np.random.default_rng(seed), len(basis)
     of_constant = np.linalg.qr(basis.sum(axis=0)[:, None], mode="complete")[0]
-    basis = basis @ of_constant[:, 1:] * np.sqrt(n_rows)  # the constant column, which first hessians are, is not it
+    basis = basis @ of_constant[:, 1:] * np.sqrt(n_rows)  # leaves out the constant column: first hessians
     found = np.concatenate(
         [basis @ _turned(basis, rng.normal(size=(basis.shape[1], tries)), power, steps) for power in (2, 3)], axis=1
     )

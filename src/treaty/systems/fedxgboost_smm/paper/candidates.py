@@ -1,8 +1,8 @@
 """FedXGBoost-SMM, version 2, as published: passive parties send null vectors of their candidates and get sums.
 
-Each computes the gains of its own candidates and says the best alone. Messages of a level: `NodeRows` to all passive
-parties, `CandidateVectors` back, `MaskedGradients` to each, `BestGains` back; `Won` and `SplitAnswer` with whoever has
-won nodes. The steps are those of Le et al. 2021; what they give away is in `fedxgboost_smm`.
+Each computes the gains of its own candidates and tells the best alone. Messages of a level: `NodeRows` to all passive
+parties, `CandidateVectors` back, `MaskedGradients` to each, `BestGains` back; `WonNodes` to the owners of winning
+splits, `SplitAnswer` back. The steps are those of Le et al. 2021; what they give away is in `attacks`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from treaty.systems.fedxgboost_smm.paper.matrix_product import (
     single_entries,
 )
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits
-from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest
+from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, SplitAnswer, SplitRequest
 from treaty.trees.candidates import bin_sums, undivided, whole_numbers
 from treaty.trees.columns import SumsSource
 from treaty.trees.partition import RowPartition
@@ -92,29 +92,20 @@ class BestGains(Message):
     gains: Array
 
 
-class Won(Message):
-    """Nodes, int32 (k,), that the party's splits have won, and int32 which of them, or -1, each row is in."""
+class WonNodes(Message):
+    """Nodes, int32 (k,), that the party's splits win, and int32 the node (or -1) of each row."""
 
     nodes: Array
     node_of_row: Array
 
 
 class CandidatesByProduct(PaperColumns):
-    """The columns of a passive party as the active party sees them: a source of best gains.
+    """The columns of a passive party as the active party sees them: a source of best gains."""
 
-    Parameters
-    ----------
-    party, peer, n_rows
-        See `PassiveColumns`.
-    """
+    def respond(self, rows: Sequence[Rows], gradients: Int64) -> None:
+        """Receive null vectors of each node; answer with the masked gradients of its rows (paper, steps 4 and 5).
 
-    def respond(self, rows: Sequence[Rows], gradients: NDArray[np.int64]) -> None:
-        """Take the null vectors of each node; answer with the gradients of its rows (paper, steps 4 and 5).
-
-        Raises
-        ------
-        PeerProtocolError
-            When a row of U U^T has a single non-zero, which the paper's check refuses, or U is no null space's basis.
+        Raises PeerProtocolError when a row of U U^T has a single non-zero, as the paper does, or U is not orthonormal.
         """
         peer, what, random = self.peer, "CandidateVectors", Keystream()
         answer = self._party.receive(peer, CandidateVectors)
@@ -135,7 +126,7 @@ class CandidatesByProduct(PaperColumns):
         self._party.send(peer, MaskedGradients(Array.of(totals), join_matrices(masked)))
 
     def best(self, n_nodes: int, source: int) -> Splits:
-        """Return the best split of each node as far as its owner says: the gain, and that it is one."""
+        """Return the best split of each node, of which the owner tells the gain alone."""
         peer, what = self.peer, "BestGains.gains"
         gains = view(self._party.receive(peer, BestGains).gains, np.float64, (n_nodes,), peer=peer, what=what)
         if not np.all(np.isfinite(gains) & (gains >= 0.0)):
@@ -145,39 +136,27 @@ class CandidatesByProduct(PaperColumns):
         found.feature[gains > 0.0] = 0  # which one, only the owner knows
         return found
 
-    def take(self, won: NDArray[np.int32], nodes: NDArray[np.int32], partition: RowPartition) -> None:
+    def take(self, won: Int32, nodes: Int32, partition: RowPartition) -> None:
         """Ask for the left rows of nodes, `won` by number within the level (paper, step 7)."""
         self._asked = partition.rows(nodes, sampled=False)
         named = name_rows(partition, nodes, self._n_rows, sampled=False)
-        self._party.send(self.peer, Won(Array.of(won), Array.of(named)))
+        self._party.send(self.peer, WonNodes(Array.of(won), Array.of(named)))
 
-    def taken(self) -> NDArray[np.bool_]:
+    def taken(self) -> Bools:
         """Return which rows of the nodes asked about go left, in the partition's order."""
         self._left = super().left()
         return self._left[1]
 
-    def ask_left(
-        self,
-        features: NDArray[np.int32],
-        left_bins: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int64],
-    ) -> None:
+    def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
         """See `SumsSource`; `take` has asked already."""
 
-    def left(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def left(self) -> tuple[Int32, Bools]:
         """See `SumsSource`."""
         return self._left
 
 
 class CandidatesFinder(PaperFinder):
-    """The split finder of version 2: own columns by their sums, others' by what gains their owners find.
-
-    Parameters
-    ----------
-    party, sources, n_rows, rules, threads
-        As `PaperFinder` has them.
-    """
+    """The split finder of version 2: own columns by their sums, others' by the gains that their owners tell."""
 
     def __init__(
         self, party: Party, sources: Sequence[SumsSource], n_rows: int, rules: SplitRules, threads: int = 1
@@ -185,13 +164,7 @@ class CandidatesFinder(PaperFinder):
         super().__init__(party, sources, n_rows, rules, threads)
         self._others = {k: source for k, source in enumerate(sources) if isinstance(source, CandidatesByProduct)}
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> Int64:
         """See `SplitFinder`."""
         self._values = np.stack([grad, hess, np.ones_like(grad)], axis=1)
         if rows is not None:
@@ -223,8 +196,8 @@ class CandidatesFinder(PaperFinder):
                 self._check(k, nodes, level, best)
         return best
 
-    def _check(self, k: int, won: NDArray[np.int32], level: Level, best: Splits) -> None:
-        """Take the left rows of nodes that a party has won; hold their sums against the gains it named."""
+    def _check(self, k: int, won: Int32, level: Level, best: Splits) -> None:
+        """Receive the left rows of nodes that a party won; reject rows whose gains differ from those it named."""
         other = self._others[k]
         left = other.taken()
         rows, starts = self._rows.rows(level.nodes[won], sampled=False)
@@ -244,7 +217,7 @@ class CandidatesFinder(PaperFinder):
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node whose sums a passive party is to get: its candidates, the mixed matrix and where they are in it."""
+    """A node whose sums a passive party gets: its candidates, the mixed matrix, and their places in it."""
 
     candidates: Candidates
     mixed: Matrix
@@ -253,64 +226,45 @@ class _Node:
 
 
 class CandidatesOwner:
-    """A passive party's end: mixes its candidates, finds its best splits and decides rows at those that win.
-
-    Parameters
-    ----------
-    party : Party
-        Whose only peer is the active one.
-    columns : OwnColumns
-    owner : SplitOwner
-    rules : SplitRules
-    sizes : Sizes
-    threads : int
-    """
+    """A passive party's end: mixes its candidates, finds its best splits and decides rows at those that win."""
 
     def __init__(
-        self,
-        party: Party,
-        columns: OwnColumns,
-        owner: SplitOwner,
-        rules: SplitRules,
-        sizes: Sizes,
-        threads: int = 1,
+        self, party: Party, columns: OwnColumns, owner: SplitOwner, rules: SplitRules, sizes: Sizes, threads: int = 1
     ) -> None:
-        (self._lead,) = party.peers
+        (self._active,) = party.peers
         self._party, self._columns, self._owner = party, columns, owner
         self._rules, self._sizes, self._threads = rules, sizes, threads
         self._best = Splits.none(0)
 
-    def find(self, asked: NodeRows, features: NDArray[np.int32]) -> None:
+    def find(self, asked: NodeRows, features: Int32) -> None:
         """Find the best split of each node of a level with the active party's help (paper, steps 2, 3, 6 and 7)."""
-        party, lead, columns = self._party, self._lead, self._columns
-        rows = named_rows(asked.node_of_row, len(columns.codes), asked.nodes, lead, "NodeRows.node_of_row")
+        party, active, columns = self._party, self._active, self._columns
+        rows = named_rows(asked.node_of_row, len(columns.codes), asked.nodes, active, "NodeRows.node_of_row")
         nodes = self._mixed(rows, features)
         widths = [0 if node is None else node.vectors.shape[1] for node in nodes]
         vectors = [node.vectors for node in nodes if node is not None]
-        party.send(lead, CandidateVectors(Array.of(np.array(widths, np.int32)), join_matrices(vectors)))
-        answer = party.receive(lead, MaskedGradients)
+        party.send(active, CandidateVectors(Array.of(np.array(widths, np.int32)), join_matrices(vectors)))
+        answer = party.receive(active, MaskedGradients)
         totals = np.zeros((len(rows), 3), np.int64)
-        totals[:, :2] = view(answer.totals, np.int64, (len(rows), 2), peer=lead, what="MaskedGradients.totals")
+        totals[:, :2] = view(answer.totals, np.int64, (len(rows), 2), peer=active, what="MaskedGradients.totals")
         totals[:, 2] = [len(members) for members in rows]
         widths = [0 if node is None else 2 for node in nodes]
-        masked = cut_matrices(answer.masked, rows, widths, lead, "MaskedGradients.masked")
-        sums = np.stack([
-            self._sums(*of_node, features) for of_node in zip(nodes, masked, totals, strict=True)
-        ])  # fmt: skip
+        masked = cut_matrices(answer.masked, rows, widths, active, "MaskedGradients.masked")
+        sums = np.stack([self._sums(*of_node, features) for of_node in zip(nodes, masked, totals, strict=True)])
         self._best = scan(
             sums, totals, features, columns.offsets, columns.categorical, self._rules, threads=self._threads
         )
-        party.send(lead, BestGains(Array.of(self._best.gain)))
+        party.send(active, BestGains(Array.of(self._best.gain)))
 
-    def decide(self, won: Won, limits: TreeLimits) -> SplitAnswer:
+    def decide(self, won: WonNodes, limits: TreeLimits) -> SplitAnswer:
         """Record the splits of nodes that were won, and say which of their rows go left."""
-        lead, what = self._lead, "Won.nodes"
-        nodes = view(won.nodes, np.int32, (None,), peer=lead, what=what)
+        active, what = self._active, "WonNodes.nodes"
+        nodes = view(won.nodes, np.int32, (None,), peer=active, what=what)
         if np.any(nodes < 0) or np.any(nodes >= len(self._best.gain)) or np.any(np.diff(nodes) <= 0):
-            raise PeerProtocolError(lead, f"expected ascending nodes of the level - at {what} from {lead}")
+            raise PeerProtocolError(active, f"expected ascending nodes of the level - at {what} from {active}")
         best = self._best.take(nodes.astype(np.intp))
         if np.any(best.feature < 0):
-            raise PeerProtocolError(lead, f"expected nodes that have a split - at {what} from {lead}")
+            raise PeerProtocolError(active, f"expected nodes that have a split - at {what} from {active}")
         packed = np.packbits(best.left_bins, axis=1)
         request = SplitRequest(Array.of(best.feature), Array.of(packed), won.node_of_row)
         limits.split(request)
@@ -318,8 +272,8 @@ class CandidatesOwner:
         assert isinstance(answer, SplitAnswer), "the nodes' rows are named"
         return answer
 
-    def _mixed(self, rows: Sequence[Rows], features: NDArray[np.int32]) -> list[_Node | None]:
-        """Mix each node's candidates with random columns and draw null vectors; None where there is no way."""
+    def _mixed(self, rows: Sequence[Rows], features: Int32) -> list[_Node | None]:
+        """Mix each node's candidates with random columns and draw null vectors; None for nodes with too few rows."""
         random, nodes, short = Keystream(), list[_Node | None](), 0
         for members in rows:
             candidates = self._columns.candidates(members, features)
@@ -335,16 +289,14 @@ class CandidatesOwner:
             logger.info("%d nodes have fewer rows than candidates, and get no split here", short)
         return nodes
 
-    def _sums(
-        self, node: _Node | None, masked: Matrix, totals: NDArray[np.int64], features: NDArray[np.int32]
-    ) -> NDArray[np.int64]:
-        """Return the bin sums of a node, int64 (slots, 3), as whole numbers again."""
+    def _sums(self, node: _Node | None, masked: Matrix, totals: Int64, features: Int32) -> Int64:
+        """Return the bin sums of a node, int64 (slots, 3), rounded to whole numbers."""
         columns = self._columns
         if node is None:
             return undivided(totals, features, columns.offsets)
         try:
             found = whole_numbers(product(node.mixed, masked)[node.places])
         except ValueError as error:
-            raise PeerProtocolError(self._lead, f"{error} - at MaskedGradients.masked from {self._lead}") from None
+            raise PeerProtocolError(self._active, f"{error} - at MaskedGradients.masked from {self._active}") from None
         of_node = node.candidates
         return bin_sums(found.T, of_node.slots, of_node.counts, totals, features, columns.offsets, columns.categorical)

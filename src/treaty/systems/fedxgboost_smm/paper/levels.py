@@ -13,7 +13,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Matrix, are_orthonormal
-from treaty.systems.vertical.encrypted_columns import PassiveColumns
+from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, PassiveColumns, number_nodes
 from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
 from treaty.trees.columns import SumsFinder, SumsSource
 from treaty.trees.partition import RowPartition
@@ -29,37 +29,19 @@ class PaperTree(Message):
 
 
 class PaperColumns(PassiveColumns):
-    """Columns of a passive party in paper mode: nodes' rows are named, sums come by matrix products.
+    """Columns of a passive party in paper mode: nodes' rows are named, sums come from matrix products."""
 
-    Parameters
-    ----------
-    party, peer, n_rows
-        See `PassiveColumns`.
-    """
-
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """See `SumsSource`."""
         self.features = columns
         self._party.send(self.peer, PaperTree(Array.of(columns)))
 
 
 class PaperFinder(SumsFinder):
-    """The split finder of paper mode: every node is asked about, none is had by subtraction.
+    """The split finder of paper mode, which asks about every node and subtracts none from its parent.
 
-    A node's sums may be refused for having too few rows, and then its sibling's would be lost with them.
-
-    Parameters
-    ----------
-    party : Party
-        Its rounds are trees.
-    sources, n_rows, rules, threads
-        As `SumsFinder` has them.
+    Nodes with too few rows get no sums, and subtraction would take their siblings' with them. Rounds of `party` are
+    trees.
     """
 
     def __init__(
@@ -68,13 +50,7 @@ class PaperFinder(SumsFinder):
         super().__init__(sources, n_rows, rules, threads)
         self._party = party
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> Int64:
         """See `SplitFinder`."""
         totals = super().start_tree(grad, hess, rows, columns)
         self._party.round += 1
@@ -91,39 +67,22 @@ def every_node(level: Level) -> Level:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A node's split candidates, see `trees.candidates`.
+    """A node's split candidates, see `trees.candidates`."""
 
-    Attributes
-    ----------
-    counts : int32 (slots,)
-        Rows in each slot.
-    slots : int32 (columns,)
-        Which of them each column of the matrix is about.
-    matrix : float64 (n_rows, columns)
-        The paper's M.
-    """
-
-    counts: NDArray[np.int32]
-    slots: NDArray[np.int32]
-    matrix: Matrix
+    counts: Int32  # (slots,) rows in each slot
+    slots: Int32  # (columns,) the slot of each column of the matrix
+    matrix: Matrix  # (n_rows, columns), the paper's M
 
 
 @dataclass(frozen=True, slots=True)
 class OwnColumns:
-    """A passive party's binned columns.
+    """A passive party's binned columns."""
 
-    Attributes
-    ----------
-    codes : uint8 (n_rows, n_features)
-    offsets : int32 (n_features + 1,)
-    categorical : bool (n_features,)
-    """
+    codes: NDArray[np.uint8]  # (n_rows, n_features)
+    offsets: Int32  # (n_features + 1,)
+    categorical: Bools  # (n_features,)
 
-    codes: NDArray[np.uint8]
-    offsets: NDArray[np.int32]
-    categorical: NDArray[np.bool_]
-
-    def candidates(self, rows: Rows, features: NDArray[np.int32]) -> Candidates:
+    def candidates(self, rows: Rows, features: Int32) -> Candidates:
         """Return the candidates of a node's rows among some features."""
         codes = self.codes[rows]
         counts = count_bins(codes, features, self.offsets)
@@ -134,29 +93,26 @@ class OwnColumns:
 # ---------------------------------------------------------------- rows of nodes
 
 
-def name_rows(partition: RowPartition, nodes: NDArray[np.int32], n_rows: int, *, sampled: bool) -> NDArray[np.int32]:
+def name_rows(partition: RowPartition, nodes: Int32, n_rows: int, *, sampled: bool) -> Int32:
     """Return the position in `nodes` of each row's node, int32 (n_rows,), -1 for rows of none."""
-    rows, starts = partition.rows(nodes, sampled=sampled)
-    node_of_row = np.full(n_rows, -1, np.int32)
-    node_of_row[rows] = np.repeat(np.arange(len(nodes), dtype=np.int32), np.diff(starts))
-    return node_of_row
+    return number_nodes(*partition.rows(nodes, sampled=sampled), n_rows)
 
 
-def rows_of_nodes(node_of_row: NDArray[np.int32], n_nodes: int) -> list[Rows]:
+def rows_of_nodes(node_of_row: Int32, n_nodes: int) -> list[Rows]:
     """Return each node's rows, ascending."""
     order = np.argsort(node_of_row, kind="stable")
     ends = np.searchsorted(node_of_row[order], np.arange(n_nodes + 1))
     return [order[first:last] for first, last in pairwise(ends)]
 
 
-def named_rows(array: Array, n_rows: int, n_nodes: int, lead: str, what: str) -> list[Rows]:
-    """Return the rows of received nodes, each of which has some."""
-    node_of_row = view(array, np.int32, (n_rows,), peer=lead, what=what)
+def named_rows(array: Array, n_rows: int, n_nodes: int, active: str, what: str) -> list[Rows]:
+    """Return the rows of each received node; reject a node without rows."""
+    node_of_row = view(array, np.int32, (n_rows,), peer=active, what=what)
     if n_rows and (node_of_row.min() < -1 or node_of_row.max() >= n_nodes):
-        raise PeerProtocolError(lead, f"expected nodes below {n_nodes} - at {what} from {lead}")
+        raise PeerProtocolError(active, f"expected nodes below {n_nodes} - at {what} from {active}")
     rows = rows_of_nodes(node_of_row, n_nodes)
     if not all(len(members) for members in rows):
-        raise PeerProtocolError(lead, f"expected rows in each of {n_nodes} nodes - at {what} from {lead}")
+        raise PeerProtocolError(active, f"expected rows in each of {n_nodes} nodes - at {what} from {active}")
     return rows
 
 
@@ -164,14 +120,14 @@ def named_rows(array: Array, n_rows: int, n_nodes: int, lead: str, what: str) ->
 
 
 def join_matrices(matrices: Sequence[Matrix]) -> Array:
-    """Return matrices one after the other, each row by row."""
+    """Return matrices concatenated, each row by row."""
     return Array.of(np.concatenate([np.empty(0), *(matrix.ravel() for matrix in matrices)]))
 
 
 def cut_matrices(
-    array: Array, rows: Sequence[Rows], widths: Sequence[int] | NDArray[np.int32], peer: str, what: str
+    array: Array, rows: Sequence[Rows], widths: Sequence[int] | Int32, peer: str, what: str
 ) -> list[Matrix]:
-    """Return received matrices, finite and with a row for each of a node's."""
+    """Return received matrices, one per node with a row for each of its rows; reject what is not finite."""
     sizes = [len(members) * int(width) for members, width in zip(rows, widths, strict=True)]
     values = view(array, np.float64, (sum(sizes),), peer=peer, what=what)
     if not np.isfinite(values).all():
@@ -184,7 +140,7 @@ def cut_matrices(
 
 
 def vectors_of_nodes(widths: Array, vectors: Array, rows: Sequence[Rows], peer: str, what: str) -> list[Matrix]:
-    """Return received null vectors of each node, some of which may have none."""
+    """Return received null vectors of each node, perhaps none; reject vectors that are not orthonormal."""
     counts = view(widths, np.int32, (len(rows),), peer=peer, what=f"{what}.widths")
     sizes = np.array([len(members) for members in rows])
     if np.any(counts < 0) or np.any((counts > 0) & (counts >= sizes)):

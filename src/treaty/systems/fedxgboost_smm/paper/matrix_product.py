@@ -31,35 +31,20 @@ _SINGLE = 1e-9  # weight off the diagonal below which a row of U U^T has a singl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How many vectors and columns are drawn. The paper names no numbers.
+    """How many vectors and columns are drawn at most. The paper names no numbers."""
 
-    Parameters
-    ----------
-    null_vectors : int
-        Most columns of U (the paper's r).
-    bits_per_candidate : int
-        Columns of random 0 and 1 for each column of D_A that `disguised` mixes them with (the paper's l1).
-    normal_columns : int
-        Columns of normal numbers it mixes in besides (the paper's l2).
-    """
-
-    null_vectors: int = 32
-    bits_per_candidate: int = 2
-    normal_columns: int = 8
+    null_vectors: int = 32  # columns of U, the paper's r
+    bits_per_candidate: int = 2  # columns of random 0 and 1 for each one of D_A in `disguised`, the paper's l1
+    normal_columns: int = 8  # columns of normal numbers in `disguised`, the paper's l2
 
     def of_plain(self, rows: int, columns: int) -> int:
         """Return how many null vectors a matrix (rows, columns) is given; 0 where it has none for sure."""
         return max(0, min(self.null_vectors, rows - columns))
 
     def of_disguised(self, rows: int, columns: int) -> tuple[int, int, int] | None:
-        """Return columns of bits, of normal numbers and null vectors for a matrix (rows, columns).
+        """Return numbers of bit columns, normal columns and null vectors for a matrix (rows, columns).
 
-        Where rows are too few, the first, then the second, then the third shrink, each down to 1.
-
-        Returns
-        -------
-        tuple of int, or None
-            None where rows are too few for 1, 1 and 1.
+        With few rows the first, then the second, then the third shrink down to 1; None where even that is too many.
         """
         bits, normal, vectors = self.bits_per_candidate * columns, self.normal_columns, self.null_vectors
         fitted = []
@@ -71,27 +56,10 @@ class Sizes:
 
 
 def null_vectors(matrix: Matrix, count: int, random: Keystream) -> Matrix:
-    """Draw orthonormal vectors that are orthogonal to all columns of a matrix.
+    """Draw orthonormal vectors, float64 (n, count), orthogonal to all columns of a matrix (n, columns) of any rank.
 
-    Normal vectors less their projection on an orthonormal basis of the matrix, then QR; both twice, for after one
-    pass many vectors are orthogonal to the matrix to fewer digits than float64 has.
-
-    Parameters
-    ----------
-    matrix : float64 (n, columns)
-        Of any rank.
-    count : int
-        At most ``n - columns``, at least 1.
-    random : Keystream
-
-    Returns
-    -------
-    float64 (n, count)
-
-    Raises
-    ------
-    CryptoError
-        When there are too few rows for so many.
+    Normal vectors less their projection on an orthonormal basis of the matrix, then QR; both twice, as after one pass
+    many vectors are orthogonal to fewer digits than float64 has. Raises CryptoError unless 1 <= count <= n - columns.
     """
     rows, columns = matrix.shape
     if not 1 <= count <= rows - columns:
@@ -104,19 +72,9 @@ def null_vectors(matrix: Matrix, count: int, random: Keystream) -> Matrix:
 
 
 def disguised(matrix: Matrix, bits: int, normal: int, random: Keystream) -> tuple[Matrix, NDArray[np.intp]]:
-    """Mix a matrix's columns with random ones, so that null vectors are orthogonal to more than the matrix.
+    """Mix a matrix's columns with `bits` columns of random 0 and 1 and `normal` ones of normal numbers.
 
-    Parameters
-    ----------
-    matrix : float64 (n, columns)
-    bits, normal : int
-        Columns of random 0 and 1, and of normal numbers.
-
-    Returns
-    -------
-    mixed : float64 (n, columns + bits + normal)
-    places : intp (columns,)
-        Which of its columns are the matrix's.
+    Returns the mixed matrix, to all of which null vectors are orthogonal, and the places of the matrix's own columns.
     """
     rows, columns = matrix.shape
     drawn = np.unpackbits(np.frombuffer(random.raw(-(-rows * bits // 8)), np.uint8), count=rows * bits)
@@ -143,17 +101,17 @@ def product(matrix: Matrix, answer: Matrix) -> Matrix:
 
 
 def are_orthonormal(vectors: Matrix) -> bool:
-    """Whether a received U is finite and has orthonormal columns; otherwise W is no projection of anything."""
+    """Whether a received U is finite and has orthonormal columns, so that W is a projection."""
     if not np.isfinite(vectors).all():
         return False
     return bool(np.all(np.abs(vectors.T @ vectors - np.eye(vectors.shape[1])) <= _ORTHONORMAL))
 
 
 def single_entries(vectors: Matrix) -> NDArray[np.bool_]:
-    """Return which rows of U U^T have a single non-zero, bool (n,): for them B refuses.
+    """Return which rows of U U^T have a single non-zero, bool (n,); B refuses these.
 
-    U U^T is a projection, so the squares of its row i add up to its entry (i, i), the square sum s_i of row i of U:
-    off the diagonal there is s_i - s_i^2, and the single non-zero of a row is 1.
+    U U^T is a projection: the squares of its row i add up to its entry (i, i), the square sum s_i of row i of U. So
+    s_i - s_i^2 is off the diagonal, and a single non-zero is 1.
     """
     on_diagonal = np.einsum("ij,ij->i", vectors, vectors)
     single: NDArray[np.bool_] = (on_diagonal > 0.5) & (on_diagonal - on_diagonal**2 <= _SINGLE)
@@ -161,9 +119,9 @@ def single_entries(vectors: Matrix) -> NDArray[np.bool_]:
 
 
 def empty_rows(vectors: Matrix) -> NDArray[np.bool_]:
-    """Return which rows of U U^T are zero, bool (n,): W shows these rows of D_B as they are.
+    """Return which rows of U U^T are zero, bool (n,); W shows these rows of D_B unmasked, and the paper lets it.
 
-    The paper's check lets them pass. Of a matrix of candidates they are the rows that two candidates differ in.
+    Of a matrix of candidates they are the rows in which two candidates differ.
     """
     empty: NDArray[np.bool_] = np.einsum("ij,ij->i", vectors, vectors) <= _EMPTY
     return empty

@@ -2,7 +2,7 @@
 
 Le, Liu, Nguyen, Liu, Liu, Cai, Hirche, "FedXGBoost: Privacy-Preserving XGBoost for Federated Learning", 2021
 (arXiv 2106.10662), on the product of Karr, Lin, Reiter, Sanil, Journal of Official Statistics 25(1), 2009
-(`crypto.matrix_product`).
+(`matrix_product`).
 
 Roles: one active party (labels, perhaps features), any number of passive parties (features). Rows are aligned. Of a
 node with n rows, V = [g h] (n, 2) is the active party's and M (n, l), a column of 0 and 1 for each split candidate, a
@@ -27,24 +27,24 @@ message               from -> to     content                                    
 2 `BestGains`         passive ->     the gain of the best own split of each node         TLS
 1 `SplitRequest`      active ->      of each node the owner won: feature, bins going     TLS
                                      left, the node's rows
-2 `Won`               active ->      which nodes the owner won, their rows               TLS
+2 `WonNodes`          active ->      which nodes the owner won, their rows               TLS
 `SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
-`TreeEnd`, `Keep`, `Kept`, `DecideRequest`, `Decisions`, `Finish`: as in `secureboost`
+`TreeEnd`, `Keep`, `Kept`, `DecideRequest`, `Decisions`, `Finish`: as in `vertical.encrypted`
 ====================  =============  ==================================================  ========================
 
-Z are some of U's columns, picked at random. All nodes of a level travel in one message each way; no node's sums are had
-by subtraction. Sizes are those of `crypto.matrix_product.Sizes`; where a node has too few rows they shrink, and where
-even the least do not fit, the party offers no split there, which is logged.
+Z are some of U's columns, picked at random. All nodes of a level travel in one message each way; no sums are obtained
+by subtraction. Sizes are those of `matrix_product.Sizes`; they shrink where a node has few rows, and where even the
+least do not fit, the party offers no split there, which is logged.
 
-Adversary: none, it must be said. The receiver of W tells Z from U (u is in Z when u^T W = 0) and rounds W to 0 and 1,
-or to the two values that gradients have in the first tree; the root's M, which is the same in all trees, and the g and
-h of a row, which are the same at all levels, follow exactly by linear algebra. `privacy.smm_attacks` does all that to
-recorded messages, docs/fedxgboost.md has the table. So paper mode needs ``allow_insecure=True`` of every party.
+It is secure against no adversary. The receiver of W tells Z from U (u is in Z when u^T W = 0) and rounds W to 0 and 1,
+or to the two values of a first tree's gradients. The root's M, the same in all trees, and a row's g and h, the same at
+all levels, follow exactly by linear algebra. `attacks` does so with recorded messages, see docs/fedxgboost.md. So
+paper mode needs ``allow_insecure=True`` of every party.
 
 Deviations from the paper: the active party is told how many rows each bin has (version 1), for missing values,
 categories and `min_child_samples`; candidates are those of `max_bin` tie-aware bins, not 20 quantiles; sums are rounded
-to the whole numbers they stand for, so that splits equal the plain grower's; H^L is not overwritten where H^R is meant
-(an error in both listings); version 2 holds the winner's rows against the gain it named.
+to whole numbers, so that splits equal the plain grower's; H^L is not overwritten where H^R is meant (an error in both
+listings); version 2 checks the winner's rows against the gain it named.
 """
 
 from __future__ import annotations
@@ -57,9 +57,8 @@ import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError
-from treaty.messaging.messages import Array
+from treaty.messaging.order import Order
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, check_consent
 from treaty.systems.fedxgboost_smm.paper.candidates import (
@@ -67,7 +66,7 @@ from treaty.systems.fedxgboost_smm.paper.candidates import (
     CandidatesFinder,
     CandidatesOwner,
     NodeRows,
-    Won,
+    WonNodes,
 )
 from treaty.systems.fedxgboost_smm.paper.levels import OwnColumns, PaperColumns, PaperFinder, PaperTree
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
@@ -82,20 +81,19 @@ from treaty.systems.fedxgboost_smm.paper.sums import (
 )
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
-from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
-from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, ascending, tree_table
-from treaty.systems.vertical.encrypted_columns import BinLayout, SplitAnswer, SplitColumns, SplitRequest, TreeEnd
-from treaty.systems.vertical.order import Order
+from treaty.systems.vertical.active import Start, finish, grow, open_training
+from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, ascending, show_layout, tree_table
+from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitColumns, SplitRequest, TreeEnd
 from treaty.systems.vertical.passive import Follower
 
 logger = logging.getLogger(__name__)
 
 MOST_SUM_BITS = 46
-"""Of sums in float64, which has 53: what rounding errors add up to stays far below 1."""
+"""Of sums in float64, which has 53, so that rounding errors stay far below 1."""
 
 
 class PaperSetup(Start):
-    """What one step of a grad and of a hess sum is worth. Tells the labels' order of magnitude."""
+    """The values of one step of fixed-point grad and hess. Tells the labels' order of magnitude."""
 
     grad_unit: Annotated[float, msgspec.Meta(gt=0, lt=2.0**64)]
     hess_unit: Annotated[float, msgspec.Meta(gt=0, lt=2.0**64)]
@@ -163,30 +161,27 @@ def passive(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
         How many random columns and null vectors are drawn (version 2); None for the defaults.
     """
     _warn(seat)
-    party, table, common, threads = seat.party, seat.rows.table, seat.common, seat.threads
-    (lead,) = party.peers
-    agree_on_terms(seat)
-    bins = fit_bins(table, common.max_bin, threads)
-    categorical = table.schema.categorical
-    columns = OwnColumns(bins.transform(table, threads), bins.offsets, categorical)
-    party.send(lead, BinLayout(Array.of(bins.offsets), Array.of(categorical)))
-    setup = party.receive(lead, PaperSetup)
+    party, common = seat.party, seat.common
+    (active,) = party.peers
+    bins, codes = show_layout(seat)
+    columns = OwnColumns(codes, bins.offsets, seat.rows.table.schema.categorical)
+    setup = party.receive(active, PaperSetup)
     follower = Follower(seat, setup)
-    owner = SplitOwner(lead, columns.codes, bins, follower.part.splits)
+    owner = SplitOwner(active, codes, bins, follower.part.splits)
     rules = common.rules_of(setup.grad_unit, setup.hess_unit)
-    finding = CandidatesOwner(party, columns, owner, rules, sizes or Sizes(), threads)
-    limits = TreeLimits(lead, common.max_depth, common.fewest_rows, by_column=False)
+    finding = CandidatesOwner(party, columns, owner, rules, sizes or Sizes(), seat.threads)
+    limits = TreeLimits(active, common.max_depth, common.fewest_rows, by_column=False)
     features = np.empty(0, np.int32)
 
     def start_tree(tree: PaperTree) -> None:
         nonlocal features
         follower.next_tree()
-        features = ascending(tree.columns, len(categorical), lead, "PaperTree.columns")
+        features = ascending(tree.columns, codes.shape[1], active, "PaperTree.columns")
         limits.start(features)
 
     def mask(asked: NullVectors) -> MaskedCandidates:
         limits.sums(nodes_asked(asked), last=True)
-        return mask_candidates(asked, lead, columns, features)
+        return mask_candidates(asked, active, columns, features)
 
     def split(request: SplitRequest) -> SplitAnswer | SplitColumns:
         limits.split(request)
@@ -196,7 +191,7 @@ def passive(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
         limits.sums(asked.nodes, last=True)
         finding.find(asked, features)
 
-    order = tree_table(PaperTree, *((NodeRows, Won) if seat.options.version == 2 else (NullVectors, SplitRequest)))
+    order = tree_table(PaperTree, *((NodeRows, WonNodes) if seat.options.version == 2 else (NullVectors, SplitRequest)))
     return follower.follow(
         Order(order, "between trees"),
         {
@@ -205,7 +200,7 @@ def passive(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
             NullVectors: mask,
             SplitRequest: split,
             NodeRows: find,
-            Won: lambda won: finding.decide(won, limits),
+            WonNodes: lambda won: finding.decide(won, limits),
         },
     )
 

@@ -1,7 +1,7 @@
 """FedXGBoost-SMM, version 1, as published: the active party sends null vectors of its gradients and gets sums.
 
 `NullVectors` goes to all passive parties alike, once per level; each answers `MaskedCandidates`. The steps are those of
-Le et al. 2021; what they give away is in `fedxgboost_smm`.
+Le et al. 2021; what they give away is in `attacks`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.errors import PeerProtocolError
@@ -29,6 +28,7 @@ from treaty.systems.fedxgboost_smm.paper.levels import (
     vectors_of_nodes,
 )
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, null_vectors, product, response
+from treaty.systems.vertical.encrypted_columns import Int32, Int64
 from treaty.trees.candidates import bin_sums, candidate_slots, undivided, whole_numbers
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, Splits
@@ -61,20 +61,13 @@ class MaskedCandidates(Message):
 
 
 class GradientVectors:
-    """What all passive parties are sent alike, as the active party computes it once per level.
-
-    Parameters
-    ----------
-    party : Party
-    n_rows : int
-    sizes : Sizes
-    """
+    """Null vectors of the gradients, which go to all passive parties alike and are drawn once per level."""
 
     def __init__(self, party: Party, n_rows: int, sizes: Sizes) -> None:
         self._party, self._n_rows, self._sizes = party, n_rows, sizes
         self._level: Level | None = None
 
-    def start_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> None:
+    def start_tree(self, grad: Int64, hess: Int64) -> None:
         """Take a tree's gradients."""
         self._gradients, self._level = np.stack([grad, hess], axis=1).astype(np.float64), None
 
@@ -101,26 +94,13 @@ class GradientVectors:
 
 
 class SumsByProduct(PaperColumns):
-    """The columns of a passive party as the active party sees them: a source of sums.
-
-    Parameters
-    ----------
-    party, peer, n_rows
-        See `PassiveColumns`.
-    shared : GradientVectors
-    """
+    """The columns of a passive party as the active party sees them: a source of sums."""
 
     def __init__(self, party: Party, peer: str, n_rows: int, shared: GradientVectors) -> None:
         super().__init__(party, peer, n_rows)
         self._shared = shared
 
-    def start_tree(
-        self,
-        grad: NDArray[np.int64],
-        hess: NDArray[np.int64],
-        rows: NDArray[np.int32] | None,
-        columns: NDArray[np.int32],
-    ) -> None:
+    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """See `SumsSource`."""
         super().start_tree(grad, hess, rows, columns)
         self._shared.start_tree(grad, hess)
@@ -130,11 +110,8 @@ class SumsByProduct(PaperColumns):
         self._totals = level.asked_totals
         self._shared.ask(level, rows)
 
-    def sums(self) -> NDArray[np.int64]:
-        """See `SumsSource`: multiply the gradients with what was answered (paper, step 4).
-
-        Gradients are whole numbers here, and so are their sums: these are rounded, and equal to the pooled grower's.
-        """
+    def sums(self) -> Int64:
+        """Multiply gradients with the answer (paper, step 4); sums of whole numbers are exact after rounding."""
         peer, shared = self.peer, self._shared
         answer = self._party.receive(peer, MaskedCandidates)
         counts = self._counts(answer.counts)
@@ -155,8 +132,8 @@ class SumsByProduct(PaperColumns):
             )
         return sums
 
-    def _counts(self, array: Array) -> NDArray[np.int32]:
-        """Check how many rows are in each slot of each node: all of its rows once for each feature, or none at all."""
+    def _counts(self, array: Array) -> Int32:
+        """Return rows per slot and node; reject counts that do not have each of a node's rows once for each feature."""
         shape, what = (len(self._totals), int(self.offsets[-1])), "MaskedCandidates.counts"
         counts = view(array, np.int32, shape, peer=self.peer, what=what)
         of_features = np.add.reduceat(counts.astype(np.int64), self.offsets[:-1], axis=1) if shape[1] else counts
@@ -178,13 +155,11 @@ class SumsFinderByProduct(PaperFinder):
 # ---------------------------------------------------------------- passive party
 
 
-def mask_candidates(
-    asked: NullVectors, lead: str, columns: OwnColumns, features: NDArray[np.int32]
-) -> MaskedCandidates:
+def mask_candidates(asked: NullVectors, active: str, columns: OwnColumns, features: Int32) -> MaskedCandidates:
     """Answer as a passive party: W = M - Z (Z^T M) of each node, Z some of its vectors (paper, steps 2 and 3)."""
     n_nodes = nodes_asked(asked)
-    rows = named_rows(asked.node_of_row, len(columns.codes), n_nodes, lead, "NullVectors.node_of_row")
-    vectors = vectors_of_nodes(asked.widths, asked.vectors, rows, lead, "NullVectors")
+    rows = named_rows(asked.node_of_row, len(columns.codes), n_nodes, active, "NullVectors.node_of_row")
+    vectors = vectors_of_nodes(asked.widths, asked.vectors, rows, active, "NullVectors")
     counts, masked, random = np.zeros((n_nodes, int(columns.offsets[-1])), np.int32), [], Keystream()
     for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
         if of_node.shape[1]:
@@ -195,5 +170,5 @@ def mask_candidates(
 
 
 def nodes_asked(asked: NullVectors) -> int:
-    """Return how many nodes a message is about; 0 where it says so in no way."""
+    """Return how many nodes a message is about; 0 where it is malformed."""
     return asked.widths.shape[0] if len(asked.widths.shape) == 1 else 0

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Indices, Integers, kernel
+from treaty.compute import Flags, Int32s, Integers, kernel
 from treaty.trees.columns import SumsFinder
-from treaty.trees.splits import Splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class TreeGradients:
     counted_grad: Integers
     counted_hess: Integers
 
-    def totals(self, rows: Indices | None) -> Integers:
+    def totals(self, rows: Int32s | None) -> Integers:
         """Return the root's totals (3,) over sampled rows (None: all)."""
         counted = slice(None) if rows is None else rows
         n_rows = len(self.grad) if rows is None else len(rows)
@@ -43,26 +42,22 @@ class ScoresFinder(SumsFinder):
     Scores of the first order, -G_L G_R / reg_lambda, twice (Le et al. 2021), are gains under a `hess_unit` of 0.
     """
 
-    def start(self, gradients: TreeGradients, rows: Indices | None, columns: Indices) -> None:
+    def start(self, gradients: TreeGradients, rows: Int32s | None, columns: Int32s) -> None:
         """Begin a tree on sampled rows (None: all) and columns."""
         self.begin_tree(gradients.grad, gradients.hess, rows, columns)
         self._counted = gradients.counted_grad, gradients.counted_hess
 
-    def decide(self, nodes: Indices, chosen: Splits) -> tuple[Indices, Flags]:
-        """Record and decide splits; return record numbers (n_nodes,) and which rows of the nodes go left."""
-        return self._decide(nodes, chosen)
-
-    def n_rows_of(self, nodes: Indices) -> int:
+    def n_rows_of(self, nodes: Int32s) -> int:
         """Return the number of the table's rows in these nodes together."""
         return len(self._rows.rows(nodes, sampled=False)[0])
 
-    def count_left(self, nodes: Indices, left: Flags) -> Integers:
+    def count_left(self, nodes: Int32s, left: Flags) -> Integers:
         """Return the number of sampled rows of each node that go left; `left` is as in `left_totals`."""
         starts = self._rows.rows(nodes, sampled=False)[1][:-1]
         stops = starts + np.diff(self._rows.rows(nodes, sampled=True)[1])
         return np.array([np.count_nonzero(left[a:b]) for a, b in zip(starts, stops, strict=True)], np.int64)
 
-    def left_totals(self, nodes: Indices, left: Flags, wanted: NDArray[np.intp]) -> Integers:
+    def left_totals(self, nodes: Int32s, left: Flags, wanted: NDArray[np.intp]) -> Integers:
         """Return totals int64 (n_wanted, 3) of left children of ``nodes[wanted]``; `left` is that of all `nodes`."""
         rows, starts = self._rows.rows(nodes, sampled=False)
         sampled = np.diff(self._rows.rows(nodes, sampled=True)[1])
@@ -70,7 +65,7 @@ class ScoresFinder(SumsFinder):
         _add_left(*self._counted, rows, starts, sampled, left, wanted, totals)
         return totals
 
-    def apply(self, nodes: Indices, children: Indices, left: Flags) -> None:
+    def apply(self, nodes: Int32s, children: Int32s, left: Flags) -> None:
         """Divide the rows of nodes, as `RowPartition.divide` does."""
         self._rows.divide(nodes, children, left)
 
@@ -82,7 +77,7 @@ def _add_left(grad: Any, hess: Any, rows: Any, starts: Any, sampled: Any, left: 
         node = wanted[position]
         total_grad, total_hess, count = np.int64(0), np.int64(0), np.int64(0)
         for i in range(np.uint64(starts[node]), np.uint64(starts[node] + sampled[node])):
-            row, goes = np.uint64(rows[i]), np.int64(left[i])  # no branch: half of them would be guessed wrong
+            row, goes = np.uint64(rows[i]), np.int64(left[i])  # no branch: half would be mispredicted
             total_grad += grad[row] * goes
             total_hess += hess[row] * goes
             count += goes

@@ -1,47 +1,35 @@
-"""What each party of a training learned, in words, for reports and before consent is given."""
+"""What each role of FedXGB learns beyond its own rows, in words."""
 
 from __future__ import annotations
 
+from treaty.models.trees import ModelPart
 from treaty.systems.fedxgb.cohorts import Rules
-from treaty.systems.tree_options import TreeOptions
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Cast
 
-# what edge servers and users of a crowd are told alike
-_TOLD_TO_A_CROWD = (
+_TOLD_TO_ALL = (
     "the bins of all columns, their names and categories, the classes, which columns have missing values, how many "
     "rows all users have, and the columns drawn for each tree"
 )
-_MODEL_OF_A_CROWD = (
+_MODEL = (
     'the splits and leaf values of all trees, without gains or numbers of rows (expose="model"); in the first round '
     "they give away, for most leaves, how many rows of each class they have"
 )
-_SHOWN_OF_A_CROWD = 'the shape of all trees, the column of every split and all leaf values (expose="paper")'
+_SHOWN = 'the shape of all trees, the column of every split and all leaf values (expose="paper")'
 
 
-def crowd_disclosures(options: TreeOptions, edges: int, spent: str = "") -> dict[str, list[str]]:
-    """Say in words what each role of a training among users and edge servers learned beyond its own rows.
-
-    Parameters
-    ----------
-    options : TreeOptions
-    edges : int
-        How many edge servers there were.
-    spent : str
-        Of the server's part: how small the groups were that the search for quantiles parted.
-
-    Returns
-    -------
-    dict of str to list of str
-        Of "server", "edge", "user" and "authority".
-    """
+def disclosures(cast: Cast, options: FedXGB, common: BoostingOptions, part: ModelPart | None) -> dict[str, list[str]]:
+    """Say what the roles "server", "edge", "user" and "authority" learn; `part` is the server's."""
     learned = {
-        "server": _of_crowd_server(options, spent),
-        "edge": _of_crowd_edge(options, edges),
-        "user": _of_crowd_user(options),
+        "server": _of_server(options, "" if part is None else part.spent),
+        "edge": _of_edge(options, len(cast.having("edge"))),
+        "user": _of_user(options),
     }
-    if options.fewest_rows < 20:
+    if common.fewest_rows < 20:
         for role in ("server", "edge", "user") if options.expose in ("model", "paper") else ("server", "user"):
             learned[role].append(
-                f"leaves of as few as {options.fewest_rows} training rows (min_child_samples is below 20), so that "
+                f"leaves of as few as {common.fewest_rows} training rows (min_child_samples is below 20), so that "
                 "splits and leaf values may describe single rows"
             )
     learned["authority"] = [
@@ -50,8 +38,8 @@ def crowd_disclosures(options: TreeOptions, edges: int, spent: str = "") -> dict
     return learned
 
 
-def _of_crowd_server(options: TreeOptions, spent: str) -> list[str]:
-    """Say what the server of a crowd learned."""
+def _of_server(options: FedXGB, spent: str) -> list[str]:
+    """`spent` says how small the groups were that the search for quantiles parted."""
     paper = options.mode == "paper"
     learned = [
         "sums over the users of all domains: at every node of every tree, of each bin of each column the sum of "
@@ -71,22 +59,22 @@ def _of_crowd_server(options: TreeOptions, spent: str) -> list[str]:
     return learned
 
 
-def _of_crowd_edge(options: TreeOptions, edges: int) -> list[str]:
-    """Say what an edge server learned; how much of a hidden model depends on how many look at it together."""
+def _of_edge(options: FedXGB, edges: int) -> list[str]:
+    """How much of a hidden model it is depends on how many edge servers collude."""
     learned = [
         "who its users are, how active and steady they say they are, and who takes part in which tree or is lost in it",
-        _TOLD_TO_A_CROWD,
+        _TOLD_TO_ALL,
         "each of its users' sums, so labels and values of users with few rows: the masks do not hide them"
         if options.mode == "paper"
         else "no sum: those that it opens lie under masks that only the server can remove",
     ]
     if options.expose == "model":
-        return [*learned, _MODEL_OF_A_CROWD]
+        return [*learned, _MODEL]
     bound = (edges - 1) // 2
     if options.expose == "paper":
         return [
             *learned,
-            _SHOWN_OF_A_CROWD,
+            _SHOWN,
             "of every row of all users the slot at each level of each tree, and so, with the leaf values, its margin; "
             f"nothing of thresholds while at most {bound} of {edges} edge servers look at their shares together",
         ]
@@ -103,21 +91,20 @@ def _of_crowd_edge(options: TreeOptions, edges: int) -> list[str]:
     ]
 
 
-def _of_crowd_user(options: TreeOptions) -> list[str]:
-    """Say what a user learned."""
+def _of_user(options: FedXGB) -> list[str]:
     learned = [
         "the names of the users of its domain, and who of them takes part in each sum",
-        f"{_TOLD_TO_A_CROWD}; and the points that were tried in search of quantiles, and so about where quantiles of "
+        f"{_TOLD_TO_ALL}; and the points that were tried in search of quantiles, and so about where quantiles of "
         "all users' rows lie and which categories are frequent",
     ]
     if options.mode != "paper":
         learned.append("no sum, and nothing of any other user alone")
     if options.expose == "model":
-        return [*learned, _MODEL_OF_A_CROWD]
+        return [*learned, _MODEL]
     if options.expose == "paper":
         return [
             *learned,
-            _SHOWN_OF_A_CROWD,
+            _SHOWN,
             "of its own rows, the slot at each level; with rows made up for that, all thresholds",
         ]
     return [

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from treaty.compute import Floats, Indices
+from treaty.compute import Floats, Int32s
 from treaty.trees.boosting import Forest
 from treaty.trees.splits import SplitRules
 
 
 def refit_leaves(
-    forest: Forest, leaves: Indices, y: Floats, weight: Floats | None, rules: SplitRules, threads: int = 1
+    forest: Forest, leaves: Int32s, y: Floats, weight: Floats | None, rules: SplitRules, threads: int = 1
 ) -> None:
     """Replace all leaf values by those that boosting gives on these labels, tree after tree, with the same splits.
 

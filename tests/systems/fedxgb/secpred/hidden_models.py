@@ -7,9 +7,9 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
-from treaty.systems.tree_options import tree_options
 
 from systems.federboost_horizontal.playing import pooled_on
+from systems.fedxgb.playing import options_of
 from tables import real_table, with_categories, with_gaps
 from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.data.binning import fit_bins
@@ -22,7 +22,7 @@ from treaty.systems.fedxgb.secpred import roles as secpred
 from treaty.systems.fedxgb.secpred.routing import layout_of
 from treaty.systems.fedxgb.secpred.shares import Comparison
 from treaty.systems.horizontal.quantiles import pack_bins
-from treaty.systems.pooled.training import Labelled
+from treaty.systems.system import Labelled
 from treaty.trees.slots import VALUE_BITS
 
 USERS = ["ann", "ben", "cat"]
@@ -40,7 +40,7 @@ def trained(task: str, n_estimators: int = 3, max_depth: int = 3) -> tuple[Model
     table = to_table(rows)
     classes = None if task == "regression" else sorted(set(y.tolist()))
     labels = y[:110].astype(np.float64) if classes is None else np.searchsorted(classes, y[:110]).astype(np.float64)
-    options = tree_options({"n_estimators": n_estimators, "max_depth": max_depth, "min_child_samples": 2, "max_bin": 8})
+    options = options_of(n_estimators=n_estimators, max_depth=max_depth, min_child_samples=2, max_bin=8)
     bins = fit_bins(table, 8, 1)
     forest, splits = pooled_on(bins, Labelled(table, labels), options, classes)
     for tree in forest.trees:
@@ -96,5 +96,5 @@ def assert_plain(part: ModelPart, tables: Mapping[str, Table], found: Mapping[st
 
 
 def layout(part: ModelPart) -> Layout:
-    bins = secpred.unpack_bins(secpred.decode_body(part.bins, secpred.Agreed, peer="x"), part.schema, 255, "x")
+    bins = secpred.unpack_bins(secpred.decode_body(part.bins, secpred.CommonBins, peer="x"), part.schema, 255, "x")
     return layout_of(bins, np.ones(len(bins.n_bins), np.bool_))

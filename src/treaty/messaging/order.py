@@ -1,8 +1,10 @@
 """What a party may be sent when: a table of states, the messages allowed in each, and the state that follows.
 
-order = Order(TABLE, "between trees")
-message = party.receive(lead, *order.allowed)  # refuses every other message
-order.take(message)
+In use::
+
+    order = Order(TABLE, "between trees")
+    message = party.receive(active, *order.allowed)  # refuses every other message
+    order.take(message)
 """
 
 from __future__ import annotations
@@ -11,8 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from treaty.messaging.messages import Message
-from treaty.systems.pooled.rounds import Keep
-from treaty.systems.vertical.decisions import DecideRequest, Finish
 
 Table = Mapping[str, Mapping[type[Message], str | tuple[str, str]]]
 """State -> message -> next state. A pair is for messages that come in pieces: the state after a piece whose `last` is
@@ -34,8 +34,3 @@ class Order:
         """Move to the state after `message`, one of those `allowed`."""
         following = self._table[self.state][type(message)]
         self.state = following if isinstance(following, str) else following[message.last]
-
-
-def between_trees(state: str) -> dict[type[Message], str | tuple[str, str]]:
-    """Return the part of a table that all systems have: in `state`, rows are decided and checkpoints kept."""
-    return {DecideRequest: state, Keep: state, Finish: "finished"}

@@ -1,0 +1,204 @@
+"""Who is who among users, edge servers, the server and the key authority; who drops out of a simulation, and when."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import get_args
+
+import numpy as np
+
+from treaty.errors import ConfigError
+from treaty.systems.fedxgb.cohorts import Rules
+from treaty.systems.fedxgb.edge_sums import LEAST
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.user_sums import Leaves, Stage
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Cast, Place
+
+logger = logging.getLogger(__name__)
+
+SERVER, AUTHORITY = "server", "authority"
+EDGES = 3
+_PERIOD = 10  # rounds between dropouts
+_DROPS: tuple[Stage, ...] = get_args(Stage)[1:]
+
+
+def helpers(owners: Iterable[str], options: FedXGB) -> dict[str, Place]:
+    """Return the server, the authority and the edge servers; raise ConfigError when a user has the name of one."""
+    edges = [f"edge{k}" for k in range(options.edges or EDGES)]
+    check_names(owners, [SERVER, AUTHORITY, *edges])
+    roles = {SERVER: "server", AUTHORITY: "authority", **dict.fromkeys(edges, "edge")}
+    return {name: Place(role, has_rows=False) for name, role in roles.items()}
+
+
+def check_names(users: Iterable[str], roles: Iterable[str]) -> None:
+    """Raise ConfigError when a user is called like one of the other roles."""
+    taken = set(roles) & set(users)
+    if taken:
+        raise ConfigError(f"expected users called other than the roles of a crowd, got {', '.join(sorted(taken))}")
+
+
+def cast_of(places: Mapping[str, Place], active: str, options: FedXGB) -> Cast:
+    """Give everybody a role; users for whom the job names no edge server are dealt out in order.
+
+    Raises ConfigError when roles, tables or options do not fit, or edge servers, or users of a domain, are too few.
+    """
+    roles = {name: _role_of(name, place, active) for name, place in places.items()}
+    cast = Cast(active, roles, [name for name, role in roles.items() if role == "user"])
+    authorities, edges = cast.having("authority"), cast.having("edge")
+    if len(authorities) != 1:
+        raise ConfigError(
+            f'expected one key authority, role = "authority", got {", ".join(authorities) or "none"} - among the '
+            "parties of the job"
+        )
+    if options.edges is not None and options.edges != len(edges):
+        raise ConfigError(
+            f'expected edges to be {len(edges)}, the parties with role = "edge", or left out, got {options.edges}'
+        )
+    check_edges(options, len(edges))
+    dealt = 0
+    for name, role in roles.items():
+        edge = places[name].edge
+        if role != "user":
+            if edge is not None:
+                raise ConfigError(f"expected an edge server of users alone, got parties.{name}.edge of the {role}")
+            continue
+        if edge is None:
+            edge, dealt = edges[dealt % len(edges)], dealt + 1
+        if edge not in edges:
+            raise ConfigError(
+                f'expected parties.{name}.edge to be one with role = "edge" ({", ".join(edges)}), got {edge!r}'
+            )
+        cast.edges[name] = edge
+    _check_sizes(cast)
+    return cast
+
+
+def _role_of(name: str, place: Place, active: str) -> str:
+    """Return a party's role: the active party is the server, and whoever has a table a user."""
+    role = place.role or ("server" if name == active else "user" if place.has_rows else None)
+    if role is None:
+        raise ConfigError(
+            f'expected parties.{name} to have a table, as users have, or role = "edge" or "authority", got neither'
+        )
+    if role not in ("server", "edge", "user", "authority"):
+        raise ConfigError(f'expected parties.{name}.role to be server, edge, user or authority, got "{role}"')
+    if (role == "server") != (name == active):
+        raise ConfigError(
+            f'expected the server, and nobody else, to be the active party {active}, got parties.{name}.role = "{role}"'
+        )
+    if (role == "user") != place.has_rows and role != "server":
+        raise ConfigError(
+            f"expected a table of every user and of no other role, got {'none' if role == 'user' else 'one'} - at "
+            f"parties.{name} with role = \"{role}\" (everybody's copy of the file names users' tables; only one's own "
+            "is read)"
+        )
+    return role
+
+
+def check_edges(options: FedXGB, edges: int) -> None:
+    """Raise ConfigError when edge servers are too few."""
+    least = 3 if options.hides_model else 2
+    if edges < least:
+        why = (
+            "a hidden model is shared among them"
+            if least == 3
+            else "one would see its domain's sums as the server does"
+        )
+        raise ConfigError(f"expected {least} edge servers or more, got {edges}: {why}")
+
+
+def _check_sizes(cast: Cast) -> None:
+    """Raise ConfigError when a domain is so small that its sums hide nothing."""
+    sizes = {edge: len(users) for edge, users in domains(cast).items()}
+    small = [f"{size} at {edge}" for edge, size in sizes.items() if size < LEAST]
+    if small:
+        raise ConfigError(
+            f"expected {LEAST * len(sizes)} users or more, {LEAST} in the domain of each of {len(sizes)} edge servers, "
+            f"got {', '.join(small)}: of a sum over fewer, members see each other's part; have fewer edge servers, or "
+            "more users"
+        )
+
+
+def domains(cast: Cast) -> dict[str, list[str]]:
+    """Return every edge server's users."""
+    return {edge: [u for u in cast.owners if cast.edges[u] == edge] for edge in cast.having("edge")}
+
+
+def links(cast: Cast, options: FedXGB) -> dict[str, list[str]]:
+    """Return who talks to whom; users to all edge servers where the model is hidden."""
+    users_of = domains(cast)
+    edges, users = list(users_of), [user for of in users_of.values() for user in of]
+    authority = cast.having("authority")
+    found = {cast.active: [*authority, *edges], **{name: [cast.active, *edges, *users] for name in authority}}
+    for edge, own in users_of.items():
+        others = [other for other in edges if other != edge]
+        found[edge] = [*authority, cast.active, *others, *(users if options.hides_model else own)]
+        found |= {user: [*authority, *(edges if options.hides_model else [edge])] for user in own}
+    return found
+
+
+# ---------------------------------------------------------------- dropouts
+
+
+def only_simulated(options: FedXGB) -> str:
+    """Say why these options are for runs between threads alone; empty where they are not."""
+    if options.dropout is None:
+        return ""
+    return (
+        "dropout has simulations in threads lose users; leave it out of a job, and with transport='grpc', where users "
+        "may always vanish"
+    )
+
+
+def dropouts(cast: Cast, options: FedXGB, common: BoostingOptions) -> dict[str, Leaves]:
+    """Draw who drops out at every tenth round, and at what stage; it is away until the next tenth.
+
+    Raises ConfigError when no domain has so many users that one is lost, or enough to go on without those.
+    """
+    share = options.dropout
+    if not share:
+        return {}
+    users_of, least = domains(cast), Rules().least_change
+    lost = {edge: int(share * len(users)) for edge, users in users_of.items()}
+    _check_losses(share, {edge: len(users) for edge, users in users_of.items()}, lost, common.n_estimators)
+    if all(
+        lost[edge] and len(users) - max(lost[edge], least) < -(-2 * len(users) // 3) for edge, users in users_of.items()
+    ):
+        raise ConfigError(
+            f"expected domains that can lose {share:g} of their users, got {max(map(len, users_of.values()))} in the "
+            f"largest: sums go on with two thirds of a domain, and differ by {least} users or more, so that 9 users "
+            "are the fewest that may lose one; have more users or fewer edge servers, or lower dropout"
+        )
+    rng = np.random.default_rng(common.random_state)
+    stages: dict[tuple[str, int], Stage] = {}
+    for first in range(_PERIOD, common.n_estimators + 1, _PERIOD):
+        for edge, users in users_of.items():
+            drawn = rng.choice(len(users), lost[edge], replace=False)
+            stages |= {(users[k], first): _DROPS[rng.integers(len(_DROPS))] for k in drawn.tolist()}
+
+    def leaves_of(name: str) -> Leaves:
+        def leaves(number: int, stage: Stage) -> bool:
+            first = number - number % _PERIOD
+            at = stages.get((name, first))
+            return at is not None and (stage == at if number == first else stage == "call")
+
+        return leaves
+
+    return {name: leaves_of(name) for name in {user for user, _ in stages}}
+
+
+def _check_losses(share: float, sizes: Mapping[str, int], lost: Mapping[str, int], n_estimators: int) -> None:
+    """Raise ConfigError when the share rounds down to no user in all domains; warn of domains where it does."""
+    whole = {edge: size for edge, size in sizes.items() if lost[edge] == 0}
+    if len(whole) == len(sizes):
+        raise ConfigError(
+            f"expected dropout to lose somebody, got {share:g} of domains of {max(whole.values())} users or fewer, "
+            "which rounds down to none; have more users or fewer edge servers, raise dropout, or leave it out"
+        )
+    if whole:
+        of = ", ".join(f"{size} at {edge}" for edge, size in whole.items())
+        logger.warning("dropout=%g loses none of the users of small domains: %s", share, of)
+    if n_estimators < _PERIOD:
+        logger.warning("dropout begins with round %d: none of %d rounds", _PERIOD, n_estimators)

@@ -1,0 +1,145 @@
+"""What the server, edge servers and users of FedXGB tell each other besides sums, and what they may be told when."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from treaty.data.columns import Category
+from treaty.errors import ConfigError
+from treaty.messaging.messages import Array, Message
+from treaty.messaging.order import Table
+from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.paper.routing import HiddenThresholds, ShownSplits, Sides
+from treaty.systems.fedxgb.secpred.routing import LeafShares, RowOwners, SideShares, SplitShares, Turn, ValueShares
+from treaty.systems.fedxgb.server_sums import Sum
+from treaty.systems.fedxgb.user_sums import Call, Cohort, Domain
+from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
+from treaty.systems.horizontal.rows import Categories
+from treaty.systems.system import Seat
+
+
+class UserOffer(Message):
+    """A user's certified keys, and how active and how steadily connected it is, from 0 to 1."""
+
+    keys: CertifiedKeys
+    activity: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    stability: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Task(Message):
+    """What is trained: columns, classes, options; and the server's keys."""
+
+    model_id: str
+    names: list[str]
+    categories: Categories
+    classes: list[Category] | None
+    options: bytes
+    server: CertifiedKeys
+
+
+class RowSummary(Message):
+    """How many rows all users have, and bool (features,) which columns have missing values anywhere."""
+
+    n_rows: int
+    may_miss: Array
+
+
+class RoundStart(Message):
+    """A round begins: int32 columns of its trees, one after the other, and int32 (n_outputs,) where each ends."""
+
+    columns: Array
+    last_columns: Array
+
+
+class Attendance(Message):
+    """The user takes part in the round, if it is chosen."""
+
+
+class Splits(Message):
+    """Splits of a level: int32 features (n_outputs, n_slots), packed bits of bins left (n_outputs, n_slots, 32)."""
+
+    features: Array
+    left_bins: Array
+
+
+class Values(Message):
+    """Leaf values: float64 (n_outputs, n_slots) of the slots below the last level."""
+
+    values: Array
+
+
+class TrainingEnd(Message):
+    """Training is over."""
+
+
+def user_order(options: FedXGB) -> Table:
+    """Return what a user may be told by its edge server, from "begun" to "over"."""
+    sums: dict[type[Message], str | tuple[str, str]] = {Cohort: "tree", Call: "tree"}
+    trees: dict[str, Table] = {
+        "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
+        "paper": {"tree": {**sums, ShownSplits: "compared", Values: "between trees"}, "compared": {Sides: "tree"}},
+        "nothing": {
+            "tree": {**sums, SideShares: "tree", ValueShares: "between trees", Turn: ("tree", "between trees")}
+        },
+    }
+    return {
+        "begun": {Domain: "domain"},
+        "domain": {Cohort: "domain", Count: "search"},
+        "search": {Call: "search", ProbeRequest: "search", CommonBins: "bins"},
+        **_between(options),
+        **trees[options.expose or "nothing"],
+    }
+
+
+def edge_order(options: FedXGB, *, holds_shares: bool) -> Table:
+    """Return what an edge server may be told by the server, from "domain" to "over"."""
+    sums: dict[type[Message], str | tuple[str, str]] = {Sum: "tree"}
+    trees: dict[str, Table] = {
+        "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
+        "paper": {
+            "tree": {**sums, ShownSplits: "shown", Values: "between trees"},
+            "shown": {HiddenThresholds: "tree"},
+        },
+        "nothing": {
+            "tree": {**sums, SplitShares: "below"},
+            "below": {Sum: "below", SplitShares: "below", LeafShares: "between trees"},
+        }
+        if holds_shares
+        else {"tree": {**sums, Turn: ("tree", "between trees")}},
+    }
+    return {
+        "domain": {Count: "search"},
+        "search": {Sum: "search", ProbeRequest: "search", CommonBins: "bins"},
+        **_between(options),
+        **trees[options.expose or "nothing"],
+    }
+
+
+def _between(options: FedXGB) -> Table:
+    shares_rows = options.expose in (None, "nothing")
+    return {
+        "bins": {RowSummary: "rows" if shares_rows else "between trees"},
+        "rows": {RowOwners: "between trees"},
+        "between trees": {RoundStart: "tree", TrainingEnd: "over"},
+    }
+
+
+def receive_task(seat: Seat, sender: str, credentials: Credentials) -> Task:
+    """Receive what is trained from the server, or from the edge server that passes it on.
+
+    Raises ConfigError when it has other options, PeerProtocolError when the server's keys are not certified.
+    """
+    party, server = seat.party, seat.cast.active
+    task = party.receive(sender, Task)
+    credentials.check(server, "server", task.server, sender)
+    if task.options != terms_of(seat):
+        raise ConfigError(f"expected the options of {server}, got others at {party.name}; compare the job files")
+    return task
+
+
+def terms_of(seat: Seat) -> bytes:
+    """Return what everybody must agree on, in bytes."""
+    return msgspec.json.encode(seat.public_terms, order="sorted")

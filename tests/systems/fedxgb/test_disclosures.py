@@ -1,0 +1,57 @@
+"""What each role of FedXGB is said to learn, by its options."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from systems.fedxgb.playing import laid_out, options_of
+from treaty.systems.fedxgb.system import SYSTEM
+
+
+def learned(edges: int = 3, **options: Any) -> dict[str, list[str]]:
+    cast = laid_out([f"u{k}" for k in range(3 * edges)], edges)
+    return SYSTEM.disclosures(
+        cast, *options_of(**{"min_child_samples": None, **options}), SimpleNamespace(spent="spent")
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "role", "told", "not_told"),
+    [
+        ({}, "user", "the slot in the complete tree at each level", "splits and leaf values of all trees"),
+        ({}, "edge", "while at most 1 of 3 edge servers", "splits and leaf values of all trees"),
+        ({"comparison": "additive"}, "edge", "while no two of the first three edge servers", "at most 1 of 3"),
+        ({"comparison": "additive"}, "user", "the slot in the complete tree at each level", "splits and leaf values"),
+        ({"expose": "model"}, "user", "splits and leaf values of all trees", "the slot in the complete tree"),
+        ({"expose": "model"}, "edge", "splits and leaf values of all trees", "shares"),
+        ({}, "server", "the sum of these alone, who are 3 or more", "min_child_samples"),
+        ({"expose": "paper", "allow_insecure": True}, "edge", "of every row of all users the slot", "all splits, all"),
+        ({"expose": "paper", "allow_insecure": True}, "user", "the column of every split", "about where the splits"),
+        ({"mode": "paper", "allow_insecure": True}, "edge", "the masks do not hide them", "no sum"),
+        ({"mode": "paper", "allow_insecure": True}, "server", "each domain's users apart", "min_child_samples was"),
+        ({"min_child_samples": 2}, "server", "leaves of as few as 2 training rows", "noise"),
+        ({"min_child_samples": 2}, "user", "leaves of as few as 2 training rows", "noise"),
+    ],
+)
+def test_what_each_role_learned_depends_on_the_options(options, role, told, not_told):
+    found = " ".join(learned(**options)[role])
+    assert told in found
+    assert not_told not in found
+
+
+def test_as_many_edge_servers_may_collude_as_the_text_says():
+    for edges, bound in ((4, 1), (5, 2), (10, 4)):
+        (fact,) = (fact for fact in learned(edges)["edge"] if "together" in fact)
+        assert f"at most {bound} of {edges}" in fact
+        assert f"; {bound + 1} of them have" in fact
+
+
+def test_before_training_it_is_not_known_how_small_groups_were():
+    cast = laid_out([f"u{k}" for k in range(9)], 3)
+    found = SYSTEM.disclosures(cast, *options_of(), None)
+    assert list(found) == ["server", "edge", "user", "authority"]
+    assert not any("spent" in fact for facts in found.values() for fact in facts)
+    assert any("spent, whose values" in fact for fact in learned()["server"])

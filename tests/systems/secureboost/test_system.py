@@ -1,0 +1,97 @@
+"""The record of SecureBoost: who plays which role, and what each party learns."""
+
+from __future__ import annotations
+
+import pytest
+
+from treaty.data.table import Schema
+from treaty.errors import ConfigError
+from treaty.models.trees import ModelPart
+from treaty.systems import find_system
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.secureboost.system import SYSTEM
+from treaty.systems.system import Place
+from treaty.trees.ensemble import SplitTable
+
+OWNERS = {"shop": Place(), "bank": Place(), "telco": Place()}
+
+
+def learned(cipher: str, common: BoostingOptions | None = None, **options) -> dict[str, str]:
+    """Return what each party learns where training used this cipher."""
+    chosen = SecureBoost(**options)
+    part = ModelPart(model_id="m", party="bank", schema=Schema((), ()), splits=SplitTable(), encryption=cipher)
+    cast = SYSTEM.cast(OWNERS, "bank", chosen)
+    told = SYSTEM.disclosures(cast, chosen, (common or BoostingOptions()).checked(chosen), part)
+    return {name: "; ".join(facts) for name, facts in told.items()}
+
+
+def test_the_table_of_systems_names_this_record():
+    assert find_system("secureboost") is SYSTEM
+    assert SYSTEM.options is SecureBoost
+    assert set(SYSTEM.train) == set(SYSTEM.predict) == set(SYSTEM.explain) == SYSTEM.has_model
+
+
+def test_the_active_party_is_linked_with_all_others_in_the_jobs_order():
+    cast = SYSTEM.cast(OWNERS, "bank", SecureBoost())
+    assert cast.roles == {"shop": "passive", "bank": "active", "telco": "passive"}
+    assert cast.owners == list(OWNERS)
+    links = SYSTEM.links(cast, SecureBoost())
+    assert links == {"bank": ["shop", "telco"], "shop": ["bank"], "telco": ["bank"]}
+
+
+@pytest.mark.parametrize(
+    ("places", "match"),
+    [
+        ({"bank": Place(), "shop": Place(role="user")}, "expected no role and edge with protocol 'secureboost'"),
+        ({"bank": Place(), "shop": Place(edge="oslo")}, "got them at shop"),
+        ({"bank": Place(), "shop": Place(has_rows=False)}, "expected rows at every party, got none at shop"),
+        ({"bank": Place()}, "expected at least two parties with rows, got bank"),
+        ({"shop": Place(), "telco": Place()}, "expected active to be one of shop, telco, got 'bank'"),
+    ],
+    ids=["role", "edge", "no rows", "alone", "unknown"],
+)
+def test_roles_that_it_does_not_have_are_refused(places, match):
+    with pytest.raises(ConfigError, match=match):
+        SYSTEM.cast(places, "bank", SecureBoost())
+
+
+def test_nodes_are_disclosed_where_the_cipher_that_was_chosen_shows_them():
+    shown, blind = learned("ou"), learned("lattice")
+    assert "which of them is fullest" in shown["bank"]
+    assert "which training rows are together in each node bank asked it about" in shown["shop"]
+    assert "nothing of which rows are in a node, nor of labels" in blind["shop"]
+    assert "those outside the node too" in blind["bank"]
+    by_node = learned("lattice", reveal="node")
+    assert "each node that one of its own columns splits" in by_node["telco"]
+    assert "those outside the node too" not in by_node["bank"]
+
+
+@pytest.mark.parametrize(
+    ("options", "common", "who", "expected"),
+    [
+        ({"he_inference": True}, {}, "bank", "at prediction one sum of leaf weights per row"),
+        ({"mechanism": "label_rr", "epsilon": 2.0}, {}, "shop", "labels, as randomised with epsilon 2 "),
+        ({"rl_trees": 3}, {}, "shop", "nothing of the trees of the first 3 rounds"),
+        ({"purity_guard": 0.25}, {}, "shop", "by more than 0.25, but that there is such a child; at a split"),
+        ({}, {"goss": True}, "shop", "large gradients: they are predicted worst (goss)"),
+        ({}, {"min_child_samples": 3}, "bank", "leaves of as few as 3 training rows"),
+        (
+            {"mode": "paper", "allow_insecure": True, "rerandomise": False},
+            {},
+            "bank",
+            "answers were not re-randomised",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_options_change_what_is_disclosed(options, common, who, expected):
+    assert expected in learned("ou", BoostingOptions(**common), **options)[who]
+    assert expected not in learned("ou")[who]
+
+
+def test_warm_up_is_of_both_kinds_of_cipher():
+    kinds = {options.cipher for options in SYSTEM.warm_up(None)}
+    assert kinds == {"ou", "lattice"}
+    for options in SYSTEM.warm_up(SecureBoost()):
+        options.check(BoostingOptions())
