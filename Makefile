@@ -49,6 +49,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/secureboost_scaling.py
 	$(BIN)/python benchmarks/secureboost_reduced_leakage.py
 	$(BIN)/python benchmarks/secureboost_attacks.py
+	$(BIN)/python benchmarks/secureboost_exact_sums.py
 	$(BIN)/python benchmarks/federboost_vertical.py
 	$(BIN)/python benchmarks/federboost_horizontal.py
 	$(BIN)/python benchmarks/fedxgb.py

@@ -25,14 +25,12 @@ from data import arguments, default_of_credit_card_clients, report, verdict
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.training import Optimiser, train
-from treaty.messaging.party import Party
 from treaty.models.linear import preparation_of
-from treaty.runs.threads import play
-from treaty.runs.warm_up import compile_kernels
+from treaty.runs.threads import Run, train_in_threads
+from treaty.runs.warm_up import cast_of, compile_kernels
+from treaty.systems import find_system
 from treaty.systems.logistic.options import QuasiNewton, RegressionOptions
-from treaty.systems.logistic.setup import solver_of
-from treaty.systems.logistic.system import QUASI_NEWTON
-from treaty.systems.system import Labelled, Place, Seat, mesh
+from treaty.systems.system import Labelled
 
 BATCH, PERIOD, THREADS, LEAD = 1000, 4, 2, "coordinator"
 FORMS = {
@@ -60,27 +58,19 @@ def trained(
     parts: dict[str, Table], y: NDArray[np.float64], epochs: int, given: dict[str, object]
 ) -> dict[str, object]:
     """Train between threads; return times, bytes and how far the weights are from the pooled optimiser's."""
-    options = QuasiNewton(**given)  # type: ignore[arg-type]
+    system, options = find_system("quasi-newton"), QuasiNewton(**given)
     common = RegressionOptions(batch_size=BATCH, period=PERIOD, max_iter=epochs, tol=0.0, random_state=0)
-    compile_kernels(QUASI_NEWTON, options)
+    options.check(common)
+    compile_kernels(system, options)
     moments: list[tuple[float, float]] = []
-    places = {name: Place() for name in parts}
-    if options.has_coordinator:
-        places[LEAD] = Place(role=LEAD, has_rows=False)
-    cast = QUASI_NEWTON.cast(places, "active", options)
-
-    def role(party: Party) -> object:
-        seat = Seat(party=party, options=options, common=common, cast=cast, threads=THREADS, alone=False)
-        if party.name in parts:
-            seat.data = Labelled(parts[party.name], y if party.name == "active" else np.zeros(0))
-        if party.name == "active":
-            seat.classes = [0, 1]
-            seat.progress = lambda epoch, losses: moments.append((time.perf_counter(), time.process_time()))
-        return QUASI_NEWTON.train[cast.roles[party.name]](seat)
-
-    roles = dict.fromkeys(cast.roles, role)
+    run = Run(
+        system=system, options=options, common=common, cast=cast_of(system, list(parts), None, options),
+        data={"active": Labelled(parts["active"], y), "passive": Labelled(parts["passive"], np.zeros(0))},
+        classes=[0, 1], n_jobs=THREADS,
+        progress=lambda done, losses: moments.append((time.perf_counter(), time.process_time())),
+    )  # fmt: skip
     started = time.perf_counter()
-    played = play(roles, mesh(cast, options), job="speed", protocol=options.system)
+    played = train_in_threads(run, {})
     walls, cpus = (np.diff([moment[k] for moment in moments])[1:] for k in range(2))
     between, led = 0, 0
     for transcript in played.transcripts.values():
@@ -104,9 +94,8 @@ def trained(
 def pooled(parts: dict[str, Table], y: NDArray[np.float64], common: RegressionOptions) -> NDArray[np.float64]:
     """Return the pooled optimiser's weights on the same batches."""
     X = np.hstack([preparation_of(table).matrix(table.columns, table.n_rows) for table in parts.values()])
-    solver = solver_of(common, QuasiNewton)
     optimiser = Optimiser(
-        memory=solver.memory, period=PERIOD, batch_size=BATCH, learning_rate=solver.learning_rate,
+        memory=common.memory, period=PERIOD, batch_size=BATCH, learning_rate=QuasiNewton.first_rate,
         max_iter=common.max_iter, tol=0.0, seed=batch_seed(0),
     )  # fmt: skip
     return train(np.hstack([X, np.ones((len(y), 1))]), 2.0 * y - 1.0, optimiser).weights

@@ -147,8 +147,8 @@ def only_simulated(options: FedXGB) -> str:
     if options.dropout is None:
         return ""
     return (
-        "dropout has simulations in threads lose users; leave it out of a job, and with transport='grpc', where users "
-        "may always vanish"
+        "dropout has simulations in threads lose users; leave it out with transport='grpc', and leave it out of a job: "
+        "there users may always vanish"
     )
 
 
