@@ -137,6 +137,12 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
         member = job.parties[party]
         if not job.by_row and party in cast.owners and member.table is None:
             raise ConfigError(f"the job names no table of {party}: add parties.{party}.table")
+    for party in cast.having(*system.shows_columns):
+        if name in (None, party) and job.parties[party].table is None and not job.parties[party].eval_tables:
+            raise ConfigError(
+                f"the {cast.roles[party]} says which columns and classes there are: expected parties.{party}.table, "
+                f"examples that it does not train on, or parties.{party}.eval_tables, got neither"
+            )
     if name in (None, job.active) and getattr(common, "early_stopping_rounds", None) is not None:
         if not job.parties[job.active].eval_tables:
             raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{job.active}.eval_tables")
