@@ -155,10 +155,10 @@ def test_two_edge_servers_and_a_dealer_apart_give_the_same_model(tmp_path):
     assert find_part(job, "owner").forest.trees == fitted(n_estimators=1, edges=2).parts_["pooled"].forest.trees
     reports = load_reports(job)
     sent = {name: {who: set(kinds["by_type"]) for who, kinds in of.sent.items()} for name, of in reports.items()}
-    assert all("Rows" in sent[name][edge] for name in users for edge in EDGES)
-    assert not any("Rows" in sent[name].get("oslo", ()) for name in users)
-    assert "Dealt" in sent["oslo"]["berlin"] & sent["oslo"]["tokyo"]
-    assert "Exchanged" not in sent["berlin"]["oslo"]
+    assert all("RowShares" in sent[name][edge] for name in users for edge in EDGES)
+    assert not any("RowShares" in sent[name].get("oslo", ()) for name in users)
+    assert "DealtCorrections" in sent["oslo"]["berlin"] & sent["oslo"]["tokyo"]
+    assert "SharedNumbers" not in sent["berlin"]["oslo"]
     assert any("no two of the first three" in fact for fact in reports["user3"].learned["edge"])
 
 
@@ -226,7 +226,7 @@ def test_a_user_with_a_wrong_table_is_left_out_and_says_why(tmp_path, columns, w
 @pytest.mark.slow
 def test_a_killed_user_ends_nothing(tmp_path):
     path = write_job(tmp_path, trees=25)
-    assert play_and_kill(path, "user2", "Here", 5) == {}
+    assert play_and_kill(path, "user2", "Attendance", 5) == {}
     trees = find_part(load_job(path), "owner").forest.trees
     assert len(trees) == 25
     everybodys, tokyos = 150, sum(len(rows_of_each()[name]) for name in USERS[1::2])
@@ -239,7 +239,7 @@ def test_a_killed_user_ends_nothing(tmp_path):
 def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(party, "FAREWELL_TIMEOUT", 1.0)
     path = write_job(tmp_path, trees=12, timeout=15)  # it counts as gone after 20 s
-    process = start(path, "user2", dies=("Here", 3, ""), by=signal.SIGSTOP)
+    process = start(path, "user2", dies=("Attendance", 3, ""), by=signal.SIGSTOP)
     try:
         threads, said = play(path, without="user2")
         for thread in threads:
