@@ -149,11 +149,10 @@ class Modulus:
         """
         window = min(range(1, 11), key=lambda w: -(-bits // w) * (len(bases) + 2 * 2**w))
         out = self.empty(len(pairs))
-        columns, kinds = (np.ascontiguousarray(pairs[:, k]) for k in range(2))
-        flat = (bases.reshape(-1), bases.shape[1], columns, np.ascontiguousarray(exponents).reshape(-1), kinds)
+        given = (bases.reshape(len(bases), -1), np.ascontiguousarray(exponents), np.ascontiguousarray(pairs))
 
         def work(part: slice) -> None:
-            kernels.bucket_rows(*flat, bits, window, part.start, part.stop, out.reshape(-1), self.one, self._constants)
+            kernels.bucket_rows(*given, bits, window, part.start, part.stop, out.reshape(-1), self.one, self._constants)
 
         concurrently(work, pieces(len(pairs), 2), threads)
         return out

@@ -7,6 +7,8 @@ transforms, element by element; the transform of p(1 / X) is that of p read back
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +30,7 @@ from treaty.crypto.lattice.lanes import (
     inverse_far,
     multiply_lanes,
 )
+from treaty.crypto.lattice.transform import Tables
 
 Residues = NDArray[np.uint32]
 Words = NDArray[np.uint64]
@@ -87,18 +90,17 @@ def encrypt_block(
     error: NDArray[np.int8],
     fields: NDArray[np.int32],
     scales: Words,
-    inverse: Residues,
-    inverse_shoup: Residues,
-    q: np.uint32,
+    factors: Tables,
     out: Residues,
 ) -> None:
     """Out = a s + e + sum over fields of field * scale, modulo q, of one block of at most N numbers.
 
     `public`, `secret`, `secret_shoup` (N,): transforms of a and s / N, and the latter's Shoup quotients; `error` (m,);
     `fields` (fields, m): in size below q; the sizes, q for a field with negative numbers, add up to at most 2^32.
-    `scales` (fields + 1,): residues of the fields' scales times 2^32, and -1 / q modulo 2^32. `inverse`,
-    `inverse_shoup`: factors of the inverse transform. `out` (m,).
+    `scales` (fields + 1,): residues of the fields' scales times 2^32, and -1 / q modulo 2^32. `out`
+    (m,).
     """
+    q, _, _, inverse, inverse_shoup = factors
     degree = len(public)
     product = np.empty(degree, np.uint32)
     for i in range(0, degree, LANES):
@@ -182,31 +184,25 @@ def dense_sums(
             out[s, p] = ((high % q * ((np.int64(1) << np.int64(32)) % q)) % q + low % q) % q
 
 
-@kernel  # more than ten arguments, flat: numba resolves the type of a tuple in Python at every call
+@kernel
 def hint_rows(
-    columns: NDArray,  # type: ignore[type-arg]
-    column_of_row: NDArray[np.int64],
-    code_of_row: NDArray[np.int64],
+    matrix: tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]],
     first: int,
     public: Residues,
-    own_public: Residues,
     random: NDArray[np.int8],
     error: NDArray[np.int8],
-    forward: Residues,
-    forward_shoup: Residues,
-    inverse: Residues,
-    inverse_shoup: Residues,
+    factors: Tables,
     scale: np.uint32,
-    q: np.uint32,
     out: Residues,
 ) -> None:
     """Hints of len(out) rows of the matrix from `first`, modulo one prime: sum over j of u_j a_j, plus r a_0 + e'.
 
-    Row s of the matrix is columns[column_of_row[s]] where code_of_row[s] < 0, else the indicator of that code. `public`
-    (blocks, N) and `own_public` (N,): transforms of a_j and a_0; `random`, `error` (rows, N): r and e'; `scale`: 1 / N
-    modulo q; `out` (rows, N).
+    `matrix` has the arrays of `SecretMatrix`. `public` (1 + blocks, N): transforms of a_0 and a_j; `random`, `error`
+    (rows, N): r and e'; `scale`: 1 / N modulo q; `out` (rows, N).
     """
-    blocks, degree = public.shape
+    columns, column_of_row, code_of_row = matrix
+    q, forward, forward_shoup, inverse, inverse_shoup = factors
+    blocks, degree = public.shape[0] - 1, public.shape[1]
     wide, signed = np.uint64(q), np.int64(q)
     t, low, high = np.empty(degree, np.uint32), np.empty(degree, np.uint64), np.empty(degree, np.uint64)
     for s in range(len(out)):
@@ -227,7 +223,7 @@ def hint_rows(
                     t[i - start] = np.uint32(value + signed if value < 0 else value)
                 t[stop - start :] = np.uint32(0)
             forward_transform(t, 0, degree, forward, forward_shoup, q)
-            a = own_public if j == blocks else public[j]
+            a = public[0 if j == blocks else j + 1]
             for i in range(degree):
                 product = np.uint64(t[i]) * np.uint64(a[i])
                 low[i] += product & _LOW
