@@ -8,9 +8,7 @@ packed Montgomery forms can be sent as they are.
 Arrays: *packed* is uint64 (rows, words), little-endian words, every value below n; *working* is uint64 (rows, width) in
 the machine's own form (see `montgomery_kernels`) and never leaves the process.
 
-References
-----------
-Montgomery, Modular Multiplication Without Trial Division, Math. Comp. 44, 1985.
+References: Montgomery, Modular Multiplication Without Trial Division, Math. Comp. 44, 1985.
 """
 
 from __future__ import annotations
@@ -168,9 +166,7 @@ class FixedBase:
     The table has ceil(exponent_bits / window) 2^window numbers. Which entries are read shows in the cache, so a hostile
     program on the same machine could learn exponents.
 
-    References
-    ----------
-    Brickell, Gordon, McCurley, Wilson, Fast Exponentiation with Precomputation, EUROCRYPT 1992.
+    References: Brickell, Gordon, McCurley, Wilson, Fast Exponentiation with Precomputation, EUROCRYPT 1992.
     """
 
     def __init__(self, modulus: Modulus, base: int, exponent_bits: int, window: int) -> None:

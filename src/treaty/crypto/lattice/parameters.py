@@ -3,10 +3,8 @@
 Ring R_q = Z_q[X] / (X^N + 1), q a product of primes below 2^31 that are 1 modulo 2 N, ternary secrets, centred binomial
 errors of deviation sqrt(21 / 2) = 3.24.
 
-References
-----------
-Albrecht et al., Homomorphic Encryption Security Standard, HomomorphicEncryption.org, 2018, table 1: largest log2 q of
-each N for 128-bit classical security with ternary secrets and errors of deviation 8 / sqrt(2 pi) = 3.19.
+References: Albrecht et al., Homomorphic Encryption Security Standard, HomomorphicEncryption.org, 2018, table 1: largest
+log2 q of each N for 128-bit classical security with ternary secrets and errors of deviation 8 / sqrt(2 pi) = 3.19.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Factors of the negacyclic number-theoretic transform modulo primes below 2^31; `kernels` transforms with them.
 
-References
-----------
-Longa and Naehrig, Speeding up the Number Theoretic Transform for Faster Ideal Lattice-Based Cryptography, 2016.
+References: Longa and Naehrig, Speeding up the Number Theoretic Transform for Faster Ideal Lattice-Based Cryptography,
+2016.
 """
 
 from __future__ import annotations
