@@ -111,10 +111,10 @@ class LinearMapClient:
                 at = slice((j - 1) * degree, min(j * degree, self._length))
                 fields = vectors[v][:, at] if j else nothing
                 e = error[v, degree:][at] if j else error[v, :degree]
-                for p, (table, (secret, shoup)) in enumerate(zip(self._tables, transformed[v], strict=True)):
+                for p, (table, secret) in enumerate(zip(self._tables, transformed[v], strict=True)):
                     block = words[v, p, at] if j else own[v, p]
                     public, scales = self._public[p, j], self._scales[p]
-                    kernels.encrypt_block(public, secret, shoup, e, fields, scales, table, block)
+                    kernels.encrypt_block(public, secret, e, fields, scales, table, block)
 
         share(work, len(vectors) * blocks, self._threads)
         return secrets, words, own
