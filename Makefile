@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
-.PHONY: demo test lint type docs bench clean
+.PHONY: demo test test-slow test-all lint type docs bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,8 +16,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/treaty demo
 
+# What tells most, in a few minutes; `test-slow` is all the rest, `test-all` both.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(PYTEST) -m "not slow"
+
+test-slow: $(STAMP)
+	$(PYTEST) -m slow
+
+test-all: $(STAMP)
+	$(PYTEST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
@@ -41,6 +49,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/secureboost_scaling.py
 	$(BIN)/python benchmarks/secureboost_reduced_leakage.py
 	$(BIN)/python benchmarks/secureboost_attacks.py
+	$(BIN)/python benchmarks/secureboost_exact_sums.py
 	$(BIN)/python benchmarks/federboost_vertical.py
 	$(BIN)/python benchmarks/federboost_horizontal.py
 	$(BIN)/python benchmarks/fedxgb.py

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import inspect
 import os
 import platform
 import sys
@@ -17,12 +18,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 from sklearn.datasets import load_svmlight_file
 from sklearn.model_selection import train_test_split
+
+from treaty.systems import OPTIONS, option_class
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -245,3 +249,11 @@ def write(name: str, rows: Sequence[dict[str, object]]) -> None:
 def verdict(value: float, bar: float) -> str:
     """Say whether a number keeps its bar (smaller is better)."""
     return "kept" if value <= bar else "missed"
+
+
+def flat(estimator: Any, protocol: str = "pooled", **options: Any) -> Any:
+    """Make an estimator from one list of options: a system's own ones are given to its class."""
+    kinds = {kind.system: kind for kind in map(option_class, OPTIONS)}
+    own = {name: value for name, value in options.items() if name not in inspect.signature(estimator).parameters}
+    common = {name: value for name, value in options.items() if name not in own}
+    return estimator(kinds[protocol](**own) if own else protocol, **common)

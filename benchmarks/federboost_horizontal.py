@@ -53,6 +53,7 @@ from data import (
     cpu_of_others,
     default_of_credit_card_clients,
     find,
+    flat,
     flights,
     give_me_some_credit,
     report,
@@ -187,7 +188,7 @@ def noise(data: Data, q: int, seeds: int, quick: bool) -> list[dict]:
             took, found, largest, spent = 0.0, [], [], ""
             for seed, (train, test) in enumerate(splits(data, seeds)):
                 shards = at_random(x[train], y[train], 3, seed)
-                model = GBDTClassifier(PROTOCOL, max_bin=bins, n_jobs=THREADS, **common, **chosen)
+                model = flat(GBDTClassifier, PROTOCOL, max_bin=bins, n_jobs=THREADS, **common, **chosen)
                 took += seconds(lambda m=model, r=shards: m.fit(r)) / seeds
                 found.append(auc(model, x[test], y[test]))
                 part = model.parts_["pooled"]
@@ -371,7 +372,7 @@ def scaling(quick: bool) -> list[dict]:
     rows_of = {job: at_random(x[: job[2]], y[: job[2]], job[1]) for job in jobs}
     runs: dict[tuple[str, int, int], list[dict[str, float]]] = {job: [] for job in jobs}
     alone: dict[tuple[str, int, int], list[dict[str, float]]] = {job: [] for job in jobs}
-    models = {job: GBDTClassifier(PROTOCOL, mode="paper" if job[1] == 2 else "safe", **common) for job in jobs}
+    models = {job: flat(GBDTClassifier, PROTOCOL, mode="paper" if job[1] == 2 else "safe", **common) for job in jobs}
     for _ in range(1 if quick else 3):
         for job, model in models.items():
             if job[0] == TOGETHER:
@@ -470,7 +471,7 @@ def played(rows: Rows, options: Mapping[str, Any], link: Link | None) -> tuple[f
         kept.append(play(*arguments, **named, link=link))
         return kept[-1]
 
-    model = GBDTClassifier(PROTOCOL, n_jobs=THREADS, **options)
+    model = flat(GBDTClassifier, PROTOCOL, n_jobs=THREADS, **options)
     with patch.object(simulation, "play", over_link):
         took = seconds(lambda: model.fit(rows))
     return took, kept[0]
@@ -558,8 +559,8 @@ def in_namespaces(quick: bool) -> list[dict]:
         rows = at_random(x, y, participants)
         _, found = played(rows, options, None)
         nbytes = slowest_bytes(found.transcripts, "p0")
-        quiet = train_in_namespaces(rows, {"protocol": PROTOCOL, **options}, None, 0.0)
-        slow = train_in_namespaces(rows, {"protocol": PROTOCOL, **options}, RATE, delay)
+        quiet = train_in_namespaces(rows, PROTOCOL, options, None, 0.0)
+        slow = train_in_namespaces(rows, PROTOCOL, options, RATE, delay)
         result.append({
             "job": f"290,000 x 18 (flights), {participants} participants, {title}",
             "link by": slow.by,

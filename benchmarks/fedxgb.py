@@ -56,8 +56,9 @@ from federboost_horizontal import one_core, undisturbed
 from treaty.data.table import to_table
 from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart
-from treaty.runs.threads import Played, train_in_threads
-from treaty.runs.warm_up import compile_kernels
+from treaty.runs.fit import no_rows
+from treaty.runs.threads import Played, Run, train_in_threads
+from treaty.runs.warm_up import cast_of, compile_kernels
 from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.layout import SERVER
 from treaty.systems.fedxgb.messages import RoundStart
@@ -72,7 +73,7 @@ from treaty.systems.horizontal.quantiles import Count
 from treaty.systems.options import names_of
 from treaty.systems.pooled import training as pooled
 from treaty.systems.pooled.options import BoostingOptions, Pooled
-from treaty.systems.system import Cast, Labelled, Place, Seat
+from treaty.systems.system import Cast, Labelled, Seat
 
 THREADS = 2
 NEAR = 0.01
@@ -162,13 +163,15 @@ def train(x: Rows, y: Labels, who: NDArray[np.int64], options: Options, threads:
         marks.append((time.perf_counter() - start, time.thread_time()))
 
     classes = np.unique(y).tolist()
-    places = {name: Place() for name in shards} | SYSTEM.helpers(shards, options.own)
-    roles = SYSTEM.cast(places, SERVER, options.own)
+    columns = {SERVER: no_rows(to_table(x[:1]).schema, len(classes))}
+    run = Run(
+        system=SYSTEM, options=options.own, common=options.common,
+        cast=cast_of(SYSTEM, list(shards), None, options.own), data={**shards, **columns}, classes=classes,
+        n_jobs=threads, progress=mark,
+    )  # fmt: skip
     start = time.perf_counter()
     with patch.object(Crowd, "total", counted):
-        played = train_in_threads(
-            SYSTEM, options.own, options.common, roles, shards, classes=classes, threads=threads, progress=mark
-        )
+        played = train_in_threads(run, {})
     took = time.perf_counter() - start
     return Trained(played.results[SERVER], played, marks, took, users)
 

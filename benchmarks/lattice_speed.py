@@ -25,7 +25,7 @@ import xgboost
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from data import arguments, default_of_credit_card_clients, report, seconds, verdict
+from data import arguments, default_of_credit_card_clients, flat, report, seconds, verdict
 from treaty import GBDTClassifier
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
 from treaty.runs.warm_up import compile_kernels
@@ -156,7 +156,7 @@ def training(trees: int) -> list[dict[str, object]]:
         ("ou-3072", {"encryption": "ou"}),
         ("paillier-2048", {"encryption": "paillier", "key_bits": 2048}),
     ]:
-        model = GBDTClassifier(**{"protocol": "secureboost", "n_jobs": THREADS, **settings, **own})
+        model = flat(GBDTClassifier, **{"protocol": "secureboost", "n_jobs": THREADS, **settings, **own})
         repeats = 3 if "lattice" in name or name == "pooled" else 1
         whole = min(seconds(lambda model=model: model.fit(tables(train), y[train])) for _ in range(repeats))
         traffic = sum(pair["bytes"] for pair in model.communication_.values())

@@ -28,8 +28,8 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression as TheirRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
-from data import Data, arguments, default_of_credit_card_clients, give_me_some_credit, report, splits, verdict
-from treaty import LogisticRegression
+from data import Data, arguments, default_of_credit_card_clients, flat, give_me_some_credit, report, splits, verdict
+from treaty import LogisticRegression, Pooled
 from treaty.data.table import to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.losses import TAYLOR, probabilities
@@ -174,7 +174,7 @@ def between_parties(data: Data, count: int) -> list[dict[str, object]]:
     table: list[dict[str, object]] = []
     for batch, method in product((1000, 3000), METHODS):
         pooled = [
-            LogisticRegression(solver=method, batch_size=batch, random_state=seed).fit(*given)
+            LogisticRegression(Pooled(solver=method), batch_size=batch, random_state=seed).fit(*given)
             for seed, (given, _) in enumerate(cuts)
         ]
         for name, form in FORMS.items():
@@ -182,7 +182,7 @@ def between_parties(data: Data, count: int) -> list[dict[str, object]]:
             for seed, (alone, (given, (tables, y))) in enumerate(
                 zip(pooled, cuts[: 1 if name == ALONE else count], strict=False)
             ):
-                apart = LogisticRegression(method, batch_size=batch, random_state=seed, **form).fit(*given)
+                apart = flat(LogisticRegression, method, batch_size=batch, random_state=seed, **form).fit(*given)
                 gaps = [np.abs(apart.coef_[party] - alone.coef_[party]).max() for party in tables]
                 furthest, same = max(furthest, *gaps), same and apart.n_iter_ == alone.n_iter_
                 margins = apart.decision_function(tables)

@@ -1,11 +1,12 @@
 """An epoch of logistic regression between two parties: packed ciphertexts, the lattice map, and Paillier by `phe`.
 
-Default of Credit Card Clients, 24 000 rows, guest 11 columns and the intercept, host 12, batches of 1000, quasi-Newton
-with L = 4. Claims: (1) packed ciphertexts (Paillier, 2048 bits, the paper's messages, masked) take at most a tenth of
-what element-wise Paillier takes by `phe` at 2048 bits; (2) the lattice map takes at most 0.5 s an epoch on two cores.
+Default of Credit Card Clients, 24 000 rows, active party 11 columns and the intercept, passive party 12, batches of
+1000, quasi-Newton with L = 4. Claims: (1) packed ciphertexts (Paillier, 2048 bits, the paper's messages, masked) take
+at most a tenth of what element-wise Paillier takes by `phe` at 2048 bits; (2) the lattice map takes at most 0.5 s an
+epoch on two cores.
 
 `logistic_speed.csv`: seconds of an epoch of all parties together on this machine (median of the epochs after the
-first), processor seconds of it, set-up, bytes in an epoch between guest and host and to and from the coordinator, and
+first), processor seconds of it, set-up, bytes in an epoch between the two and to and from the coordinator, and
 of a round of a batch beside the paper's count of 3 |S| + 2 |S_H| / L ciphertexts. Of `phe` a part of the rows is timed,
 every operation once, and scaled to an epoch; its bytes are counted, not sent. About three minutes; `--quick` one.
 """
@@ -19,17 +20,17 @@ import numpy as np
 import phe
 from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
-from treaty.runs.linear_threads import compile_linear_kernels, mesh
-from treaty.systems.linear_options import LinearOptions
 
 from data import arguments, default_of_credit_card_clients, report, verdict
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.training import Optimiser, train
 from treaty.models.linear import preparation_of
-from treaty.runs.threads import play
-from treaty.systems.logistic import roles as quasi_newton
-from treaty.systems.pooled.training import Labelled
+from treaty.runs.threads import Run, train_in_threads
+from treaty.runs.warm_up import cast_of, compile_kernels
+from treaty.systems import find_system
+from treaty.systems.logistic.options import QuasiNewton, RegressionOptions
+from treaty.systems.system import Labelled
 
 BATCH, PERIOD, THREADS, LEAD = 1000, 4, 2, "coordinator"
 FORMS = {
@@ -50,35 +51,26 @@ def tables() -> tuple[dict[str, Table], NDArray[np.float64]]:
     data = default_of_credit_card_clients()
     rows, _ = train_test_split(np.arange(len(data.y)), test_size=0.2, stratify=data.y, random_state=0)
     x, y = data.x[rows], data.y[rows].astype(np.float64)
-    return {"guest": to_table(x[:, :11], party="guest"), "host": to_table(x[:, 11:], party="host")}, y
+    return {"active": to_table(x[:, :11], party="active"), "passive": to_table(x[:, 11:], party="passive")}, y
 
 
 def trained(
     parts: dict[str, Table], y: NDArray[np.float64], epochs: int, given: dict[str, object]
 ) -> dict[str, object]:
     """Train between threads; return times, bytes and how far the weights are from the pooled optimiser's."""
-    options = LinearOptions(
-        protocol="quasi-newton", batch_size=BATCH, period=PERIOD, max_iter=epochs, tol=0.0, random_state=0,
-        **given,  # type: ignore[arg-type]
-    )  # fmt: skip
-    compile_linear_kernels(options)
+    system, options = find_system("quasi-newton"), QuasiNewton(**given)
+    common = RegressionOptions(batch_size=BATCH, period=PERIOD, max_iter=epochs, tol=0.0, random_state=0)
+    options.check(common)
+    compile_kernels(system, options)
     moments: list[tuple[float, float]] = []
-    lead = LEAD if options.has_coordinator else None
-    roles = {
-        "guest": lambda party: quasi_newton.guest(
-            party, Labelled(parts["guest"], y), options, parties=list(parts), coordinator=lead, classes=[0, 1],
-            threads=THREADS, progress=lambda losses: moments.append((time.perf_counter(), time.process_time())),
-        ),
-        "host": lambda party: quasi_newton.host(
-            party, parts["host"], options, guest="guest", parties=list(parts), coordinator=lead, threads=THREADS
-        ),
-    }  # fmt: skip
-    if lead is not None:
-        roles[lead] = lambda party: quasi_newton.coordinate(
-            party, options, guest="guest", parties=list(parts), threads=THREADS
-        )
+    run = Run(
+        system=system, options=options, common=common, cast=cast_of(system, list(parts), None, options),
+        data={"active": Labelled(parts["active"], y), "passive": Labelled(parts["passive"], np.zeros(0))},
+        classes=[0, 1], n_jobs=THREADS,
+        progress=lambda done, losses: moments.append((time.perf_counter(), time.process_time())),
+    )  # fmt: skip
     started = time.perf_counter()
-    played = play(roles, mesh(roles), job="speed", protocol=options.protocol)
+    played = train_in_threads(run, {})
     walls, cpus = (np.diff([moment[k] for moment in moments])[1:] for k in range(2))
     between, led = 0, 0
     for transcript in played.transcripts.values():
@@ -89,22 +81,22 @@ def trained(
                 else:
                     between += entry.nbytes
     weights = np.concatenate(
-        [played.results["guest"].coef, played.results["host"].coef, [played.results["guest"].intercept]]
+        [played.results["active"].coef, played.results["passive"].coef, [played.results["active"].intercept]]
     )
     return {
         "s/epoch": median(walls), "cpu s/epoch": median(cpus), "set-up s": moments[0][0] - started,
         "A-B MB": between / 1e6, "C MB": led / 1e6, "A-B kB/round": between / (len(y) // BATCH) / 1e3,
         "of the paper's": between / (len(y) // BATCH) / (PAPERS_COUNT * 512),
-        "off by": float(np.abs(weights - pooled(parts, y, options)).max()),
+        "off by": float(np.abs(weights - pooled(parts, y, common)).max()),
     }  # fmt: skip
 
 
-def pooled(parts: dict[str, Table], y: NDArray[np.float64], options: LinearOptions) -> NDArray[np.float64]:
+def pooled(parts: dict[str, Table], y: NDArray[np.float64], common: RegressionOptions) -> NDArray[np.float64]:
     """Return the pooled optimiser's weights on the same batches."""
     X = np.hstack([preparation_of(table).matrix(table.columns, table.n_rows) for table in parts.values()])
     optimiser = Optimiser(
-        memory=options.pairs, period=PERIOD, batch_size=BATCH, learning_rate=options.first_rate,
-        max_iter=options.max_iter, tol=0.0, seed=batch_seed(0),
+        memory=common.memory, period=PERIOD, batch_size=BATCH, learning_rate=QuasiNewton.first_rate,
+        max_iter=common.max_iter, tol=0.0, seed=batch_seed(0),
     )  # fmt: skip
     return train(np.hstack([X, np.ones((len(y), 1))]), 2.0 * y - 1.0, optimiser).weights
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -204,7 +203,8 @@ def network(names: list[str], rate: float | None, delay: float) -> Iterator[tupl
 
 def train_in_namespaces(
     rows: Mapping[str, tuple[NDArray[np.float32], NDArray[np.int64]]],
-    options: dict[str, Any],
+    protocol: str,
+    common: dict[str, Any],
     rate: float | None,
     delay: float,
 ) -> Took:
@@ -227,10 +227,10 @@ def train_in_namespaces(
                 key=f"{name}.key.pem", certificate=f"{name}.cert.pem",
             )  # fmt: skip
         job = Job(
-            name="namespaces", active=names[0], label="label", parties=parties, options=options,
+            name="namespaces", active=names[0], label="label", parties=parties, protocol=protocol, common=common,
             output=str(folder / "model"),
         )  # fmt: skip
-        (folder / "job.json").write_bytes(msgspec.json.encode(job))
+        (folder / "job.json").write_bytes(job.encoded())
         before, start = cpu_of_others(), time.perf_counter()
         started = [
             subprocess.Popen(

@@ -29,7 +29,6 @@ from treaty.models.trees import ModelPart
 from treaty.privacy.clustering import attack_auc, cluster_scores, known_label_scores
 from treaty.privacy.label_rr import randomise_labels
 from treaty.runs.threads import Played, play
-from treaty.runs.transcripts import node_sets_from_transcript
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import roles as secureboost
@@ -37,6 +36,7 @@ from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import Labelled, Place, Seat, star
 from treaty.systems.vertical.cast import cast_by_column
 from treaty.systems.vertical.encrypted_columns import SplitColumns
+from treaty.systems.vertical.transcripts import node_sets_from_transcript
 
 FITTING = {"min_child_samples": 5, "insecure_test_key_bits": 512}
 BY_HEART = {"max_depth": 6, "min_child_samples": 1, "mode": "paper"}

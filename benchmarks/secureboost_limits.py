@@ -40,9 +40,10 @@ from data import RESULTS, arguments, cpu_of_others, default_of_credit_card_clien
 from secureboost_memory import CIPHERTEXT, status
 from treaty.messaging.transcript import Transcript
 from treaty.runs import party as jobs
-from treaty.runs import processes
-from treaty.runs.job import Job, Member
+from treaty.runs import processes, reading
+from treaty.runs.job import Job, Member, load_job
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems.system import Cast
 
 DEPTH, SUM, MIB = 3, 24, 1 << 20
 PIECE, FIXED, KEPT = 64 * MIB, 64 * MIB, 1.5
@@ -107,10 +108,10 @@ class Measured(msgspec.Struct):
 
 def play(path: Path, name: str) -> None:
     """Be one party: note the footprint when its table has been read, the peak from then on, and the messages."""
-    job = msgspec.json.decode(path.read_bytes(), type=Job)
+    job = load_job(path)
     compile_kernels()
     measured = Measured(0, 0, 0.0, 0.0, 0.0, 0, 0, "")
-    read, write_report = jobs.labelled, jobs._write_report
+    read, write_report = reading.labelled, jobs.write_report
 
     def read_and_note(*args: object, **kwargs: object) -> object:
         table = read(*args, **kwargs)  # type: ignore[arg-type]
@@ -118,16 +119,18 @@ def play(path: Path, name: str) -> None:
         measured.before = status("VmRSS")
         return table
 
-    def note_messages(job: Job, name: str, seconds: dict[str, float], transcript: Transcript) -> None:
+    def note_messages(
+        job: Job, name: str, cast: Cast, transcript: Transcript, seconds: dict[str, float], part: object
+    ) -> None:
         measured.setup, measured.boosting = seconds["setup"], seconds["boosting"]
         of_trees = list(dropwhile(lambda entry: entry.step != "TreeStart", transcript.entries))
         measured.waiting = sum(b.seconds - a.seconds for a, b in pairwise(of_trees) if b.direction == "received")
         measured.sent = sum(entry.nbytes for entry in of_trees if entry.direction == "sent")
         largest = max(transcript.entries, key=lambda entry: entry.nbytes)
         measured.largest, measured.kind = largest.nbytes, largest.step
-        write_report(job, name, seconds, transcript)
+        write_report(job, name, cast, transcript, seconds, part)
 
-    jobs.labelled, jobs._write_report = read_and_note, note_messages  # type: ignore[assignment]
+    reading.labelled, jobs.write_report = read_and_note, note_messages  # type: ignore[assignment]
     jobs.train_party(job, name)
     measured.peak = status("VmHWM")
     print(msgspec.json.encode(measured).decode())
@@ -172,18 +175,13 @@ def run(setting: Setting) -> dict[str, Measured]:
             active="active",
             label="label",
             parties={party: Member(table=str(folder / f"{party}.parquet")) for party in setting.widths},
-            options={
-                "n_estimators": setting.trees,
-                "max_depth": DEPTH,
-                "max_bin": setting.max_bin,
-                "encryption": "ou",
-                "key_bits": 3072,
-            },
+            own={"encryption": "ou", "key_bits": 3072},
+            common={"n_estimators": setting.trees, "max_depth": DEPTH, "max_bin": setting.max_bin},
             output=str(folder / "model"),
             n_jobs=setting.n_jobs,
         )
         path = folder / "job.json"
-        path.write_bytes(msgspec.json.encode(processes._completed(job, folder)))
+        path.write_bytes(processes._completed(job, folder).encoded())
         compile_kernels()  # once, not in all processes at the same time
         started = {
             party: subprocess.Popen([sys.executable, __file__, "--as", party, str(path)], stdout=subprocess.PIPE)

@@ -14,15 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from data import arguments, give_me_some_credit, report, verdict
 from treaty.runs import party as jobs
-from treaty.runs import processes
-from treaty.runs.job import Job, Member
+from treaty.runs import processes, reading
+from treaty.runs.job import Job, Member, load_job
 from treaty.runs.warm_up import compile_kernels
 
 CIPHERTEXT, TIMES = 384, 3
@@ -38,10 +37,10 @@ def status(field: str) -> int:
 
 def play(path: Path, name: str) -> None:
     """Be one party: note the footprint when its table has been read, and the peak from then on."""
-    job = msgspec.json.decode(path.read_bytes(), type=Job)
+    job = load_job(path)
     compile_kernels()
     before = 0
-    read = jobs.labelled
+    read = reading.labelled
 
     def read_and_note(*args: object, **kwargs: object) -> object:
         nonlocal before
@@ -50,7 +49,7 @@ def play(path: Path, name: str) -> None:
         before = status("VmRSS")
         return table
 
-    jobs.labelled = read_and_note  # type: ignore[assignment]
+    reading.labelled = read_and_note  # type: ignore[assignment]
     jobs.train_party(job, name)
     print(before, status("VmHWM"))
 
@@ -70,12 +69,13 @@ def measure(rows: int, trees: int) -> list[dict[str, object]]:
             active="active",
             label="label",
             parties={name: Member(table=str(Path(folder) / f"{name}.parquet")) for name in tables},
-            options={"n_estimators": trees, "max_depth": 3, "max_bin": 32, "key_bits": 3072},
+            own={"key_bits": 3072},
+            common={"n_estimators": trees, "max_depth": 3, "max_bin": 32},
             output=str(Path(folder) / "model"),
             n_jobs=1,
         )
         path = Path(folder) / "job.json"
-        path.write_bytes(msgspec.json.encode(processes._completed(job, Path(folder))))
+        path.write_bytes(processes._completed(job, Path(folder)).encoded())
         compile_kernels()  # once, not in both processes at the same time
         started = {
             name: subprocess.Popen([sys.executable, __file__, "--as", name, str(path)], stdout=subprocess.PIPE)

@@ -21,7 +21,17 @@ from scipy.stats import wilcoxon
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 import figures
-from data import Data, arguments, default_of_credit_card_clients, give_me_some_credit, report, splits, verdict, write
+from data import (
+    Data,
+    arguments,
+    default_of_credit_card_clients,
+    flat,
+    give_me_some_credit,
+    report,
+    splits,
+    verdict,
+    write,
+)
 from treaty import GBDTClassifier
 from treaty.privacy.purity import leaf_purity
 
@@ -71,9 +81,9 @@ def compare(data: Data, active: str, n_splits: int) -> Found:
         own = {"random_state": seed, **SETTINGS}
         between = {"insecure_test_key_bits": KEY, **own}
         plain = GBDTClassifier("pooled", **own).fit(tables[0], data.y[train])
-        reduced = GBDTClassifier("secureboost", rl_trees=1, **between).fit(tables[0], data.y[train])
+        reduced = flat(GBDTClassifier, "secureboost", rl_trees=1, **between).fit(tables[0], data.y[train])
         if seed == 0:
-            apart = GBDTClassifier("secureboost", **between).fit(tables[0], data.y[train])
+            apart = flat(GBDTClassifier, "secureboost", **between).fit(tables[0], data.y[train])
             if not np.array_equal(apart.predict_proba(tables[1]), plain.predict_proba(tables[1])):
                 raise AssertionError(f"{data.title}: secureboost and pooled predict differently")
         for k, model in enumerate((plain, reduced)):

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import figures
-from data import RESULTS, arguments, cpu_of_others, default_of_credit_card_clients, report, seconds
+from data import RESULTS, arguments, cpu_of_others, default_of_credit_card_clients, flat, report, seconds
 from treaty import GBDTClassifier
 from treaty.runs import fit as runs
 
@@ -111,7 +111,7 @@ class Run:
 
 def run(task: tuple[Tables, np.ndarray, int], rounds: int) -> Run:
     tables, y, depth = task
-    model = GBDTClassifier("secureboost", n_estimators=rounds, max_depth=depth, **SETTINGS)
+    model = flat(GBDTClassifier, "secureboost", n_estimators=rounds, max_depth=depth, **SETTINGS)
     marks: list[float] = []  # processor seconds when training starts, before the first round, after rounds, at the end
 
     def clock() -> float:

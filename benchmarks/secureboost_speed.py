@@ -21,7 +21,7 @@ import xgboost
 from sklearn.metrics import roc_auc_score
 
 from data import QUIET, arguments, cpu_of_others, default_of_credit_card_clients, report, seconds, verdict
-from treaty import GBDTClassifier
+from treaty import GBDTClassifier, SecureBoost
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.keystream import Keystream
 from treaty.runs.warm_up import compile_kernels
@@ -69,7 +69,7 @@ def one_case(case: int, trees: int) -> dict[str, object]:
     encrypted, products = primitives(cipher, bits, n_cores)
 
     model = GBDTClassifier(
-        "secureboost", encryption=cipher, key_bits=bits, transport=transport, n_jobs=n_cores, **settings
+        SecureBoost(encryption=cipher, key_bits=bits), transport=transport, n_jobs=n_cores, **settings
     )
     before = cpu_of_others()
     whole = seconds(lambda: model.fit(tables(train), y[train]))

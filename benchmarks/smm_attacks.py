@@ -27,7 +27,6 @@ from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.runs.threads import play
-from treaty.runs.transcripts import SmmNode, products_from_transcript
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper import roles as paper
 from treaty.systems.fedxgboost_smm.paper.attacks import (
@@ -41,6 +40,7 @@ from treaty.systems.fedxgboost_smm.paper.attacks import (
     vectors_used,
 )
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, disguised, null_vectors, response
+from treaty.systems.fedxgboost_smm.paper.transcripts import SmmNode, products_from_transcript
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Labelled, Place, Seat, star
 from treaty.systems.vertical.cast import cast_by_column

@@ -18,11 +18,13 @@ from sklearn.linear_model import LogisticRegression as TheirRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from treaty.systems.linear_options import LINEAR_PROTOCOLS, LinearOptions, linear_options
 
 import treaty
+from flat import flat
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.models.linear import LinearPart, load_linear_part
+from treaty.systems.logistic.options import RegressionOptions
+from treaty.systems.options import names_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows have a margin beyond 4:UserWarning")
 
@@ -32,7 +34,7 @@ EXPECTED = {
 
 
 @parametrize_with_checks(
-    [treaty.LogisticRegression(), treaty.LogisticRegression(loss="logistic", solver="sgd")],
+    [treaty.LogisticRegression(), treaty.LogisticRegression(treaty.Pooled(loss="logistic", solver="sgd"))],
     expected_failed_checks=lambda estimator: EXPECTED,
 )
 def test_scikit_learn_contract_holds(estimator, check):
@@ -41,15 +43,16 @@ def test_scikit_learn_contract_holds(estimator, check):
 
 def test_estimator_defaults_are_the_options_defaults():
     defaults = {name: p.default for name, p in inspect.signature(treaty.LogisticRegression.__init__).parameters.items()}
-    options = LinearOptions()
-    assert set(options.__struct_fields__) <= set(defaults)
-    assert all(defaults[name] == getattr(options, name) for name in options.__struct_fields__)
-    assert set(LINEAR_PROTOCOLS) == set(msgspec.inspect.type_info(LinearOptions).fields[0].type.values)
+    assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", *names_of(RegressionOptions)}
+    options = RegressionOptions()
+    assert all(defaults[name] == getattr(options, name) for name in names_of(RegressionOptions))
 
 
 def test_it_finds_what_scikit_learn_finds():
     X, y = real_table("binary")
-    ours = treaty.LogisticRegression(loss="logistic", l2=0.01, max_iter=600, tol=0.0, learning_rate=0.5).fit(X, y)
+    ours = treaty.LogisticRegression(
+        treaty.Pooled(loss="logistic"), l2=0.01, max_iter=600, tol=0.0, learning_rate=0.5
+    ).fit(X, y)
     scaled = np.clip(StandardScaler().fit_transform(X.astype(np.float32).astype(float)), -10, 10)
     theirs = TheirRegression(C=1 / (0.01 * len(y)), tol=1e-10, max_iter=1000).fit(scaled, y)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-4)
@@ -61,8 +64,8 @@ def test_it_finds_what_scikit_learn_finds():
 def test_pooled_tables_of_parties_give_the_model_of_the_joined_table(solver):
     X, y = real_table("binary")
     tables = cut(X, 3)
-    joined = treaty.LogisticRegression(solver=solver, random_state=1).fit(X, y)
-    apart = treaty.LogisticRegression(solver=solver, random_state=1, active="p1").fit(tables, y)
+    joined = treaty.LogisticRegression(treaty.Pooled(solver=solver), random_state=1).fit(X, y)
+    apart = treaty.LogisticRegression(treaty.Pooled(solver=solver), random_state=1, active="p1").fit(tables, y)
     np.testing.assert_allclose(apart.decision_function(tables), joined.decision_function(X), atol=1e-9)
     assert list(apart.coef_) == ["p0", "p1", "p2"]
     np.testing.assert_allclose(np.concatenate(list(apart.coef_.values()))[None], joined.coef_, atol=1e-9)
@@ -75,7 +78,7 @@ def test_margins_are_the_prepared_columns_times_the_weights():
     X = with_gaps(with_categories(X))
     model = treaty.LogisticRegression(random_state=0).fit(X, y)
     (part,) = model.parts_.values()
-    columns = treaty.data.to_table(X).columns
+    columns = treaty.data.table.to_table(X).columns
     prepared = part.preparation.matrix(columns, len(X))
     np.testing.assert_allclose(
         model.decision_function(X), prepared @ model.coef_[0] + model.intercept_[0], rtol=1e-12, atol=1e-12
@@ -187,7 +190,7 @@ def test_fitted_attributes_tell_what_happened():
     assert model.communication_ == {}
     assert model.timings_["total"] >= model.timings_["training"] > 0
     assert model.disclosures_ == {"pooled": ["everything: all columns and labels are in one place"]}
-    logistic = treaty.LogisticRegression(loss="logistic", random_state=0, batch_size=60).fit(X, y)
+    logistic = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), random_state=0, batch_size=60).fit(X, y)
     assert list(logistic.evals_result_["train"]) == ["logistic"]
 
 
@@ -202,7 +205,9 @@ def test_clone_copies_parameters_and_refitting_forgets():
 
 def test_grid_search_works():
     X, y = real_table("binary")
-    search = GridSearchCV(treaty.LogisticRegression(), {"l2": np.array([0.0, 0.1]), "solver": ["sgd", None]}, cv=2)
+    search = GridSearchCV(
+        treaty.LogisticRegression(), {"l2": np.array([0.0, 0.1]), "protocol__solver": ["sgd", None]}, cv=2
+    )
     assert search.fit(X, y).best_score_ > 0.85
 
 
@@ -215,26 +220,30 @@ def test_the_seed_decides_the_batches():
 
 
 @pytest.mark.parametrize(
-    ("options", "pairs", "rate"),
-    [
-        ({}, 5, 0.05),
-        ({"solver": "sgd"}, 0, 0.15),
-        ({"solver": "sgd", "learning_rate": 0.4}, 0, 0.4),
-        ({"protocol": "quasi-newton", "memory": 3}, 3, 0.05),
-        ({"protocol": "sgd"}, 0, 0.15),
-    ],
-    ids=str,
+    ("solver", "rate", "pairs"), [(None, 0.05, True), ("quasi-newton", 0.05, True), ("sgd", 0.15, False)]
 )
-def test_gradient_descent_has_no_pairs_and_a_rate_of_its_own(options, pairs, rate):
-    resolved = linear_options(options)
-    assert (resolved.pairs, resolved.first_rate) == (pairs, rate)
+def test_gradient_descent_has_no_pairs_and_a_rate_of_its_own(solver, rate, pairs):
+    X, y = real_table("binary")
+
+    def coef(**options):
+        model = treaty.LogisticRegression(
+            treaty.Pooled(solver=solver), batch_size=60, max_iter=4, random_state=0, **options
+        )
+        return model.fit(X, y).coef_
+
+    np.testing.assert_array_equal(coef(), coef(learning_rate=rate))
+    assert not np.array_equal(coef(), coef(learning_rate=0.4))
+    assert np.array_equal(coef(), coef(memory=1)) != pairs
+    of = treaty.SGD if solver == "sgd" else treaty.QuasiNewton
+    assert (of.keeps_pairs, of.first_rate) == (pairs, rate)
 
 
 def test_the_solver_decides_how_weights_are_found():
     X, y = real_table("binary")
     options = {"batch_size": 60, "random_state": 0, "max_iter": 8, "learning_rate": 0.1}
     newton, none, descent = (
-        treaty.LogisticRegression(solver=solver, **options).fit(X, y).coef_ for solver in ("quasi-newton", None, "sgd")
+        flat(treaty.LogisticRegression, solver=solver, **options).fit(X, y).coef_
+        for solver in ("quasi-newton", None, "sgd")
     )
     np.testing.assert_array_equal(newton, none)
     assert np.abs(newton - descent).max() > 0.01
@@ -248,12 +257,12 @@ def test_the_solver_decides_how_weights_are_found():
         ({"learning_rate": -1.0}, "learning_rate=-1.0"),
         ({"tol": float("nan")}, "tol=nan"),
         ({"l2": float("inf")}, "l2=inf: expected a finite number"),
-        ({"protocol": "newton"}, "protocol='newton': expected one of pooled, quasi-newton, sgd"),
+        ({"protocol": "newton"}, "expected protocol to be one of pooled, quasi-newton, sgd, got 'newton'"),
         ({"solver": "lbfgs"}, "solver='lbfgs': expected one of quasi-newton, sgd"),
         ({"loss": "hinge"}, "loss='hinge': expected one of taylor, logistic"),
-        ({"encryption": "ou"}, "protocol 'pooled' has no option 'encryption'"),
-        ({"coordinator": True}, "protocol 'pooled' has no option 'coordinator'"),
-        ({"protocol": "sgd", "solver": "sgd"}, "protocol 'sgd' has no option 'solver'"),
+        ({"encryption": "ou"}, "Pooled has no option 'encryption'"),
+        ({"coordinator": True}, "Pooled has no option 'coordinator'"),
+        ({"protocol": "sgd", "solver": "sgd"}, "SGD has no option 'solver'; solver is an option of Pooled"),
         ({"protocol": "quasi-newton", "key_bits": 1024}, "key_bits=1024"),
         ({"transport": "pigeon"}, "transport"),
         ({"transport": "grpc"}, "transport"),
@@ -261,7 +270,7 @@ def test_the_solver_decides_how_weights_are_found():
         ({"random_state": -1}, "random_state"),
         ({"random_state": 2**130}, f"random_state={2**130}: expected"),
         ({"protocol": "sgd", "batch_size": 10**30}, f"batch_size={10**30}: expected"),
-        ({"mode": "paper"}, "protocol 'pooled' has no such mode"),
+        ({"mode": "paper"}, "system 'pooled' has no such mode"),
         ({"protocol": "sgd", "encryption": "lattice", "key_bits": 2048}, "has no key: leave key_bits out"),
         ({"protocol": "sgd", "key_bits": 2048, "insecure_test_key_bits": 768}, "got both"),
         ({"active": "bank"}, "active"),
@@ -271,7 +280,7 @@ def test_the_solver_decides_how_weights_are_found():
 def test_wrong_options_are_named(options, message):
     X, y = real_table("binary")
     with pytest.raises(treaty.ConfigError) as caught:
-        treaty.LogisticRegression(**options).fit(cut(X, 2), y)
+        flat(treaty.LogisticRegression, **options).fit(cut(X, 2), y)
     assert message in str(caught.value)
 
 
@@ -324,5 +333,5 @@ def test_margins_beyond_the_range_of_the_taylor_loss_are_warned_of():
         treaty.LogisticRegression(random_state=0, batch_size=60).fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        treaty.LogisticRegression(random_state=0, batch_size=60, loss="logistic").fit(X, y)
+        treaty.LogisticRegression(treaty.Pooled(loss="logistic"), random_state=0, batch_size=60).fit(X, y)
         treaty.LogisticRegression(random_state=0, batch_size=60, l2=0.1).fit(X, y)

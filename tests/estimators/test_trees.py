@@ -17,10 +17,13 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from treaty.systems.tree_options import HORIZONTAL, TreeOptions
 
 import treaty
+from flat import flat
+from marks import all_but_first_slow
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
+from treaty.systems.options import names_of
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical.column_owner import SplitOwner
 
 # These two compare a fit on weighted rows with one on repeated or removed rows; quantile cuts are of rows, not weights.
@@ -40,14 +43,16 @@ def test_scikit_learn_contract_holds(estimator, check):
 def test_estimator_defaults_are_the_options_defaults():
     for estimator in (treaty.GBDTClassifier, treaty.GBDTRegressor):
         defaults = {name: p.default for name, p in inspect.signature(estimator.__init__).parameters.items()}
-        options = TreeOptions()
-        assert set(options.__struct_fields__) <= set(defaults)
-        assert all(defaults[name] == getattr(options, name) for name in options.__struct_fields__)
+        assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", *names_of(BoostingOptions)}
+        options = BoostingOptions()
+        assert all(defaults[name] == getattr(options, name) for name in names_of(BoostingOptions))
 
 
 def test_grid_search_over_the_pooled_protocol_works():
     X, y = real_table("binary")
-    search = GridSearchCV(treaty.GBDTClassifier(), {"max_depth": np.array([1, 3]), "protocol": ["pooled"]}, cv=2)
+    search = GridSearchCV(
+        treaty.GBDTClassifier(), {"max_depth": np.array([1, 3]), "protocol": ["pooled", treaty.Pooled()]}, cv=2
+    )
     search.fit(X, y)
     assert search.best_score_ > 0.85
 
@@ -114,7 +119,7 @@ def test_to_xgboost_predicts_the_same(task, change, protocol):
         tables, options = cut(X, 3), FAST_KEY
         joined = pd.concat({k: v for k, v in tables.items()}, axis=1)
         joined.columns = [f"{party}.{name}" for party, name in joined.columns]
-    model = kind(**{"n_estimators": 4, "min_child_samples": 2, "base_score": 0.4, **options}).fit(tables, y)
+    model = flat(kind, **{"n_estimators": 4, "min_child_samples": 2, "base_score": 0.4, **options}).fit(tables, y)
     booster = model.to_xgboost()
     assert isinstance(booster, xgboost.Booster)
     got = booster.predict(xgboost.DMatrix(joined, enable_categorical=True))
@@ -128,7 +133,7 @@ def test_saved_models_predict_the_same(tmp_path, protocol, task):
     X, y = real_table(task)
     tables = cut(with_categories(X), 2)
     kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
-    model = kind(**{"n_estimators": 3, **(FAST_KEY if protocol != "pooled" else {})}).fit(tables, y)
+    model = flat(kind, **{"n_estimators": 3, **(FAST_KEY if protocol != "pooled" else {})}).fit(tables, y)
     model.save(tmp_path / "model")
     for again in (treaty.load(tmp_path / "model"), pickle.loads(pickle.dumps(model))):
         np.testing.assert_array_equal(again.predict(tables), model.predict(tables))
@@ -139,7 +144,7 @@ def test_saved_models_predict_the_same(tmp_path, protocol, task):
 def test_fitted_attributes_tell_what_happened():
     X, y = real_table("binary", rows=300)
     tables = cut(X, 3)
-    model = treaty.GBDTClassifier(n_estimators=4, **FAST_KEY).fit(tables, y, eval_set=(tables, y))
+    model = flat(treaty.GBDTClassifier, n_estimators=4, **FAST_KEY).fit(tables, y, eval_set=(tables, y))
     assert len(model.evals_result_["eval_0"]["logloss"]) == model.n_iter_ == 4
     assert model.evals_result_["eval_0"]["logloss"][-1] < model.evals_result_["eval_0"]["logloss"][0]
     assert model.feature_importances_.shape == (X.shape[1],)
@@ -153,8 +158,8 @@ def test_fitted_attributes_tell_what_happened():
 
 def test_fewer_rows_per_leaf_in_safe_mode_are_disclosed():
     X, y = real_table("binary")
-    said = treaty.GBDTClassifier(n_estimators=1, min_child_samples=1, **FAST_KEY).fit(cut(X, 2), y).disclosures_
-    unsaid = treaty.GBDTClassifier(n_estimators=1, **FAST_KEY).fit(cut(X, 2), y).disclosures_
+    said = flat(treaty.GBDTClassifier, n_estimators=1, min_child_samples=1, **FAST_KEY).fit(cut(X, 2), y).disclosures_
+    unsaid = flat(treaty.GBDTClassifier, n_estimators=1, **FAST_KEY).fit(cut(X, 2), y).disclosures_
     assert any("min_child_samples" in fact for fact in said["p0"])
     assert not any("min_child_samples" in fact for fact in unsaid["p0"])
 
@@ -166,8 +171,8 @@ def test_fewer_rows_per_leaf_in_safe_mode_are_disclosed():
         ({"max_bin": 256}, "max_bin=256"),
         ({"subsample": 0.0}, "subsample"),
         ({"learning_rate": "fast"}, "learning_rate='fast'"),
-        ({"protocol": "secure-boost"}, "protocol='secure-boost'"),
-        ({"encryption": "ou"}, "protocol 'pooled' has no option 'encryption'"),
+        ({"protocol": "secure-boost"}, "got 'secure-boost'"),
+        ({"encryption": "ou"}, "Pooled has no option 'encryption'; encryption is an option of SecureBoost"),
         ({"protocol": "secureboost", "encryption": "rot13"}, "encryption='rot13'"),
         ({"protocol": "secureboost", "key_bits": 1024}, "key_bits=1024"),
         ({"transport": "pigeon"}, "transport"),
@@ -183,19 +188,18 @@ def test_fewer_rows_per_leaf_in_safe_mode_are_disclosed():
 def test_wrong_options_are_named(options, message):
     X, y = real_table("binary")
     data = cut(X, 2) if options.get("protocol") == "secureboost" else X
-    model = treaty.GBDTClassifier(**options)
     if message is None:
-        model.fit(data, y)
+        flat(treaty.GBDTClassifier, **options).fit(data, y)
         return
     with pytest.raises(treaty.ConfigError) as caught:
-        model.fit(data, y)
+        flat(treaty.GBDTClassifier, **options).fit(data, y)
     assert message in str(caught.value)
 
 
 def test_wrong_data_names_the_party_and_the_column():
     X, y = real_table("binary")
     tables = cut(X, 2)
-    model = treaty.GBDTClassifier(n_estimators=1, **FAST_KEY)
+    model = flat(treaty.GBDTClassifier, n_estimators=1, **FAST_KEY)
     cases = [
         ({**tables, "p1": tables["p1"].iloc[:-3]}, y, ["p0 240", "p1 237"]),
         ({**tables, "p1": tables["p1"].assign(name="x")}, y, ["p1", "name"]),
@@ -215,7 +219,7 @@ def test_wrong_data_names_the_party_and_the_column():
 def test_prediction_refuses_other_parties_and_columns():
     X, y = real_table("binary")
     tables = cut(X, 2)
-    model = treaty.GBDTClassifier(n_estimators=1, **FAST_KEY).fit(tables, y)
+    model = flat(treaty.GBDTClassifier, n_estimators=1, **FAST_KEY).fit(tables, y)
     with pytest.raises(treaty.DataError, match="p0, p1"):
         model.predict({"p0": tables["p0"]})
     with pytest.raises(treaty.DataError, match="p1"):
@@ -224,7 +228,7 @@ def test_prediction_refuses_other_parties_and_columns():
 
 def test_predictions_are_silent_and_training_draws_nothing_without_a_terminal(capfd):
     X, y = real_table("binary")
-    treaty.GBDTClassifier(n_estimators=2, **FAST_KEY).fit(cut(X, 2), y).predict(cut(X, 2))
+    flat(treaty.GBDTClassifier, n_estimators=2, **FAST_KEY).fit(cut(X, 2), y).predict(cut(X, 2))
     assert capfd.readouterr() == ("", "")
 
 
@@ -256,7 +260,7 @@ def test_column_names_xgboost_forbids_are_named():
 def test_party_names_may_hold_what_file_names_may_not(tmp_path):
     X, y = real_table("binary")
     tables = {"Bank / north: 1": X.iloc[:, :5], "../shop": X.iloc[:, 5:]}
-    model = treaty.GBDTClassifier(n_estimators=2, **FAST_KEY).fit(tables, y)
+    model = flat(treaty.GBDTClassifier, n_estimators=2, **FAST_KEY).fit(tables, y)
     model.save(tmp_path / "model")
     assert len(list((tmp_path / "model").iterdir())) == 3
     np.testing.assert_array_equal(treaty.load(tmp_path / "model").predict(tables), model.predict(tables))
@@ -268,14 +272,14 @@ def test_names_that_processes_cannot_have_are_refused_before_anything_is_written
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     X, y = real_table("binary")
     tables, labels = {name: X.iloc[:, :6], "b": X.iloc[:, 6:]}, (y,)
-    if protocol in HORIZONTAL:
+    if protocol in ("federboost-horizontal", "fedxgb"):
         parts = np.array_split(np.arange(len(y)), 9)
         tables, labels = {name if k == 0 else f"u{k}": (X.iloc[rows], y[rows]) for k, rows in enumerate(parts)}, ()
     kind, options = treaty.GBDTClassifier, {"expose": "model"} if protocol == "fedxgb" else {}
     if protocol == "quasi-newton":
         kind, options = treaty.LogisticRegression, {"batch_size": 120}
     with pytest.raises(treaty.ConfigError, match=f"letters, digits, .* got '{re.escape(name)}'"):
-        kind(protocol, transport="grpc", **options).fit(tables, *labels)
+        flat(kind, protocol, transport="grpc", **options).fit(tables, *labels)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -283,7 +287,7 @@ def test_predicting_by_processes_writes_nothing_under_names_they_cannot_have(mon
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     X, y = real_table("binary")
     tables = {"../outside": X.iloc[:, :6], "b": X.iloc[:, 6:]}
-    model = treaty.GBDTClassifier(n_estimators=1, **FAST_KEY).fit(tables, y)
+    model = flat(treaty.GBDTClassifier, n_estimators=1, **FAST_KEY).fit(tables, y)
     with pytest.raises(treaty.ConfigError, match="letters, digits"):
         model.set_params(transport="grpc").predict(tables)
     assert list(tmp_path.iterdir()) == []
@@ -292,7 +296,7 @@ def test_predicting_by_processes_writes_nothing_under_names_they_cannot_have(mon
 def test_a_logistic_regression_keeps_what_it_keeps_in_the_folder(tmp_path):
     X, y = real_table("binary")
     tables = {"../outside": X.iloc[:, :2], "b": X.iloc[:, 2:4]}
-    model = treaty.LogisticRegression("quasi-newton", max_iter=1, batch_size=240, insecure_test_key_bits=768)
+    model = treaty.LogisticRegression(treaty.QuasiNewton(insecure_test_key_bits=768), max_iter=1, batch_size=240)
     model.fit(tables, y, checkpoint=tmp_path / "kept")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
@@ -310,7 +314,7 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch):
 
     divide = SplitOwner.divide
     monkeypatch.setattr(SplitOwner, "divide", failing)
-    model = treaty.GBDTClassifier(n_estimators=30, min_child_samples=1, **FAST_KEY)
+    model = flat(treaty.GBDTClassifier, n_estimators=30, min_child_samples=1, **FAST_KEY)
     with pytest.raises(RuntimeError, match="out of paper"):
         model.fit(tables, y)
     trees = len(model.parts_["p0"].forest.trees)
@@ -356,8 +360,8 @@ def test_a_refit_leaves_nothing_of_the_earlier_fit():
 def test_an_active_party_may_bring_labels_alone(empty):
     X, y = real_table("binary")
     full, bare = {"bank": X.iloc[:, :0], "shop": X}, {"bank": empty, "shop": X}
-    expected = treaty.GBDTClassifier(n_estimators=2, **FAST_KEY).fit(full, y).predict_proba(full)
-    model = treaty.GBDTClassifier(n_estimators=2, **FAST_KEY).fit(bare, y)
+    expected = flat(treaty.GBDTClassifier, n_estimators=2, **FAST_KEY).fit(full, y).predict_proba(full)
+    model = flat(treaty.GBDTClassifier, n_estimators=2, **FAST_KEY).fit(bare, y)
     np.testing.assert_array_equal(model.predict_proba(bare), expected)
 
 
@@ -405,7 +409,7 @@ def test_leaves_and_stages_of_a_federated_model_are_the_pooled_ones(task):
     X, y = real_table(task)
     tables = cut(with_gaps(with_categories(X)), 3)
     estimator = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
-    federated = estimator(**FAST_KEY, n_estimators=4).fit(tables, y)
+    federated = flat(estimator, **FAST_KEY, n_estimators=4).fit(tables, y)
     pooled = estimator(n_estimators=4).fit(tables, y)
     leaves = federated.predict_leaf(tables)
     assert leaves.dtype == np.int32
@@ -429,12 +433,14 @@ def test_margins_are_the_log_odds_of_the_probabilities():
     np.testing.assert_allclose(model.decision_function(X), np.log(p / (1 - p)), rtol=1e-9)
 
 
-@pytest.mark.parametrize("transport", ["memory", "grpc"])
+@pytest.mark.parametrize("transport", all_but_first_slow("memory", "grpc"))
 def test_hidden_inference_predicts_the_same(transport):
     X, y = real_table("binary")
     tables = cut(with_gaps(X), 3)
-    plain = treaty.GBDTClassifier(**FAST_KEY, n_estimators=3).fit(tables, y)
-    hidden = treaty.GBDTClassifier(**FAST_KEY, n_estimators=3, he_inference=True, transport=transport).fit(tables, y)
+    plain = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=3).fit(tables, y)
+    hidden = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=3, he_inference=True, transport=transport).fit(
+        tables, y
+    )
     rows = {name: table.iloc[:40] for name, table in tables.items()}
     np.testing.assert_allclose(hidden.predict_proba(rows), plain.predict_proba(rows), rtol=1e-6)
     with pytest.raises(treaty.ConfigError, match="he_inference hides which leaf"):
@@ -446,7 +452,7 @@ def test_contributions_of_a_federated_model_are_xgboosts_of_the_joined_one(task)
     X, y = real_table(task)
     tables = cut(with_gaps(X), 3)
     estimator = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
-    federated = estimator(**FAST_KEY, n_estimators=4).fit(tables, y)
+    federated = flat(estimator, **FAST_KEY, n_estimators=4).fit(tables, y)
     found = federated.predict_contributions(tables)
     assert list(found.values) == list(tables)
     joined = found.joined()
@@ -462,7 +468,7 @@ def test_contributions_of_a_federated_model_are_xgboosts_of_the_joined_one(task)
 def test_importances_name_foreign_columns_only_with_their_owners_consent():
     X, y = real_table("binary")
     tables = cut(X, 3)
-    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=4).fit(tables, y)
+    model = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=4).fit(tables, y)
     for kind in ("gain", "cover", "count"):
         unnamed, named = model.importances(kind), model.importances(kind, consent=None)
         assert list(named["p0"]) == list(unnamed["p0"]) == list(tables["p0"].columns)
@@ -477,7 +483,7 @@ def test_importances_name_foreign_columns_only_with_their_owners_consent():
 
 def test_an_unwilling_party_is_not_exported():
     X, y = real_table("binary")
-    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=4).fit(cut(X, 3), y)
+    model = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=4).fit(cut(X, 3), y)
     with pytest.raises(treaty.ConfigError, match="p2"):
         model.to_xgboost(consent=["p1"])
     booster = model.to_xgboost(consent=["p1", "p2"])
@@ -502,7 +508,7 @@ def test_an_unwilling_party_is_not_exported():
 def test_options_that_do_not_go_together_are_refused(options, said):
     X, y = real_table("binary")
     with pytest.raises(treaty.ConfigError, match=said):
-        treaty.GBDTClassifier(**{**FAST_KEY, **options}).fit(cut(X, 2), y)
+        flat(treaty.GBDTClassifier, **{**FAST_KEY, **options}).fit(cut(X, 2), y)
 
 
 def test_labels_of_several_kinds_are_refused():
@@ -524,15 +530,15 @@ def test_labels_of_several_kinds_are_refused():
 def test_label_rr_on_a_regression_is_refused():
     X, y = real_table("regression")
     with pytest.raises(treaty.ConfigError, match="randomises classes"):
-        treaty.GBDTRegressor(**FAST_KEY, mechanism="label_rr", epsilon=1.0).fit(cut(X, 2), y)
+        flat(treaty.GBDTRegressor, **FAST_KEY, mechanism="label_rr", epsilon=1.0).fit(cut(X, 2), y)
 
 
 def test_paillier_gives_the_trees_of_okamoto_uchiyama():
     X, y = real_table("binary", rows=120)
     tables = cut(X, 2)
     options = {**FAST_KEY, "n_estimators": 2}
-    one = treaty.GBDTClassifier(**options, encryption="ou").fit(tables, y)
-    other = treaty.GBDTClassifier(**options, encryption="paillier").fit(tables, y)
+    one = flat(treaty.GBDTClassifier, **options, encryption="ou").fit(tables, y)
+    other = flat(treaty.GBDTClassifier, **options, encryption="paillier").fit(tables, y)
     assert one.parts_["p0"].forest.trees == other.parts_["p0"].forest.trees
     assert one.communication_["p0 -> p1"]["bytes"] != other.communication_["p0 -> p1"]["bytes"]
 
@@ -540,7 +546,7 @@ def test_paillier_gives_the_trees_of_okamoto_uchiyama():
 def test_an_owner_of_no_split_may_be_absent_at_prediction():
     X, y = real_table("binary")
     tables = {"bank": X, "shop": pd.DataFrame({"constant": np.ones(len(X))})}
-    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=3).fit(tables, y)
+    model = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=3).fit(tables, y)
     np.testing.assert_array_equal(model.predict({"bank": X}), model.predict(tables))
     with pytest.raises(treaty.DataError, match="without bank nobody can decide rows at its splits"):
         model.predict({"shop": tables["shop"]})

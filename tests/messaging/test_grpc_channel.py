@@ -17,6 +17,7 @@ class Rows(Message):
     rows: Array
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from /proc")
 def test_message_of_200_mb_takes_its_size_once_at_the_receiver(grpc_end, process):
     clinic = grpc_end("clinic", ["lab"])

@@ -69,6 +69,7 @@ def test_killed_process_is_noticed_within_5_seconds_while_waiting_for_another(
     assert again.value.public == "lab is lost: its connection broke"  # for the others, who are told why we stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1000, 50_000_000])
 def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
     clinic, shop, clinic_party, process, together, size
@@ -88,6 +89,7 @@ def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
         assert error.peer == "lab"
 
 
+@pytest.mark.slow
 def test_process_that_holds_pythons_lock_is_not_taken_for_dead(clinic, shop, clinic_party, process, together):
     child = process("lab", clinic, "hold_lock")  # for 5 s, of which any 3 s would do
     connect_clinic_and_shop(clinic, shop, together, child.address)
@@ -261,6 +263,7 @@ def test_others_are_told_of_failed_deliveries_without_an_address(proxied, monkey
     assert caught.value.public == "lab is lost: 1 deliveries failed"
 
 
+@pytest.mark.slow
 def test_slow_link_is_not_taken_for_a_dead_one(proxied):
     clinic, lab, proxy = proxied
     proxy.bytes_per_second = 1_000_000
@@ -340,6 +343,7 @@ def test_closing_just_before_a_watch_is_opened_ends_it(proxied):
     assert link.lost is None
 
 
+@pytest.mark.slow
 @either_way
 def test_no_failed_call_is_left_for_the_end_of_the_process(proxied, size):
     """Where the thread that serves a call has been stopped with the call's lock held, its end waits forever."""

@@ -10,9 +10,9 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, encode_body
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import forest_of
-from treaty.runs.transcripts import node_sets_from_transcript
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeStart
+from treaty.systems.vertical.transcripts import node_sets_from_transcript
 
 
 @pytest.fixture(scope="module", autouse=True)

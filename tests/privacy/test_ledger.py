@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import treaty
+from flat import flat
 from tables import real_table
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent, ConfigError
@@ -257,7 +258,7 @@ def test_noise_on_sums_is_entered_by_every_participant_and_jobs_add_up(tmp_path)
     spent = []
     for _ in range(2):
         model = treaty.GBDTClassifier(
-            "federboost-horizontal", n_estimators=1, max_depth=1, max_bin=4, epsilon_total=8.0, n_jobs=1
+            treaty.FederBoostHorizontal(epsilon_total=8.0), n_estimators=1, max_depth=1, max_bin=4, n_jobs=1
         )
         spent.append(model.fit(rows, checkpoint=tmp_path).parts_["pooled"].spent)
     for name in rows:
@@ -288,7 +289,7 @@ def test_every_fit_has_a_line_of_its_own(tmp_path, protocol):
     thirds = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate("abc")}
     given = (halves, y) if protocol == "fedxgboost-ldp" else (thirds,)
     models = [
-        treaty.GBDTClassifier(protocol, n_estimators=2, max_depth=1, max_bin=4, epsilon_total=8.0, n_jobs=1).fit(
+        flat(treaty.GBDTClassifier, protocol, n_estimators=2, max_depth=1, max_bin=4, epsilon_total=8.0, n_jobs=1).fit(
             *given, checkpoint=tmp_path
         )
         for _ in range(3)

@@ -6,13 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from treaty.errors import TreatyError
+from treaty.messaging.memory import memory_channels
+from treaty.messaging.party import Party, run_role
+from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import load_checkpoint
+from treaty.runs import party as runs
+from treaty.runs.job import Job
+from treaty.systems.system import Cast
 
 TREATY = [sys.executable, "-m", "treaty"]
 DYING = Path(__file__).with_name("dying_party.py")
@@ -51,6 +60,33 @@ def started_to_die(monkeypatch: pytest.MonkeyPatch, victim: str, dies: tuple[str
         return start_process(command, **named)
 
     monkeypatch.setattr(subprocess, "Popen", starting)
+
+
+def train_in_threads(monkeypatch: pytest.MonkeyPatch, jobs: Mapping[str, Job]) -> dict[str, str]:
+    """Train every party with its copy of a job in a thread of this process; return what those that failed said."""
+    channels, said = memory_channels(jobs), {}
+
+    def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Any]) -> tuple[Any, Transcript]:
+        peers = job.system.links(cast, job.settings()[0])[name]
+        party = Party(name, job.name, job.system.name, channels[name], peers, timeout=20.0)
+        return run_role(party, lambda: role(party)), party.transcript
+
+    def train(name: str) -> None:
+        try:
+            runs.train_party(jobs[name], name)
+        except TreatyError as error:
+            said[name] = str(error)
+        finally:
+            channels[name].close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "connected", connected)
+        threads = [threading.Thread(target=train, args=(name,)) for name in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    return said
 
 
 def wait_for_rounds(processes: dict[str, subprocess.Popen[str]], kept: Path, rounds: int) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from flat import flat
 from treaty import GBDTClassifier
 from treaty.crypto.lattice.linear_map import LinearMapClient
 from treaty.crypto.lattice.store import HintStore
@@ -26,9 +27,9 @@ def spent(folder, model: GBDTClassifier) -> float:
 
 
 def test_a_second_fit_on_the_same_rows_sends_no_hint_and_gives_the_same_model(tmp_path):
-    first = GBDTClassifier("secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
+    first = flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
     once = spent(tmp_path, first)
-    again = GBDTClassifier("secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
+    again = flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
     assert hint_bytes(first) > 100_000 > 1000 > hint_bytes(again)
     assert np.array_equal(first.predict_proba(TABLES), again.predict_proba(TABLES))
     assert 0 < once < spent(tmp_path, first) <= 2.01 * once
@@ -45,7 +46,7 @@ def test_no_secret_serves_twice_under_one_hint(tmp_path, monkeypatch):
     monkeypatch.setattr(LinearMapClient, "encrypt", watched)
     once = []
     for _ in range(2):  # the second time with the hint kept, as a resumed training has it
-        model = GBDTClassifier("secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
+        model = flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
         once.append(len(drawn))
     assert hint_bytes(model) < 1000
     assert once[1] == 2 * once[0] >= 4
@@ -58,25 +59,25 @@ def test_what_is_wrong_with_gradients_is_told_to_their_owner_alone(monkeypatch):
 
     monkeypatch.setattr(LatticeSumsClient, "begin_tree", refuse)
     with pytest.raises(CryptoError) as caught:
-        GBDTClassifier("secureboost", **SETTINGS).fit(TABLES, Y)
+        flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y)
     assert caught.value.public == "its gradients cannot be encrypted; it has the details"
 
 
 def test_changed_rows_get_a_new_hint(tmp_path):
-    GBDTClassifier("secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
+    flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
     order = RNG.permutation(len(Y))
-    moved = GBDTClassifier("secureboost", **SETTINGS).fit(
+    moved = flat(GBDTClassifier, "secureboost", **SETTINGS).fit(
         {name: table[order] for name, table in TABLES.items()}, Y[order], checkpoint=tmp_path
     )
     assert hint_bytes(moved) > 100_000
 
 
 def test_a_table_about_which_enough_was_told_is_asked_nothing_more(tmp_path):
-    model = GBDTClassifier("secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
+    model = flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
     left = 1.5 * spent(tmp_path, model)
     with HintStore(tmp_path / "shop.hints") as store:
         store.reserve({model.schemas_["shop"].names[0]: 2.0**-40 - spent(tmp_path, model) - left})
-    GBDTClassifier("secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
+    flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
     with pytest.raises(TreatyError, match="limit of what they may leak"):
-        GBDTClassifier("secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
-    GBDTClassifier("secureboost", **{**SETTINGS, "encryption": "ou"}, insecure_test_key_bits=512).fit(TABLES, Y)
+        flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
+    flat(GBDTClassifier, "secureboost", **{**SETTINGS, "encryption": "ou"}, insecure_test_key_bits=512).fit(TABLES, Y)

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 
 import treaty
+from flat import flat, option_lines
 from runs.job_files import (
     EACH_WITHIN,
     TREATY,
@@ -47,7 +48,9 @@ def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = Fa
     """Write tables and a job of a clinic and two others; with `alone`, keys and addresses as well."""
     X, y = real_table("binary", rows=rows)
     tables = {"clinic": X.iloc[:, :4].assign(y=y), "lab": X.iloc[:, 4:8], "imaging": X.iloc[:, 8:]}
-    lines = ['name = "test"', 'active = "clinic"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
+    chosen = {"n_estimators": trees, "insecure_test_key_bits": 512, "min_child_samples": 5, **options}
+    protocol, tables_of_options = option_lines(**chosen)
+    lines = ['name = "test"', protocol, 'active = "clinic"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
     ports = free_ports(len(tables))
     for (name, table), port in zip(tables.items(), ports, strict=True):
         table.assign(id=np.arange(len(table))).to_csv(folder / f"{name}.csv", index=False)
@@ -59,9 +62,7 @@ def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = Fa
                 f'certificate = "{name}.cert.pem"',
                 f'key = "{name}.key.pem"',
             ]
-    chosen = {"n_estimators": trees, "insecure_test_key_bits": 512, "min_child_samples": 5, **options}
-    lines += ["[options]", *(f"{name} = {json.dumps(value)}" for name, value in chosen.items())]
-    (folder / "job.toml").write_text("\n".join(lines))
+    (folder / "job.toml").write_text("\n".join([*lines, *tables_of_options]))
     return folder / "job.toml"
 
 
@@ -91,6 +92,7 @@ def test_three_processes_train_and_predict_what_pooled_training_gives(tmp_path):
     assert set(report["learned"]) == {"clinic", "lab", "imaging"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["multiclass", "regression"])
 def test_estimators_over_grpc_equal_the_pooled_ones(task):
     X, y = real_table(task, rows=150)
@@ -101,7 +103,9 @@ def test_estimators_over_grpc_equal_the_pooled_ones(task):
     options = {"n_estimators": 2, "min_child_samples": 3}
     watched = [(tables, y)]
     pooled = kind(**options).fit(tables, y, sample_weight=weight, eval_set=watched)
-    federated = kind(transport="grpc", **options, **FAST_KEY).fit(tables, y, sample_weight=weight, eval_set=watched)
+    federated = flat(kind, transport="grpc", **options, **FAST_KEY).fit(
+        tables, y, sample_weight=weight, eval_set=watched
+    )
     assert_same_trees(federated, pooled)
     assert federated.evals_result_ == pooled.evals_result_
     unseen = {
@@ -176,6 +180,7 @@ def test_a_wrong_certificate_is_one_error_at_every_party(tmp_path):
     assert any("certificate" in said or "fingerprint" in said for _, said in ended.values())
 
 
+@pytest.mark.slow
 def test_one_class_of_labels_is_one_error_at_every_party(tmp_path):
     job = write_job(tmp_path, alone=True)
     clinic = pd.read_csv(tmp_path / "clinic.csv").assign(y=1)
@@ -187,6 +192,7 @@ def test_one_class_of_labels_is_one_error_at_every_party(tmp_path):
         assert name == "clinic" or "clinic" in said
 
 
+@pytest.mark.slow
 def test_differing_job_files_are_one_error_at_every_party(tmp_path):
     job = write_job(tmp_path, alone=True)
     (tmp_path / "other.toml").write_text(job.read_text().replace("n_estimators = 3", "n_estimators = 4"))
@@ -197,6 +203,7 @@ def test_differing_job_files_are_one_error_at_every_party(tmp_path):
         assert all(word in one_line(said) for word in ("n_estimators", "3", "4", "clinic", "lab"))
 
 
+@pytest.mark.slow
 def test_a_failing_party_fails_the_whole_command_with_its_words(tmp_path):
     job = write_job(tmp_path)
     (tmp_path / "lab.csv").unlink()
@@ -220,6 +227,7 @@ def test_a_party_that_says_much_does_not_stand_still(tmp_path, monkeypatch, capl
     assert "lab: many words" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see the processes started")
 def test_ending_the_command_ends_the_parties_it_started(tmp_path):
     job = write_job(tmp_path, trees=4000)
@@ -279,6 +287,7 @@ def test_the_demo_prints_scores_bytes_and_what_was_learned():
     )
 
 
+@pytest.mark.slow
 def test_the_demo_cuts_a_file_as_told(tmp_path):
     X, y = real_table("binary")
     with_categories(X).iloc[:, :4].assign(y=y).to_csv(tmp_path / "t.csv", index=False)
@@ -309,6 +318,7 @@ def test_job_files_hold_plain_data_only(tmp_path):
     assert msgspec.json.decode(msgspec.json.encode(job), type=type(job)) == job
 
 
+@pytest.mark.slow
 def test_a_failing_rerun_leaves_the_finished_model(tmp_path):
     job = write_job(tmp_path)
     subprocess.run([*TREATY, "train", str(job)], check=True, capture_output=True)
@@ -321,6 +331,7 @@ def test_a_failing_rerun_leaves_the_finished_model(tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "model").glob("*.part*")} == before
 
 
+@pytest.mark.slow
 def test_other_parties_are_not_told_a_bad_tables_columns_or_files(tmp_path):
     job = write_job(tmp_path, alone=True)
     lab = pd.read_csv(tmp_path / "lab.csv").assign(SECRET_COLUMN=pd.Timestamp("2026-01-01"))
@@ -334,24 +345,26 @@ def test_other_parties_are_not_told_a_bad_tables_columns_or_files(tmp_path):
         assert "parquet" not in ended[name][1]
 
 
+@pytest.mark.slow
 def test_finished_trees_survive_a_killed_process_of_fit(monkeypatch):
     X, y = real_table("binary")
     tables = cut(X, 2)
     started_to_die(monkeypatch, "p1", ("", 6, "Kept"))
-    model = treaty.GBDTClassifier(transport="grpc", n_estimators=5000, **FAST_KEY)
+    model = flat(treaty.GBDTClassifier, transport="grpc", n_estimators=5000, **FAST_KEY)
     with pytest.raises(treaty.TreatyError, match=r"p1: killed by signal 9|p1 is lost"):
         model.fit(tables, y)
     assert 1 <= len(model.parts_["p0"].forest.trees) < 5000
     assert np.mean(model.predict(tables) == y) > 0.85
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
     script = tmp_path / "fit.py"
     script.write_text(
         "import numpy as np, treaty\n"
         "rng = np.random.default_rng(0); X = rng.normal(size=(2000, 4)); y = (X[:, 0] > 0).astype(int)\n"
         "print('begun', flush=True)\n"
-        "treaty.GBDTClassifier('secureboost', n_estimators=100000, insecure_test_key_bits=512).fit("
+        "treaty.GBDTClassifier(treaty.SecureBoost(insecure_test_key_bits=512), n_estimators=100000).fit("
         "{'a': X[:, :2], 'b': X[:, 2:]}, y)\n"
     )
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -362,6 +375,7 @@ def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
     assert "KeyboardInterrupt" in said
 
 
+@pytest.mark.slow
 def test_a_killed_training_resumes_to_the_identical_model(tmp_path):
     victim = "lab"
     options = {"trees": 16, "rows": 500, "subsample": 0.8, "random_state": 3, "insecure_test_key_bits": 1536}
@@ -405,6 +419,7 @@ def write_unaligned(folder: Path, *, trees: int = 3, alone: bool = False, **opti
     return job, {name: table.set_index(table.columns[-1]) for name, table in tables.items()}
 
 
+@pytest.mark.slow
 def test_a_job_with_ids_aligns_trains_and_predicts_like_the_joined_table(tmp_path):
     job, tables = write_unaligned(tmp_path)
     subprocess.run([*TREATY, "train", str(job)], capture_output=True, check=True)
@@ -426,6 +441,7 @@ def test_a_job_with_ids_aligns_trains_and_predicts_like_the_joined_table(tmp_pat
     assert not list((tmp_path / "model").glob("*.rows"))  # the next training aligns anew
 
 
+@pytest.mark.slow
 def test_a_resumed_job_keeps_its_alignment(tmp_path):
     options = {"trees": 16, "insecure_test_key_bits": 1536}
     job, _ = write_unaligned(tmp_path, alone=True, **options)
@@ -444,6 +460,7 @@ def test_a_resumed_job_keeps_its_alignment(tmp_path):
     assert len(forest.trees) == 16
 
 
+@pytest.mark.slow
 def test_a_table_without_the_id_column_is_named_at_its_party_alone(tmp_path):
     job, _ = write_unaligned(tmp_path, alone=True)
     job.write_text(job.read_text().replace('id = "case"', 'id = "case_number"'))
@@ -454,6 +471,7 @@ def test_a_table_without_the_id_column_is_named_at_its_party_alone(tmp_path):
         assert "case_number" not in ended[name][1]
 
 
+@pytest.mark.slow
 def test_an_interrupted_alignment_is_not_put_on_other_ids(tmp_path):
     job, _ = write_unaligned(tmp_path, alone=True, trees=2000)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import treaty
+from flat import flat
+from marks import all_but_first_slow
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
@@ -21,9 +23,8 @@ class Interrupted(Exception):
     """What the tests stop a party with."""
 
 
-def fit(tables, y, folder=None, estimator=treaty.GBDTClassifier, **options):
-    chosen = {**FAST_KEY, "n_estimators": TREES, "min_child_samples": 5, **options}
-    model = estimator(**chosen)
+def fit(tables, y, folder=None, estimator=treaty.GBDTClassifier, protocol=FAST_KEY, **options):
+    model = flat(estimator, **{**protocol, "n_estimators": TREES, "min_child_samples": 5, **options})
     return model.fit(tables, y, eval_set=(tables, y), checkpoint=folder)
 
 
@@ -76,7 +77,7 @@ CASES = {
 
 @pytest.mark.parametrize("tree", range(TREES))
 @pytest.mark.parametrize("stop", [stop_active, stop_passive], ids=["active", "passive"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", all_but_first_slow(*CASES))
 def test_a_fit_stopped_at_any_tree_at_either_side_goes_on_to_the_same_model(monkeypatch, tmp_path, case, stop, tree):
     task, options = CASES[case]
     X, y = real_table(task, rows=150)
@@ -154,7 +155,7 @@ def test_fewer_rounds_than_are_finished_give_the_shorter_model(monkeypatch, tmp_
 
 def test_pooled_training_resumes_too(monkeypatch, tmp_path):
     X, y = real_table("binary")
-    whole = fit(X, y, protocol="pooled", insecure_test_key_bits=None)
+    whole = fit(X, y, protocol={"protocol": "pooled"})
 
     def stopping(parts):
         if next(iter(parts.values())).forest.rounds == 3:
@@ -166,9 +167,9 @@ def test_pooled_training_resumes_too(monkeypatch, tmp_path):
         train = estimator_base.train
         patch.setattr(estimator_base, "train", lambda *a, **k: train(*a, **{**k, "finished": stopping}))
         with pytest.raises(Interrupted):
-            fit(X, y, tmp_path, protocol="pooled", insecure_test_key_bits=None)
+            fit(X, y, tmp_path, protocol={"protocol": "pooled"})
     assert 1 <= load_checkpoint(checkpoint_file(tmp_path, "pooled")).rounds <= 3
-    same(fit(X, y, tmp_path, protocol="pooled", insecure_test_key_bits=None), whole)
+    same(fit(X, y, tmp_path, protocol={"protocol": "pooled"}), whole)
 
 
 @pytest.fixture
@@ -183,6 +184,7 @@ def stopped(monkeypatch, tmp_path):
     return tables, y, tmp_path
 
 
+@pytest.mark.slow
 def test_processes_go_on_from_what_threads_left(stopped):
     tables, y, folder = stopped
     begun = load_checkpoint(checkpoint_file(folder, "p0")).part.model_id
@@ -209,7 +211,7 @@ def test_other_classes_or_eval_sets_are_refused(stopped):
     tables, y, folder = stopped
     with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes"):
         fit(tables, np.where(y == 1, "yes", "no"), folder)
-    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=TREES, min_child_samples=5)
+    model = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=TREES, min_child_samples=5)
     for evals in (None, [(tables, y), (tables, y)], (tables, 1 - y)):
         with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes"):
             model.fit(tables, y, eval_set=evals, checkpoint=folder)
@@ -273,10 +275,10 @@ def test_a_checkpoint_is_readable_by_its_owner_alone_and_holds_no_key(stopped):
 def test_interrupted_fit_leaves_what_is_finished_and_it_predicts(monkeypatch):
     X, y = real_table("binary")
     tables = cut(X, 2)
-    model = treaty.GBDTClassifier(**FAST_KEY, n_estimators=TREES)
+    model = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=TREES)
     with monkeypatch.context() as patch:
         stop_passive(patch, 3)
         with pytest.raises(Interrupted):
             model.fit(tables, y)
-    shorter = treaty.GBDTClassifier(**FAST_KEY, n_estimators=3).fit(tables, y)
+    shorter = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=3).fit(tables, y)
     np.testing.assert_array_equal(model.predict_proba(tables), shorter.predict_proba(tables))

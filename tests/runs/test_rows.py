@@ -4,14 +4,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from treaty.systems.tree_options import TreeOptions
 
 from treaty.data.table import to_table
 from treaty.errors import DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member
 from treaty.runs.rows import Rows, read_rows, with_noisy_labels
-from treaty.systems.pooled.training import Labelled
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import Labelled
 
 
 def test_labels_randomised_once_serve_every_alignment(tmp_path):
@@ -19,7 +19,7 @@ def test_labels_randomised_once_serve_every_alignment(tmp_path):
     frame = pd.DataFrame({"x": rng.normal(size=500), "y": rng.choice(["no", "yes"], 500)})
     whole = pa.Table.from_pandas(frame)
     job = Job(name="t", active="bank", label="y", parties={"bank": Member(), "shop": Member()})
-    options = TreeOptions(protocol="secureboost", mechanism="label_rr", epsilon=1.0)
+    options = SecureBoost(mechanism="label_rr", epsilon=1.0)
     path, ledger = tmp_path / "noisy", Ledger(None)
 
     def drawn(order):
@@ -46,7 +46,7 @@ def test_what_the_training_table_is_to_drop_it_must_have(tmp_path, owner):
 
     def read(drop, at):
         member = Member(table=path, drop=drop) if owner == "table" else Member(eval_tables=[path], drop=drop)
-        job = Job(name="t", active="a", label="y", parties={"a": member}, options={"protocol": "federboost-horizontal"})
+        job = Job(name="t", active="a", label="y", parties={"a": member}, protocol="federboost-horizontal")
         return read_rows(job, "a", at).features.schema.names
 
     assert read(["key"], path) == ("x",)

@@ -41,9 +41,9 @@ def one_column(y: Any) -> Any:
     return y if y is None or len(shape) == 1 else column_or_1d(y, warn=True)
 
 
-def refuse_misplaced(estimator: object, misplaced: Iterable[str], protocol: Any) -> None:
+def _refuse_misplaced(estimator: type, misplaced: Iterable[str], protocol: Any) -> None:
     """Raise ConfigError for parameters that an estimator lacks, naming who has them: `protocol`'s system above all."""
-    kind = type(estimator).__name__
+    kind = estimator.__name__
     for name in misplaced:
         own = _option_class(protocol)
         if own is not None and name in names_of(own):
@@ -83,6 +83,12 @@ class TableEstimator(BaseEstimator):
 
     # ------------------------------------------------------------ options
 
+    def __new__(cls, protocol: Any = "pooled", **params: Any) -> Self:
+        """Refuse what is no parameter, with the place where it belongs; the signature stays that of `__init__`."""
+        _refuse_misplaced(cls, [name for name in params if name not in cls._get_param_names()], protocol)
+        estimator: Self = super().__new__(cls)
+        return estimator
+
     def set_params(self, **params: Any) -> Self:
         """Set parameters, those of the system as ``protocol__NAME``; a system given by name becomes its options.
 
@@ -91,7 +97,7 @@ class TableEstimator(BaseEstimator):
         if isinstance(self.protocol, str) and any(name.startswith("protocol__") for name in params):
             self.protocol = find_system(params.pop("protocol", self.protocol), self._model).options()
         own = self.get_params(deep=False)
-        refuse_misplaced(self, [name for name in params if name.partition("__")[0] not in own], self.protocol)
+        _refuse_misplaced(type(self), [name for name in params if name.partition("__")[0] not in own], self.protocol)
         super().set_params(**params)
         return self
 

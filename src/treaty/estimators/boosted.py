@@ -17,7 +17,7 @@ from treaty.compute import cores
 from treaty.data.labels import check_targets, check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError
-from treaty.estimators.base import TableEstimator, Tables, one_column, refuse_misplaced
+from treaty.estimators.base import TableEstimator, Tables, one_column
 from treaty.estimators.inputs import are_labelled, check_one_kind, participants
 from treaty.models import decisions
 from treaty.models.decisions import RowDecisions
@@ -66,9 +66,7 @@ class BoostedTrees(TableEstimator):
         n_jobs: int | None = None,
         active: str | None = None,
         transport: Literal["memory", "grpc"] = "memory",
-        **misplaced: Any,
     ) -> None:
-        refuse_misplaced(self, misplaced, protocol)
         self.protocol = protocol
         self.n_estimators = n_estimators
         self.max_depth = max_depth

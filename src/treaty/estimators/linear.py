@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import type_of_target
 from treaty.data.labels import check_weights
 from treaty.data.table import match_rows
 from treaty.errors import DataError
-from treaty.estimators.base import TableEstimator, Tables, one_column, refuse_misplaced
+from treaty.estimators.base import TableEstimator, Tables, one_column
 from treaty.estimators.saving import Saved, params_of, read_parts
 from treaty.linear.losses import probabilities, warn_beyond_taylor
 from treaty.models.linear import LinearPart, label_holder, load_linear_part
@@ -107,9 +107,7 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         n_jobs: int | None = None,
         active: str | None = None,
         transport: Literal["memory", "grpc"] = "memory",
-        **misplaced: Any,
     ) -> None:
-        refuse_misplaced(self, misplaced, protocol)
         self.protocol = protocol
         self.max_iter = max_iter
         self.batch_size = batch_size

@@ -23,10 +23,17 @@ from treaty.models.interpretation import Contributions, explain_pooled, rows_fir
 from treaty.models.linear import pooled_margins
 from treaty.models.trees import ModelPart, cut_to_records, predict_pooled
 from treaty.privacy.ledger import Ledger
-from treaty.runs.processes import predict_in_processes, train_in_processes
+from treaty.runs.fit_in_processes import predict_in_processes, train_in_processes
 from treaty.runs.progress import TrainingBar, steps_bar
-from treaty.runs.threads import Run, Traffic, decide_in_threads, explain_in_threads, predict_in_threads, traffic_of
-from treaty.runs.threads import train_in_threads as play_training
+from treaty.runs.threads import (
+    Run,
+    Traffic,
+    decide_in_threads,
+    explain_in_threads,
+    predict_in_threads,
+    traffic_of,
+    train_in_threads,
+)
 from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.pooled.training import noisy_labels
 from treaty.systems.system import Labelled, Seat, System
@@ -94,7 +101,7 @@ def train(
             parts, traffic = train_in_processes(run, weighted=weighted, checkpoints=checkpoint, noisy_labels=noisy)
         else:
             try:
-                played = play_training(run, keepers)
+                played = train_in_threads(run, keepers)
             except BaseException:
                 progress.cut()
                 raise

@@ -35,14 +35,14 @@ from treaty.systems.system import Labelled
 FORMAT = "treaty-rows 1"
 
 
-class Order(Message):
-    """The common order of the rows that follow: a number for a new one, or that of an earlier run to be taken again."""
+class RowOrder(Message):
+    """The number of the common row order: a new one that alignment makes now, or (`again`) one that all have kept."""
 
     number: str
     again: bool
 
 
-class Kept(msgspec.Struct):
+class KeptRows(msgspec.Struct):
     """Own rows in a common order that all parties know by its number; `ids` is SHA-256 of the file's column of ids."""
 
     number: str
@@ -57,19 +57,9 @@ logger = logging.getLogger(__name__)
 class Rows:
     """A file's rows in the common order.
 
-    Attributes
-    ----------
-    arrow : pyarrow.Table
-        All columns but those dropped and the ids.
-    features : Table
-    whole : pyarrow.Table
-        The file's rows in its own order.
-    order : int64 (n_rows,) or None
-        Which of them these are; None: all, in the same order.
-    ids : pyarrow.ChunkedArray or None
-        Where rows were aligned.
-    digest : bytes or None
-        Of the ids, where rows are in their order.
+    `arrow` has all columns but those dropped and the ids, `whole` the file in its own order, of which `order`, int64
+    (n_rows,), are these rows (None: all, in the same order). `ids` and their `digest` are there where rows were
+    aligned.
     """
 
     arrow: Any
@@ -94,22 +84,9 @@ def open_rows(
 ) -> Rows:
     """Read a party's file; where the job says so, align its rows with the other parties' first.
 
-    Parameters
-    ----------
-    party : Party
-        Connected; the others open the same rows at the same time.
-    path : str
-        The file.
-    schema : Schema or None
-        That of training, None at training.
-    kept : Path or None
-        Where the common order is kept for a later run.
-    again : bool
-        At the active party: take the order that is kept there, if there is one, instead of aligning anew.
-    in_order : bool
-        Put aligned rows in the order of their ids: every job on them has them in the same.
-    progress : callable or None
-        Called while rows are aligned, with points done and points in all.
+    The other parties open the same rows at the same time. `schema` is that of training, None at training. `kept` is
+    where the common order is kept for a later run; the active party may take that order `again` instead of aligning
+    anew. `in_order` puts aligned rows in the order of their ids, the same in every job on them.
     """
     name, member = party.name, job.parties[party.name]
     text = [] if schema is None else text_columns(schema)
@@ -139,12 +116,8 @@ def open_rows(
 def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:
     """Read a party's file of a job split by row: nothing is aligned, and nobody else needed.
 
-    Parameters
-    ----------
-    schema : Schema or None
-        The model's, None as long as there is none. Of its columns those that the file lacks are missing in all rows.
-    text : sequence of str
-        Columns that are text even where they look like numbers.
+    `schema` is the model's, if there is one: of its columns those that the file lacks are missing in all rows. `text`
+    are columns that are text even where they look like numbers.
     """
     known = () if schema is None else schema.names
     text = text if schema is None else text_columns(schema)
@@ -195,16 +168,16 @@ def _common_rows(
 ) -> NDArray[np.int64]:
     """Return own rows in the common order: that of an earlier run, if the active party says so, or a new one."""
     digest = _digest(column)
-    found = read_file(kept, Kept, FORMAT) if kept is not None and kept.exists() else None
+    found = read_file(kept, KeptRows, FORMAT) if kept is not None and kept.exists() else None
     if found is not None and found.ids != digest:  # the file's rows are others now
         found = None
     if party.name == job.active:
         again = again and found is not None
-        order = Order(found.number if again and found is not None else secrets.token_hex(16), again)
+        order = RowOrder(found.number if again and found is not None else secrets.token_hex(16), again)
         for peer in party.peers:
             party.send(peer, order)
     else:
-        order = party.receive(job.active, Order)
+        order = party.receive(job.active, RowOrder)
     if order.again:
         if found is None or found.number != order.number:
             raise ConfigError(
@@ -220,7 +193,7 @@ def _common_rows(
     align = align_active if party.name == job.active else align_passive
     rows = align(party, ids, log=log, threads=threads, progress=progress).rows
     if kept is not None:
-        write_file(kept, Kept(order.number, digest, rows), FORMAT)
+        write_file(kept, KeptRows(order.number, digest, rows), FORMAT)
     return rows
 
 

@@ -216,8 +216,8 @@ def train_in_threads(
         return Seat(
             party=party, options=run.options, common=run.common, cast=cast, data=run.data.get(name),
             classes=run.classes, eval_sets=run.evals_of(name), threads=shared if name in cast.owners else every,
-            progress=run.progress, phase=run.phase, keeper=keepers.get(name), store=run.store, alone=False,
-            absence=absences.get(name),
+            progress=run.progress, phase=run.phase if name == cast.active else None, keeper=keepers.get(name),
+            store=run.store, alone=False, absence=absences.get(name),
         )  # fmt: skip
 
     roles: dict[str, Role] = {

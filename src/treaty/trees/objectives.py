@@ -62,7 +62,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
 
     @property
     def n_classes(self) -> int:
-        """Classes with a margin each, as XGBoost counts them: 0 where one margin does."""
+        """XGBoost's num_class: the classes that have a margin each; 0 for a single margin."""
         return 0
 
     def predictions(self, margins: Floats) -> Floats:

@@ -114,6 +114,7 @@ def test_shoup_quotient_is_the_floor(drawn):
     ]
 
 
+@pytest.mark.slow
 def test_builds_with_and_without_vector_instructions_agree_bit_for_bit(tmp_path):
     script = (
         "import json; from crypto.lattice.oracle import fingerprints; from treaty.crypto.lattice import kernels;"

@@ -185,6 +185,7 @@ def test_answers_made_in_pieces_give_the_plain_histogram(monkeypatch, cipher, mo
     assert len(made) > 1
 
 
+@pytest.mark.slow
 def test_memory_of_an_answer_does_not_grow_with_the_columns(monkeypatch):
     """Products are made by 600; all at once they would take three times their size."""
     rng = np.random.default_rng(12)

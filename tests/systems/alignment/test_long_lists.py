@@ -212,6 +212,7 @@ def peak(count: int, in_memory: int) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("free_curve")
 def test_memory_grows_by_the_result_alone() -> None:
     peak(1 << 10, 1 << 8)  # what is loaded once

@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,10 +16,10 @@ import pytest
 import xgboost
 from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
-from treaty.systems.disclosures import horizontal_disclosures
-from treaty.systems.tree_options import tree_options
 
 import treaty
+from flat import flat, own_and_common
+from marks import all_but_first_slow
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.data.table import to_table
@@ -26,11 +27,14 @@ from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.models.trees import load_part, record_split
 from treaty.runs import fit as runs
-from treaty.systems.federboost_horizontal import roles as federboost_horizontal
 from treaty.systems.federboost_horizontal import search as horizontal_search
+from treaty.systems.federboost_horizontal.system import SYSTEM
 from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember
 from treaty.systems.horizontal.rows import common_rows
-from treaty.systems.pooled.training import Labelled, objective_for
+from treaty.systems.options import SystemOptions, names_of
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.training import objective_for
+from treaty.systems.system import Labelled, Place
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -45,7 +49,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 def estimator(task, **options):
     kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
-    return kind(**{**OPTIONS, "base_score": 150.0 if task == "regression" else 0.5, **options})
+    return flat(kind, **{**OPTIONS, "base_score": 150.0 if task == "regression" else 0.5, **options})
 
 
 def share_out(X, y, participants=3, seed=0):
@@ -72,20 +76,20 @@ def pooled_rows(rows):
 def seen(monkeypatch):
     """Return what later fits leave behind: the bins that were found, and every participant's part."""
     kept = {}
-    choose_bins, train = horizontal_search.choose_bins, runs.train_horizontal_in_threads
+    choose_bins, train = horizontal_search.choose_bins, runs.play_training
 
     def choosing(*arguments, **options):
         found = choose_bins(*arguments, **options)
         kept["bins"] = found[0]
         return found
 
-    def training(*arguments):
-        found = train(*arguments)
-        kept["parts"] = found[0]
-        return found
+    def training(run, keepers):
+        played = train(run, keepers)
+        kept["parts"] = played.results
+        return played
 
     monkeypatch.setattr(horizontal_search, "choose_bins", choosing)
-    monkeypatch.setattr(runs, "train_horizontal_in_threads", training)
+    monkeypatch.setattr(runs, "play_training", training)
     return kept
 
 
@@ -95,17 +99,20 @@ def grown_on_one_table(model, rows, bins):
     table = to_table(X, schema=model.schemas_["pooled"])
     classes = model.classes_.tolist() if hasattr(model, "classes_") else None
     target = y.astype(float) if classes is None else np.searchsorted(model.classes_, y).astype(float)
-    names = tree_options({}).__struct_fields__
-    options = tree_options({name: value for name, value in model.get_params().items() if name in names})
-    objective = objective_for(Labelled(table, target, weight), classes, options)
+    own = model.protocol if isinstance(model.protocol, SystemOptions) else treaty.FederBoostHorizontal()
+    names = names_of(BoostingOptions)
+    common = BoostingOptions(**{name: value for name, value in model.get_params().items() if name in names}).checked(
+        own
+    )
+    objective = objective_for(Labelled(table, target, weight), classes, own, common)
     splits, forest = SplitTable(), Forest(objective, ("pooled",), classes)
     categorical = np.array([kind is not None for kind in table.schema.categories], np.bool_)
     source = ColumnSource(
         bins.transform(table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left), 1
     )
-    rules = options.rules(objective)
+    rules = common.rules(objective)
     finder = SumsFinder([source], table.n_rows, rules)
-    boost(finder, target, weight, forest, rules, options.plan(len(categorical)))
+    boost(finder, target, weight, forest, rules, common.plan(len(categorical)))
     return forest, splits
 
 
@@ -353,7 +360,7 @@ def test_early_stopping_watches_the_leaders_rows():
         assert len(model.evals_result_["eval_1"]["logloss"]) > model.n_iter_
         np.testing.assert_array_equal(
             model.predict_proba(X),
-            estimator("binary", **{**model.get_params(), "n_estimators": model.n_iter_}).fit(rows).predict_proba(X),
+            clone(model).set_params(n_estimators=model.n_iter_).fit(rows).predict_proba(X),
         )
 
 
@@ -386,13 +393,13 @@ def test_parameters_are_cloned_and_a_refit_forgets():
 def test_threads_are_shared_among_those_that_work_at_once(monkeypatch):
     X, y = real_table("binary")
     given = {}
-    for role in ("lead", "participate"):
-        play = getattr(federboost_horizontal, role)
-        monkeypatch.setattr(
-            federboost_horizontal,
-            role,
-            lambda party, *a, play=play, **k: (given.update({party.name: k["threads"]}), play(party, *a, **k))[1],
-        )
+    for role, program in list(SYSTEM.train.items()):
+
+        def noting(seat, program=program):
+            given[seat.party.name] = seat.threads
+            return program(seat)
+
+        monkeypatch.setitem(SYSTEM.train, role, noting)
     estimator("binary", n_jobs=7).fit(share_out(X, y))
     assert given == {"north": 2, "south": 2, "east": 2}
     estimator("binary", n_jobs=7, active="aggregator").fit(share_out(X, y))
@@ -469,7 +476,7 @@ def test_wrong_data_is_named(rows, given, message):
     ("options", "message"),
     [
         ({"goss": True}, "goss"),
-        ({"encryption": "ou"}, "has no option 'encryption'"),
+        ({"encryption": "ou"}, "FederBoostHorizontal has no option 'encryption'"),
         ({"dropout": "accept"}, "expected 4 or more, got 3"),
         ({"dropout": "ignore"}, "dropout='ignore'"),
         ({"delta": 1e-5}, "delta goes with epsilon_total"),
@@ -539,7 +546,7 @@ def stop_member(monkeypatch, round_):
 
 @pytest.mark.parametrize("round_", range(TREES))
 @pytest.mark.parametrize("stop", [stop_leader, stop_member], ids=["leader", "participant"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
 @pytest.mark.parametrize("active", ["south", "aggregator"])
 def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, active, task, stop, round_):
     X, y = real_table(task, rows=150)
@@ -596,6 +603,7 @@ def test_other_rows_are_refused_when_resuming(monkeypatch, tmp_path, rows, who):
             estimator("binary").fit(rows, checkpoint=tmp_path)
 
 
+@pytest.mark.slow
 def test_processes_go_on_from_what_threads_left(monkeypatch, tmp_path, rows):
     rows = {name: (X, np.where(y == 1, "ill", "well")) for name, (X, y) in rows.items()}
     monkeypatch.setattr(Keeper, "due", True)
@@ -637,8 +645,10 @@ def test_finished_rounds_survive_a_participant_that_fails_later(monkeypatch, row
 
 
 def said(lead="north", members=("north", "south", "east"), spent="", **options):
-    options = tree_options({"protocol": PROTOCOL, **options})
-    return {name: " | ".join(facts) for name, facts in horizontal_disclosures(lead, members, options, spent).items()}
+    own, common = own_and_common(PROTOCOL, **options)
+    cast = SYSTEM.cast({name: Place(has_rows=name in members) for name in dict.fromkeys([lead, *members])}, lead, own)
+    learned = SYSTEM.disclosures(cast, own, common, SimpleNamespace(spent=spent))
+    return {name: " | ".join(facts) for name, facts in learned.items()}
 
 
 def test_the_leader_learns_sums_and_participants_the_model():
@@ -734,5 +744,5 @@ def test_targets_beyond_measure_are_refused_where_they_are():
 def test_a_model_without_a_split_for_all_the_noise_is_said(caplog):
     X, y = real_table("binary", rows=300)
     parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}
-    treaty.GBDTClassifier("federboost-horizontal", n_estimators=1, epsilon_total=0.05).fit(parts)
+    treaty.GBDTClassifier(treaty.FederBoostHorizontal(epsilon_total=0.05), n_estimators=1).fit(parts)
     assert "no split stood out from the noise" in caplog.text

@@ -6,7 +6,6 @@ import json
 import random
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import treaty
+from flat import flat, option_lines
 from runs.job_files import (
     EACH_WITHIN,
     TREATY,
@@ -24,22 +24,19 @@ from runs.job_files import (
     one_line,
     start,
     started_to_die,
+    train_in_threads,
 )
 from tables import real_table, with_gaps
 from treaty.cli.main import app
-from treaty.errors import ConfigError, PeerProtocolError, TreatyError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.certificates import make_identity, write_identity
-from treaty.messaging.memory import memory_channels
-from treaty.messaging.party import Party, run_role
 from treaty.models.checkpoints import load_checkpoint
 from treaty.models.trees import load_part
-from treaty.runs import party as jobs
 from treaty.runs.job import load_job
-from treaty.runs.party import train_party
 from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
-from treaty.runs.threads import star
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems import find_system
 from treaty.systems.horizontal.members import Member, Roster, SumRules, ToldDigest
 from treaty.systems.system import Vouching
 
@@ -51,7 +48,7 @@ LACKS = "east: column 'mean area' is missing in all rows, for the table lacks it
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    compile_kernels("federboost-horizontal")
+    compile_kernels(find_system("federboost-horizontal"))
 
 
 def rows_of_each() -> dict[str, pd.DataFrame]:
@@ -64,7 +61,7 @@ def rows_of_each() -> dict[str, pd.DataFrame]:
 
 def fitted(lead: str = "north", **options: object) -> treaty.GBDTClassifier:
     rows = {name: (table.drop(columns="y"), table["y"]) for name, table in rows_of_each().items()}
-    model = treaty.GBDTClassifier("federboost-horizontal", active=lead, n_jobs=1, **OPTIONS, **options)
+    model = flat(treaty.GBDTClassifier, "federboost-horizontal", active=lead, n_jobs=1, **OPTIONS, **options)
     return model.fit(rows)
 
 
@@ -76,9 +73,8 @@ def write_jobs(folder: Path, *, lead: str = "north", trees: int = 3, **options: 
         write_identity(folder / name, name)
     found = {}
     for name in names:
-        lines = ['name = "test"', f'active = "{lead}"', 'label = "y"', "timeout = 60", "n_jobs = 1", "[options]"]
-        given = {"protocol": "federboost-horizontal", "n_estimators": trees, **OPTIONS, **options}
-        lines += [f"{option} = {json.dumps(value)}" for option, value in given.items()]
+        protocol, given = option_lines("federboost-horizontal", **{"n_estimators": trees, **OPTIONS, **options})
+        lines = ['name = "test"', protocol, f'active = "{lead}"', 'label = "y"', "timeout = 60", "n_jobs = 1", *given]
         for other in names:
             lines += [
                 f"[parties.{other}]",
@@ -126,6 +122,7 @@ def test_parties_apart_have_the_estimators_model_with_a_leader_without_data(tmp_
     assert set(report["learned"]) == {"server", *MEMBERS}
 
 
+@pytest.mark.slow
 def test_a_killed_participant_ends_the_others_and_the_resumed_model_is_the_same(tmp_path):
     victim, sent = "east", random.randint(2, 40)  # after the one that says its first round is kept
     options = {"trees": 40, "subsample": 0.8, "colsample_bytree": 0.7, "random_state": 3}
@@ -161,13 +158,13 @@ def test_a_participant_refuses_the_key_of_one_whose_certificate_is_another(tmp_p
         assert "south" in one_line(ended[name][1].removeprefix(LACKS))
 
 
+@pytest.mark.slow
 def test_the_whole_command_trains_then_each_predicts_its_own_rows(tmp_path):
-    first = write_jobs(tmp_path)["north"]
+    write_jobs(tmp_path)
     for name in MEMBERS:
         (tmp_path / f"{name}.csv").write_bytes((tmp_path / name / "rows.csv").read_bytes())
-    lines = ['name = "test"', 'active = "north"', 'label = "y"', "n_jobs = 1"]
-    lines += [line for line in first.read_text().partition("[options]")[2].splitlines() if "=" in line][:4]
-    lines.insert(4, "[options]")
+    protocol, given = option_lines("federboost-horizontal", n_estimators=3, **OPTIONS)
+    lines = ['name = "test"', protocol, 'active = "north"', 'label = "y"', "n_jobs = 1", *given]
     for name in MEMBERS:
         lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"']
     job = tmp_path / "job.toml"
@@ -195,6 +192,7 @@ def test_the_whole_command_trains_then_each_predicts_its_own_rows(tmp_path):
     assert {name: bool(report.spent) for name, report in load_reports(load_job(job)).items()}["north"]
 
 
+@pytest.mark.slow
 def test_an_estimator_over_grpc_equals_the_one_in_threads():
     X, y = real_table("multiclass", rows=120)
     weight = np.random.default_rng(0).random(len(y)) + 0.5
@@ -213,13 +211,14 @@ def test_an_estimator_over_grpc_equals_the_one_in_threads():
     assert processes.communication_["south -> north"]["by_type"]["MaskedInput"] > 0
 
 
+@pytest.mark.slow
 def test_a_training_in_processes_goes_on_without_one_that_is_killed(monkeypatch, caplog):
     X, y = real_table("binary")
     parts = np.array_split(np.arange(len(y)), 4)
     rows = {f"p{k}": (X.iloc[index], y[index]) for k, index in enumerate(parts)}
     started_to_die(monkeypatch, "p2", ("MaskedInput", 30, ""))
     model = treaty.GBDTClassifier(
-        "federboost-horizontal", transport="grpc", n_estimators=3, n_jobs=1, dropout="accept", **OPTIONS
+        treaty.FederBoostHorizontal(dropout="accept"), transport="grpc", n_estimators=3, n_jobs=1, **OPTIONS
     ).fit(rows)
     assert model.n_iter_ == 3
     assert np.mean(model.predict(X) == y) > 0.9
@@ -230,31 +229,7 @@ def test_a_training_in_processes_goes_on_without_one_that_is_killed(monkeypatch,
 
 
 def train_all(of_each: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Train every party in a thread of this process; return what those that failed said."""
-    described = {name: load_job(path) for name, path in of_each.items()}
-    channels = memory_channels(described)
-    said = {}
-
-    def connected(job, name, protocol, role, dealer=None):
-        peers = star(job.active, job.parties)[name]
-        party = Party(name, job.name, protocol, channels[name], peers, timeout=20.0)
-        return run_role(party, lambda: role(party)), party.transcript
-
-    def train(name):
-        try:
-            train_party(described[name], name)
-        except TreatyError as error:
-            said[name] = str(error)
-        finally:
-            channels[name].close()
-
-    monkeypatch.setattr(jobs, "connected", connected)
-    threads = [threading.Thread(target=train, args=(name,)) for name in described]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return said
+    return train_in_threads(monkeypatch, {name: load_job(path) for name, path in of_each.items()})
 
 
 def change_rows(path: Path, **columns: object) -> None:
@@ -339,7 +314,7 @@ def test_the_leader_may_watch_labels_it_has_no_rows_of(tmp_path, monkeypatch):
     ("old", "new", "words"),
     [
         ('table = "rows.csv"\n[parties.east]', "[parties.east]", "none of south"),
-        ("[options]", '[align]\non = "id"\n[options]', "no \\[align\\]"),
+        ("[boosting]", '[align]\non = "id"\n[boosting]', "no \\[align\\]"),
         ('"federboost-horizontal"', '"pooled"', "one of secureboost"),
     ],
     ids=["no table", "aligned", "no protocol of jobs"],

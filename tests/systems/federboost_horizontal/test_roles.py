@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marks import slow
 from systems.federboost_horizontal.playing import bins_told, dealt, member, options_of, pooled_on, train
 from treaty.crypto.aggregation.round import RoundVoid
 from treaty.data.binning import fit_bins
@@ -486,7 +487,7 @@ def test_a_lost_participant_ends_the_training_by_default():
 
 # 6 messages begin a training; a sum takes 4 of a participant (shares, vector, signature, shares of others): the first,
 # one of the search for bins, those of the first tree and two later ones
-@pytest.mark.parametrize("when", [6, 7, 8, 9, 47, 48, 49, 50, *range(141, 153), 179, 180])
+@pytest.mark.parametrize("when", [7, 48, 142, *map(slow, [6, 8, 9, 47, 49, 50, 141, *range(143, 153), 179, 180])])
 def test_with_consent_training_goes_on_without_the_lost(when):
     parts, whole, classes = dealt("binary", 5)
     options = options_of(dropout="accept")

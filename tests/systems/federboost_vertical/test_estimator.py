@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-import threading
 import time
 
 import numpy as np
 import pytest
 
 import treaty
+from flat import flat
+from runs.job_files import train_in_threads
 from runs.test_resume import Interrupted, same
 from systems.seats import split_options
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
-from treaty.messaging.memory import memory_channels
-from treaty.messaging.party import Party, run_role
+from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, noise_folder
 from treaty.privacy.bucket_rr import BucketLedger
-from treaty.runs import party as jobs
 from treaty.runs.job import Align, Job, Member
-from treaty.systems.federboost_vertical.options import FederBoostVertical
+from treaty.runs.report import load_reports
 from treaty.systems.federboost_vertical.roles import NoisyColumns
-from treaty.systems.system import star
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.column_owner import SplitOwner
 
@@ -31,12 +28,12 @@ OPTIONS = {"n_estimators": TREES, "min_child_samples": 5, "max_bin": 16, "n_jobs
 
 
 def model_of(**options):
-    own, others = split_options({**OPTIONS, **options}, FederBoostVertical)
+    own, others = split_options({**OPTIONS, **options}, treaty.FederBoostVertical)
     return treaty.GBDTClassifier(own, **others)
 
 
 def fit(tables, y, folder=None, **options):
-    model = model_of(**options)
+    model = flat(treaty.GBDTClassifier, "federboost-vertical", **{**OPTIONS, **options})
     return model.fit(tables, y, eval_set=(tables, y), checkpoint=folder)
 
 
@@ -92,8 +89,8 @@ def test_fits_with_a_folder_draw_once_and_others_each_time(table, drawn, tmp_pat
 
 def test_training_deeper_in_the_same_folder_costs_nothing_more(table, drawn, tmp_path):
     tables, y = table
-    flat, deep = fit(tables, y, tmp_path, max_depth=2), fit(tables, y, tmp_path, max_depth=5)
-    assert flat.parts_["p2"].spent == deep.parts_["p2"].spent
+    shallow, deep = fit(tables, y, tmp_path, max_depth=2), fit(tables, y, tmp_path, max_depth=5)
+    assert shallow.parts_["p2"].spent == deep.parts_["p2"].spent
     np.testing.assert_array_equal(*of_column(drawn, tables["p2"].columns[0]))
     dearer = fit(tables, y, tmp_path, epsilon=1.0)
     columns = tables["p2"].shape[1]
@@ -161,7 +158,7 @@ def test_an_interrupted_fit_goes_on_with_the_same_noise_to_the_same_model(
 
 def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
     tables, y = table
-    model = model_of(epsilon=math.inf, mode="paper")
+    model = treaty.GBDTClassifier(treaty.FederBoostVertical(epsilon=math.inf, mode="paper"), **OPTIONS)
     record, tell, told, recorded = SplitOwner.record, NoisyColumns.tell, [], []
 
     def recording(self, features, left_bins):
@@ -188,7 +185,7 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
 @pytest.mark.parametrize("late", [False, True])
 def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, table, late):
     tables, y = table
-    model = model_of(epsilon=math.inf, mode="paper")
+    model = treaty.GBDTClassifier(treaty.FederBoostVertical(epsilon=math.inf, mode="paper"), **OPTIONS)
     record, tell, chosen, recorded = SplitOwner.record, NoisyColumns.tell, [], []
 
     def recording(self, features, left_bins):
@@ -237,21 +234,9 @@ def test_fits_between_processes_without_noise_equal_the_pooled_ones(table, tmp_p
 
 
 def run_job(job, monkeypatch):
-    """Run every party of a job in a thread of this process."""
-    channels = memory_channels(job.parties)
-
-    def connected(job, name, cast, role):
-        party = Party(name, job.name, job.protocol, channels[name], star(cast, None)[name], timeout=30.0)
-        return run_role(party, lambda: role(party)), party.transcript
-
-    with monkeypatch.context() as patch:
-        patch.setattr(jobs, "connected", connected)
-        threads = [threading.Thread(target=jobs.train_party, args=(job, name)) for name in job.parties]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    return {name: json.loads((jobs.Path(job.output) / f"{name}.report.json").read_text()) for name in job.parties}
+    """Train all parties in threads of this process; return their reports."""
+    assert train_in_threads(monkeypatch, dict.fromkeys(job.parties, job)) == {}
+    return load_reports(job)
 
 
 def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkeypatch, drawn, tmp_path):
@@ -270,7 +255,7 @@ def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkey
             protocol="federboost-vertical", common={"n_estimators": 1, "min_child_samples": 5},
             output=str(tmp_path / f"model{run}"), store=str(tmp_path / "store"), n_jobs=1,
         )  # fmt: skip
-        spent.append(run_job(job, monkeypatch)["shop"]["spent"])
+        spent.append(run_job(job, monkeypatch)["shop"].spent)
     (_, first_rows, first), (_, rows, noisy) = drawn
     assert set(shop["patient"].iloc[rows]) == set(bank["patient"])
     assert first_rows.tolist() != rows.tolist()  # each alignment has an order of its own

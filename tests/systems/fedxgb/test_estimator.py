@@ -9,12 +9,11 @@ import pytest
 import xgboost
 from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
-from treaty.runs.crowds import Layout, dropouts
-from treaty.systems.disclosures import crowd_disclosures
-from treaty.systems.tree_options import tree_options
 from typer.testing import CliRunner
 
 import treaty
+from flat import flat
+from marks import all_but_first_slow
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.cli.main import app
@@ -34,7 +33,7 @@ def estimator(task, protocol="fedxgb", **options):
     kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
     if protocol == "fedxgb":
         options = {"expose": "model", **options}
-    return kind(protocol, **{**OPTIONS, "base_score": 150.0 if task == "regression" else 0.5, **options})
+    return flat(kind, protocol, **{**OPTIONS, "base_score": 150.0 if task == "regression" else 0.5, **options})
 
 
 def deal_out(X, y, users=9, seed=0):
@@ -73,7 +72,7 @@ def same_but_for_rounding(ours, theirs):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
 def test_trees_are_those_of_participants_that_sum_under_masks(task, weighted):
     X, y = real_table(task)
     rows = deal_out(with_gaps(with_categories(X)), y)
@@ -87,7 +86,7 @@ def test_trees_are_those_of_participants_that_sum_under_masks(task, weighted):
     same_but_for_rounding(trees_of(ours), trees_of(theirs))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
 def test_a_hidden_model_is_the_one_that_users_are_told(task):
     X, y = real_table(task)
     rows = deal_out(with_gaps(with_categories(X)), y)
@@ -98,6 +97,7 @@ def test_a_hidden_model_is_the_one_that_users_are_told(task):
     assert any(len(tree.left) > 1 for tree in parts[0].forest.trees)
 
 
+@pytest.mark.slow
 def test_lost_users_are_away_from_every_tenth_round_on():
     X, y = real_table("binary")
     X = X.iloc[:, :4]
@@ -110,19 +110,6 @@ def test_lost_users_are_away_from_every_tenth_round_on():
     assert [tree.count[0] for tree in others[:9]] == [len(y)] * 9
     assert 0.5 * len(y) < others[10].count[0] < len(y)
     assert roc_auc_score(y, lost.predict_proba(X)[:, 1]) > 0.95
-
-
-def test_dropout_says_where_it_loses_nobody(caplog):
-    users = [f"u{k}" for k in range(28)]
-    layout = Layout({"edge0": users[:10], "edge1": users[10:19], "edge2": users[19:]})
-    leaves = dropouts(layout, tree_options({"protocol": "fedxgb", "dropout": 0.1, "n_estimators": 10}))
-    assert len(leaves) == 1
-    assert leaves.keys() <= set(users[:10])
-    assert [record.message for record in caplog.records] == [
-        "dropout=0.1 loses none of the users of small domains: 9 at edge1, 9 at edge2"
-    ]
-    assert dropouts(layout, tree_options({"protocol": "fedxgb", "dropout": 0.2, "n_estimators": 9})) == {}
-    assert caplog.records[-1].message == "dropout begins with round 10: none of 9 rounds"
 
 
 def test_so_many_columns_are_drawn_for_each_tree():
@@ -170,7 +157,7 @@ def test_the_server_stops_early_by_rows_of_its_own():
     model = estimator("binary", n_estimators=60, learning_rate=1.0)
     model.fit(rows, eval_set=(X.iloc[250:], y[250:]), early_stopping_rounds=2)
     assert model.n_iter_ == model.best_iteration_ + 1 < 60
-    fewer = estimator("binary", **{**model.get_params(), "n_estimators": model.n_iter_}).fit(rows)
+    fewer = clone(model).set_params(n_estimators=model.n_iter_).fit(rows)
     np.testing.assert_array_equal(model.predict_proba(X), fewer.predict_proba(X))
 
 
@@ -190,38 +177,6 @@ def test_fitted_attributes_tell_what_happened():
     assert list(model.disclosures_) == ["server", "edge", "user", "authority"]
 
 
-@pytest.mark.parametrize(
-    ("options", "role", "told", "not_told"),
-    [
-        ({}, "user", "the slot in the complete tree at each level", "splits and leaf values of all trees"),
-        ({}, "edge", "while at most 1 of 3 edge servers", "splits and leaf values of all trees"),
-        ({"comparison": "additive"}, "edge", "while no two of the first three edge servers", "at most 1 of 3"),
-        ({"comparison": "additive"}, "user", "the slot in the complete tree at each level", "splits and leaf values"),
-        ({"expose": "model"}, "user", "splits and leaf values of all trees", "the slot in the complete tree"),
-        ({"expose": "model"}, "edge", "splits and leaf values of all trees", "shares"),
-        ({}, "server", "the sum of these alone, who are 3 or more", "min_child_samples"),
-        ({"expose": "paper", "allow_insecure": True}, "edge", "of every row of all users the slot", "all splits, all"),
-        ({"expose": "paper", "allow_insecure": True}, "user", "the column of every split", "about where the splits"),
-        ({"mode": "paper", "allow_insecure": True}, "edge", "the masks do not hide them", "no sum"),
-        ({"mode": "paper", "allow_insecure": True}, "server", "each domain's users apart", "min_child_samples was"),
-        ({"min_child_samples": 2}, "server", "leaves of as few as 2 training rows", "noise"),
-        ({"min_child_samples": 2}, "user", "leaves of as few as 2 training rows", "noise"),
-    ],
-)
-def test_what_each_role_learned_depends_on_the_options(options, role, told, not_told):
-    learned = " ".join(crowd_disclosures(tree_options({"protocol": "fedxgb", **options}), 3, "spent")[role])
-    assert told in learned
-    assert not_told not in learned
-
-
-def test_as_many_edge_servers_may_collude_as_the_text_says():
-    options = tree_options({"protocol": "fedxgb"})
-    for edges, bound in ((4, 1), (5, 2), (10, 4)):
-        (fact,) = (fact for fact in crowd_disclosures(options, edges)["edge"] if "together" in fact)
-        assert f"at most {bound} of {edges}" in fact
-        assert f"; {bound + 1} of them have" in fact
-
-
 # ---------------------------------------------------------------- what is refused
 
 
@@ -233,13 +188,13 @@ def test_as_many_edge_servers_may_collude_as_the_text_says():
         ({"edges": 4}, "expected 12 users or more, 3 in the domain of each of 4 edge servers, got 2 at edge1"),
         ({"feature_sample": 13}, "feature_sample of at most 12 columns, got 13"),
         ({"feature_sample": 3, "colsample_bytree": 0.5}, "give one"),
-        ({"dropout": "accept"}, "expected a share"),
+        ({"dropout": "accept"}, "option dropout='accept': expected `float"),
         ({"comparison": "additive"}, 'hidden model, and expose="model"'),
         ({"comparison": "additive", "edges": 2, "expose": None}, "expected 3 edge servers or more, got 2"),
         ({"dropout": 0.3}, "to lose somebody, got 0.3 of domains of 3 users or fewer, which rounds down to none"),
         ({"dropout": 0.4}, "can lose 0.4 of their users, got 3 in the largest"),
         ({"dropout": 0.2, "transport": "grpc"}, "leave it out with transport='grpc'"),
-        ({"delta": 1e-6}, "has no option 'delta'"),
+        ({"delta": 1e-6}, "FedXGB has no option 'delta'"),
         ({"early_stopping_rounds": 2}, "eval_set"),
     ],
     ids=str,
@@ -258,7 +213,7 @@ def test_no_user_may_be_called_as_a_role(name):
 
 
 def test_other_protocols_have_no_edge_servers():
-    with pytest.raises(ConfigError, match="'federboost-horizontal' has no option 'edges'"):
+    with pytest.raises(ConfigError, match="FederBoostHorizontal has no option 'edges'; edges is an option of FedXGB"):
         estimator("binary", "federboost-horizontal", edges=3).fit(deal_out(*real_table("binary"), 3))
 
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from marks import all_but_first_slow
 from systems.fedxgb.domain import play_domain
 from systems.fedxgb.playing import (
     STAGES,
@@ -58,7 +59,7 @@ def assert_went_on_without(crowded, parts, gone, *, since=1):
 
 
 @BOTH
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", all_but_first_slow(*STAGES))
 def test_sums_go_on_without_a_user_that_dies(crowd, stage, shown):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3, **shown)
@@ -81,6 +82,7 @@ def test_a_user_that_dies_in_the_search_for_bins_is_no_user(crowd, shown):
     assert_went_on_without(crowded, parts, ["p4"], since=0)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("stage", ["shared", "prediction"])
 def test_a_user_that_takes_nothing_has_no_more_time_than_one_that_sends_nothing(crowd, stage, shown, monkeypatch):
@@ -133,6 +135,7 @@ def test_users_lost_one_after_another_do_not_hold_a_sum_up_for_long(monkeypatch)
         assert len(waited) == stages  # none of another attempt
 
 
+@pytest.mark.slow
 def test_a_domain_that_gives_nothing_for_many_trees_warns_once(crowd, caplog):
     parts, classes, layout = crowd
     options = options_of(n_estimators=8, **SHOWN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from treaty.runs.crowd_jobs import crowd_of
 from typer.testing import CliRunner
 
 import treaty
+from flat import flat, option_lines
 from runs.job_files import start
 from tables import real_table, with_categories, with_gaps
 from treaty.cli import main as cli
@@ -31,6 +30,7 @@ from treaty.runs.party import find_part, train_party
 from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems import find_system
 
 EDGES = ("berlin", "tokyo")
 USERS = [f"user{k}" for k in range(6)]
@@ -39,7 +39,7 @@ OPTIONS = {"min_child_samples": 2, "max_bin": 8, "expose": "model"}
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    compile_kernels("fedxgb")
+    compile_kernels(find_system("fedxgb"))
 
 
 def rows() -> pd.DataFrame:
@@ -65,9 +65,8 @@ def write_job(
     """Write one job file that serves all parties of this machine, their rows, keys and certificates."""
     roles = {"owner": "server", **dict.fromkeys(edges, "edge"), "notary": "authority"}
     names = [*roles, *users]
-    lines = ['name = "test"', 'active = "owner"', 'label = "y"', f"timeout = {timeout}", "n_jobs = 1", "[options]"]
-    given = {"protocol": "fedxgb", "n_estimators": trees, **OPTIONS, **options}
-    lines += [f"{option} = {json.dumps(value)}" for option, value in given.items()]
+    protocol, given = option_lines("fedxgb", **{"n_estimators": trees, **OPTIONS, **options})
+    lines = ['name = "test"', protocol, 'active = "owner"', 'label = "y"', f"timeout = {timeout}", "n_jobs = 1", *given]
     for name, port in zip(names, free_ports(len(names)), strict=True):
         write_identity(folder, name)
         lines += [f"[parties.{name}]", f'address = "127.0.0.1:{port}"']
@@ -87,7 +86,7 @@ def write_job(
 def fitted(**options: object) -> treaty.GBDTClassifier:
     """Return the estimator's model of the same rows."""
     given = {name: (table.drop(columns="y"), table["y"]) for name, table in rows_of_each().items()}
-    return treaty.GBDTClassifier("fedxgb", n_jobs=1, **OPTIONS, **options).fit(given)
+    return flat(treaty.GBDTClassifier, "fedxgb", n_jobs=1, **OPTIONS, **options).fit(given)
 
 
 def play(path: Path, *, without: str | None = None) -> tuple[list[threading.Thread], dict[str, str]]:
@@ -124,13 +123,14 @@ def play_and_kill(path: Path, victim: str, kind: str, nth: int) -> dict[str, str
 # ---------------------------------------------------------------- trained apart
 
 
+@pytest.mark.slow
 def test_an_estimator_over_grpc_equals_the_one_in_threads():
     X, y = real_table("multiclass", rows=120)
     weight = np.random.default_rng(0).random(len(y)) + 0.5
     given = {f"user{k}": (X.iloc[k::6], y[k::6] + 7, weight[k::6]) for k in range(6)}
     options = {"n_estimators": 2, "n_jobs": 1, "edges": 2, **OPTIONS}
     threads, apart = (
-        treaty.GBDTClassifier("fedxgb", transport=transport, **options).fit(given, eval_set=(X, y + 7))
+        flat(treaty.GBDTClassifier, "fedxgb", transport=transport, **options).fit(given, eval_set=(X, y + 7))
         for transport in ("memory", "grpc")
     )
     ours, theirs = threads.parts_["pooled"], apart.parts_["pooled"]
@@ -143,6 +143,7 @@ def test_an_estimator_over_grpc_equals_the_one_in_threads():
     assert apart.disclosures_ == threads.disclosures_
 
 
+@pytest.mark.slow
 def test_two_edge_servers_and_a_dealer_apart_give_the_same_model(tmp_path):
     users = [f"user{k}" for k in range(9)]
     path = write_job(tmp_path, edges=(*EDGES, "oslo"), users=users, trees=1, expose="nothing", comparison="additive")
@@ -200,6 +201,7 @@ def test_a_hidden_model_of_parties_apart_is_the_estimators_at_the_server_alone(t
             CliRunner().invoke(app, [verb, str(path), "--as", "user1"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "words"), [({"shoe": 1.0}, "'shoe' besides"), (None, "got none")])
 def test_a_user_with_a_wrong_table_is_left_out_and_says_why(tmp_path, columns, words):
     users = [f"user{k}" for k in range(7)]
@@ -221,6 +223,7 @@ def test_a_user_with_a_wrong_table_is_left_out_and_says_why(tmp_path, columns, w
 # ---------------------------------------------------------------- killed
 
 
+@pytest.mark.slow
 def test_a_killed_user_ends_nothing(tmp_path):
     path = write_job(tmp_path, trees=25)
     assert play_and_kill(path, "user2", "Here", 5) == {}
@@ -232,6 +235,7 @@ def test_a_killed_user_ends_nothing(tmp_path):
     assert "user2" not in load_reports(load_job(path))
 
 
+@pytest.mark.slow
 def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(party, "FAREWELL_TIMEOUT", 1.0)
     path = write_job(tmp_path, trees=12, timeout=15)  # it counts as gone after 20 s
@@ -250,6 +254,7 @@ def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeyp
     assert [tree.count[0] for tree in trees[2:]] == [sum(len(rows_of_each()[name]) for name in USERS[1::2])] * 10
 
 
+@pytest.mark.slow
 def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
     path = write_job(tmp_path, trees=200)
     said = play_and_kill(path, "tokyo", "Survived", 60)
@@ -266,6 +271,7 @@ def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
         CliRunner().invoke(app, ["train", str(path), "--as", "owner", "--resume"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_failed_users_do_not_end_the_others_processes(monkeypatch):
     ends = {"user0": 0, "user1": 3, "owner": 0}
 
@@ -292,9 +298,9 @@ def test_failed_users_do_not_end_the_others_processes(monkeypatch):
 def test_users_without_an_edge_server_are_dealt_out(tmp_path):
     path = write_job(tmp_path)
     path.write_text(path.read_text().replace('table = "user0.csv"', 'table = "user0.csv"\nedge = "tokyo"'))
-    layout = crowd_of(load_job(path))
-    assert layout.domains == {"berlin": ["user1", "user3", "user5"], "tokyo": ["user0", "user2", "user4"]}
-    assert (layout.server, layout.authority) == ("owner", "notary")
+    cast = load_job(path).cast()
+    assert [cast.edges[name] for name in USERS] == ["tokyo", "berlin"] * 3
+    assert (cast.active, cast.holder("authority"), cast.having("edge")) == ("owner", "notary", list(EDGES))
 
 
 @pytest.mark.parametrize(
@@ -314,7 +320,7 @@ def test_users_without_an_edge_server_are_dealt_out(tmp_path):
         ('expose = "model"', "", "expected 3 edge servers or more, got 2"),
         ('expose = "model"', 'expose = "model"\nedges = 3', "expected edges to be 2"),
         ('expose = "model"', 'expose = "model"\ndropout = 0.1', "leave it out of a job"),
-        ('"fedxgb"', '"federboost-horizontal"\ndropout = "accept"', "role and edge with protocol 'fedxgb' alone"),
+        ('"fedxgb"', '"federboost-horizontal"', "role and edge with protocol 'fedxgb' alone"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused_in_one_line(tmp_path, old, new, words):
@@ -323,7 +329,8 @@ def test_a_job_that_cannot_be_is_refused_in_one_line(tmp_path, old, new, words):
     assert old in text
     text = text.replace(old, new) if "notary" in words else text.replace(old, new, 1)
     if "federboost" in new:
-        text = text.replace('expose = "model"', "")
+        text = text.replace('expose = "model"', 'dropout = "accept"')
+        text = text.replace("[fedxgb]", "[federboost-horizontal]")
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         CliRunner().invoke(app, ["train", str(path), "--as", "owner"], catch_exceptions=False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from marks import all_but_first_slow
 from systems.federboost_horizontal.playing import bins_told
 from systems.fedxgb.playing import (
     STAGES,
@@ -120,7 +121,7 @@ def parted(whole: Labelled, parts: dict[str, int]) -> dict[str, Labelled]:
 
 
 @BOTH
-@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+@pytest.mark.parametrize("task", all_but_first_slow("binary", "multiclass", "regression"))
 def test_trees_are_the_plain_growers_on_the_same_bins(task, shown):
     parts, whole, classes = crowd_rows(task, users=9)
     options = options_of(max_depth=3, **shown)
@@ -152,7 +153,7 @@ def test_three_users_a_domain_with_gaps_and_categories_one_of_them_with_a_row_an
     assert_follow(crowded, parts, parts)
 
 
-@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+@pytest.mark.parametrize("task", all_but_first_slow("binary", "multiclass", "regression"))
 def test_hidden_model_is_the_shown_one(task):
     parts, _, classes = crowd_rows(task, users=9)
     models = []
@@ -252,7 +253,7 @@ def test_tree_is_the_plain_growers_on_the_rows_of_those_who_came(crowd):
 
 
 @BOTH
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", all_but_first_slow(1, 2))
 def test_who_drops_out_as_its_rows_go_down_is_there_in_the_next_tree(shown, depth):
     """Also after the last level, when nothing more is summed in the tree."""
     parts, _, classes = crowd_rows(users=9, rows=120)
@@ -317,6 +318,7 @@ def test_sum_of_nobody_ends_with_an_error_that_says_so(stage):
     assert "server stopped the job: no domain has enough users left" in told["edge1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MaskKey, MaskedInput])
 def test_late_message_is_dropped_and_the_round_goes_on(kind, crowd):
     parts, _, classes, layout = crowd

@@ -133,6 +133,7 @@ def test_noisy_labels_of_other_rows_are_moved_away_and_drawn_anew_at_a_cost(tmp_
     assert "2 per person over 2 releases" in model.fit(cut(X[50:], 2), y[50:], checkpoint=tmp_path).parts_["p0"].spent
 
 
+@pytest.mark.slow
 def test_a_spent_budget_is_what_processes_say_first(monkeypatch):
     wait = processes._wait
     monkeypatch.setattr(processes, "_wait", lambda *started: sorted(wait(*started)))  # whoever is seen to end first

@@ -18,7 +18,6 @@ from systems.vertical.playing import tables_and_labels
 from treaty.data.binning import fit_bins
 from treaty.messaging.messages import Message
 from treaty.runs.threads import Played
-from treaty.runs.transcripts import node_sets_from_transcript
 from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealOrder, DealRequest, DealtShares, HolderSeed
 from treaty.systems.fedxgboost_smm.paper.attacks import (
     NodeExchange,
@@ -29,6 +28,7 @@ from treaty.systems.fedxgboost_smm.paper.attacks import (
     vectors_used,
 )
 from treaty.systems.vertical.encrypted_columns import Hint, SplitRequest, Sums, SumsRequest, TreeStart
+from treaty.systems.vertical.transcripts import node_sets_from_transcript
 
 ROWS = 240
 NEVER = 1e-9

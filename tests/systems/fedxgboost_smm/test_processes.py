@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import treaty
+from flat import option_lines
 from runs.job_files import TREATY, one_line
 from tables import real_table
 from treaty.runs.job import load_job
@@ -21,14 +22,14 @@ def write_job(folder: Path) -> tuple[Path, dict[str, pd.DataFrame]]:
     """Write tables in orders of their own, with ids, and the job of a bank, a shop and a dealer."""
     X, y = real_table("binary", rows=200)
     tables = {"bank": X.iloc[:, :4].assign(y=y), "shop": X.iloc[:, 4:8]}
-    lines = ['name = "test"', 'active = "bank"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
+    protocol, options = option_lines("fedxgboost-smm", backend="dealer", n_estimators=2, min_child_samples=5)
+    lines = ['name = "test"', protocol, 'active = "bank"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
     for seed, (name, table) in enumerate(tables.items()):
         table.assign(id=[f"person {k}" for k in range(len(table))]).sample(frac=0.9, random_state=seed).to_csv(
             folder / f"{name}.csv", index=False
         )
         lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"']
-    lines += ["[parties.helper]", 'role = "dealer"', "[options]", 'protocol = "fedxgboost-smm"', 'backend = "dealer"']
-    lines += ["n_estimators = 2", "min_child_samples = 5", "[align]", 'on = "id"']
+    lines += ["[parties.helper]", 'role = "dealer"', *options, "[align]", 'on = "id"']
     (folder / "job.toml").write_text("\n".join(lines))
     return folder / "job.toml", tables
 

@@ -8,14 +8,12 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
-from treaty.cli.linear_commands import predict_linear
-from treaty.runs.linear_jobs import check_identities, find_linear_part, predict_linear_party
 from typer.testing import CliRunner
 
 import treaty
+from flat import flat, option_lines
 from tables import cut_for_guest, real_table
-from treaty.cli import linear_commands
+from treaty.cli import main as cli
 from treaty.cli.main import app
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
@@ -23,6 +21,7 @@ from treaty.messaging.certificates import write_identity
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.models.trees import read_file
 from treaty.runs.job import load_job
+from treaty.runs.party import check_training, find_part, predict_party
 from treaty.runs.processes import PartyFailed, run_all
 from treaty.systems.logistic.batches import FORMAT, _Kept
 
@@ -43,7 +42,7 @@ def pooled(split):
 @pytest.mark.parametrize("protocol", ["quasi-newton", "sgd"])
 def test_fit_between_threads_gives_the_pooled_model(split, protocol, tmp_path):
     X, y = split
-    alone = treaty.LogisticRegression("pooled", solver=protocol, **GIVEN).fit(X, y)
+    alone = treaty.LogisticRegression(treaty.Pooled(solver=protocol), **GIVEN).fit(X, y)
     model = treaty.LogisticRegression(protocol, **GIVEN).fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X), alone.predict_proba(X), atol=1e-6)
     np.testing.assert_allclose(model.loss_history_, alone.loss_history_, atol=1e-6)
@@ -64,16 +63,16 @@ def test_weights_of_rows_and_paper_mode_without_consent_are_refused(split):
     with pytest.raises(ConfigError, match="sample_weight"):
         treaty.LogisticRegression("sgd", **GIVEN).fit(X, y, sample_weight=np.ones(260))
     with pytest.raises(ConfigError, match="allow_insecure"):
-        treaty.LogisticRegression("sgd", mode="paper", **GIVEN).fit(X, y)
+        treaty.LogisticRegression(treaty.SGD(mode="paper"), **GIVEN).fit(X, y)
 
 
 def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(split):
     X, y = split
     fast = {**GIVEN, "insecure_test_key_bits": 768, "max_iter": 1}
-    paper = treaty.LogisticRegression("quasi-newton", mode="paper", allow_insecure=True, **fast).fit(X, y)
+    paper = flat(treaty.LogisticRegression, "quasi-newton", mode="paper", allow_insecure=True, **fast).fit(X, y)
     assert "every gradient" in " ".join(paper.disclosures_["coordinator"])
     assert paper.parts_["p0"].encryption == "paillier"
-    two = treaty.LogisticRegression("quasi-newton", coordinator=False, **fast).fit(X, y)
+    two = flat(treaty.LogisticRegression, "quasi-newton", coordinator=False, **fast).fit(X, y)
     assert two.parts_["p0"].encryption == "ou"
     assert set(two.disclosures_) == {"p0", "p1", "p2"}
     assert "inner products" in " ".join(two.disclosures_["p0"])
@@ -81,10 +80,11 @@ def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(
         assert all("768 bits" in " ".join(model.disclosures_[name]) for name in ("p0", "p1", "p2"))
 
 
+@pytest.mark.slow
 def test_fit_between_processes_gives_the_pooled_model(split, pooled):
     X, y = split
     model = treaty.LogisticRegression(
-        "quasi-newton", coordinator=False, encryption="lattice", transport="grpc", **GIVEN
+        treaty.QuasiNewton(coordinator=False, encryption="lattice"), transport="grpc", **GIVEN
     ).fit(X, y)
     model.transport = "memory"
     np.testing.assert_allclose(model.predict_proba(X), pooled.predict_proba(X), atol=1e-6)
@@ -103,11 +103,8 @@ def job_file(folder: Path, split, **options) -> Path:
     """A job of three parties with data, ids in different orders, and a coordinator."""
     X, y = split
     rng = np.random.default_rng(0)
-    lines = ['name = "logistic"', 'active = "p0"', 'label = "kind"', "[align]", 'on = "id"', "[options]"]
-    given = {"protocol": "quasi-newton", **GIVEN, **options}
-    lines += [
-        f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in given.items()
-    ]
+    protocol, given = option_lines(**{"protocol": "quasi-newton", **GIVEN, **options})
+    lines = ['name = "logistic"', protocol, 'active = "p0"', 'label = "kind"', "[align]", 'on = "id"', *given]
     for name, part in X.items():
         table = part.assign(id=[f"person {k}" for k in range(len(part))])
         if name == "p0":
@@ -123,9 +120,9 @@ def job_file(folder: Path, split, **options) -> Path:
 def test_a_job_file_is_trained_and_predicted_in_processes(split, pooled, tmp_path):
     path = job_file(tmp_path, split)
     job = load_job(path)
-    assert (job.linear, job.coordinator, job.owners) == (True, "lead", ["p0", "p1", "p2"])
+    assert job.cast().roles == {"p0": "active", "p1": "passive", "p2": "passive", "lead": "coordinator"}
     run_all(job, "train")
-    weights = np.concatenate([find_linear_part(job, name).coef for name in job.owners])
+    weights = np.concatenate([find_part(job, name).coef for name in job.cast().owners])
     assert len(weights) == 12
     assert (tmp_path / "p0.batches").exists(), "the partition is kept beside the table"
     assert (tmp_path / "model" / "lead.report.json").exists()
@@ -138,6 +135,7 @@ def test_a_job_file_is_trained_and_predicted_in_processes(split, pooled, tmp_pat
     assert (agreement == pooled.predict(split[0])).mean() > 0.95  # rows came in another order: other batches
 
 
+@pytest.mark.slow
 def test_an_aligned_job_run_again_has_the_same_rows_in_the_same_batches(split, tmp_path):
     tables = {"p0": split[0]["p0"], "p1": split[0]["p1"].join(split[0]["p2"])}
     path = job_file(tmp_path, (tables, split[1]), coordinator=False, encryption="lattice", max_iter=1)
@@ -147,7 +145,7 @@ def test_an_aligned_job_run_again_has_the_same_rows_in_the_same_batches(split, t
     for seed in range(2):
         run_all(load_job(path), "train")
         kept.append([read_file(tmp_path / f"p{k}.batches", _Kept, FORMAT).entries for k in range(2)])
-        weights.append(np.concatenate([find_linear_part(load_job(path), f"p{k}").coef for k in range(2)]))
+        weights.append(np.concatenate([find_part(load_job(path), f"p{k}").coef for k in range(2)]))
         table = pd.read_csv(tmp_path / "p0.csv").assign(more=1.0)  # a column more, rows in another order
         table.sample(frac=1.0, random_state=seed).to_csv(tmp_path / "p0.csv", index=False)
     assert [len(entries) for entries in kept[1]] == [1, 1]
@@ -161,16 +159,17 @@ def test_jobs_whose_roles_do_not_fit_are_refused(split, tmp_path):
     for wrong, words in [
         (text.replace('role = "coordinator"', 'role = "coordinator"\ntable = "p1.csv"'), "to have no table"),
         (text + '[parties.two]\nrole = "coordinator"\n', "at one party"),
-        (text.replace("[options]", "[options]\ncoordinator = false"), "at one party"),
+        (text.replace("[quasi-newton]", "[quasi-newton]\ncoordinator = false"), "at one party"),
         (text.replace('"quasi-newton"', '"secureboost"').replace("batch_size = 120", ""), "at one party|option"),
     ]:
         path.write_text(wrong)
         with pytest.raises(ConfigError, match=words):
-            load_job(path)
+            check_training(load_job(path))
     path.write_text(text)
-    job = load_job(path)
-    with pytest.raises(ConfigError, match="no part in predictions"):
-        predict_linear_party(job, "lead")
+    with pytest.raises(
+        ConfigError, match="lead, the coordinator, has no part of the model: expected --as p0 or p1 or p2"
+    ):
+        predict_party(load_job(path), "lead")
 
 
 def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
@@ -181,10 +180,10 @@ def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
         name: msgspec.structs.replace(member, certificate=str(tmp_path / f"{name}.cert.pem"))
         for name, member in job.parties.items()
     }
-    check_identities(msgspec.structs.replace(job, parties=named))
+    check_training(msgspec.structs.replace(job, parties=named))
     named["lead"] = msgspec.structs.replace(named["lead"], certificate=named["p2"].certificate)
     with pytest.raises(ConfigError, match="same key as p2"):
-        check_identities(msgspec.structs.replace(job, parties=named))
+        check_training(msgspec.structs.replace(job, parties=named))
 
 
 @pytest.mark.parametrize(
@@ -198,11 +197,11 @@ def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
     ],
     ids=["task", "weight", "eval_tables", "noisy_labels", "dealer"],
 )
-def test_what_only_jobs_of_trees_have_is_refused_when_the_job_is_read(split, tmp_path, change, words):
+def test_what_only_jobs_of_trees_have_is_refused_before_anybody_connects(split, tmp_path, change, words):
     path = job_file(tmp_path, split)
     path.write_text(path.read_text().replace(*change, 1))
     with pytest.raises(ConfigError, match=words):
-        load_job(path)
+        check_training(load_job(path))
 
 
 @pytest.mark.parametrize(
@@ -220,6 +219,7 @@ def test_commands_that_do_not_fit_a_job_of_logistic_regression_say_so(split, tmp
         CliRunner().invoke(app, [command[0], str(path), *command[1:]], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", ["three classes", "numbers"])
 def test_labels_that_are_not_of_two_classes_name_party_column_and_count(split, tmp_path, labels):
     X, _ = split
@@ -229,15 +229,18 @@ def test_labels_that_are_not_of_two_classes_name_party_column_and_count(split, t
         run_all(load_job(job_file(tmp_path, (X, y))), "train")
 
 
-def test_predict_warns_of_margins_beyond_the_range_of_the_taylor_loss(split, tmp_path, capsys, monkeypatch):
-    job = load_job(job_file(tmp_path, split))
+def test_predict_warns_of_margins_beyond_the_range_of_the_taylor_loss(split, tmp_path, monkeypatch):
+    job_file(tmp_path, split)
     part = LinearPart(
         model_id="", party="p0", schema=Schema((), ()), preparation=preparation_of(Table(Schema((), ()), [], 1)),
         coef=np.zeros(0), intercept=0.0, classes=["benign", "malignant"],
     )  # fmt: skip
-    monkeypatch.setattr(linear_commands, "find_linear_part", lambda job, name: part)
+    monkeypatch.setattr(cli, "find_part", lambda job, name: part)
     for scale in (3.9, 4.1):
         found = scale * np.array([-1.0, 0.5, 1.0])
-        monkeypatch.setattr(linear_commands, "predict_linear_party", lambda job, name, found=found: (range(3), found))
-        predict_linear(Console(), job, "p0", tmp_path / "out.csv", None)
-        assert ("66.7% of rows have a margin beyond 4" in capsys.readouterr().err) == (scale > 4)
+        monkeypatch.setattr(cli, "predict_party", lambda job, name, steps, found=found: (range(3), found))
+        path = tmp_path / "job.toml"
+        command = ["predict", str(path), "--as", "p0", "--output", str(tmp_path / "out.csv")]
+        done = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert done.exit_code == 0
+        assert ("66.7% of rows have a margin beyond 4" in done.output) == (scale > 4)

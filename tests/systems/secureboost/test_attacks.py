@@ -23,10 +23,10 @@ from treaty.models.trees import forest_of
 from treaty.privacy.clustering import attack_auc, cluster_scores, known_label_scores
 from treaty.privacy.commitment import audit_tree, commit
 from treaty.privacy.label_rr import randomise_labels
-from treaty.runs.transcripts import node_sets_from_transcript
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.vertical import encrypted, encrypted_columns
 from treaty.systems.vertical.encrypted_columns import SplitColumns, TreeStart, unpack
+from treaty.systems.vertical.transcripts import node_sets_from_transcript
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -129,6 +129,7 @@ def test_the_lattice_map_leaves_nothing_to_cluster():
     assert attack_auc(cluster_scores(chosen, len(y)), y) < 0.6  # measured 0.528
 
 
+@pytest.mark.slow
 def test_the_lattice_map_stops_clustering_of_credit_cards_unless_nodes_are_revealed():
     """With reveal="node" the nodes that a party splits itself say nearly as much as all nodes do."""
     tables, y = credit_cards()

@@ -55,6 +55,7 @@ def grpc_channels(names, _link):
     return channels
 
 
+@pytest.mark.slow
 def test_hundreds_of_columns_in_255_bins_give_the_pooled_trees_in_messages_of_many_megabytes(monkeypatch):
     x, y = wide_table(320, 720)
     monkeypatch.setattr(simulation, "memory_channels", grpc_channels)

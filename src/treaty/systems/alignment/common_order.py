@@ -78,15 +78,17 @@ def prove(party: Party, peer: str, ids: Ids, matches: Sorted, common: Sorted, th
     other.close()
 
 
-def verify(party: Party, lead: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch) -> None:
+def verify(
+    party: Party, active: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch
+) -> None:
     """Step 7 of a passive party: check that the active one has the same ids, then show it the same; see `prove`."""
     key, opening = secrets.token_bytes(32), secrets.token_bytes(32)
     other = ranked(ids, matches, key, threads, scratch)
     own = _digest("passive", key, _values(common, other))
-    party.send(lead, Challenge(_array(key), _array(_seal(opening, own))))
-    theirs = _bytes(party.receive(lead, OrderDigest).digest, lead, "OrderDigest.digest")
-    _check(theirs, _digest("active", key, _values(common, other)), lead, "OrderDigest")
-    party.send(lead, SealOpening(_array(opening)))
+    party.send(active, Challenge(_array(key), _array(_seal(opening, own))))
+    theirs = _bytes(party.receive(active, OrderDigest).digest, active, "OrderDigest.digest")
+    _check(theirs, _digest("active", key, _values(common, other)), active, "OrderDigest")
+    party.send(active, SealOpening(_array(opening)))
     other.close()
 
 

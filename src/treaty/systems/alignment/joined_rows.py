@@ -63,20 +63,20 @@ def arrange(party: Party, own: NDArray[np.int64], batch: int) -> tuple[NDArray[n
 
 
 def arranged(
-    party: Party, lead: str, own: NDArray[np.int64], batch: int
+    party: Party, active: str, own: NDArray[np.int64], batch: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Step 8: tell how many rows each common id has here; return the totals and repeats received."""
     totals, repeats = np.empty(len(own), np.int64), np.empty(len(own), np.int64)
     for part in pieces(len(own), batch):
-        party.send(lead, Copies(Array.of(own[part])))
+        party.send(active, Copies(Array.of(own[part])))
     for part in pieces(len(own), batch):
-        layout = party.receive(lead, JoinLayout)
+        layout = party.receive(active, JoinLayout)
         length = part.stop - part.start
-        totals[part] = view(layout.totals, np.int64, (length,), peer=lead, what="JoinLayout.totals")
-        repeats[part] = view(layout.repeats, np.int64, (length,), peer=lead, what="JoinLayout.repeats")
+        totals[part] = view(layout.totals, np.int64, (length,), peer=active, what="JoinLayout.totals")
+        repeats[part] = view(layout.repeats, np.int64, (length,), peer=active, what="JoinLayout.repeats")
     wrong = np.any(repeats < 1) or np.any(repeats >= _MOST_ROWS) or np.any(totals < 1) or np.any(totals >= _MOST_ROWS)
     if wrong or np.any(totals % (repeats * own)) or totals.sum() >= _MOST_ROWS:
-        raise PeerProtocolError(lead, f"expected whole blocks of joined rows - at JoinLayout from {lead}")
+        raise PeerProtocolError(active, f"expected whole blocks of joined rows - at JoinLayout from {active}")
     return totals, repeats
 
 

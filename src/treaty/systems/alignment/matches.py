@@ -63,7 +63,7 @@ def held_by_all(pairs: dict[str, Sorted], n_ids: int, scratch: Scratch) -> dict[
     return kept
 
 
-def confirmed(told: Sorted, own: OwnList, made: Sorted, size: int, n_ids: int, lead: str, scratch: Scratch) -> Sorted:
+def confirmed(told: Sorted, own: OwnList, made: Sorted, size: int, n_ids: int, active: str, scratch: Scratch) -> Sorted:
     """Return the own ids that the active party says are common, of type `PAIR`, by number.
 
     `told` are places in the own list with values (`THEIRS`, by place); `made` the `size` values of step 3 (`VALUE`, by
@@ -83,15 +83,15 @@ def confirmed(told: Sorted, own: OwnList, made: Sorted, size: int, n_ids: int, l
             pairs.add(records(PAIR, value=part["value"], place=place, number=number))
             values.add(records(VALUE, value=part["value"]))
     if twice:
-        raise PeerProtocolError(lead, f"expected different places below {own.size} - at Matches.places from {lead}")
+        raise PeerProtocolError(active, f"expected different places below {own.size} - at Matches.places from {active}")
     if padding:
-        raise PeerProtocolError(lead, f"expected no match of a random point - at Matches.places from {lead}")
+        raise PeerProtocolError(active, f"expected no match of a random point - at Matches.places from {active}")
     known = sum(
-        len(in_both(left["value"], right["value"], lead)[0])
+        len(in_both(left["value"], right["value"], active)[0])
         for left, right in zip(values.parts(), made.parts(), strict=True)
     )
     if known < len(told):
-        raise PeerProtocolError(lead, f"expected values made in step 3, got others - at Matches.values from {lead}")
+        raise PeerProtocolError(active, f"expected values made in step 3, got others - at Matches.values from {active}")
     for done in (told, values, made, own):
         done.close()
     return pairs

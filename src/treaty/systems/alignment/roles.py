@@ -305,57 +305,57 @@ def align_passive(
     in_memory: int = IN_MEMORY,
 ) -> Alignment:
     """Align with the active party, `party.peers[0]`; parameters, result and errors as of `align_active`."""
-    (lead,) = party.peers
+    (active,) = party.peers
     with Scratch(in_memory) as scratch:
         own, peers = _introduce(party, ids, None, result_to, batch, log, threads, scratch)
-        size = peers.sizes[lead]
+        size = peers.sizes[active]
         made = scratch.sorted(VALUE, "value", WORDS, size)
         parts, own_parts = pieces(size, batch), pieces(own.size, batch)
         done = 0
         for number in range(max(len(parts), len(own_parts))):
             if number < len(parts):  # step 3: the order is what links the answer with the active party's ids
-                raised = own.raised(party.receive(lead, BlindedPoints).points, parts[number], lead)
-                party.send(lead, RaisedPoints(Array.of(raised)))
+                raised = own.raised(party.receive(active, BlindedPoints).points, parts[number], active)
+                party.send(active, RaisedPoints(Array.of(raised)))
                 made.add(records(VALUE, value=values_of(raised)))
                 done += len(raised)
             if number < len(own_parts):  # step 4
                 blinded = own.blinded(own_parts[number])
-                party.send(lead, BlindedPoints(Array.of(blinded)))
+                party.send(active, BlindedPoints(Array.of(blinded)))
                 done += len(blinded)
             if progress is not None:
                 progress(done, size + own.size)
         if result_to == "active":
-            party.receive(lead, AlignmentEnd)
-            _finish(party, peers, own, log, {lead: None})
+            party.receive(active, AlignmentEnd)
+            _finish(party, peers, own, log, {active: None})
             return Alignment(np.zeros(0, np.int64), None, ids.n_null, ids.n_repeated, peers.sizes, {}, peers.changed)
-        pairs, key = _receive_matches(party, lead, own, made, size, len(ids), scratch)
+        pairs, key = _receive_matches(party, active, own, made, size, len(ids), scratch)
         common = ranked(ids, pairs, key, threads, scratch)
-        verify(party, lead, ids, pairs, common, threads, scratch)
-        rows = _common_rows(ids, common, lambda own: arranged(party, lead, own, batch))
-        _finish(party, peers, own, log, {lead: len(common)})
+        verify(party, active, ids, pairs, common, threads, scratch)
+        rows = _common_rows(ids, common, lambda own: arranged(party, active, own, batch))
+        _finish(party, peers, own, log, {active: len(common)})
     return Alignment(rows, len(common), ids.n_null, ids.n_repeated, peers.sizes, {}, peers.changed)
 
 
 def _receive_matches(
-    party: Party, lead: str, own: OwnList, made: Sorted, size: int, n_ids: int, scratch: Scratch
+    party: Party, active: str, own: OwnList, made: Sorted, size: int, n_ids: int, scratch: Scratch
 ) -> tuple[Sorted, bytes]:
     """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order."""
     told = scratch.sorted(THEIRS, "place", own.size, own.size)
     odd = False
-    while not isinstance(answer := party.receive(lead, Matches, OrderKey), OrderKey):
+    while not isinstance(answer := party.receive(active, Matches, OrderKey), OrderKey):
         assert isinstance(answer, Matches)
-        place = view(answer.places, np.int32, (None,), peer=lead, what="Matches.places")
+        place = view(answer.places, np.int32, (None,), peer=active, what="Matches.places")
         if len(place) == 0 or len(told) + len(place) > own.size:
-            raise PeerProtocolError(lead, f"expected 1 to {own.size} places - at Matches.places from {lead}")
+            raise PeerProtocolError(active, f"expected 1 to {own.size} places - at Matches.places from {active}")
         odd |= bool(np.any(place < 0) or np.any(place >= own.size))
-        values = from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=lead, what="Matches.values"))
+        values = from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=active, what="Matches.values"))
         told.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
-    key = view(answer.key, np.uint8, (32,), peer=lead, what="OrderKey.key").tobytes()
+    key = view(answer.key, np.uint8, (32,), peer=active, what="OrderKey.key").tobytes()
     if len(told) == 0:
-        raise PeerProtocolError(lead, f"expected common ids before OrderKey, got none - from {lead}")
+        raise PeerProtocolError(active, f"expected common ids before OrderKey, got none - from {active}")
     if odd:
-        raise PeerProtocolError(lead, f"expected different places below {own.size} - at Matches.places from {lead}")
-    return confirmed(told, own, made, size, n_ids, lead, scratch), key
+        raise PeerProtocolError(active, f"expected different places below {own.size} - at Matches.places from {active}")
+    return confirmed(told, own, made, size, n_ids, active, scratch), key
 
 
 # ---------------------------------------------------------------- both
@@ -454,19 +454,21 @@ def _checked_size(size: int, peer: str) -> int:
 
 
 def disclosures(
-    lead: str, others: Sequence[str], result_to: ResultTo = "both", on_duplicate: OnDuplicate = "error"
+    active: str, others: Sequence[str], result_to: ResultTo = "both", on_duplicate: OnDuplicate = "error"
 ) -> dict[str, list[str]]:
-    """Say in words what each party learned beyond its own ids, by party; `lead` is the active one."""
+    """Say in words what each party learned beyond its own ids, by party; `others` are the passive ones."""
     sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
     log = "with a run log: about by how many ids a partner's differ from the nearest it aligned with before"
-    learned = {lead: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, log]}
+    learned = {active: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, log]}
     for name in others:
-        found = f"which of its own ids all parties hold (that {lead} shares further ones with others it does not learn)"
-        learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", lead), log]
+        found = (
+            f"which of its own ids all parties hold (that {active} shares further ones with others it does not learn)"
+        )
+        learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", active), log]
     if on_duplicate == "expand" and result_to == "both":
-        learned[lead].append(f"of each common id: how many rows each of {', '.join(others)} has of it")
+        learned[active].append(f"of each common id: how many rows each of {', '.join(others)} has of it")
         for place, name in enumerate(others):
-            parties = [list(part) for part in ([lead, *others[:place]], others[place + 1 :]) if part]
+            parties = [list(part) for part in ([active, *others[:place]], others[place + 1 :]) if part]
             products = [" times ".join(f"those of {party}" for party in part) for part in parties]
             learned[name].append(f"of each common id: how many rows it has elsewhere ({'; '.join(products)})")
     return learned

@@ -57,8 +57,7 @@ from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.decisions import Finish, RecordCount
-from treaty.systems.vertical.order import between_trees
-from treaty.systems.vertical.passive import Follower
+from treaty.systems.vertical.passive import Follower, between_trees
 from treaty.trees.columns import ColumnSource, JoinedFinder, SumsFinder
 from treaty.trees.objectives import Objective
 
@@ -242,22 +241,22 @@ def passive(seat: Seat) -> ModelPart:
         Own splits; `spent` says what the noise cost.
     """
     party, table, options, threads = seat.party, seat.rows.table, seat.options, seat.threads
-    (lead,) = party.peers
+    (active,) = party.peers
     agree_on_terms(seat)
     bins = fit_bins(table, seat.common.max_bin, threads)
     codes = bins.transform(table, threads)
     numbers = np.arange(table.n_rows) if seat.row_numbers is None else seat.row_numbers
     epsilons = options.epsilons(table.schema.names)
     message, spent = noisy_buckets(codes, bins, epsilons, _open_ledger(seat), numbers, party.job)
-    party.send(lead, message)
-    start = party.receive(lead, Start)
+    party.send(active, message)
+    start = party.receive(active, Start)
     follower = Follower(seat, start)
     part = follower.part
     if start.resumed and options.unbiased:
-        party.send(lead, UsedColumns(Array.of(np.isin(np.arange(len(table.schema.names)), part.splits.feature))))
+        party.send(active, UsedColumns(Array.of(np.isin(np.arange(len(table.schema.names)), part.splits.feature))))
     part.spent = str(spent)
     follower.report(0)
-    owner = SplitOwner(lead, codes, bins, part.splits)
+    owner = SplitOwner(active, codes, bins, part.splits)
 
     def record(chosen: ChosenSplits) -> None:
         owner.record(*owner.asked(chosen))

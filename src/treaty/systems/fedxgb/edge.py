@@ -12,6 +12,7 @@ from treaty.crypto.aggregation.round import RoundVoid
 from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.order import Order
 from treaty.systems.fedxgb.authority import (
     Credentials,
     authority_of,
@@ -28,7 +29,6 @@ from treaty.systems.fedxgb.messages import (
     RowSummary,
     Task,
     UserOffer,
-    after,
     edge_order,
     receive_task,
 )
@@ -92,10 +92,10 @@ def edge(seat: Seat) -> None:
     at_start = domain.heard.digest
     agreed: CommonBins | None = None
     rows: Rows = None
-    order, state = edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain"
-    while state != "over":
-        told = party.receive(server, *order[state], follow=True)
-        state = after(order, state, told)
+    order = Order(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
+    while order.state != "over":
+        told = party.receive(server, *order.allowed, follow=True)
+        order.take(told)
         match told:
             case Sum():
                 _open_sum(seat, domain, told, None if paper else membership)
@@ -113,7 +113,7 @@ def edge(seat: Seat) -> None:
                 if options.hides_model:
                     assert agreed is not None
                     rows = _rows_here(seat, domain, everybody, _layout(seat, agreed, told, task), patience)
-                if state != "rows":  # otherwise `RowOwners` is still to come
+                if order.state != "rows":  # otherwise `RowOwners` is still to come
                     at_start = domain.heard.digest
             case RowOwners():
                 if isinstance(rows, HiddenRows):

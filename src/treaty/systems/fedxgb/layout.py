@@ -146,7 +146,10 @@ def only_simulated(options: FedXGB) -> str:
     """Say why these options are for runs between threads alone; empty where they are not."""
     if options.dropout is None:
         return ""
-    return "dropout has simulations in threads lose users; leave it out of a job, where users may always vanish"
+    return (
+        "dropout has simulations in threads lose users; leave it out with transport='grpc', and leave it out of a job: "
+        "there users may always vanish"
+    )
 
 
 def dropouts(cast: Cast, options: FedXGB, common: BoostingOptions) -> dict[str, Leaves]:

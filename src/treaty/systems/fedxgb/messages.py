@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from treaty.data.columns import Category
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Array, Message
+from treaty.messaging.order import Table
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper.routing import HiddenThresholds, ShownSplits, Sides
@@ -75,17 +75,15 @@ class TrainingEnd(Message):
     """Training is over."""
 
 
-Order = Mapping[str, Mapping[type[Message], str]]
-"""By state, the messages that may come next, and the state after each; a last `Turn` of a tree ends it, see `after`."""
-
-
-def user_order(options: FedXGB) -> Order:
+def user_order(options: FedXGB) -> Table:
     """Return what a user may be told by its edge server, from "begun" to "over"."""
-    sums: dict[type[Message], str] = {Cohort: "tree", Call: "tree"}
-    trees: dict[str, Order] = {
+    sums: dict[type[Message], str | tuple[str, str]] = {Cohort: "tree", Call: "tree"}
+    trees: dict[str, Table] = {
         "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
         "paper": {"tree": {**sums, ShownSplits: "compared", Values: "between trees"}, "compared": {Sides: "tree"}},
-        "nothing": {"tree": {**sums, SideShares: "tree", ValueShares: "between trees", Turn: "tree"}},
+        "nothing": {
+            "tree": {**sums, SideShares: "tree", ValueShares: "between trees", Turn: ("tree", "between trees")}
+        },
     }
     return {
         "begun": {Domain: "domain"},
@@ -96,10 +94,10 @@ def user_order(options: FedXGB) -> Order:
     }
 
 
-def edge_order(options: FedXGB, *, holds_shares: bool) -> Order:
+def edge_order(options: FedXGB, *, holds_shares: bool) -> Table:
     """Return what an edge server may be told by the server, from "domain" to "over"."""
-    sums: dict[type[Message], str] = {Sum: "tree"}
-    trees: dict[str, Order] = {
+    sums: dict[type[Message], str | tuple[str, str]] = {Sum: "tree"}
+    trees: dict[str, Table] = {
         "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
         "paper": {
             "tree": {**sums, ShownSplits: "shown", Values: "between trees"},
@@ -110,7 +108,7 @@ def edge_order(options: FedXGB, *, holds_shares: bool) -> Order:
             "below": {Sum: "below", SplitShares: "below", LeafShares: "between trees"},
         }
         if holds_shares
-        else {"tree": {**sums, Turn: "tree"}},
+        else {"tree": {**sums, Turn: ("tree", "between trees")}},
     }
     return {
         "domain": {Count: "search"},
@@ -120,18 +118,13 @@ def edge_order(options: FedXGB, *, holds_shares: bool) -> Order:
     }
 
 
-def _between(options: FedXGB) -> Order:
+def _between(options: FedXGB) -> Table:
     shares_rows = options.expose in (None, "nothing")
     return {
         "bins": {RowSummary: "rows" if shares_rows else "between trees"},
         "rows": {RowOwners: "between trees"},
         "between trees": {RoundStart: "tree", TrainingEnd: "over"},
     }
-
-
-def after(order: Order, state: str, told: Message) -> str:
-    """Return the state after a message that may come."""
-    return "between trees" if isinstance(told, Turn) and told.leaves else order[state][type(told)]
 
 
 def receive_task(seat: Seat, sender: str, credentials: Credentials) -> Task:

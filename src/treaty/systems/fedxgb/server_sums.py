@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -20,8 +19,6 @@ from treaty.systems.fedxgb.user_sums import server_mask
 from treaty.systems.horizontal.members import SumRules, ToldDigest
 from treaty.systems.horizontal.sums import Collector
 from treaty.systems.system import Vouching
-
-logger = logging.getLogger(__name__)
 
 
 class Users(Message):

@@ -40,10 +40,7 @@ SYSTEM = System(
     may_lose=users,
     may_be_absent=users,
     vouched=vouching_edges,
-    cannot_resume=(
-        "users of protocol 'fedxgb' do not come back as they were; take the model so far from the checkpoint, or "
-        "remove it to begin anew"
-    ),
+    cannot_resume="cannot resume: users of protocol 'fedxgb' do not come back as they were",
     absences=dropouts,
     only_simulated=only_simulated,
     warm_up=lambda options: [FedXGB()],

@@ -14,18 +14,17 @@ from treaty.compute import stay_on_one_core
 from treaty.data.quantile_search import sorted_keys
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import Message, view
+from treaty.messaging.order import Order
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import Credentials, authority_of
 from treaty.systems.fedxgb.messages import (
     Attendance,
-    Order,
     RoundStart,
     RowSummary,
     Splits,
     TrainingEnd,
     UserOffer,
     Values,
-    after,
     receive_task,
     user_order,
 )
@@ -89,7 +88,7 @@ def user(seat: Seat) -> NDArray[np.float64]:
     objective = objective_for(rows, task.classes, options, common)
     sums = sums_as(party, edge, credentials, credentials.seed_with(seat.cast.active, task.server), seat.absence)
     sums.heard.hear(task)
-    instructions = _Instructions(party, edge, sums, user_order(options))
+    instructions = _Instructions(party, edge, sums, Order(user_order(options), "begun"))
     agreed = _answer_search(instructions, rows, objective, common.max_bin)
     summary = instructions.next()
     assert isinstance(summary, RowSummary)
@@ -113,7 +112,7 @@ class _Instructions:
     def __init__(self, party: Party, edge: str, sums: UserSums, order: Order) -> None:
         self.edge = edge
         self._party, self._sums = party, sums
-        self._order, self._state = order, "begun"
+        self._order = order
         self._at_start = sums.heard.digest
         self._held: Message | None = None  # came in place of a sum's next step
 
@@ -121,9 +120,9 @@ class _Instructions:
         """Return the next message that is not about a sum; masks depend on all that everybody is told."""
         sums = self._sums
         while True:
-            allowed = tuple(self._order[self._state])
-            told, self._held = self._held or self._party.receive(self.edge, *allowed, follow=True), None
-            self._state = after(self._order, self._state, told)
+            told = self._held or self._party.receive(self.edge, *self._order.allowed, follow=True)
+            self._held = None
+            self._order.take(told)
             match told:
                 case Domain():
                     sums.meet(told)
@@ -144,7 +143,7 @@ class _Instructions:
     def _give(self, call: Call) -> Message | None:
         """Contribute to a sum; return what the edge server said instead of the next step, if it did."""
         try:
-            return self._sums.give(call, self.vector(), *self._order[self._state])
+            return self._sums.give(call, self.vector(), *self._order.allowed)
         except CryptoError as error:  # another user's doing, perhaps: no reason to miss more than this tree
             logger.warning("%s sits a tree out: %s", self._party.name, error)
             self._sums.withdraw()

@@ -12,14 +12,14 @@ def disclosures(
     cast: Cast, options: FedXGBoostLDP, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
     """Return sentences by party."""
-    lead, mechanism, epsilon = cast.active, options.noise_mechanism, options.noise_epsilon
-    most = "" if options.epsilon_total is None else f", {options.epsilon_total:g} at most with all in {lead}'s ledger"
+    active, mechanism, epsilon = cast.active, options.noise_mechanism, options.noise_epsilon
+    most = "" if options.epsilon_total is None else f", {options.epsilon_total:g} at most with all in {active}'s ledger"
     if mechanism == "label_rr":
         told = f"labels, as randomised once with epsilon {epsilon:g} each, which is also what a person pays"
     else:
         told = (
             f"of every row and every tree a gradient under noise ({mechanism}): epsilon {epsilon:g} per value, and per "
-            f"person as many times that as there are trees{most} ({lead}'s report has the sum)"
+            f"person as many times that as there are trees{most} ({active}'s report has the sum)"
         )
     together = "which training rows are together in each node above the leaves, how large gradients may be"
     if options.mode == "paper":
@@ -27,7 +27,7 @@ def disclosures(
     else:
         together += "; all of it made of what was randomised, so that of labels it tells no more than that epsilon"
     learned = {
-        lead: [
+        active: [
             "of every other party at every node how good its best split is; how many columns it has",
             "of every split another party won: which of the node's training rows go left; for eval sets and at "
             "prediction, each row's side at every such split; several splits of one column order the rows by it",
@@ -35,7 +35,7 @@ def disclosures(
         ]
     }
     if options.refit:
-        learned[lead].append("of all training rows, those outside the node too, the side at every split (refit)")
+        learned[active].append("of all training rows, those outside the node too, the side at every split (refit)")
     for name in cast.having("passive"):
         learned[name] = [
             told,

@@ -189,18 +189,18 @@ def passive(seat: Seat) -> ModelPart:
     """
     party, options, common, table = seat.party, seat.options, seat.common, seat.rows.table
     check_consent(options)
-    (lead,) = party.peers
+    (active,) = party.peers
     agree_on_terms(seat)
-    setup = party.receive(lead, NoiseSetup)
+    setup = party.receive(active, NoiseSetup)
     follower = Follower(seat, setup)
     columns = own_columns(table, common.max_bin, follower.part.splits, seat.threads)
     if not math.isfinite(setup.grad_unit) or not math.isfinite(setup.hess_unit):
-        raise PeerProtocolError(lead, f"expected finite units - at NoiseSetup from {lead}")
+        raise PeerProtocolError(active, f"expected finite units - at NoiseSetup from {active}")
     rules = scoring_rules(
         common.rules_of(setup.grad_unit, setup.hess_unit), first_order=options.first_order, noisy_hess=setup.noisy_hess
     )
-    owner = ScoringOwner(lead, columns, table.n_rows, rules, seat.threads, first_order=options.first_order)
-    party.send(lead, ColumnCount(len(columns.categorical)))
+    owner = ScoringOwner(active, columns, table.n_rows, rules, seat.threads, first_order=options.first_order)
+    party.send(active, ColumnCount(len(columns.categorical)))
     order = Order(CONVERSATION, "between trees")
 
     def start_tree(tree: NoisyTree) -> Scores | None:

@@ -19,7 +19,7 @@ from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_ldp.scores import ScoresFinder, TreeGradients
 from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64
-from treaty.systems.vertical.order import between_trees
+from treaty.systems.vertical.passive import between_trees
 from treaty.trees.columns import ColumnSource, SumsSource
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
@@ -266,21 +266,21 @@ CONVERSATION: Table = {
 class ScoringOwner:
     """A passive party's end of one tree after another; what it may be sent when is in `CONVERSATION`.
 
-    `lead` is the active party; `columns` record their splits; `rules` are those of scores.
+    `columns` record their splits; `rules` are those of scores.
     """
 
     def __init__(
-        self, lead: str, columns: ColumnSource, n_rows: int, rules: SplitRules, threads: int, *, first_order: bool
+        self, active: str, columns: ColumnSource, n_rows: int, rules: SplitRules, threads: int, *, first_order: bool
     ) -> None:
-        self._lead, self._n_rows, self._rules = lead, n_rows, rules
+        self._active, self._n_rows, self._rules = active, n_rows, rules
         self._n_columns = len(columns.categorical)
         self._first_order = first_order
         self._finder = ScoresFinder([columns], n_rows, rules, threads)
 
     def start(self, tree: NoisyTree) -> Scores | None:
         """Take a tree's gradients; return the root's score, None where it is a leaf."""
-        rows = None if tree.rows is None else ascending(tree.rows, self._n_rows, self._lead, "NoisyTree.rows")
-        columns = ascending(tree.columns, self._n_columns, self._lead, "NoisyTree.columns")
+        rows = None if tree.rows is None else ascending(tree.rows, self._n_rows, self._active, "NoisyTree.rows")
+        columns = ascending(tree.columns, self._n_columns, self._active, "NoisyTree.columns")
         self._expect((tree.hess is None) == self._first_order, "hessians sent or not as agreed")
         size = self._n_rows if rows is None else len(rows)
         grad = self._values(tree.grad, size, rows, "grad")
@@ -293,7 +293,7 @@ class ScoringOwner:
 
     def split(self, request: ScoredSplitRequest) -> ScoredSplitAnswer:
         """Record and decide the best splits of the nodes that this party has won."""
-        wanted = view(request.nodes, np.int32, (None,), peer=self._lead, what="ScoredSplitRequest.nodes")
+        wanted = view(request.nodes, np.int32, (None,), peer=self._active, what="ScoredSplitRequest.nodes")
         with_score = np.flatnonzero(self._found.feature >= 0)
         fine = len(wanted) > 0 and np.isin(wanted, with_score).all() and np.all(np.diff(wanted) > 0)
         self._expect(bool(fine), "nodes with a score, once, in their order")
@@ -302,16 +302,16 @@ class ScoringOwner:
 
     def divide(self, message: LevelDivision) -> Scores:
         """Follow the division of a level; return the scores of the next."""
-        level, growth, lead = self._level, self._growth, self._lead
-        divided = view(message.nodes, np.bool_, (len(level.nodes),), peer=lead, what="LevelDivision.nodes")
+        level, growth, active = self._level, self._growth, self._active
+        divided = view(message.nodes, np.bool_, (len(level.nodes),), peer=active, what="LevelDivision.nodes")
         nodes = level.nodes[divided]
-        left = _unpacked(message.left, self._finder.n_rows_of(nodes), lead, "LevelDivision.left")
+        left = _unpacked(message.left, self._finder.n_rows_of(nodes), active, "LevelDivision.left")
         splits = Splits.none(len(divided))
         splits.feature[divided] = 0
         splits.left_totals[divided] = totals = self._totals(message.totals, (len(nodes), 3), "LevelDivision.totals")
         going = self._finder.count_left(nodes, left)
         if not np.array_equal(totals[:, 2], going):
-            raise PeerProtocolError(lead, f"expected as many rows as go left - at LevelDivision.totals from {lead}")
+            raise PeerProtocolError(active, f"expected as many rows as go left - at LevelDivision.totals from {active}")
         taken = growth.take(splits)
         self._expect(taken is not None and growth.level is not None, "a division with a level below it")
         assert taken is not None
@@ -325,15 +325,15 @@ class ScoringOwner:
         return Scores(Array.of(self._found.gain))
 
     def _totals(self, sent: Array, shape: tuple[int, ...], what: str) -> Int64:
-        totals = view(sent, np.int64, shape, peer=self._lead, what=what)
+        totals = view(sent, np.int64, shape, peer=self._active, what=what)
         if not np.all((-MOST_SUM < totals) & (totals < MOST_SUM)):
-            raise PeerProtocolError(self._lead, f"expected sums below 2^62 - at {what} from {self._lead}")
+            raise PeerProtocolError(self._active, f"expected sums below 2^62 - at {what} from {self._active}")
         return totals
 
     def _values(self, sent: Array, size: int, rows: Int32 | None, name: str) -> Int64:
         """Return a tree's values by row, 0 for rows that are not of its sample."""
         dtype = np.dtype(np.int32 if sent.dtype == "int32" else np.int64)
-        received = view(sent, dtype, (size,), peer=self._lead, what=f"NoisyTree.{name}")
+        received = view(sent, dtype, (size,), peer=self._active, what=f"NoisyTree.{name}")
         values = received.astype(np.int64, copy=False)
         most = MOST_SUM // max(1, size)
         self._expect(not size or (values.min() > -most and values.max() < most), "sums below 2^62", name)
@@ -346,7 +346,7 @@ class ScoringOwner:
     def _expect(self, fine: bool, expected: str, name: str = "") -> None:
         if not fine:
             where = f" - at NoisyTree.{name} from" if name else " - from"
-            raise PeerProtocolError(self._lead, f"expected {expected}{where} {self._lead}")
+            raise PeerProtocolError(self._active, f"expected {expected}{where} {self._active}")
 
 
 # ---------------------------------------------------------------- both

@@ -14,18 +14,7 @@ def disclosures(
 ) -> dict[str, list[str]]:
     """Say in words what each party learns.
 
-    Parameters
-    ----------
-    cast : Cast
-    options : SecureBoost
-    common : BoostingOptions
-    part : ModelPart or None
-        Of whoever asks, for the cipher that was used. None: the one that the options name, else that with keys.
-
-    Returns
-    -------
-    dict of str to list of str
-        Sentences by party.
+    `part` tells which cipher was used; without it that is the one the options name, or a cipher with keys.
     """
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher

@@ -29,7 +29,7 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeStart,
     pack,
 )
-from treaty.systems.vertical.order import between_trees
+from treaty.systems.vertical.passive import between_trees
 from treaty.trees.ensemble import SplitTable
 
 

@@ -29,6 +29,11 @@ Handlers = Mapping[type[Message], Callable[[Any], Message | None]]
 """By message class: takes a message of the active party, returns the answer to send, or None for no answer."""
 
 
+def between_trees(state: str) -> dict[type[Message], str | tuple[str, str]]:
+    """Return what every table of messages has between trees: in `state`, rows are decided and checkpoints kept."""
+    return {DecideRequest: state, Keep: state, Finish: "finished"}
+
+
 class Follower:
     """A passive party after the active one's `start`; raises ConfigError where a checkpoint is not this training's.
 

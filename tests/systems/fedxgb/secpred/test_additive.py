@@ -8,8 +8,8 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 import pytest
-from crypto.vectors.dealer_attacks import leaf_values_found
 
+from crypto.sharing.dealer_attacks import leaf_values_found
 from systems.fedxgb.playing import (
     crowd_rows,
     dying,

@@ -255,6 +255,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, ver
     np.testing.assert_array_equal(resumed.predict_proba(tables), whole.predict_proba(tables))
 
 
+@pytest.mark.slow
 def test_parties_in_processes_give_the_same_trees():
     X, y = real_table("binary", rows=120)
     tables, options = cut(X, 2), {"n_estimators": 1, "max_depth": 2, "n_jobs": 1, "min_child_samples": 5}

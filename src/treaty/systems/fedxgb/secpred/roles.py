@@ -52,7 +52,7 @@ from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
-from treaty.systems.fedxgb.authority import gather_sound
+from treaty.systems.fedxgb.authority import PATIENCE, gather_sound
 from treaty.systems.fedxgb.secpred.complete_trees import complete_tree, depth_of
 from treaty.systems.fedxgb.secpred.dealer import Dealer
 from treaty.systems.fedxgb.secpred.routing import (
@@ -70,7 +70,6 @@ from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import Categories, schema_of
 
-PATIENCE = 60.0  # seconds that users have to share their rows
 MOST_VALUE = 2.0**30  # of a prediction: it is opened with 32 fractional bits
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 _NUMBERS = 1 << 19  # of the splits of a level that are sent at once

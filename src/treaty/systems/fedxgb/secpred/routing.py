@@ -100,6 +100,11 @@ class Turn(Message):
 
     leaves: bool
 
+    @property
+    def last(self) -> bool:
+        """Whether it ends the tree."""
+        return self.leaves
+
 
 def layout_of(bins: Bins, may_miss: NDArray[np.bool_]) -> Layout:
     """Return how rows and splits are encoded."""

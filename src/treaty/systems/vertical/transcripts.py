@@ -1,0 +1,88 @@
+"""What a passive party's transcript says of nodes: the input of the attacks in `privacy`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import ConfigError
+from treaty.messaging.messages import Array, M, view
+from treaty.messaging.transcript import Entry, Transcript
+from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest, SumsRequest, TreeStart
+
+Cells = NDArray[np.int32]
+
+
+def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[Cells]]:
+    """Return what a passive party of SecureBoost knows of the nodes of each tree it took part in.
+
+    Of each pair of siblings it is asked about one alone, but the other is the rest of their parent. At its own splits
+    it knows both sides, for it decided them. Under a blind cipher it knows nodes at its own splits alone, and these too
+    only with ``reveal="node"``.
+
+    Returns, for each tree, ever finer partitions of the rows, int32 (n_rows,): the number of each row's node as far as
+    it is known after a message, from 0, or -1 where it is not. Messages that say nothing new are left out, the root
+    among them. `transcript` is the passive party's; raises ConfigError when it keeps no contents, PeerProtocolError
+    when a recorded message is not what the system sends.
+    """
+    trees: list[list[Cells]] = []
+    rows = cells = split = np.arange(n_rows, dtype=np.int32)
+    for entry in transcript.entries:
+        match entry.step:
+            case "TreeStart":
+                sample = content_of(entry, TreeStart).rows
+                rows = np.arange(n_rows, dtype=np.int32) if sample is None else array_of(entry, sample, "rows", None)
+                cells = np.zeros(n_rows, np.int32)
+                trees.append([])
+            case "SumsRequest" if _names_rows(request := content_of(entry, SumsRequest)):
+                asked = _asked(request, entry, len(rows))
+                finer = np.full(n_rows, -1, np.int64)
+                finer[rows] = cells[rows] * (asked.max(initial=0) + 1) + asked
+                cells = _keep_if_finer(trees[-1], cells, finer)
+            case "SplitRequest":
+                named = content_of(entry, SplitRequest).node_of_row
+                if named is not None:
+                    split = array_of(entry, named, "node_of_row", n_rows)
+            case "SplitAnswer":  # our own, to the request before it: bits node after node, rows ascending
+                divided = np.argsort(split, kind="stable")[np.count_nonzero(split < 0) :]
+                left = np.frombuffer(content_of(entry, SplitAnswer).left.data, np.uint8)
+                finer = cells.astype(np.int64)
+                finer[divided] = n_rows + 2 * split[divided] + np.unpackbits(left, count=len(divided))
+                cells = _keep_if_finer(trees[-1], cells, finer)
+    return trees
+
+
+def _keep_if_finer(tree: list[Cells], cells: Cells, finer: NDArray[np.int64]) -> Cells:
+    """Return the cells renumbered; add them to the tree's partitions if they are more than before."""
+    known = finer >= 0
+    numbered = np.full(len(cells), -1, np.int32)
+    numbered[known] = np.unique(finer[known], return_inverse=True)[1]
+    if numbered.max(initial=-1) > cells.max(initial=-1):
+        tree.append(numbered)
+    return numbered
+
+
+def _names_rows(request: SumsRequest) -> bool:
+    """Whether a query says which rows are in its nodes: under a blind cipher it has a vector per node instead."""
+    return not request.payload or len(request.payload[0].shape) == 1
+
+
+def _asked(request: SumsRequest, entry: Entry, n_sampled: int) -> NDArray[np.int64]:
+    """Return 1 + the asked node of each sampled row, 0 for rows of no asked node."""
+    node = request.payload[0]
+    dtype = np.uint16 if node.dtype == "uint16" else np.uint8
+    slots = view(node, dtype, (n_sampled,), peer=entry.peer, what="SumsRequest.payload[0]").astype(np.int64)
+    return np.where(slots == np.iinfo(dtype).max, 0, slots + 1)
+
+
+def content_of(entry: Entry, kind: type[M]) -> M:
+    """Return a recorded message; raise ConfigError when the transcript keeps no contents."""
+    message = entry.message(kind)
+    if message is None:
+        raise ConfigError(f"expected a transcript with contents, got none - at {entry.step} with {entry.peer}")
+    return message
+
+
+def array_of(entry: Entry, array: Array, field: str, length: int | None) -> Cells:
+    """Return an int32 field of a recorded message, checked."""
+    return view(array, np.int32, (length,), peer=entry.peer, what=f"{entry.step}.{field}")

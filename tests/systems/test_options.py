@@ -1,0 +1,310 @@
+"""Options of every system: shown, copied, searched, and refused in the wrong place, in Python and in job files."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+
+import treaty
+from flat import CLASSES, common_of, option_lines
+from tables import cut, real_table
+from treaty.errors import ConfigError
+from treaty.runs.job import Job, load_job
+from treaty.systems import OPTIONS, SYSTEMS, find_system, option_class, option_owners
+from treaty.systems.logistic.options import RegressionOptions
+from treaty.systems.options import converted, given, names_of, place_of, public_terms
+from treaty.systems.pooled.options import BoostingOptions
+
+EVERY = {name: option_class(name) for name in OPTIONS}
+FEDERATED = [name for name in CLASSES if name != "pooled"]
+SHARED = {"mode", "allow_insecure"}
+LINEAR = {"quasi-newton", "sgd"}
+
+
+def estimator_of(protocol: str):
+    return treaty.LogisticRegression if protocol in LINEAR else treaty.GBDTClassifier
+
+
+def other_value(kind, name):
+    """Return a value of an option that is not its default."""
+    hint = get_type_hints(kind)[name]
+    for of in [hint] if get_origin(hint) is Literal else get_args(hint) or [hint]:
+        if get_origin(of) is Literal:
+            return next(value for value in reversed(get_args(of)) if value != getattr(kind, name))
+        if of in (bool, int, float):
+            return {bool: True, int: 128, float: 0.25}[of]
+    raise AssertionError(name)
+
+
+# ---------------------------------------------------------------- the classes
+
+
+def test_every_public_class_belongs_to_the_record_of_its_name():
+    assert set(EVERY) <= set(treaty.__all__)
+    assert all(getattr(treaty, name) is kind for name, kind in EVERY.items())
+    for model, systems in SYSTEMS.items():
+        for name in systems:
+            system = find_system(name, model)
+            assert (system.name, system.options.system) == (name, name)
+            assert system.options in EVERY.values()
+            assert system.common is (RegressionOptions if model == "logistic" else BoostingOptions)
+
+
+@pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
+def test_options_show_what_was_changed_and_are_made_of_what_they_show(kind):
+    assert repr(kind()) == f"{kind.__name__}()"
+    for name in names_of(kind):
+        changed = kind(**{name: other_value(kind, name)})
+        assert repr(changed) == f"{kind.__name__}({name}={other_value(kind, name)!r})"
+        assert eval(repr(changed), {kind.__name__: kind}) == changed != kind()
+        assert pickle.loads(pickle.dumps(changed)) == changed
+
+
+@pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
+def test_options_are_parameters_as_scikit_learn_has_them(kind):
+    changed = kind(**{name: other_value(kind, name) for name in names_of(kind)})
+    assert kind().get_params() == {name: getattr(kind, name) for name in names_of(kind)}
+    assert clone(changed) == changed
+    assert clone(changed) is not changed
+    fresh = kind()
+    assert fresh.set_params(**changed.get_params()) is fresh
+    assert fresh == changed
+    with pytest.raises(ConfigError, match=f"{kind.__name__} has no option 'colour'"):
+        fresh.set_params(colour="red")
+
+
+@pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
+def test_an_option_of_elsewhere_is_refused_with_the_place_it_belongs_to(kind):
+    own = names_of(kind)
+    foreign = {name for other in EVERY.values() for name in names_of(other) if name not in own}
+    for name in sorted(foreign):
+        owners = [who for who, other in EVERY.items() if name in names_of(other)]
+        with pytest.raises(ConfigError) as caught:
+            kind(**{name: 1})
+        assert str(caught.value).startswith(f"{kind.__name__} has no option '{name}'; {name} is an option of ")
+        assert all(who in str(caught.value) for who in owners)
+    for name in set(names_of(BoostingOptions)) - set(own):
+        with pytest.raises(
+            ConfigError, match=rf"has no option '{name}'.*of GBDTClassifier and GBDTRegressor \(\[boost"
+        ):
+            kind(**{name: 1})
+    with pytest.raises(ConfigError, match=r"max_iter is an option of LogisticRegression \(\[regression\] in a job"):
+        kind(max_iter=3)
+    with pytest.raises(ConfigError, match=rf"{kind.__name__} has no 'ou' without a name; it has mode"):
+        kind("ou")
+
+
+def test_nobody_has_an_option_that_nobody_has():
+    assert option_owners("colour", None) == []
+    assert place_of("colour", BoostingOptions) == ""
+    assert option_owners("n_estimators", BoostingOptions) == []
+    with pytest.raises(ConfigError, match=r"^\[boosting\] has no option 'max_dept'; did you mean 'max_depth'\?$"):
+        converted({"max_dept": 3}, BoostingOptions, "[boosting]")
+
+
+@pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
+def test_values_of_the_wrong_type_are_named(kind):
+    for name in names_of(kind):
+        with pytest.raises(ConfigError, match=f"option {name}="):
+            converted({name: object}, kind, kind.__name__)
+
+
+def test_numpys_numbers_count_as_pythons_and_infinity_where_it_means_something():
+    found = converted({"epsilon": np.float64(2.0)}, treaty.FederBoostVertical, "")
+    assert (found.epsilon, type(found.epsilon)) == (2.0, float)
+    assert converted({"epsilon": "inf"}, treaty.FederBoostVertical, "").epsilon == float("inf")
+    with pytest.raises(ConfigError, match="epsilon=inf: expected a finite number"):
+        converted({"epsilon": "inf"}, treaty.SecureBoost, "")
+
+
+def test_parties_agree_on_all_options_but_the_seed():
+    own, common = treaty.SecureBoost(rl_trees=1), BoostingOptions(random_state=3)
+    every = given(own, common)
+    assert set(every) == {"protocol", *names_of(treaty.SecureBoost), *names_of(BoostingOptions)}
+    assert (every["protocol"], every["rl_trees"], every["random_state"]) == ("secureboost", 1, 3)
+    assert set(every) - set(public_terms(own, common)) == {"random_state"}
+
+
+@pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
+def test_docstrings_describe_every_option(kind):
+    described = {
+        name
+        for line in kind.__doc__.splitlines()
+        if line.startswith("    ") and not line.startswith("     ")
+        for name in line.partition(" : ")[0].replace(",", " ").split()
+    }
+    assert set(names_of(kind)) <= described
+
+
+# ---------------------------------------------------------------- on estimators
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_an_estimator_has_its_systems_options_as_nested_parameters(name):
+    kind, estimator = CLASSES[name], estimator_of(name)
+    chosen = kind(mode="paper", allow_insecure=True)
+    model = estimator(chosen, n_jobs=1)
+    assert model.protocol is chosen
+    nested = {key for key in model.get_params() if key.startswith("protocol__")}
+    assert nested == {f"protocol__{option}" for option in names_of(kind)}
+    assert not any("__" in key for key in model.get_params(deep=False))
+    again = clone(model)
+    assert again.protocol == chosen
+    assert again.protocol is not chosen
+    again.set_params(protocol__mode="safe", n_jobs=2)
+    assert (again.protocol.mode, chosen.mode, again.n_jobs) == ("safe", "paper", 2)
+    named = estimator(name).set_params(protocol__mode="paper")
+    assert named.protocol == kind(mode="paper")
+    assert estimator(name).protocol == name
+    assert kind.__name__ in repr(model)
+
+
+def test_the_pooled_system_serves_both_kinds_of_model():
+    trees = treaty.GBDTClassifier().set_params(protocol__mode="paper").protocol
+    assert (
+        trees == treaty.LogisticRegression().set_params(protocol__mode="paper").protocol == treaty.Pooled(mode="paper")
+    )
+    X, y = real_table("binary", rows=60)
+    with pytest.raises(ConfigError, match="is about LogisticRegression; boosted trees have no solver"):
+        treaty.GBDTClassifier(treaty.Pooled(solver="sgd")).fit(X, y)
+
+
+class ByParty(treaty.GBDTClassifier):
+    """A search cuts one table into rows; the parties get their columns of them."""
+
+    def fit(self, X, y):
+        return super().fit(cut(X, 2), y)
+
+    def predict(self, X):
+        return super().predict(cut(X, 2))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "option", "values"),
+    [
+        (treaty.SecureBoost(insecure_test_key_bits=512), "rl_trees", [0, 1]),
+        ("fedxgboost-ldp", "epsilon", [10.0, 20.0]),
+        (treaty.FedXGBoostSMM(backend="dealer"), "reveal", ["node", "column"]),
+        ("federboost-vertical", "epsilon", [20.0, 40.0]),
+        ("pooled", "mode", ["safe", "paper"]),
+    ],
+    ids=str,
+)
+def test_a_grid_search_varies_a_systems_options(protocol, option, values):
+    X, y = real_table("binary", rows=120)
+    model = ByParty(protocol, n_estimators=2, max_bin=8, min_child_samples=3, n_jobs=1)
+    search = GridSearchCV(model, {f"protocol__{option}": values}, cv=2, error_score="raise").fit(X, y)
+    assert [tried[f"protocol__{option}"] for tried in search.cv_results_["params"]] == values
+    assert search.best_score_ > 0.5
+    assert getattr(search.best_estimator_.protocol, option) in values
+
+
+@pytest.mark.parametrize("estimator", [treaty.GBDTClassifier, treaty.GBDTRegressor, treaty.LogisticRegression])
+def test_an_estimator_refuses_a_systems_option_with_its_place(estimator):
+    for name, where in [("encryption", "SecureBoost"), ("mode", "Pooled"), ("epsilon_total", "FedXGBoostLDP")]:
+        with pytest.raises(ConfigError, match=f"{estimator.__name__} has no parameter '{name}'; .*{where}"):
+            estimator(**{name: 1})
+    with pytest.raises(ConfigError, match=f"{estimator.__name__} has no parameter 'colour'"):
+        estimator(colour="red")
+    other = "l2" if estimator is not treaty.LogisticRegression else "max_depth"
+    with pytest.raises(ConfigError, match=f"has no parameter '{other}'; {other} is an option of "):
+        estimator(**{other: 1})
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (treaty.GBDTClassifier(treaty.QuasiNewton()), "QuasiNewton|quasi-newton"),
+        (treaty.GBDTRegressor("sgd"), "sgd"),
+        (treaty.LogisticRegression(treaty.SecureBoost()), "SecureBoost|secureboost"),
+        (
+            treaty.GBDTClassifier("secure-boost"),
+            "expected protocol to be one of pooled, secureboost, .* 'secure-boost'",
+        ),
+        (treaty.GBDTClassifier("no.such.module:SYSTEM"), "cannot import the system 'no.such.module:SYSTEM'"),
+        (treaty.GBDTClassifier(3), "protocol"),
+        (treaty.GBDTClassifier(treaty.SecureBoost), "protocol"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else repr(value),
+)
+def test_a_system_of_another_kind_of_model_is_refused(model, words):
+    X, y = real_table("binary", rows=60)
+    with pytest.raises(ConfigError, match=words):
+        model.fit(cut(X, 2), y)
+
+
+# ---------------------------------------------------------------- in job files
+
+
+def job_text(protocol: str, *, own: str = "", common: str = "", head: str = "") -> str:
+    table = common_of(protocol).table
+    lines = ['name = "t"', f'protocol = "{protocol}"', 'active = "a"', 'label = "y"', head]
+    lines += ["[parties.a]", 'table = "a.csv"', "[parties.b]", 'table = "b.csv"']
+    return "\n".join([*lines, f"[{protocol}]", own, f"[{table}]", common])
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "job.toml").write_text(text)
+    return folder / "job.toml"
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_a_job_file_has_a_table_for_each_kind_of_option(tmp_path, name):
+    common = "max_iter = 3" if name in LINEAR else "n_estimators = 3"
+    job = load_job(written(tmp_path, job_text(name, own="allow_insecure = true", common=common)))
+    assert (job.protocol, job.own) == (name, {"allow_insecure": True})
+    own, shared = job.settings()
+    assert own == CLASSES[name](allow_insecure=True)
+    assert getattr(shared, common.split()[0]) == 3
+    (tmp_path / "job.json").write_bytes(job.encoded())
+    assert {name, common_of(name).table} <= set(json.loads(job.encoded()))
+    assert load_job(tmp_path / "job.json") == job
+
+
+def test_a_job_without_a_protocol_is_of_secureboost(tmp_path):
+    text = job_text("secureboost", own="rl_trees = 1").replace('protocol = "secureboost"\n', "")
+    assert load_job(written(tmp_path, text)).settings()[0] == treaty.SecureBoost(rl_trees=1)
+    assert Job(name="t", active="a", label="y", parties={}).protocol == "secureboost"
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_a_job_file_with_an_option_in_the_wrong_table_says_which_is_right(tmp_path, name):
+    table = common_of(name).table
+    shared = "max_iter" if name in LINEAR else "n_estimators"
+    with pytest.raises(ConfigError, match=rf"\[{name}\] has no option '{shared}'; .*\(\[{table}\] in a job file\)"):
+        load_job(written(tmp_path, job_text(name, own=f"{shared} = 3")))
+    with pytest.raises(
+        ConfigError, match=rf"\[{table}\] has no option 'mode'; mode is an option of .*{CLASSES[name].__name__}"
+    ):
+        load_job(written(tmp_path, job_text(name, common='mode = "paper"')))
+    with pytest.raises(ConfigError, match=rf"\[{name}\] has no option 'colour'"):
+        load_job(written(tmp_path, job_text(name, own='colour = "red"')))
+    with pytest.raises(ConfigError, match=f"no field '{shared}'; {shared} is an option of"):
+        load_job(written(tmp_path, job_text(name, head=f"{shared} = 3")))
+    other = "fedxgb" if name != "fedxgb" else "secureboost"
+    with pytest.raises(ConfigError, match=rf"expected options in \[{name}\] and \[{table}\], got a table \[{other}\]"):
+        load_job(written(tmp_path, job_text(name) + f'\n[{other}]\nmode = "paper"'))
+    with pytest.raises(ConfigError, match="no field 'options'"):
+        load_job(written(tmp_path, job_text(name) + '\n[options]\nmode = "paper"'))
+
+
+@pytest.mark.parametrize("name", ["pooled", "secure-boost", "no.such.module:SYSTEM"])
+def test_a_job_file_of_no_system_between_parties_is_refused(tmp_path, name):
+    text = f'name = "t"\nactive = "a"\nlabel = "y"\nprotocol = "{name}"\n[parties.a]\n[parties.b]\n'
+    with pytest.raises(ConfigError, match=f"{name}.* - in the job |{name}"):
+        load_job(written(tmp_path, text))
+
+
+def test_lines_of_options_are_those_that_a_job_file_has(tmp_path):
+    protocol, lines = option_lines("federboost-vertical", epsilon=2.0, n_estimators=3)
+    assert (protocol, lines) == (
+        'protocol = "federboost-vertical"',
+        ["[federboost-vertical]", "epsilon = 2.0", "[boosting]", "n_estimators = 3"],
+    )

@@ -1,0 +1,161 @@
+"""A sixth system, as somebody else would add it: boosting on other parties' bins in the clear.
+
+Everything a system needs is in this file: a class of options, a program for each role, what each role learns, and the
+record that names them. Predictions ask owners for the side of rows at their splits, as those of other systems do.
+
+================  ===========  ===========================================  ==========
+message           from -> to   content                                      protection
+================  ===========  ===========================================  ==========
+`ToyBins`         passive ->   bin of every value, in the clear             TLS
+`ToySplits`       active ->    of each split of its columns: column, bins   TLS
+================  ===========  ===========================================  ==========
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.binning import fit_bins
+from treaty.errors import ConfigError
+from treaty.messaging.agreement import agree
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.models.trees import ModelPart, record_split
+from treaty.systems.options import AtLeastOne, SystemOptions
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.training import begin, own_columns
+from treaty.systems.system import Cast, Place, Seat, System
+from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.trees.boosting import boost
+from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.ensemble import SplitTable
+
+
+@dataclass(kw_only=True, repr=False)
+class Toy(SystemOptions):
+    """Boosting on bins in the clear.
+
+    Parameters
+    ----------
+    most_columns : int or None, default None
+        Passive parties send this many columns, the first ones; None: all.
+    """
+
+    system: ClassVar[str] = "systems.toy.system:SYSTEM"
+    most_columns: AtLeastOne | None = None
+
+    def check(self, common: Any) -> None:
+        """Refuse options that do not go together."""
+        if common.goss:
+            raise ConfigError("the toy has no goss")
+
+
+class ToyBins(Message):
+    """Codes uint8 (n_rows, n_columns), int32 number of bins and bool kind of each column."""
+
+    codes: Array
+    n_bins: Array
+    categorical: Array
+
+
+class ToySplits(Message):
+    """Columns int32 (k,) of the splits that trees use, and bool (k, 256) which bins go left."""
+
+    model_id: str
+    features: Array
+    left_bins: Array
+
+
+def active(seat: Seat) -> ModelPart:
+    """Train on own columns and the bins that the others send."""
+    party, data, common = seat.party, seat.rows, seat.common
+    agree(party, {**seat.public_terms, "training rows": data.table.n_rows})
+    training = begin(seat, party.name, tuple(seat.cast.owners))
+    forest = training.forest
+    chosen: dict[str, list[tuple[int, NDArray[np.bool_]]]] = {name: [] for name in seat.others}
+    sources = [
+        own_columns(data.table, common.max_bin, training.part.splits, seat.threads)
+        if name == party.name
+        else _their_columns(party, name, data.table.n_rows, chosen[name])
+        for name in seat.cast.owners
+    ]
+    rules = common.rules(forest.objective)
+    plan = common.plan(sum(len(source.categorical) for source in sources))
+    finder = SumsFinder(sources, data.table.n_rows, rules, seat.threads)
+
+    def on_round(progressed: Any) -> None:
+        if seat.progress is not None:
+            seat.progress(progressed.rounds, training.part)
+
+    boost(finder, data.y, data.weight, forest, rules, plan, on_round=on_round, threads=seat.threads)
+    for name, splits in chosen.items():
+        features = np.array([feature for feature, _ in splits], np.int32)
+        left = np.array([left for _, left in splits], np.bool_).reshape(-1, 256)
+        party.send(name, ToySplits(training.part.model_id, Array.of(features), Array.of(left)))
+    return training.part
+
+
+def _their_columns(party: Party, peer: str, n_rows: int, chosen: list[tuple[int, NDArray[np.bool_]]]) -> ColumnSource:
+    """Make a peer's bins a source of sums that notes which of its splits are chosen."""
+    message = party.receive(peer, ToyBins)
+    n_bins = view(message.n_bins, np.int32, (None,), peer=peer, what="ToyBins.n_bins")
+    codes = view(message.codes, np.uint8, (n_rows, len(n_bins)), peer=peer, what="ToyBins.codes")
+    categorical = view(message.categorical, np.bool_, (len(n_bins),), peer=peer, what="ToyBins.categorical")
+
+    def record(feature: int, left_bins: NDArray[np.bool_]) -> int:
+        chosen.append((feature, left_bins.copy()))
+        return len(chosen) - 1
+
+    offsets = np.concatenate([[0], np.cumsum(n_bins + 1)]).astype(np.int32)
+    return ColumnSource(codes, offsets, categorical, record, 1)
+
+
+def passive(seat: Seat) -> ModelPart:
+    """Send bins, then record the splits that were chosen."""
+    party, table, lead = seat.party, seat.rows.table, seat.cast.active
+    agree(party, {**seat.public_terms, "training rows": table.n_rows})
+    bins = fit_bins(table, seat.common.max_bin, seat.threads)
+    sent = slice(seat.options.most_columns)
+    codes = np.ascontiguousarray(bins.transform(table, seat.threads)[:, sent])
+    categorical = np.array(table.schema.categorical, np.bool_)[sent]
+    party.send(lead, ToyBins(Array.of(codes), Array.of(np.diff(bins.offsets)[sent] - 1), Array.of(categorical)))
+    told = party.receive(lead, ToySplits)
+    part = ModelPart(model_id=told.model_id, party=party.name, schema=table.schema, splits=SplitTable())
+    features = view(told.features, np.int32, (None,), peer=lead, what="ToySplits.features")
+    left_bins = view(told.left_bins, np.bool_, (len(features), 256), peer=lead, what="ToySplits.left_bins")
+    for feature, left in zip(features, left_bins, strict=True):
+        record_split(part.splits, bins, int(feature), left)
+    if seat.progress is not None:
+        seat.progress(seat.common.n_estimators, part)
+    return part
+
+
+def cast(places: Mapping[str, Place], active: str, options: Toy) -> Cast:
+    """Give the party with labels its role, and all others theirs."""
+    other = [name for name, place in places.items() if place.role or not place.has_rows]
+    if other or len(places) < 2:
+        raise ConfigError(f"the toy has parties with rows alone, two or more, got {', '.join(other) or len(places)}")
+    return Cast(active, {name: "active" if name == active else "passive" for name in places}, list(places))
+
+
+def disclosures(cast: Cast, options: Toy, common: BoostingOptions, part: Any) -> dict[str, list[str]]:
+    """Return what each party learns."""
+    return {name: ["every bin" if name == cast.active else "its own splits"] for name in cast.owners}
+
+
+SYSTEM = System(
+    name="toy",
+    options=Toy,
+    common=BoostingOptions,
+    split="columns",
+    train={"active": active, "passive": passive},
+    cast=cast,
+    disclosures=disclosures,
+    has_model=frozenset({"active", "passive"}),
+    predict={"active": predict_active, "passive": predict_passive},
+)
