@@ -1,10 +1,8 @@
 """Security parameters of the ciphers, each with its source. Nothing else in the package sets one.
 
-References
-----------
-NIST SP 800-57 part 1 rev. 5, table 2 (strength of factoring moduli).
-Cheng et al., SecureBoost, arXiv 1901.08755 (Paillier with 512 bits, which only tests and reproductions may ask for).
-Coron, Naccache, Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35, 1999.
+References: NIST SP 800-57 part 1 rev. 5, table 2 (strength of factoring moduli). Cheng et al., SecureBoost, arXiv
+1901.08755 (Paillier with 512 bits, which only tests and reproductions may ask for). Coron, Naccache, Paillier,
+Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35, 1999.
 """
 
 KEY_BITS = (2048, 3072, 4096)  # accepted sizes of n; 2048 is 112-bit strength; others need `insecure_test_key_bits`

@@ -42,12 +42,7 @@ def one_column(y: Any) -> Any:
 
 
 def _refuse_misplaced(estimator: type, misplaced: Iterable[str], protocol: Any) -> None:
-    """Refuse parameters that an estimator does not have, naming who has them: `protocol`'s system above all.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Raise ConfigError for parameters that an estimator lacks, naming who has them: `protocol`'s system above all."""
     kind = estimator.__name__
     for name in misplaced:
         own = _option_class(protocol)
@@ -97,10 +92,7 @@ class TableEstimator(BaseEstimator):
     def set_params(self, **params: Any) -> Self:
         """Set parameters, those of the system as ``protocol__NAME``; a system given by name becomes its options.
 
-        Raises
-        ------
-        ConfigError
-            For an option that the system does not have.
+        ConfigError for an option that the system does not have.
         """
         if isinstance(self.protocol, str) and any(name.startswith("protocol__") for name in params):
             self.protocol = find_system(params.pop("protocol", self.protocol), self._model).options()
@@ -122,10 +114,7 @@ class TableEstimator(BaseEstimator):
         try:
             system = find_system(type(given).system, self._model)
         except ConfigError:
-            find_system(type(given).system)
-            raise ConfigError(
-                f"{type(given).__name__} is a system of another model than {type(self).__name__}'s"
-            ) from None
+            system = find_system(type(given).system)
         if system.common is not self._common:
             raise ConfigError(f"{type(given).__name__} is a system of another model than {type(self).__name__}'s")
         return system, given

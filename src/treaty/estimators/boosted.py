@@ -36,7 +36,7 @@ from treaty.trees.boosting import Forest
 
 
 class BoostedTrees(TableEstimator):
-    """What classifier and regressor share; they bring `_target`, which checks labels."""
+    """What classifier and regressor share; they bring `_target`, which checks labels, and `_decide`."""
 
     _model, _common = "trees", BoostingOptions
     _why_needed = "nobody can decide rows at its splits"
@@ -264,8 +264,8 @@ class BoostedTrees(TableEstimator):
             raise ConfigError("he_inference hides which leaf a row is in; set it to None for leaves, stages or shares")
         return predicting.decisions(self._matched(X))
 
-    def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
-        """Return the leaf each row ends in; parties are played in threads.
+    def predict(self, X: Tables) -> NDArray[Any]:
+        """Return each row's most probable class, or the predicted mean.
 
         Parameters
         ----------
@@ -274,9 +274,26 @@ class BoostedTrees(TableEstimator):
 
         Returns
         -------
-        int32 (n_rows, n_trees)
-            The leaf's number among its tree's nodes, the root being 0. With more than two classes a round has a tree
-            per class.
+        ndarray (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return self._decide(self._predictions(X))
+
+    def staged_predict(self, X: Tables) -> Iterator[NDArray[Any]]:
+        """Yield what `predict` would return after each round; the parties are asked once for all.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Yields
+        ------
+        ndarray (n_rows,)
 
         Raises
         ------
@@ -284,6 +301,21 @@ class BoostedTrees(TableEstimator):
             With `he_inference`, which hides the decisions that this is made of.
         DataError
             For other parties or columns than those of training, or row counts that differ.
+        """
+        return map(self._decide, self._stages(X))
+
+    def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
+        """Return classes or means (n_rows,) of probabilities or means (n_rows, n_outputs)."""
+        raise NotImplementedError
+
+    def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
+        """Return the leaf each row ends in, by parties played in threads; X and errors as in `staged_predict`.
+
+        Returns
+        -------
+        int32 (n_rows, n_trees)
+            The leaf's number among its tree's nodes, the root being 0. With more than two classes a round has a tree
+            per class.
         """
         return decisions.leaves(self._decided(X), cores(self.n_jobs))
 
@@ -297,10 +329,7 @@ class BoostedTrees(TableEstimator):
     def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
         """Return what each column adds to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
 
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
+        X and errors are as in `staged_predict`.
 
         Returns
         -------
@@ -314,10 +343,7 @@ class BoostedTrees(TableEstimator):
         Raises
         ------
         ConfigError
-            With `he_inference`, which hides the decisions that contributions are made of; of a horizontal model, which
-            says nothing of how many rows its nodes had.
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
+            Also of a horizontal model, which says nothing of how many rows its nodes had.
         """
         predicting = self._predicting()
         if predicting.settings[0].hides_decisions:

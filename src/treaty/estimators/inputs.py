@@ -16,13 +16,7 @@ from treaty.errors import DataError
 
 
 def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:
-    """Convert the parties' tables of a training; the active one's may have no column.
-
-    Raises
-    ------
-    DataError
-        For a table that cannot be used, or when no party has columns.
-    """
+    """Convert the parties' tables of a training; the active one's may have no column, but not all parties'."""
     tables = {name: to_table(table, party=name) for name, table in X.items() if not (name == active and _empty(table))}
     if not tables:
         raise DataError(f"expected a party with columns, got none among {', '.join(X)}")
@@ -33,29 +27,15 @@ def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a participant of a horizontal training brings.
-
-    Attributes
-    ----------
-    table : Table
-    y : ndarray (n_rows,)
-        Labels as they came; none is missing.
-    weight : float64 (n_rows,) or None
-    """
+    """What a participant of a horizontal training brings."""
 
     table: Table
-    y: NDArray[Any]
+    y: NDArray[Any]  # labels as they came; none is missing
     weight: NDArray[np.float64] | None
 
 
 def participants(X: Any, protocol: str) -> dict[str, Rows]:
-    """Convert a mapping of party to (X, y) or (X, y, sample_weight).
-
-    Raises
-    ------
-    DataError
-        For anything else, naming the party; for a table, labels or weights that cannot be used.
-    """
+    """Convert a mapping of party to (X, y) or (X, y, sample_weight); DataError names the party that has no such."""
     expected = f"protocol {protocol!r} expects a mapping of party to (X, y) or (X, y, sample_weight)"
     if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
         raise DataError(f"{expected}, got {type(X).__name__}")
@@ -92,13 +72,7 @@ def participants(X: Any, protocol: str) -> dict[str, Rows]:
 
 
 def check_one_kind(labels: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse classes that cannot be compared with each other, or between participants.
-
-    Raises
-    ------
-    DataError
-        For numbers at one and text at another, or both at one, for example.
-    """
+    """Raise DataError for classes that cannot be compared: numbers at one party and text at another, or both at one."""
     kinds = {name: _kind(y) for name, y in labels.items()}
     for name, kind in kinds.items():
         if " and " in kind:
@@ -127,19 +101,10 @@ def are_labelled(X: Any) -> bool:
 def known_tables(
     X: Mapping[str, Any], schemas: Mapping[str, Schema], needed: Collection[str], why: str
 ) -> dict[str, Table]:
-    """Convert the tables of parties that have trained, in their order.
+    """Convert the tables of parties that have trained, in their order; DataError for other parties or columns.
 
-    Parameters
-    ----------
-    needed : collection of str
-        Parties whose columns the model uses. Others may be absent; a table of missing values stands in for theirs.
-    why : str
-        What is not possible without a needed party.
-
-    Raises
-    ------
-    DataError
-        For other parties or columns.
+    The model uses the columns of parties `needed`; `why` says what is not possible without one. Others may be absent: a
+    table of missing values stands in for theirs.
     """
     absent = [name for name in schemas if name not in X]
     missed = [name for name in absent if name in needed]

@@ -166,9 +166,7 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
                 f"{type_of_target(classes)}; expected labels of two classes, got {len(classes)}"
             )
         match_rows(tables, target)
-        weight = None
-        if sample_weight is not None:
-            weight = check_weights(sample_weight, n_rows=len(target), party=active)
+        weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         trained = train(
             self._run_on_columns(settings, tables, active, target, weight, classes),
@@ -218,42 +216,12 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         return margins
 
     def predict_proba(self, X: Tables) -> NDArray[np.float64]:
-        """Return class probabilities.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Returns
-        -------
-        float64 (n_rows, 2)
-
-        Raises
-        ------
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
+        """Return class probabilities (n_rows, 2); X and errors as in `decision_function`."""
         p = probabilities(self.decision_function(X))
         return np.column_stack([1.0 - p, p])
 
     def predict(self, X: Tables) -> NDArray[Any]:
-        """Return the more probable class of each row.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Returns
-        -------
-        ndarray (n_rows,)
-
-        Raises
-        ------
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
+        """Return the more probable class of each row (n_rows,); X and errors as in `decision_function`."""
         second = self.decision_function(X) > 0.0
         return np.asarray(self.classes_[second.astype(np.intp)])
 

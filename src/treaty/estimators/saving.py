@@ -21,40 +21,18 @@ AnyPart = TypeVar("AnyPart", ModelPart, LinearPart)
 
 
 class Saved(msgspec.Struct, kw_only=True):
-    """What is written beside the parts.
+    """What is written beside the parts."""
 
-    Attributes
-    ----------
-    kind : str
-        Class of the estimator.
-    params : dict
-        Its parameters; `protocol` is the system's name.
-    system : dict
-        The system's own options.
-    parties : list of str
-        Owners of the parts, in the order of columns.
-    schemas : dict
-        Of each table that `predict` expects.
-    feature_names : list of str or None
-        Column names as scikit-learn remembers them, where the training table had any.
-    """
-
-    kind: str
-    params: dict[str, Any]
-    system: dict[str, Any]
-    parties: list[str]
-    schemas: dict[str, Schema]
-    feature_names: list[str] | None = None
+    kind: str  # class of the estimator
+    params: dict[str, Any]  # its parameters; `protocol` is the system's name
+    system: dict[str, Any]  # the system's own options
+    parties: list[str]  # owners of the parts, in the order of columns
+    schemas: dict[str, Schema]  # of each table that `predict` expects
+    feature_names: list[str] | None = None  # as scikit-learn remembers them, where the training table had any
 
 
 def write_model(folder: str | Path, saved: Saved, parts: Mapping[str, ModelPart | LinearPart]) -> None:
-    """Write a model to a folder, made when missing.
-
-    Raises
-    ------
-    ConfigError
-        If the folder cannot be written.
-    """
+    """Write a model to a folder, made when missing; ConfigError if it cannot be written."""
     folder = Path(folder)
     try:
         finite = {name: "inf" if value == math.inf else value for name, value in saved.system.items()}  # JSON has none
@@ -70,13 +48,7 @@ def write_model(folder: str | Path, saved: Saved, parts: Mapping[str, ModelPart 
 
 
 def read_saved(folder: str | Path) -> Saved:
-    """Read what `write_model` wrote beside the parts.
-
-    Raises
-    ------
-    ConfigError
-        If the file is missing or is not one of a Treaty model.
-    """
+    """Read what `write_model` wrote beside the parts; ConfigError if there is no such file, or it is another one."""
     path = Path(folder) / "model.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=Saved)
@@ -87,13 +59,7 @@ def read_saved(folder: str | Path) -> Saved:
 
 
 def params_of(saved: Saved) -> dict[str, Any]:
-    """Return an estimator's parameters, with the system's options as it had them.
-
-    Raises
-    ------
-    ConfigError
-        For a system or an option that there is not.
-    """
+    """Return an estimator's parameters, with the system's options as it had them."""
     name = saved.params["protocol"]
     system = find_system(name, "logistic" if saved.kind == "LogisticRegression" else "trees")
     own = converted(saved.system, system.options, system.options.__name__)
@@ -101,13 +67,7 @@ def params_of(saved: Saved) -> dict[str, Any]:
 
 
 def read_parts(folder: str | Path, saved: Saved, load: Callable[[Path], AnyPart]) -> dict[str, AnyPart]:
-    """Read every party's part.
-
-    Raises
-    ------
-    ConfigError
-        If a file is missing or is not one of a Treaty model.
-    """
+    """Read every party's part; ConfigError if a file is missing or is not one of a Treaty model."""
     return {name: load(_part_file(Path(folder), name)) for name in saved.parties}
 
 

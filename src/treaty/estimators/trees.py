@@ -81,106 +81,23 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
     """
 
     def decision_function(self, X: Tables) -> NDArray[np.float64]:
-        """Return margins.
+        """Return margins: log-odds of the second class (n_rows,), or (n_rows, n_classes) with more than two.
 
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Returns
-        -------
-        float64 (n_rows,) or (n_rows, n_classes)
-            Log-odds of the second class; the second form with more than two.
-
-        Raises
-        ------
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
+        X and errors are as in `predict`.
         """
         margins = self._margins(X)
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
     def predict_proba(self, X: Tables) -> NDArray[np.float64]:
-        """Return class probabilities.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Returns
-        -------
-        float64 (n_rows, n_classes)
-
-        Raises
-        ------
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
+        """Return class probabilities (n_rows, n_classes); X and errors as in `predict`."""
         return of_classes(self._predictions(X))
 
-    def predict(self, X: Tables) -> NDArray[Any]:
-        """Return the most probable class of each row.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Returns
-        -------
-        ndarray (n_rows,)
-
-        Raises
-        ------
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
-        best = np.argmax(self.predict_proba(X), axis=1)
-        return np.asarray(self.classes_[best])
-
     def staged_predict_proba(self, X: Tables) -> Iterator[NDArray[np.float64]]:
-        """Yield class probabilities after each round; the parties are asked once for all.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Yields
-        ------
-        float64 (n_rows, n_classes)
-
-        Raises
-        ------
-        ConfigError
-            With `he_inference`, which hides the decisions that this is made of.
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
+        """Yield class probabilities (n_rows, n_classes) after each round; X and errors as in `staged_predict`."""
         return map(of_classes, self._stages(X))
 
-    def staged_predict(self, X: Tables) -> Iterator[NDArray[Any]]:
-        """Yield the most probable class of each row after each round; as `staged_predict_proba`.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Yields
-        ------
-        ndarray (n_rows,)
-
-        Raises
-        ------
-        ConfigError
-            With `he_inference`, which hides the decisions that this is made of.
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
-        return (np.asarray(self.classes_[np.argmax(p, axis=1)]) for p in self.staged_predict_proba(X))
+    def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
+        return np.asarray(self.classes_[np.argmax(of_classes(outputs), axis=1)])
 
     def _target(
         self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
@@ -194,45 +111,8 @@ class GBDTRegressor(RegressorMixin, BoostedTrees):
     `base_score` is the prediction training starts from; set it near the mean of the labels.
     """
 
-    def predict(self, X: Tables) -> NDArray[np.float64]:
-        """Return the predicted means.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Returns
-        -------
-        float64 (n_rows,)
-
-        Raises
-        ------
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
-        return self._predictions(X)[:, 0]
-
-    def staged_predict(self, X: Tables) -> Iterator[NDArray[np.float64]]:
-        """Yield the predicted means after each round; the parties are asked once for all.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Yields
-        ------
-        float64 (n_rows,)
-
-        Raises
-        ------
-        ConfigError
-            With `he_inference`, which hides the decisions that this is made of.
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
-        return (means[:, 0] for means in self._stages(X))
+    def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
+        return outputs[:, 0]
 
     def _target(
         self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
@@ -246,7 +126,6 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor | LogisticRegress
     Parameters
     ----------
     folder : str or Path
-        Where `save` wrote it.
 
     Returns
     -------

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import Flags, Floats, Int32s, Integers, share
-from treaty.trees.walking import record_bits, walk_bits, walk_values
+from treaty.trees.walking import Nodes, NodeSplits, record_bits, walk_bits, walk_values
 
 _NO_MARGINS = np.zeros((0, 1))  # for the walking kernels: this result is not wanted
 _NO_LEAVES = np.zeros((0, 0), np.int32)
@@ -149,14 +149,8 @@ def _walk_values(
     feature[inner], threshold[inner] = splits.feature[split], splits.threshold[split]
     missing_left[inner] = splits.missing_left[split]
     category_start[inner], category_stop[inner] = splits.category_start[split], splits.category_start[split + 1]
-
-    def work(first: int, last: int) -> None:
-        walk_values(
-            matrix, nodes.start, nodes.depth, nodes.left, nodes.leaf, nodes.value, feature, threshold, missing_left,
-            category_start, category_stop, splits.category_left, first, last, margins, leaves,
-        )  # fmt: skip
-
-    share(work, len(matrix), threads, least=256)
+    of_node = NodeSplits(feature, threshold, missing_left, category_start, category_stop, splits.category_left)
+    share(lambda a, b: walk_values(matrix, nodes, of_node, a, b, margins, leaves), len(matrix), threads, least=256)
 
 
 def margins_from_bits(
@@ -189,27 +183,10 @@ def _walk_bits(
     threads: int,
 ) -> None:
     nodes = _stack(trees, base)
-
-    def work(first: int, last: int) -> None:
-        walk_bits(
-            packed, nodes.start, nodes.depth, nodes.left, nodes.leaf, nodes.value, nodes.split, first, last,
-            margins, leaves,
-        )  # fmt: skip
-
-    share(work, n_rows, threads, least=256)
+    share(lambda a, b: walk_bits(packed, nodes, a, b, margins, leaves), n_rows, threads, least=256)
 
 
-@dataclass(frozen=True, slots=True)
-class _Nodes:
-    start: Integers  # first node of each tree
-    depth: Integers  # of each tree
-    split: NDArray[np.uint32]  # joined record number; 0 in a leaf
-    left: NDArray[np.uint32]  # counted over all trees; a leaf's own number
-    leaf: Flags
-    value: Floats
-
-
-def _stack(trees: Sequence[Tree], base: Integers) -> _Nodes:
+def _stack(trees: Sequence[Tree], base: Integers) -> Nodes:
     sizes = [len(tree.left) for tree in trees]
     start = np.cumsum([0, *sizes])[:-1]
     first = np.repeat(start, sizes)
@@ -223,7 +200,7 @@ def _stack(trees: Sequence[Tree], base: Integers) -> _Nodes:
         nodes = left[nodes[inner]]
         depth[numbers] += 1
         numbers, nodes = np.concatenate([numbers, numbers]), np.concatenate([nodes, nodes + 1])
-    return _Nodes(
+    return Nodes(
         start=start,
         depth=depth,
         split=np.concatenate(split or [start]).astype(np.uint32),

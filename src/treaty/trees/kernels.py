@@ -145,22 +145,23 @@ def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float, floor: 
     return grad * grad / max(hess + reg_lambda, floor)
 
 
-@kernel  # over ten parameters: numba would unpack a tuple of arrays anew at every call
+@kernel
 def scan_splits(
     sums: Any, totals: Any, features: Any, offsets: Any, categorical: Any, units: Any, limits: Any,
-    first: int, last: int, gains: Any, best_features: Any, left_bins: Any, left_sums: Any,
+    first: int, last: int, found: tuple[Any, Any, Any, Any],
 ) -> None:  # fmt: skip
     """Find the best split of nodes ``first..last`` among `features` (XGBoost Eq. 7 without the factor 1/2).
 
     `sums` is int64 (n_nodes, slots, 3), `totals` (n_nodes, 3); `units` are what one step of grad and of hess is worth;
     `limits` are reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, hess_floor (`SplitRules`).
-    Written are `gains` (0: no admissible split), `best_features` (-1: none), `left_bins`, bool (n_nodes, 256) with the
-    missing bin, and `left_sums` (n_nodes, 3).
+    Written to `found` are gains (0: no admissible split), features (-1: none), bins that go left, bool (n_nodes, 256)
+    with the missing bin, and the left children's sums (n_nodes, 3).
 
     Ties: lower feature, then missing right before missing left, then the lowest cut among the former and the highest
     among the latter. A category set is a prefix of the categories sorted by G / (H + reg_lambda), ties by bin
     (Fisher 1958); bins without a row in the node go right.
     """
+    gains, best_features, left_bins, left_sums = found
     grad_unit, hess_unit = units[0], units[1]
     reg_lambda, reg_alpha, min_split_loss, min_child_weight = limits[0], limits[1], limits[2], limits[3]
     min_child_samples, floor = np.int64(limits[4]), limits[5]

@@ -17,8 +17,7 @@ Yu et al., "Linear TreeSHAP", NeurIPS 2022), and no step subtracts numbers of eq
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,14 +56,7 @@ def contributions(
     phi = np.zeros((n_outputs, n_features + 1, n_batches * ROWS))
     numbers = np.arange(len(trees)) % n_outputs
     phi[:, -1] = base_margin + np.bincount(numbers, plan.expected, n_outputs)[:, None]
-
-    def work(first: int, last: int) -> None:
-        attribute_rows(
-            packed, plan.start, plan.depth, plan.line, plan.is_left, plan.feature, plan.seen, plan.leaf, plan.value,
-            plan.factor, plan.weight, first, last, phi,
-        )  # fmt: skip
-
-    share(work, n_batches, threads, least=4)
+    share(lambda first, last: attribute_rows(packed, plan, first, last, phi), n_batches, threads, least=4)
     return phi[:, :, :n_rows].transpose(0, 2, 1)
 
 
@@ -77,8 +69,7 @@ def node_weights(tree: Tree) -> Floats:
     return np.where(tree.cover > 0.0, tree.cover, np.ldexp(np.maximum(tree.count, 1).astype(np.float64), EMPTY))
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """The edges of all trees, parents before their subtrees and left before right: everything that rows share."""
 
     start: Integers  # (n_trees + 1,) first edge of each tree
@@ -199,16 +190,13 @@ def list_edges(
     return most
 
 
-@kernel  # over ten parameters: numba would unpack a tuple of arrays anew at every call
-def attribute_rows(
-    packed: Any, start: Any, depth: Any, line: Any, is_left: Any, feature: Any, seen: Any, leaf: Any, value: Any,
-    factor: Any, weight: Any, first: int, last: int, phi: Any,
-) -> None:  # fmt: skip
+@kernel
+def attribute_rows(packed: Any, plan: _Plan, first: int, last: int, phi: Any) -> None:
     """Add to ``phi`` (n_outputs, n_features + 1, n_batches * ROWS) the contributions of batches ``first..last``.
 
-    All rows of a batch visit all edges of a tree in the same order, whichever way they go; `_Plan` has the other
-    arrays.
+    All rows of a batch visit all edges of a tree in the same order, whichever way they go.
     """
+    start, _, depth, seen, line, feature, is_left, leaf, value, factor, weight = plan
     n_points = factor.shape[1]
     deepest = 0
     for edge in range(depth.shape[0]):

@@ -169,11 +169,10 @@ def scan(
         rules.hess_floor,
     ])  # fmt: skip
 
+    written = found.gain, found.feature, found.left_bins, found.left_totals
+
     def work(first: int, last: int) -> None:
-        scan_splits(
-            sums, totals, features, offsets, categorical, units, limits, first, last,
-            found.gain, found.feature, found.left_bins, found.left_totals,
-        )  # fmt: skip
+        scan_splits(sums, totals, features, offsets, categorical, units, limits, first, last, written)
 
     share(work, n_nodes, threads, least=max(1, (1 << 15) // max(1, sums.shape[1])))
     return found

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import Flags, Floats, Integers, kernel
 
 BATCH = 64  # rows that walk down a tree together, so that their cache misses overlap
 BYTES = 256  # of packed decisions, for eight rows each, made together
+
+
+class Nodes(NamedTuple):
+    """The nodes of all trees, one tree after another."""
+
+    start: Integers  # first node of each tree
+    depth: Integers  # of each tree
+    split: NDArray[np.uint32]  # joined record number; 0 in a leaf
+    left: NDArray[np.uint32]  # left child, counted over all trees, the right one being the next; a leaf's own number
+    leaf: Flags
+    value: Floats
+
+
+class NodeSplits(NamedTuple):
+    """The split of each node; in a leaf, anything valid."""
+
+    feature: NDArray[np.uint32]
+    threshold: NDArray[np.float32]
+    missing_left: Flags
+    category_start: Integers  # the node's part of category_left; empty for a threshold split
+    category_stop: Integers
+    category_left: NDArray[np.uint8]  # of all nodes; empty without categories
 
 
 @kernel
@@ -19,7 +42,7 @@ def record_bits(
 ) -> None:  # fmt: skip
     """Write into ``packed[:, first:last]`` (records, n_rows / 8) which rows go left, as `numpy.packbits` does.
 
-    ``matrix`` is float32 (n_rows, n_features); the rest is as in `walk_values`, by record instead of by node.
+    ``matrix`` is float32 (n_rows, n_features); the rest is as in `NodeSplits`, by record instead of by node.
     """
     n_rows = matrix.shape[0]
     for block in range(first, last, BYTES):  # these rows stay in the cache while all records are decided
@@ -55,24 +78,21 @@ def _arrive(
             margins[np.uint64(batch) + row, output] += value[np.uint64(at[row])]
 
 
-@kernel  # over ten parameters: numba would unpack a tuple of arrays anew at every call
+@kernel
 def walk_values(
-    matrix: Any, start: Any, depth: Any, left: Any, leaf: Any, value: Any, feature: Any, threshold: Any,
-    missing_left: Any, category_start: Any, category_stop: Any, category_left: Any, first: int, last: int,
-    margins: Any, leaves: Any,
-) -> None:  # fmt: skip
+    matrix: Any, nodes: Nodes, splits: NodeSplits, first: int, last: int, margins: Any, leaves: Any
+) -> None:
     """Walk rows ``first..last`` to their leaves; splits are decided from the matrix.
 
-    ``matrix`` is float32 (n_rows, n_features) in C order. ``start`` and ``depth``, int64 (n_trees,), are roots and
-    depths. Per node: ``left``, uint32, the left child, the right one being the next, or a leaf's own number;
-    ``feature``, ``threshold`` and ``missing_left`` (uint32, float32, bool), its split, anything valid in a leaf; and
-    its part of ``category_left``, uint8, empty without categories. Leaf values are added to ``margins`` (n_rows,
-    n_outputs), tree i to output ``i % n_outputs``. If ``leaves`` (n_rows, n_trees) has rows, it gets leaf numbers
-    within each tree instead.
+    ``matrix`` is float32 (n_rows, n_features) in C order. Leaf values are added to ``margins`` (n_rows, n_outputs),
+    tree i to output ``i % n_outputs``. If ``leaves`` (n_rows, n_trees) has rows, it gets leaf numbers within each tree
+    instead.
 
     All rows of a batch take one step together and a row in a leaf stays there: without branches, which no processor
     can predict here, this is forty times faster than walking row by row.
     """
+    start, depth, _, left, leaf, value = nodes
+    feature, threshold, missing_left, category_start, category_stop, category_left = splits
     flat = matrix.reshape(-1)
     width = np.uint64(matrix.shape[1])
     one = np.uint32(1)
@@ -96,15 +116,13 @@ def walk_values(
             _arrive(at, size, batch, tree, start, value, margins, leaves)
 
 
-@kernel  # over ten parameters: numba would unpack a tuple of arrays anew at every call
-def walk_bits(
-    packed: Any, start: Any, depth: Any, left: Any, leaf: Any, value: Any, split: Any, first: int, last: int,
-    margins: Any, leaves: Any,
-) -> None:  # fmt: skip
-    """Walk rows ``first..last`` to their leaves; splits are decided by `packed`, see `record_bits`.
+@kernel
+def walk_bits(packed: Any, nodes: Nodes, first: int, last: int, margins: Any, leaves: Any) -> None:
+    """Walk rows ``first..last`` to their leaves; ``packed[split]`` has a node's decisions, see `record_bits`.
 
-    ``split`` is uint32 (n_nodes,), the node's line of `packed` (any in a leaf); the rest is as in `walk_values`.
+    The rest is as in `walk_values`.
     """
+    start, depth, split, left, leaf, value = nodes
     one = np.uint32(1)
     at = np.empty(BATCH, np.uint32)
     for batch in range(first, last, BATCH):

@@ -5,10 +5,8 @@ than 1 modulo every factor; the base of the randomness is of no tiny order there
 factors, and the base the promised order, cannot be checked without these: an auditor who is shown them has
 `PrivateKey.unhidden` of either cipher.
 
-References
-----------
-Pohlig, Hellman, An Improved Algorithm for Computing Logarithms over GF(p) and Its Cryptographic Significance, IEEE
-Transactions on Information Theory 24, 1978.
+References: Pohlig, Hellman, An Improved Algorithm for Computing Logarithms over GF(p) and Its Cryptographic
+Significance, IEEE Transactions on Information Theory 24, 1978.
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ mod q>.
 squares modulo n form a cyclic group of order u k v l, and it is easy to test whether a random square h generates it.
 (Safe primes would do, too, but take many times longer to find.)
 
-References
-----------
-Coron, Naccache, Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35, 1999.
-Damgard, Jurik, Nielsen, A Generalization of Paillier's Public-Key System with Applications to Electronic Voting,
+References: Coron, Naccache, Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35,
+1999. Damgard, Jurik, Nielsen, A Generalization of Paillier's Public-Key System with Applications to Electronic Voting,
 International Journal of Information Security 9, 2010, section 4.
 """
 

@@ -8,9 +8,7 @@ packed Montgomery forms can be sent as they are.
 Arrays: *packed* is uint64 (rows, words), little-endian words, every value below n; *working* is uint64 (rows, width) in
 the machine's own form (see `montgomery_kernels`) and never leaves the process.
 
-References
-----------
-Montgomery, Modular Multiplication Without Trial Division, Math. Comp. 44, 1985.
+References: Montgomery, Modular Multiplication Without Trial Division, Math. Comp. 44, 1985.
 """
 
 from __future__ import annotations
@@ -149,11 +147,10 @@ class Modulus:
         """
         window = min(range(1, 11), key=lambda w: -(-bits // w) * (len(bases) + 2 * 2**w))
         out = self.empty(len(pairs))
-        columns, kinds = (np.ascontiguousarray(pairs[:, k]) for k in range(2))
-        flat = (bases.reshape(-1), bases.shape[1], columns, np.ascontiguousarray(exponents).reshape(-1), kinds)
+        given = (bases.reshape(len(bases), -1), np.ascontiguousarray(exponents), np.ascontiguousarray(pairs))
 
         def work(part: slice) -> None:
-            kernels.bucket_rows(*flat, bits, window, part.start, part.stop, out.reshape(-1), self.one, self._constants)
+            kernels.bucket_rows(*given, bits, window, part.start, part.stop, out.reshape(-1), self.one, self._constants)
 
         concurrently(work, pieces(len(pairs), 2), threads)
         return out
@@ -169,9 +166,7 @@ class FixedBase:
     The table has ceil(exponent_bits / window) 2^window numbers. Which entries are read shows in the cache, so a hostile
     program on the same machine could learn exponents.
 
-    References
-    ----------
-    Brickell, Gordon, McCurley, Wilson, Fast Exponentiation with Precomputation, EUROCRYPT 1992.
+    References: Brickell, Gordon, McCurley, Wilson, Fast Exponentiation with Precomputation, EUROCRYPT 1992.
     """
 
     def __init__(self, modulus: Modulus, base: int, exponent_bits: int, window: int) -> None:

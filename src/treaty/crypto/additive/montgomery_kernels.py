@@ -367,13 +367,11 @@ def all_in_range(raw: Bytes, count: int, m: Words) -> bool:
     return True
 
 
-@kernel  # more than ten arguments, flat: numba resolves the type of a tuple in Python at every call
+@kernel
 def bucket_rows(
-    bases: Words,
-    across: int,
-    column: Index,
+    rows: Words,
     exponents: Words,
-    power: Index,
+    pairs: Index,
     bits: int,
     window: int,
     first: int,
@@ -382,15 +380,14 @@ def bucket_rows(
     one: Words,
     m: Words,
 ) -> None:
-    """out[j] = product over rows i of bases[i, column[j]]^{exponents[i, power[j]]}, of j in first:stop.
+    """out[j] = product over i of rows[i, column]^{exponents[i, kind]}, (column, kind) = pairs[j], of j in first:stop.
 
-    `bases` are Montgomery working forms, `across` in a row; exponents lie below 2^bits. Of each window of the
-    exponents, rows are multiplied into the bucket of their digit, bucket d counts d times (Pippenger). Two products are
-    made at any time; digits of zero fill a bucket that does not count, so that time does not depend on exponents.
+    `rows` (n, columns * width) are Montgomery working forms; exponents (n, kinds) lie below 2^bits. Of each window of
+    the exponents, rows are multiplied into the bucket of their digit, bucket d counts d times (Pippenger). Two products
+    are made at any time; digits of zero fill a bucket that does not count, so that time does not depend on exponents.
     """
     width, entries = m.size - HEADER, 1 << window
-    kinds = exponents.size // max(bases.size // (across * width), 1)
-    rows = bases.size // (across * width)
+    bases, across = rows.reshape(-1), rows.shape[1]
     t, half = np.empty(width + 2, np.uint64), entries * width
     buckets, running = _scratch(2 * half), _scratch(4 * width)
     mask = np.uint64(entries - 1)
@@ -405,10 +402,10 @@ def bucket_rows(
             for d in range(2 * entries):
                 _copy(one, 0, buckets, d * width, m)
             shift = np.uint64(position)
-            for i in range(rows):
-                d1 = int(np.intp((exponents[i * kinds + power[j]] >> shift) & mask)) * width
-                d2 = int(np.intp((exponents[i * kinds + power[j2]] >> shift) & mask)) * width + half
-                b1, b2 = int(i * across + column[j]) * width, int(i * across + column[j2]) * width
+            for i in range(len(rows)):
+                d1 = int(np.intp((exponents[i, pairs[j, 1]] >> shift) & mask)) * width
+                d2 = int(np.intp((exponents[i, pairs[j2, 1]] >> shift) & mask)) * width + half
+                b1, b2 = int(i * across + pairs[j, 0] * width), int(i * across + pairs[j2, 0] * width)
                 _multiply_pair(buckets, d1, d2, buckets, d1, d2, bases, b1, b2, m, t)
             for lane in range(4):  # running products of the highest buckets, and the product of these
                 _copy(one, 0, running, lane * width, m)

@@ -11,11 +11,9 @@ Two numba intrinsics, both emitted as LLVM code into the kernel that calls them:
 
 Memory accesses are not constant in time. Products of one size take the same time whatever the values are.
 
-References
-----------
-Montgomery, Modular Multiplication Without Trial Division, Math. Comp. 44, 1985.
-Gueron and Krasnov, Software Implementation of Modular Exponentiation, Using Advanced Vector Instructions
-Architectures, WAIFI 2012 (digits smaller than the word, carries deferred to the end).
+References: Montgomery, Modular Multiplication Without Trial Division, Math. Comp. 44, 1985. Gueron and Krasnov,
+Software Implementation of Modular Exponentiation, Using Advanced Vector Instructions Architectures, WAIFI 2012 (digits
+smaller than the word, carries deferred to the end).
 """
 
 from __future__ import annotations

@@ -19,10 +19,8 @@ decryption, but then gcd(g - 1, n) = p: the factor w hides p in the public key.
 Ciphertexts are *packed Montgomery forms* modulo n (see `montgomery`), so that the receiver multiplies them as received.
 Time does not depend on messages, but table look-ups with secret indices show in the cache.
 
-References
-----------
-Okamoto and Uchiyama, A New Public-Key Cryptosystem as Secure as Factoring, EUROCRYPT 1998.
-Coron, Naccache, Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35, 1999.
+References: Okamoto and Uchiyama, A New Public-Key Cryptosystem as Secure as Factoring, EUROCRYPT 1998. Coron, Naccache,
+Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35, 1999.
 """
 
 from __future__ import annotations

@@ -10,9 +10,7 @@ With n rows at most and integers |g_i| <= g_max, 0 <= h_i <= h_max (fixed point 
 All fields are non-negative and bounded by the public n, so no carry passes from one to the next. The widths follow from
 public bounds alone and reveal nothing of the data.
 
-References
-----------
-Chen et al., SecureBoost+, arXiv 2110.10927, sections on GH packing and cipher compressing.
+References: Chen et al., SecureBoost+, arXiv 2110.10927, sections on GH packing and cipher compressing.
 """
 
 from __future__ import annotations

@@ -19,11 +19,9 @@ generates all squares, a cyclic group of order (p - 1)(q - 1) / 4.
 Ciphertexts are *packed Montgomery forms* modulo n^2 (see `montgomery`), so that the receiver multiplies them as
 received. Time does not depend on messages, but table look-ups with secret indices show in the cache.
 
-References
-----------
-Paillier, Public-Key Cryptosystems Based on Composite Degree Residuosity Classes, EUROCRYPT 1999.
-Damgard, Jurik, Nielsen, A Generalization of Paillier's Public-Key System with Applications to Electronic Voting,
-International Journal of Information Security 9, 2010, section 4.2 (fixed base).
+References: Paillier, Public-Key Cryptosystems Based on Composite Degree Residuosity Classes, EUROCRYPT 1999. Damgard,
+Jurik, Nielsen, A Generalization of Paillier's Public-Key System with Applications to Electronic Voting, International
+Journal of Information Security 9, 2010, section 4.2 (fixed base).
 """
 
 from __future__ import annotations

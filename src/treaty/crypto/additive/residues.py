@@ -5,9 +5,7 @@ coprime d_1 d_2 = N meet in x = x_1 E_1 + x_2 E_2 with E_1 = 1 mod d_1, 0 mod d_
 is the divisor p^2 in which Okamoto-Uchiyama and Paillier keep messages: c mod p^2 = (1 + f m p) w^r, where the order of
 w divides the secret exponent e, and so c^e = 1 + e f m p.
 
-References
-----------
-Okamoto and Uchiyama, A New Public-Key Cryptosystem as Secure as Factoring, EUROCRYPT 1998, section 3.
+References: Okamoto and Uchiyama, A New Public-Key Cryptosystem as Secure as Factoring, EUROCRYPT 1998, section 3.
 Paillier, Public-Key Cryptosystems Based on Composite Degree Residuosity Classes, EUROCRYPT 1999, section 7.
 """
 

@@ -41,9 +41,7 @@ Not prevented here: inputs that lie, and differences. Of two sums of the same in
 member, be it in another round or in another attempt after a void one, the difference is that member's input: the
 calling protocol must limit who may drop out, and when to stop repeating.
 
-References
-----------
-Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, figure 4.
+References: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, figure 4.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ transforms, element by element; the transform of p(1 / X) is that of p read back
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import Int32s, Integers, kernel
 from treaty.crypto.lattice.lanes import (
     LANES,
     WORDS,
@@ -28,9 +30,14 @@ from treaty.crypto.lattice.lanes import (
     inverse_far,
     multiply_lanes,
 )
+from treaty.crypto.lattice.transform import Tables
 
 Residues = NDArray[np.uint32]
 Words = NDArray[np.uint64]
+Int8s = NDArray[np.int8]
+Codes = NDArray[np.uint8]
+Rows = tuple[NDArray[Any], Integers, Integers]  # the arrays of a `SecretMatrix`
+Factors = tuple[Residues, Residues]  # numbers and their Shoup quotients
 
 _LOW, _HALF_WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 COPIES = 4  # of each place that residues are added up in
@@ -81,28 +88,20 @@ def inverse_transform(a: Residues, start: int, degree: int, w: Residues, shoup: 
 
 @kernel
 def encrypt_block(
-    public: Residues,
-    secret: Residues,
-    secret_shoup: Residues,
-    error: NDArray[np.int8],
-    fields: NDArray[np.int32],
-    scales: Words,
-    inverse: Residues,
-    inverse_shoup: Residues,
-    q: np.uint32,
-    out: Residues,
+    public: Residues, secret: Factors, error: Int8s, fields: Int32s, scales: Words, factors: Tables, out: Residues
 ) -> None:
     """Out = a s + e + sum over fields of field * scale, modulo q, of one block of at most N numbers.
 
-    `public`, `secret`, `secret_shoup` (N,): transforms of a and s / N, and the latter's Shoup quotients; `error` (m,);
+    `public`, `secret` (N,): transforms of a and s / N, the latter with its Shoup quotients; `error` and `out` (m,);
     `fields` (fields, m): in size below q; the sizes, q for a field with negative numbers, add up to at most 2^32.
-    `scales` (fields + 1,): residues of the fields' scales times 2^32, and -1 / q modulo 2^32. `inverse`,
-    `inverse_shoup`: factors of the inverse transform. `out` (m,).
+    `scales` (fields + 1,): residues of the fields' scales times 2^32, and -1 / q modulo 2^32.
     """
+    q, _, _, inverse, inverse_shoup = factors
+    numbers, shoup = secret
     degree = len(public)
     product = np.empty(degree, np.uint32)
     for i in range(0, degree, LANES):
-        multiply_lanes(product, i, public, i, secret, secret_shoup, i, q)
+        multiply_lanes(product, i, public, i, numbers, shoup, i, q)
     inverse_transform(product, 0, degree, inverse, inverse_shoup, q)
     wide, count = np.uint64(q), len(scales) - 1
     for i in range(len(out)):
@@ -136,13 +135,7 @@ def interleave(planes: Residues, primes: Residues, first: int, stop: int, out: R
 
 @kernel
 def bin_sums(
-    words: Residues,
-    codes: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    features: NDArray[np.int64],
-    first: int,
-    stop: int,
-    sums: Words,
+    words: Residues, codes: Codes, offsets: Integers, features: Integers, first: int, stop: int, sums: Words
 ) -> None:
     """Add words[i * 8:] to the place of bin offsets[f] + codes[f, i], over all rows i, of features[first:stop].
 
@@ -182,31 +175,18 @@ def dense_sums(
             out[s, p] = ((high % q * ((np.int64(1) << np.int64(32)) % q)) % q + low % q) % q
 
 
-@kernel  # more than ten arguments, flat: numba resolves the type of a tuple in Python at every call
+@kernel
 def hint_rows(
-    columns: NDArray,  # type: ignore[type-arg]
-    column_of_row: NDArray[np.int64],
-    code_of_row: NDArray[np.int64],
-    first: int,
-    public: Residues,
-    own_public: Residues,
-    random: NDArray[np.int8],
-    error: NDArray[np.int8],
-    forward: Residues,
-    forward_shoup: Residues,
-    inverse: Residues,
-    inverse_shoup: Residues,
-    scale: np.uint32,
-    q: np.uint32,
-    out: Residues,
+    rows: Rows, first: int, public: Residues, random: Int8s, error: Int8s, factors: Tables, scale: Any, out: Residues
 ) -> None:
     """Hints of len(out) rows of the matrix from `first`, modulo one prime: sum over j of u_j a_j, plus r a_0 + e'.
 
-    Row s of the matrix is columns[column_of_row[s]] where code_of_row[s] < 0, else the indicator of that code. `public`
-    (blocks, N) and `own_public` (N,): transforms of a_j and a_0; `random`, `error` (rows, N): r and e'; `scale`: 1 / N
-    modulo q; `out` (rows, N).
+    `public` (1 + blocks, N): transforms of a_0 and a_j; `random`, `error` (rows, N): r and e'; `scale`: 1 / N modulo q,
+    uint32; `out` (rows, N).
     """
-    blocks, degree = public.shape
+    columns, column_of_row, code_of_row = rows
+    q, forward, forward_shoup, inverse, inverse_shoup = factors
+    blocks, degree = public.shape[0] - 1, public.shape[1]
     wide, signed = np.uint64(q), np.int64(q)
     t, low, high = np.empty(degree, np.uint32), np.empty(degree, np.uint64), np.empty(degree, np.uint64)
     for s in range(len(out)):
@@ -227,7 +207,7 @@ def hint_rows(
                     t[i - start] = np.uint32(value + signed if value < 0 else value)
                 t[stop - start :] = np.uint32(0)
             forward_transform(t, 0, degree, forward, forward_shoup, q)
-            a = own_public if j == blocks else public[j]
+            a = public[0 if j == blocks else j + 1]
             for i in range(degree):
                 product = np.uint64(t[i]) * np.uint64(a[i])
                 low[i] += product & _LOW

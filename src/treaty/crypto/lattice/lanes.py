@@ -4,9 +4,7 @@ Numbers are residues modulo a prime q < 2^31 in 32-bit words, sixteen to a vecto
 processor has, and integer arithmetic gives the same bits on all. A factor w comes with its Shoup quotient
 w' = floor(w 2^32 / q), so that y w - floor(y w' / 2^32) q lies in [0, 2 q) for any y < 2^32.
 
-References
-----------
-Harvey, Faster arithmetic for number-theoretic transforms, J. Symb. Comput. 60, 2014.
+References: Harvey, Faster arithmetic for number-theoretic transforms, J. Symb. Comput. 60, 2014.
 """
 
 from __future__ import annotations

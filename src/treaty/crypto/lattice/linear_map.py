@@ -111,19 +111,10 @@ class LinearMapClient:
                 at = slice((j - 1) * degree, min(j * degree, self._length))
                 fields = vectors[v][:, at] if j else nothing
                 e = error[v, degree:][at] if j else error[v, :degree]
-                for p, (table, (secret, shoup)) in enumerate(zip(self._tables, transformed[v], strict=True)):
-                    kernels.encrypt_block(
-                        self._public[p, j],
-                        secret,
-                        shoup,
-                        e,
-                        fields,
-                        self._scales[p],
-                        table.inverse,
-                        table.inverse_shoup,
-                        table.prime,
-                        words[v, p, at] if j else own[v, p],
-                    )
+                for p, (table, secret) in enumerate(zip(self._tables, transformed[v], strict=True)):
+                    block = words[v, p, at] if j else own[v, p]
+                    public, scales = self._public[p, j], self._scales[p]
+                    kernels.encrypt_block(public, secret, e, fields, scales, table, block)
 
         share(work, len(vectors) * blocks, self._threads)
         return secrets, words, own
@@ -205,27 +196,14 @@ class LinearMapServer:
         error = errors(keystream.raw, count * degree).reshape(count, degree)
         self.random[start:stop] = random
         out = np.empty((count, parameters.digits, degree), np.int16)
+        arrays = matrix.columns, matrix.column_of_row, matrix.code_of_row
 
         def work(first: int, last: int) -> None:
             residues = np.empty((len(self._primes), last - first, degree), np.uint32)
             for p, table in enumerate(_transforms(parameters)):
-                kernels.hint_rows(
-                    matrix.columns,
-                    matrix.column_of_row,
-                    matrix.code_of_row,
-                    start + first,
-                    public[p, 1:],
-                    public[p, 0],
-                    random[first:last],
-                    error[first:last],
-                    table.forward,
-                    table.forward_shoup,
-                    table.inverse,
-                    table.inverse_shoup,
-                    np.uint32(pow(degree, -1, int(table.prime))),
-                    table.prime,
-                    residues[p],
-                )
+                scale = np.uint32(pow(degree, -1, int(table.prime)))
+                given = public[p], random[first:last], error[first:last]
+                kernels.hint_rows(arrays, start + first, *given, table, scale, residues[p])
             for s in range(first, last):
                 self._rescale(residues[:, s - first], True, out[s])
 

@@ -3,10 +3,8 @@
 Ring R_q = Z_q[X] / (X^N + 1), q a product of primes below 2^31 that are 1 modulo 2 N, ternary secrets, centred binomial
 errors of deviation sqrt(21 / 2) = 3.24.
 
-References
-----------
-Albrecht et al., Homomorphic Encryption Security Standard, HomomorphicEncryption.org, 2018, table 1: largest log2 q of
-each N for 128-bit classical security with ternary secrets and errors of deviation 8 / sqrt(2 pi) = 3.19.
+References: Albrecht et al., Homomorphic Encryption Security Standard, HomomorphicEncryption.org, 2018, table 1: largest
+log2 q of each N for 128-bit classical security with ternary secrets and errors of deviation 8 / sqrt(2 pi) = 3.19.
 """
 
 from __future__ import annotations
@@ -19,30 +17,20 @@ import gmpy2
 
 from treaty.errors import CryptoError
 
+# Degree N -> largest log2 q at 128 bits (table 1, "(-1, 1)", classical)
 STANDARD_LIMITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
-"""Degree N -> largest log2 q at 128 bits (table 1, "(-1, 1)", classical)."""
-
 SECURITY_BITS = 128
-
 ERROR_BITS = 21  # errors are the difference of the sums of so many bits each: |e| <= 21, variance 10.5
-
 LEAST_DEVIATION = 3.19  # of the errors in the table of the standard
 
 DEGREE = 8192
-
 # The seven largest primes below 2^31 that are 1 modulo 2 N; a set takes the first five, six or seven.
 PRIMES = (2147352577, 2147205121, 2147074049, 2146959361, 2146713601, 2146418689, 2146336769)
-
 FEWEST_PRIMES = 5
 
-# Most that a sum may leak under a set (total variation): 2^27 of them then stay below `LEAK_LIMIT`.
-LEAK_PER_SUM = 2.0**-67
-
+LEAK_PER_SUM = 2.0**-67  # most that a sum may leak (total variation): 2^27 of them then stay below `LEAK_LIMIT`
 LEAK_LIMIT = 2.0**-40  # what all answers ever given about a table may leak together, as total variation
-
-# Bits kept below the message in a hint, of which its rounding takes at most an eighth.
-GUARD_BITS = 16
-
+GUARD_BITS = 16  # kept below the message in a hint, of which its rounding takes at most an eighth
 DIGIT_BITS = 16
 
 

@@ -1,14 +1,13 @@
 """Factors of the negacyclic number-theoretic transform modulo primes below 2^31; `kernels` transforms with them.
 
-References
-----------
-Longa and Naehrig, Speeding up the Number Theoretic Transform for Faster Ideal Lattice-Based Cryptography, 2016.
+References: Longa and Naehrig, Speeding up the Number Theoretic Transform for Faster Ideal Lattice-Based Cryptography,
+2016.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 Residues = NDArray[np.uint32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tables:
+class Tables(NamedTuple):
     """Factors of the transforms modulo one prime, for all strides, and their Shoup quotients: uint32 (2 N,) each.
 
     N factors for strides from 16, then N / 2 for each of 8, 4, 2 and 1, one for every butterfly.

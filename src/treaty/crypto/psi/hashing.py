@@ -32,7 +32,8 @@ def expand(
     out = np.empty((len(rows), sodium.UNIFORM), np.uint8)
     prime = np.frombuffer(domain + bytes([len(domain)]), np.uint8).copy()
     function = sodium.address("crypto_hash_sha512")
-    share(lambda a, b: sodium.expand_each(function, data, offsets, rows, prime, out, a, b), len(rows), threads, _LEAST)
+    strings = data, offsets, rows
+    share(lambda a, b: sodium.expand_each(function, strings, prime, out, a, b), len(rows), threads, _LEAST)
     return out
 
 
@@ -45,7 +46,8 @@ def digests(
     out = np.empty((len(rows), sodium.DIGEST), np.uint8)
     secret = np.frombuffer(key, np.uint8).copy()
     function = sodium.address("crypto_generichash")
-    share(lambda a, b: sodium.digest_each(function, data, offsets, rows, secret, out, a, b), len(rows), threads, _LEAST)
+    strings = data, offsets, rows
+    share(lambda a, b: sodium.digest_each(function, strings, secret, out, a, b), len(rows), threads, _LEAST)
     return out.view("<u8").astype(np.uint64, copy=False)
 
 

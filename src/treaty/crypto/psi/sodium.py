@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from treaty.compute import kernel
 
+Strings = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]  # bytes, offsets, and the rows that count
+
 POINT, SCALAR, UNIFORM, DIGEST = 32, 32, 64, 16
 _BLOCK = 128  # bytes that SHA-512 takes in at a time
 
@@ -93,16 +95,10 @@ def map_each(function: int, uniform: NDArray[np.uint8], out: NDArray[np.uint8], 
 
 @kernel
 def expand_each(
-    function: int,
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    domain: NDArray[np.uint8],
-    out: NDArray[np.uint8],
-    start: int,
-    stop: int,
+    function: int, strings: Strings, domain: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int
 ) -> None:
     """Expand strings `rows[start:stop]` to 64 bytes each (RFC 9380, 5.3.1); `domain` is DST_prime."""
+    data, offsets, rows = strings
     longest = 0
     for k in range(start, stop):
         longest = max(longest, offsets[rows[k] + 1] - offsets[rows[k]])
@@ -125,16 +121,10 @@ def expand_each(
 
 @kernel
 def digest_each(
-    function: int,
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    key: NDArray[np.uint8],
-    out: NDArray[np.uint8],
-    start: int,
-    stop: int,
+    function: int, strings: Strings, key: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int
 ) -> None:
     """Hash strings `rows[start:stop]` with keyed BLAKE2b to 16 bytes each."""
+    data, offsets, rows = strings
     for k in range(start, stop):
         begin = offsets[rows[k]]
         length = offsets[rows[k] + 1] - begin

@@ -12,9 +12,7 @@ and to nobody else, re-randomised (`fresh_shares`) if that receiver may have the
 the other; from the dealer a key for each server and less than 3 l bits for server 1. For l = 64: 7 rounds, 243 bits (61
 bytes in all) and 181 (23 bytes). For l = 6, enough for 32 bins: 4 rounds, 14 bits and 10.
 
-References
-----------
-Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991 (AND triples).
+References: Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991 (AND triples).
 """
 
 from __future__ import annotations

@@ -36,10 +36,8 @@ sent by a user     -                               D once (to each server)
 sent by owner      -                               K (D + 1) per level (to each server)
 =================  ==============================  ========================  =========================
 
-References
-----------
-Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991 (products).
-Liu, Ma, Liu, Ma, Nepal, Deng, Boosting Privately, ICDCS 2020 (SecPred; there two servers' comparison, bits opened).
+References: Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991 (products). Liu, Ma, Liu,
+Ma, Nepal, Deng, Boosting Privately, ICDCS 2020 (SecPred; there two servers' comparison, bits opened).
 """
 
 from __future__ import annotations

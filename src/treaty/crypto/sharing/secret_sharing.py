@@ -7,9 +7,7 @@ recognised (a secret key by its public key), the caller does that.
 
 Numbers are two little-endian uint64 words, below p. Secret bytes are cut into 15-byte pieces.
 
-References
-----------
-Shamir, How to Share a Secret, CACM 1979.
+References: Shamir, How to Share a Secret, CACM 1979.
 """
 
 from __future__ import annotations

@@ -27,10 +27,8 @@ part                 rounds                         numbers per comparison and p
 
 `prepare` needs no inputs. Random numbers are drawn n - t at a time from one that each server deals (Damgård, Nielsen).
 
-References
-----------
-Toft, Primitives and Applications for Multi-party Computation, PhD thesis, Aarhus 2007 (comparison, random bits).
-Gennaro, Rabin, Rabin, Simplified VSS and Fast-track Multiparty Computations, PODC 1998 (degree reduction).
+References: Toft, Primitives and Applications for Multi-party Computation, PhD thesis, Aarhus 2007 (comparison, random
+bits). Gennaro, Rabin, Rabin, Simplified VSS and Fast-track Multiparty Computations, PODC 1998 (degree reduction).
 Damgård, Nielsen, Scalable and Unconditionally Secure Multiparty Computation, CRYPTO 2007 (random numbers, zeros).
 """
 

@@ -32,9 +32,8 @@ sent by a user   -                                       D once (to each server)
 sent by owner    -                                       K (D + 1) per level (to each server)
 ===============  ======================================  ======================================
 
-References
-----------
-Liu, Ma, Liu, Ma, Nepal, Deng, Boosting Privately, ICDCS 2020 (SecPred; there two servers' comparison, bits opened).
+References: Liu, Ma, Liu, Ma, Nepal, Deng, Boosting Privately, ICDCS 2020 (SecPred; there two servers' comparison, bits
+opened).
 """
 
 from __future__ import annotations

@@ -26,9 +26,7 @@ Memory beyond the payloads, however many columns there are: a server makes 64 MB
 copies while they are sorted), and per thread those of joint cells, fewer than the level's rows; up to 32 MB of factors
 are made ahead. It keeps a label of one to four bytes per row and top group of columns.
 
-References
-----------
-Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al., SecureBoost+, arXiv 2110.10927.
+References: Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al., SecureBoost+, arXiv 2110.10927.
 """
 
 from __future__ import annotations

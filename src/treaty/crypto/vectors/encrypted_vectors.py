@@ -18,11 +18,9 @@ to know p's leading 80 bits for such a message to be opened at all.
 
 *Assumption*: the security of the cipher (see `okamoto_uchiyama`, `paillier`); honest-but-curious parties.
 
-References
-----------
-Hardy et al., Private Federated Learning on Vertically Partitioned Data via Entity Resolution and Additively Homomorphic
-Encryption, arXiv 1711.10677, section 4.
-Pippenger, On the Evaluation of Powers and Related Problems, FOCS 1976.
+References: Hardy et al., Private Federated Learning on Vertically Partitioned Data via Entity Resolution and Additively
+Homomorphic Encryption, arXiv 1711.10677, section 4. Pippenger, On the Evaluation of Powers and Related Problems, FOCS
+1976.
 """
 
 from __future__ import annotations

@@ -28,10 +28,9 @@ the dealer; 2 l n multiplications each at asker and dealer, which are 0.12 ns ap
 and at the dealer l n words of keystream for k vectors together. The holder only adds: 2 n for each column, no
 multiplication. Nobody holds more than 16 MB of B at a time.
 
-References
-----------
-Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991. Mohassel, Zhang, SecureML: A System
-for Scalable Privacy-Preserving Machine Learning, IEEE S&P 2017, section 4.2 (masks of a matrix used many times).
+References: Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991. Mohassel, Zhang, SecureML:
+A System for Scalable Privacy-Preserving Machine Learning, IEEE S&P 2017, section 4.2 (masks of a matrix used many
+times).
 """
 
 from __future__ import annotations
