@@ -58,7 +58,7 @@ from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart
 from treaty.runs.fit import no_rows
 from treaty.runs.threads import Played, Run, train_in_threads
-from treaty.runs.warm_up import cast_of, compile_kernels
+from treaty.runs.warm_up import compile_kernels
 from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.layout import SERVER
 from treaty.systems.fedxgb.messages import RoundStart
@@ -73,7 +73,7 @@ from treaty.systems.horizontal.quantiles import Count
 from treaty.systems.options import names_of
 from treaty.systems.pooled import training as pooled
 from treaty.systems.pooled.options import BoostingOptions, Pooled
-from treaty.systems.system import Cast, Labelled, Seat
+from treaty.systems.system import Cast, Labelled, Seat, cast_of
 
 THREADS = 2
 NEAR = 0.01

@@ -27,10 +27,10 @@ from treaty.linear.batches import batch_seed
 from treaty.linear.training import Optimiser, train
 from treaty.models.linear import preparation_of
 from treaty.runs.threads import Run, train_in_threads
-from treaty.runs.warm_up import cast_of, compile_kernels
+from treaty.runs.warm_up import compile_kernels
 from treaty.systems import find_system
 from treaty.systems.logistic.options import QuasiNewton, RegressionOptions
-from treaty.systems.system import Labelled
+from treaty.systems.system import Labelled, cast_of
 
 BATCH, PERIOD, THREADS, LEAD = 1000, 4, 2, "coordinator"
 FORMS = {

@@ -20,11 +20,10 @@ from treaty.estimators.inputs import check_one_kind, known_tables, training_tabl
 from treaty.estimators.saving import Saved, write_model
 from treaty.runs.fit import Predicting
 from treaty.runs.threads import Run
-from treaty.runs.warm_up import cast_of
 from treaty.systems import Model, find_system
 from treaty.systems.options import SystemOptions, converted, names_of, place_of
 from treaty.systems.pooled.system import ALONE
-from treaty.systems.system import Labelled, System
+from treaty.systems.system import Labelled, System, cast_of
 
 Tables = Any  # one table (any dataframe or array), or {party: table}
 

@@ -25,13 +25,12 @@ from treaty.models.interpretation import Contributions, Kind, importances, joine
 from treaty.models.trees import ModelPart, forest_of
 from treaty.runs.fit import no_rows, train
 from treaty.runs.threads import Run, active_of
-from treaty.runs.warm_up import cast_of
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import ALONE
-from treaty.systems.system import Labelled, System
+from treaty.systems.system import Labelled, System, cast_of
 from treaty.trees.boosting import Forest
 
 

@@ -330,3 +330,24 @@ class System:
     warm_up: Callable[[Any], list[Any]] = lambda options: []
     warm_up_owners: int = 2
     alone: Callable[[Mapping[str, Table], Seat], dict[str, Any]] | None = None
+
+
+def cast_of(system: System, owners: list[str], active: str | None, options: SystemOptions) -> Cast:
+    """Return who plays which role where one process plays all: the owners, and the helpers that the system needs.
+
+    Parameters
+    ----------
+    active : str or None
+        The active party, which may be one without rows; None: the first owner, or the server.
+
+    Raises
+    ------
+    ConfigError
+        When parties are too few, or one has the name of a role that is played besides them.
+    """
+    helpers = system.helpers(owners, options)
+    server = next((name for name, place in helpers.items() if place.role == "server"), None)
+    lead = server or active or owners[0]
+    places = {name: Place() for name in owners} | helpers
+    places.setdefault(lead, Place(has_rows=False))
+    return system.cast(places, lead, options)
