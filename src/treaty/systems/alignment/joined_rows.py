@@ -8,9 +8,8 @@ all of them over again until there are `totals`.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.compute import pieces
+from treaty.compute import Integers, pieces
 from treaty.data.ids import Ids
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
@@ -32,7 +31,7 @@ class JoinLayout(Message):
     repeats: Array
 
 
-def arrange(party: Party, own: NDArray[np.int64], batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def arrange(party: Party, own: Integers, batch: int) -> tuple[Integers, Integers]:
     """Step 8: lay out the joined rows of each id; own rows change slowest, then those of each peer in turn.
 
     `own` is how many rows each common id has here. Return totals and own repeats, int64 (n,).
@@ -62,9 +61,7 @@ def arrange(party: Party, own: NDArray[np.int64], batch: int) -> tuple[NDArray[n
     return totals, repeats[0]
 
 
-def arranged(
-    party: Party, lead: str, own: NDArray[np.int64], batch: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def arranged(party: Party, lead: str, own: Integers, batch: int) -> tuple[Integers, Integers]:
     """Step 8: tell how many rows each common id has here; return the totals and repeats received."""
     totals, repeats = np.empty(len(own), np.int64), np.empty(len(own), np.int64)
     for part in pieces(len(own), batch):
@@ -80,9 +77,7 @@ def arranged(
     return totals, repeats
 
 
-def joined(
-    ids: Ids, common: NDArray[np.int64], totals: NDArray[np.int64], repeats: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def joined(ids: Ids, common: Integers, totals: Integers, repeats: Integers) -> Integers:
     """Return the own row in each row of the joined table: see `JoinLayout`."""
     number = np.repeat(np.arange(len(common)), totals)
     place = np.arange(len(number)) - np.repeat(np.cumsum(totals) - totals, totals)
