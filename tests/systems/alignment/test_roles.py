@@ -478,7 +478,7 @@ class Cheat:
         index = {value.tobytes(): k for k, value in enumerate(values)}
         order = np.array([index[value.tobytes()] for value in guess])
         party.send(
-            "b", OrderDigest(common_order._array(common_order._digest("active", other, [values, values[order]])))
+            "b", OrderDigest(blinded_lists.array_of(common_order._digest("active", other, [values, values[order]])))
         )
         try:
             party.receive("b", SealOpening)

@@ -44,6 +44,7 @@ from treaty.crypto.aggregation.participant import Participant
 from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking, pairwise_input
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, encode_body
+from treaty.messaging.order import Order
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, contribute
 from treaty.systems.system import Vouching
@@ -234,6 +235,13 @@ class Membership:
     def hear(self, message: Message) -> None:
         """Take in what the collector told all members."""
         self.member.told.hear(message)
+
+    def next(self, order: Order) -> Message:
+        """Receive what the collector tells all members next, one of the messages that `order` allows now."""
+        message = self._party.receive(self._collector, *order.allowed)
+        order.take(message)
+        self.hear(message)
+        return message
 
     def give(self, values: NDArray[np.int64]) -> None:
         """Contribute an int64 vector to the next sum.
