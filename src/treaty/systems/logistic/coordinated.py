@@ -30,6 +30,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.additive.montgomery import from_words, to_words
@@ -44,7 +45,6 @@ from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 from treaty.systems.vertical.encrypted_columns import pack, unpack
 
 Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 _PIECE = 12  # bits of a vector: with 28 of a column, products of 2^23 rows fit
 

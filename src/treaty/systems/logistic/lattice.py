@@ -27,9 +27,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.compute import pieces
+from treaty.compute import Integers, pieces
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.lattice.store import HintStore
@@ -44,8 +43,6 @@ from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import exact_products
 from treaty.systems.logistic.setup import OwnData, Setting
 from treaty.systems.vertical.encrypted_columns import pack, unpack
-
-Integers = NDArray[np.int64]
 
 WEIGHT_BOUND = int(CLIP) << COLUMN_FRACTION
 

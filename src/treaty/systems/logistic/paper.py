@@ -32,8 +32,8 @@ from dataclasses import replace
 from itertools import count
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Integers
 from treaty.crypto.additive.montgomery import to_words
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey
 from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, opened
@@ -46,6 +46,7 @@ from treaty.systems.logistic.batches import agree_on_batches
 from treaty.systems.logistic.coordinated import (
     EncryptedVector,
     SharedKey,
+    Words,
     ciphertexts,
     make_key,
     product_of_all,
@@ -56,10 +57,6 @@ from treaty.systems.logistic.epochs import end_epoch, receive_end
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 from treaty.systems.system import Seat
 from treaty.systems.vertical.encrypted_columns import pack
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Words = NDArray[np.uint64]
 
 
 class Margins(Message):

@@ -41,15 +41,8 @@ class MarginPart(Message):
 def predict_active(seat: Seat) -> NDArray[np.float64]:
     """Predict rows as the label holder; all other owners play `predict_passive`.
 
-    Parameters
-    ----------
-    seat : Seat
-        `data` has the own columns of the rows, `part` the own part of the model, with the intercept.
-
-    Returns
-    -------
-    float64 (n_rows,)
-        Margins: log-odds of the second class.
+    The seat's `data` has the own columns of the rows, its `part` the own part of the model, with the intercept.
+    Returns margins float64 (n_rows,), the log-odds of the second class.
 
     Raises
     ------

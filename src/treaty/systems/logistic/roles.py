@@ -36,8 +36,8 @@ from contextlib import closing
 from itertools import count
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Integers
 from treaty.crypto.vectors.cancelling_masks import FRACTION_BITS, CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import ConfigError, CryptoError, DataError, PeerProtocolError
 from treaty.linear.lbfgs import Coordinator, Decision
@@ -54,9 +54,6 @@ from treaty.systems.logistic.lattice import LatticeProducts
 from treaty.systems.logistic.setup import OwnData, Setting, begin, pair_seeds, terms
 from treaty.systems.logistic.two_party import OwnKeyProducts
 from treaty.systems.system import Seat
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 class InnerProducts(Message):
@@ -81,15 +78,8 @@ class StepCoefficients(Message):
 def active(seat: Seat) -> LinearPart:
     """Train as the label holder.
 
-    Parameters
-    ----------
-    seat : Seat
-        Connected with all other parties. `data` has labels 0 and 1, and perhaps no column.
-
-    Returns
-    -------
-    LinearPart
-        Own weights, intercept and losses.
+    The seat is connected with all other parties; its `data` has labels 0 and 1, and perhaps no column. Returns own
+    weights, intercept and losses.
 
     Raises
     ------
@@ -230,12 +220,12 @@ class _Decider:
             self._masks = CancellingMasks(party.job, f"{party.protocol} passive parties", party.name, among)
 
     def end_epoch(self, end: EpochEnd) -> None:
-        """Go on to the next epoch."""
+        """Tell the coordinator, if it is here, how training goes on."""
         if self._coordinator is not None:
             self._coordinator.end_epoch(end.learning_rate, back=end.back)
 
     def decide(self, products: Floats, *, paired: bool) -> Decision:
-        """Return the decision on all parties' summed products; `paired` says that a candidate is among the vectors."""
+        """Return the decision on all parties' summed products; `paired`: a candidate pair is among the vectors."""
         self._place += 1
         numbers = _checked_fixed(products)
         if self._coordinator is not None:
@@ -300,13 +290,9 @@ def coordinator(seat: Seat) -> None:
 
 
 def decide_for(
-    party: Party,
-    givers: Sequence[str],
-    decider: Coordinator,
-    expected: int,
-    own: list[int] | None = None,
+    party: Party, givers: Sequence[str], decider: Coordinator, expected: int, own: list[int] | None = None
 ) -> Decision:
-    """Add up so many inner products of each party, and the own ones if there are any; decide, and tell the parties."""
+    """Sum the `givers`' inner products, `expected` of each, and the own ones if any; decide, and tell the givers."""
     parts = []
     for name in givers:
         values = party.receive(name, InnerProducts).values

@@ -32,10 +32,7 @@ CANNOT_EXPLAIN = (
 def cast(places: Mapping[str, Place], active: str, options: FederatedRegression) -> Cast:
     """Give every party its role: "active", "passive", or "coordinator" to the party that the job names.
 
-    Raises
-    ------
-    ConfigError
-        When roles and options do not go together.
+    Raises ConfigError when roles and options do not go together.
     """
     others = [
         f'role = "{place.role}" at {name}' if place.role else f"edge at {name}"

@@ -18,31 +18,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
-from treaty.crypto.vectors.encrypted_vectors import (
-    Fields,
-    HiddenMatrix,
-    Hider,
-    hide_rows,
-    opened,
-    product_bits,
-)
+from treaty.crypto.vectors.encrypted_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
 from treaty.errors import DataError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.logistic.coordinated import (
-    ciphertexts,
-    exact_products,
-    loss_fields,
-    make_key,
-    read_key,
-)
+from treaty.systems.logistic.coordinated import ciphertexts, exact_products, loss_fields, make_key, read_key
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 from treaty.systems.vertical.encrypted_columns import pack
-
-Integers = NDArray[np.int64]
 
 
 class HiddenRows(Message):
