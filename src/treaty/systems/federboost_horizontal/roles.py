@@ -28,7 +28,7 @@ The leader with all members but one sees that one's histograms, whatever is done
 
 **Lost participants.** Masks cancel only if all vectors come. By default a lost one ends the job: checkpoints are kept,
 and training resumes when everybody is back. With ``dropout="accept"`` sums are opened over those still there, and the
-round's trees are begun anew: from the sums before and after, the leader can tell the lost one's histograms. That is why
+round's trees are restarted: from the sums before and after, the leader can tell the lost one's histograms. That is why
 it must be asked for.
 
 Deviations from the paper: masks are fresh for every vector (there, one pairwise secret serves twice); quantiles of all
@@ -59,7 +59,7 @@ from treaty.messaging.order import Table as OrderTable
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import model_job
-from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, noise_ledger, pay, plan_noise
+from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, pay, plan_noise
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.search import agree_on_bins, answer_search
 from treaty.systems.federboost_horizontal.training import (
@@ -100,11 +100,11 @@ from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
-_FEW_CELLS = 1 << 20  # of a participant: summed in less time than it takes to say so
+_FEW_CELLS = 1 << 20  # of a participant's table: summing them takes less time than the messages about it
 
 
 class ModelEnd(Message):
-    """The model is finished, and has so many rounds."""
+    """The model is finished; how many rounds it has."""
 
     rounds: Annotated[int, msgspec.Meta(ge=0)]
 
@@ -120,17 +120,17 @@ CONVERSATION: OrderTable = {
 
 
 def may_be_two(options: FederBoostHorizontal) -> bool:
-    """Whether two participants are enough: each sees the other's histograms in the sum."""
+    """Whether two participants are allowed, each of whom can tell the other's histograms from the sum."""
     return options.mode == "paper" or options.epsilon_total is not None
 
 
 def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None:
-    """Refuse so few participants that a sum shows what one of them has, or that none may be lost."""
+    """Refuse too few participants: a sum would show what one of them has, or none could be lost."""
     least = 2 if may_be_two(options) else 3
     if len(members) < least:
         raise ConfigError(
             f"expected {least} participants with data or more, got {len(members)}: of a sum of two each sees the "
-            "other's part; add noise (epsilon_total), or permit it (mode='paper')"
+            "other's part; add noise (epsilon_total), or allow it (mode='paper')"
         )
     if options.dropout == "accept" and len(members) < 4:
         raise ConfigError(
@@ -138,7 +138,7 @@ def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None
         )
     if options.dropout == "accept" and options.epsilon_total is not None:
         raise ConfigError(
-            'dropout="accept" begins trees anew, which would cost more than epsilon_total: leave one of them out'
+            'dropout="accept" restarts trees after a loss, which would cost more than epsilon_total: leave out either'
         )
 
 
@@ -146,18 +146,10 @@ def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None
 
 
 def leader(seat: Seat) -> ModelPart:
-    """Train as the leader.
+    """Train as the leader, connected with all other participants; return the whole model.
 
-    Parameters
-    ----------
-    seat : Seat
-        Connected with all other participants. `data` is None where the leader brings no rows; it then names the classes
-        of its eval sets, which it alone watches. The first owner's columns are everybody's.
-
-    Returns
-    -------
-    ModelPart
-        The whole model.
+    The seat's `data` is None where the leader brings no rows; `classes` are then those of its eval sets, which it alone
+    watches. The first owner's columns are everybody's.
 
     Raises
     ------
@@ -188,7 +180,7 @@ def leader(seat: Seat) -> ModelPart:
 
 
 def _begin(seat: Seat) -> tuple[_ModelSetup, Checkpoint | None]:
-    """Receive what rows participants have, pay for noise, and tell all what model begins or is resumed."""
+    """Receive the participants' descriptions, pay for noise, and tell all which model begins or is resumed."""
     party, members, data = seat.party, seat.cast.owners, seat.data
     described = {name: party.receive(name, RowsDescription) for name in members if name != party.name}
     if data is not None:
@@ -346,7 +338,7 @@ def _follow_rounds(
 
 @dataclass(frozen=True, slots=True)
 class _ModelSetup:
-    """A model that begins or is resumed: the leader's message, everybody's columns, noise and what was paid for it."""
+    """What is fixed before sums: the leader's message, everybody's columns, the noise, in words what it cost."""
 
     message: ModelBegin
     schema: Schema
@@ -365,9 +357,8 @@ def _meet(seat: Seat) -> None:
 
 def _set_up(seat: Seat, message: ModelBegin, noise: SumNoise) -> _ModelSetup:
     """Enter the training's noise in the own ledger, before any sum is opened."""
-    name = seat.party.name
-    ledger = None if seat.data is None else noise_ledger(seat.options, seat.store, name)
-    paid = pay(noise, ledger, model_job(seat.party.job, message.model_id))
+    store, name = None if seat.data is None else seat.store, seat.party.name
+    paid = pay(noise, store, name, model_job(seat.party.job, message.model_id))
     return _ModelSetup(message, schema_of(message.names, message.categories), noise, paid)
 
 
@@ -393,7 +384,7 @@ def _keep(seat: Seat, own: OwnRows, told: CommonBins, printed: bytes, rounds: in
 
 
 def _told_first(seat: Seat, message: ModelBegin) -> bytes:
-    """Return what all were told at the beginning: masks cancel only between those told the same."""
+    """Encode what all were told at the beginning: masks cancel only between those told the same."""
     return msgspec.json.encode(_terms(seat), order="sorted") + encode_body(message)
 
 

@@ -27,7 +27,7 @@ from treaty.trees.objectives import Objective
 def agree_on_bins(
     seat: Seat, collector: Collector, rows: Labelled, classes: list[Category] | None, noise: SumNoise
 ) -> tuple[Bins, Objective, str]:
-    """Open how many rows there are and what bounds gradients, then search for bins, as the leader of `rows`.
+    """As the leader, with own `rows`: open the number of rows and the gradients' bounds, then search for bins.
 
     Return the bins, the loss with bounds that hold for everybody's gradients, and in words what was spent: how small
     the groups were that the search parted, or what all noise of the training costs.
@@ -44,17 +44,10 @@ def agree_on_bins(
         objective.check_sums(opening.rows(opened))
         bins, smallest = choose_bins(
             lambda own, length: collector.total(length, own if own is None else noise.on_search(own)),
-            collector.tell_all,
-            opening,
-            opened,
-            schema,
-            common.max_bin,
-            own=rows.table if has_rows else None,
-            least_rows=common.fewest_rows,
-            most_rounds=_search_rounds(noise),
-            threads=seat.threads,
-        )
-        if collector.summed == cohort:  # what was opened with somebody's rows does not fit what is opened without
+            collector.tell_all, opening, opened, schema, common.max_bin, own=rows.table if has_rows else None,
+            least_rows=common.fewest_rows, most_rounds=_search_rounds(noise), threads=seat.threads,
+        )  # fmt: skip
+        if collector.summed == cohort:  # sums with and without a lost member do not fit together
             break
     if noise.budget is not None:
         return bins, objective, str(noise.budget)
@@ -67,7 +60,7 @@ def answer_search(
 ) -> CommonBins:
     """Take part in the search for bins, until the leader tells them.
 
-    Raises PeerProtocolError when the leader begins anew without need, or asks for more than a search takes.
+    Raises PeerProtocolError when the leader restarts although nobody was lost, or asks for more than a search takes.
     """
     leader, max_bin, threads = seat.cast.active, seat.common.max_bin, seat.threads
     opening = Opening(rows.table.schema, bounds=noise.budget is None)
@@ -77,16 +70,12 @@ def answer_search(
         match sums.next(order):
             case Count():
                 if sums.member.there == cohort:
-                    raise PeerProtocolError(
-                        leader, f"expected one search for bins, got another - at Count from {leader}"
-                    )
+                    raise PeerProtocolError(leader, f"expected one search for bins - at Count from {leader}")
                 rounds, cohort = _search_rounds(noise), sums.member.there
                 sums.give(noise.on_opening(opening.of(rows.table, objective)))
             case ProbeRequest() as asked:
                 if rounds == 0:
-                    raise PeerProtocolError(
-                        leader, f"expected the bins, got more probes - at ProbeRequest from {leader}"
-                    )
+                    raise PeerProtocolError(leader, f"expected no more probes - at ProbeRequest from {leader}")
                 rounds -= 1
                 sums.give(noise.on_search(answer_probes(asked, ordered, max_bin, leader, threads)))
             case CommonBins() as bins:

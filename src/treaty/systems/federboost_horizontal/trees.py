@@ -49,7 +49,7 @@ class TreeStep(Message):
 
 
 class TreeLeader:
-    """Grows trees from sums: `grow` is what `run_rounds` takes.
+    """Grows trees from sums, by `grow`, which `run_rounds` takes.
 
     `has_rows` says whether the leader is a member of the sums; `noise` adds its share of noise to a vector; `rng` draws
     a `share` of the columns for each tree.
@@ -74,7 +74,7 @@ class TreeLeader:
         self._gains: list[Floats] = []
 
     def grow(self) -> list[Tree]:
-        """Grow a tree per output; anew when a participant is lost meanwhile."""
+        """Grow a tree per output; start again when a participant is lost meanwhile."""
         n_columns = len(self._bins.schema.names)
         every = np.arange(n_columns, dtype=np.int32)
         columns = [
@@ -170,8 +170,8 @@ class TreeLeader:
 class TreeMember:
     """A participant's end: follows the leader's steps on its own rows.
 
-    No more than `most_rounds` are begun and no nodes at `max_depth` summed, whatever the leader asks. ``cohort()``
-    returns who is there: an unfinished round is begun anew only after a loss.
+    Refuses more than `most_rounds` rounds, sums of nodes at `max_depth`, and to restart an unfinished round although
+    ``cohort()``, those still there, is as before.
     """
 
     def __init__(
@@ -194,9 +194,8 @@ class TreeMember:
             totals = self._start(step)
             asked = self._asked(step)
         except (ValueError, IndexError) as error:
-            raise PeerProtocolError(
-                self._leader, f"expected a step that fits the trees, got another ({error}) - at TreeStep"
-            ) from None
+            expected = f"expected a step that fits the trees, got another ({error}) - at TreeStep"
+            raise PeerProtocolError(self._leader, expected) from None
         return level_vector(self._shard, asked, totals) if asked else None
 
     def _view(self, array: Array, what: str, length: int | None = None) -> Int32s:
@@ -222,7 +221,7 @@ class TreeMember:
             return
         sizes = self._shard.n_nodes()
         if len(values) != sum(sizes) or not np.all(np.abs(values) < MOST_VALUE) or not np.all(np.isfinite(gains)):
-            raise ValueError("values of other nodes, or too large")
+            raise ValueError("a wrong number of values, or too large ones")
         at = np.cumsum(sizes)[:-1]
         self._forest.trees.extend(self._own.finish(np.split(values, at), np.split(gains, at)))
         self._depths = []
@@ -235,11 +234,11 @@ class TreeMember:
         n_features = len(self._bins.n_bins)
         of_trees = np.split(columns, last[:-1])
         if len(last) != len(self._shard.margins) or last[-1] != len(columns):
-            raise ValueError("columns of other trees")
+            raise ValueError("columns of a wrong number of trees")
         if any(np.any(np.diff(c) <= 0) or np.any((c < 0) | (c >= n_features)) for c in of_trees):
             raise ValueError("columns that do not exist")
         if self._forest.rounds >= self._most_rounds or (self._depths and self._cohort() == self._began_with):
-            raise ValueError("a round too many, or begun anew without a loss")
+            raise ValueError("a round too many, or a restart although nobody was lost")
         self._began_with = self._cohort()
         self._depths, self._summed = [[0] for _ in of_trees], set()
         return self._shard.start_round(of_trees, self._own.sample())

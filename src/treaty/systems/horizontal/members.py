@@ -38,6 +38,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.crypto.aggregation.key_agreement import Advertisement, EphemeralKeys, PairSeeds
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.crypto.aggregation.participant import Participant
@@ -105,7 +106,7 @@ class SumVoid(Message):
 
 
 class ToldDigest:
-    """Digest of all that a member was told so far, which its masks depend on; `digest` has 32 bytes.
+    """Digest (32 bytes) of all that a member was told so far; its masks depend on it.
 
     Masks cancel only between members that were told the same: a collector that asks one of them for something else than
     the others, or tells it other options, gets a sum that is uniform. `begun` is what the run began with: options and
@@ -116,7 +117,7 @@ class ToldDigest:
         self.digest = hashlib.sha256(length_prefixed("treaty heard", begun)).digest()
 
     def hear(self, message: Message) -> None:
-        """Take in the next message."""
+        """Add the next message to the digest."""
         named = length_prefixed(self.digest, type(message).__name__, encode_body(message))
         self.digest = hashlib.sha256(named).digest()
 
@@ -176,7 +177,7 @@ class Member:
         """Derive what is shared with each other member."""
         self._seeds: PairSeeds = self._keys.agree(pairs.advertisements(), self._first.roster)
 
-    def masked(self, values: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def masked(self, values: Integers) -> NDArray[np.uint64]:
         """Mask the next vector, where no member may be lost."""
         self._number += 1
         return pairwise_input(self._round(len(values)), self._seeds, values)
@@ -192,8 +193,7 @@ class Member:
     def without_lost(self, names: Collection[str], peer: str) -> None:
         """Note who takes part from now on.
 
-        Raises PeerProtocolError when somebody is among them who was reported lost: the difference of two sums would be
-        its vector.
+        Raises PeerProtocolError when somebody reported lost is back: the difference of two sums would be its vector.
         """
         there = frozenset(names) | {self.name}
         if not there <= self.there:
@@ -209,10 +209,10 @@ class _SignedContribution:
 
     member: Member
     mine: Participant
-    values: NDArray[np.int64]
+    values: Integers
     collector: str
 
-    def vector(self, sharers: Collection[str]) -> NDArray[np.int64]:
+    def vector(self, sharers: Collection[str]) -> Integers:
         self.member.without_lost(sharers, self.collector)
         return self.values
 
@@ -233,7 +233,7 @@ class Membership:
         self._party, self._collector = party, collector
 
     def hear(self, message: Message) -> None:
-        """Take in what the collector told all members."""
+        """Make masks depend on what the collector told all members."""
         self.member.told.hear(message)
 
     def next(self, order: Order) -> Message:
@@ -243,7 +243,7 @@ class Membership:
         self.hear(message)
         return message
 
-    def give(self, values: NDArray[np.int64]) -> None:
+    def give(self, values: Integers) -> None:
         """Contribute an int64 vector to the next sum.
 
         Raises RoundVoid, CryptoError, PeerError when it fails, or the collector asks for what the protocol does not

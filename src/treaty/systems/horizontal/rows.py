@@ -102,7 +102,7 @@ def schema_of(names: Sequence[str], categories: Categories) -> Schema:
 
 
 def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Categories]:
-    """Return names and categories of all columns: the first participant's, of the first kind that is not empty."""
+    """Return names and categories of the first participant's columns, as told by the first that has values in each."""
     kinds = []
     for place, name in enumerate(described[0].names):
         filled = [
