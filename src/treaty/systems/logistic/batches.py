@@ -13,8 +13,8 @@ message                  from -> to                content
 
 **Batches** are cut once, for a training and for all later ones on the same rows that use the same folder: fresh batches
 would give everybody new equations about the same rows. A party that kept a partition insists on it, even if its columns
-have changed since. A seed of `random_state` is taken only if all data parties name the same: a party that chose the
-seed alone could pick one that sets rows of its own apart.
+have changed since. A seed of `random_state` is used only if all data parties name the same one: a party that chose the
+seed alone could pick one that isolates rows of its choice.
 
 A row that stands alone in its batch, the only one of its category for instance, shows its own residual in the gradient:
 see `rows_alone`. No choice of batches helps; the data parties tell each other how many such rows they have.
@@ -79,7 +79,7 @@ class JointSeedShare(Message):
 
 
 class LoneRows(Message):
-    """How many rows of all batches stand alone among the sender's columns (`rows_alone`). Tells that."""
+    """How many rows of all batches stand alone among the sender's columns (`rows_alone`)."""
 
     rows: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
@@ -102,9 +102,9 @@ def _commit(purpose: str, name: str, share: bytes) -> bytes:
 
 
 def rows_digest_of(n_rows: int, labels: Integers | None) -> bytes:
-    """Tell rows that correspond by position from others, by their number and own labels, for `agree_on_batches`.
+    """Return a digest of rows matched by position, for `agree_on_batches`: of their number and own labels.
 
-    Columns do not count: with a column more, the rows and their labels are the same.
+    Columns do not count: with one more, the rows are the same.
     """
     return hashlib.sha256(repr(n_rows).encode() + (b"" if labels is None else labels.tobytes())).digest()
 
@@ -191,7 +191,7 @@ def _common_seed(
         kept = party.receive(first, KeptBatches).seed
         if len(kept) != SEED_BYTES or _digest(kept) != told[first].kept:
             raise PeerProtocolError(first, f"expected the seed it told a digest of - at KeptBatches from {first}")
-        logger.warning("%s: takes the batches that %s kept from an earlier job on these rows", party.name, first)
+        logger.warning("%s: using the batches that %s kept from an earlier job on these rows", party.name, first)
     return kept
 
 

@@ -93,7 +93,7 @@ class LossTotal(Message):
 
 
 def make_key(setting: Setting) -> AdditivePrivateKey:
-    """Make a key for a job."""
+    """Make a key pair of the agreed cipher and size."""
     make = generate_key if setting.cipher == "ou" else generate_paillier_key
     return make(setting.key_bits, insecure_test_key_bits=setting.insecure_test_key_bits)
 
@@ -122,6 +122,11 @@ def product_of_all(rows: Words, hider: Hider) -> Words:
     return product
 
 
+def add_up(vectors: list[Words], hider: Hider) -> Words:
+    """Add up encrypted vectors (n, words)."""
+    return vectors[0] if len(vectors) == 1 else hider.multiply(vectors)
+
+
 def sum_fields(setting: Setting, plaintext_bits: int, *, masked: bool = True) -> Fields:
     """Return how products of <4 d> with columns are packed for the coordinator."""
     bits = product_bits(setting.batch_size, WEIGHT_BITS, setting.vector_bits) + len(setting.owners).bit_length()
@@ -134,7 +139,7 @@ def loss_fields(setting: Setting, plaintext_bits: int, masks: int) -> Fields:
 
 
 class CoordinatedProducts:
-    """A data party's end; `masks` are among data parties."""
+    """A data party's end; `masks` cancel in sums over all data parties."""
 
     def __init__(self, party: Party, setting: Setting, own: OwnData, masks: CancellingMasks, threads: int) -> None:
         assert setting.coordinator is not None
@@ -178,7 +183,7 @@ class CoordinatedProducts:
             ciphertexts(party.receive(peer, EncryptedVector).rows, self._hider, shape, peer, "EncryptedVector.rows")
             for peer in setting.passives
         ]
-        of_passives = theirs[0] if len(theirs) == 1 else self._hider.multiply(theirs)
+        of_passives = add_up(theirs, self._hider)
         if counted:
             self._count(rows, of_passives)
         hidden = self._hider.multiply([of_passives, hidden])  # the own ciphertexts are fresh: so is the product
@@ -218,9 +223,6 @@ class CoordinatedProducts:
         self._of_class, self._offsets = {-1: [], 1: []}, 0
         minus_pad = to_words([-pad % (1 << RING_BITS)], 2)
         return total([padded, minus_pad])[0]
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
 
 class Opener:

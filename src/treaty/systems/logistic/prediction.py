@@ -44,12 +44,7 @@ def predict_active(seat: Seat) -> NDArray[np.float64]:
     The seat's `data` has the own columns of the rows, its `part` the own part of the model, with the intercept.
     Returns margins float64 (n_rows,), the log-odds of the second class.
 
-    Raises
-    ------
-    ConfigError
-        When parties disagree on model or rows.
-    PeerError
-        When a peer is lost or sends something else.
+    Raises ConfigError when parties disagree on model or rows, PeerError when a peer is lost or sends something else.
     """
     party, table = seat.party, seat.rows.table
     agree(party, _terms(seat), remedy=OF_ONE_MODEL)

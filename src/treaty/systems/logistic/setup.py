@@ -35,10 +35,10 @@ from treaty.messaging.agreement import Term
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
-from treaty.systems.system import Cast, Seat
+from treaty.systems.system import Seat
 
 WEIGHT_BITS = COLUMN_FRACTION + 5
-"""Bits of a column's signed entries, which are clipped at 10."""
+"""Bits of a column's signed entries: prepared columns are clipped at 10."""
 
 MARGIN_BITS = 10
 """A party's part of a margin lies below 2^10; a larger one ends training as diverged."""
@@ -80,6 +80,13 @@ class OwnData:
     names: list[str]
 
 
+def diverged(found: str) -> DataError:
+    """Return the error for numbers that outgrow their bounds; peers are not told which."""
+    return DataError(
+        f"training diverged: {found}; lower learning_rate", public="training diverged; lower learning_rate"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Solver:
     """How weights are found, as all parties agreed; `memory` is 0 for gradient descent."""
@@ -114,13 +121,16 @@ def solver_of(common: RegressionOptions, method: type[FederatedRegression]) -> S
 class Setting:
     """What all parties of a training know.
 
+    `owners` are the parties with data, in the job's order; `coordinator` has none, and there may be no coordinator.
     `n_columns` counts each data party's prepared columns, the active party's with the intercept; `batch_size` is at
     most `n_rows`; `cipher` is "lattice", "ou" or "paillier"; `key_bits` is the modulus's size, unless
     `insecure_test_key_bits` replaces it.
     """
 
     model_id: str
-    cast: Cast
+    active: str
+    owners: list[str]
+    coordinator: str | None
     n_rows: int
     n_columns: dict[str, int]
     batch_size: int
@@ -131,24 +141,9 @@ class Setting:
     solver: Solver
 
     @property
-    def active(self) -> str:
-        """The label holder."""
-        return self.cast.active
-
-    @property
-    def owners(self) -> list[str]:
-        """The parties with data, in the job's order."""
-        return self.cast.owners
-
-    @property
     def passives(self) -> list[str]:
         """Data parties but the active one."""
         return self.others(self.active)
-
-    @property
-    def coordinator(self) -> str | None:
-        """The party without data that coordinates, if there is one."""
-        return self.cast.holder("coordinator")
 
     @property
     def n_batches(self) -> int:
@@ -177,10 +172,7 @@ class Setting:
     def fixed(self, margins: Floats) -> Integers:
         """Round parts of margins to fixed point; DataError when one is too large: training has diverged."""
         if not np.all(np.abs(margins) < 1 << MARGIN_BITS):
-            raise DataError(
-                f"training diverged: a margin exceeds {1 << MARGIN_BITS}; lower learning_rate",
-                public="training diverged; lower learning_rate",
-            )
+            raise diverged(f"a margin exceeds {1 << MARGIN_BITS}")
         return np.rint(margins * 2.0**self.fractional_bits).astype(np.int64)
 
     def mean_over_batch(self, products: Sequence[int]) -> Floats:
@@ -214,7 +206,9 @@ def begin(seat: Seat, shape: tuple[int, int] | None) -> Setting:
     default = parameters.PAILLIER_DEFAULT_KEY_BITS if cipher == "paillier" else parameters.OU_DEFAULT_KEY_BITS
     setting = Setting(
         model_id=sizes.model_id,
-        cast=cast,
+        active=lead,
+        owners=cast.owners,
+        coordinator=cast.holder("coordinator"),
         n_rows=sizes.n_rows,
         n_columns=dict(zip(cast.owners, sizes.n_columns, strict=True)),
         batch_size=min(common.batch_size, sizes.n_rows),

@@ -87,10 +87,9 @@ def helpers(owners: Iterable[str], options: FederatedRegression) -> dict[str, Pl
     """Return the coordinator that `fit` plays, under a name that no party with data has; nobody without one."""
     if not options.has_coordinator:
         return {}
-    taken, name, number = set(owners), COORDINATOR, 1
-    while name in taken:
-        number += 1
-        name = f"{COORDINATOR}-{number}"
+    taken = set(owners)
+    names = (COORDINATOR, *(f"{COORDINATOR}-{number}" for number in range(2, len(taken) + 2)))
+    name = next(name for name in names if name not in taken)
     return {name: Place(role=COORDINATOR, has_rows=False)}
 
 
