@@ -42,7 +42,7 @@ def bucket(count: int) -> int:
 class OwnList:
     """A party's ids as the other sees them: under a key of this run, padded to the bucket, in a secret order.
 
-    A list kept in a file is hashed beforehand, in the order of the ids, for the ids of a batch are scattered over it.
+    A list kept in a file is hashed when it is made, in the order of the ids, as the ids of a batch lie all over it.
     """
 
     def __init__(self, ids: Ids, domain: bytes, threads: int, scratch: Scratch | None = None) -> None:

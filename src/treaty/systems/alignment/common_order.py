@@ -107,6 +107,4 @@ def _seal(opening: bytes, digest: bytes) -> bytes:
 
 def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
     if not hmac.compare_digest(own, theirs):
-        raise PeerProtocolError(
-            peer, f"expected the same ids in the same order, got another digest - at {what} from {peer}"
-        )
+        raise PeerProtocolError(peer, f"expected the same ids in the same order - at {what} from {peer}")

@@ -40,10 +40,8 @@ def arrange(party: Party, own: Integers, batch: int) -> tuple[Integers, Integers
     for peer in party.peers:
         copies = np.empty(len(own), np.int64)
         for part in pieces(len(own), batch):
-            length = part.stop - part.start
-            copies[part] = view(
-                party.receive(peer, Copies).counts, np.int64, (length,), peer=peer, what="Copies.counts"
-            )
+            sent, length = party.receive(peer, Copies).counts, part.stop - part.start
+            copies[part] = view(sent, np.int64, (length,), peer=peer, what="Copies.counts")
         if np.any(copies < 1) or np.any(copies >= _MOST_ROWS):
             raise PeerProtocolError(peer, f"expected at least one row of a common id - at Copies.counts from {peer}")
         counts.append(copies)

@@ -176,15 +176,10 @@ class _Lists:
 def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) -> Alignment:
     """Align with every passive party, `party.peers`; all parties must have read their ids with the same options.
 
-    Raises
-    ------
-    ConfigError
-        When parties disagree on an option or on the kind of their ids, or a peer has reached its limit of runs.
-    DataError
-        When the parties have no id in common, or "expand" gives too many rows. Tells counts only. Under "active" the
-        party has then left the job in good order, so that its peers do not learn of it.
-    PeerProtocolError
-        When a peer sends something that is no point, or lists that do not fit together.
+    Raises ConfigError when parties disagree on an option or on the kind of their ids, or a peer has reached its limit
+    of runs; DataError, which tells counts only, when the parties have no id in common or "expand" gives too many rows
+    (under "active" this party has then left the job in good order, so that its peers do not learn of it);
+    PeerProtocolError when a peer sends something that is no point, or lists that do not fit together.
     """
     both, batch, threads = options.result_to == "both", options.batch, options.threads
     with Scratch(options.in_memory) as scratch:
@@ -319,19 +314,19 @@ def _receive_matches(
 ) -> tuple[Sorted, bytes]:
     """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order."""
     told = scratch.sorted(THEIRS, "place", own.size, own.size)
-    odd = False
+    outside = False
     while not isinstance(answer := party.receive(lead, Matches, OrderKey), OrderKey):
         assert isinstance(answer, Matches)
         place = view(answer.places, np.int32, (None,), peer=lead, what="Matches.places")
         if len(place) == 0 or len(told) + len(place) > own.size:
             raise PeerProtocolError(lead, f"expected 1 to {own.size} places - at Matches.places from {lead}")
-        odd |= bool(np.any(place < 0) or np.any(place >= own.size))
+        outside |= bool(np.any(place < 0) or np.any(place >= own.size))
         values = from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=lead, what="Matches.values"))
         told.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
     key = bytes_of(answer.key, lead, "OrderKey.key")
     if len(told) == 0:
         raise PeerProtocolError(lead, f"expected common ids before OrderKey, got none - from {lead}")
-    if odd:
+    if outside:
         raise PeerProtocolError(lead, f"expected different places below {own.size} - at Matches.places from {lead}")
     return confirmed(told, own, made, size, n_ids, lead, scratch), key
 
@@ -372,9 +367,8 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
         answer = party.receive(peer, ListSummary)
         size = sizes[peer] = answer.size
         if not SMALLEST <= size <= LARGEST or bucket(size) != size:
-            raise PeerProtocolError(
-                peer, f"expected a bucket of at least {SMALLEST}, got {size} - at ListSummary from {peer}"
-            )
+            expected = f"expected a bucket of at least {SMALLEST}, got {size}"
+            raise PeerProtocolError(peer, f"{expected} - at ListSummary from {peer}")
         theirs[peer] = view(answer.commitment, np.uint8, commitment.shape, peer=peer, what="ListSummary.commitment")
         if answer.kind != ids.kind:
             raise ConfigError(

@@ -110,7 +110,7 @@ class ModelEnd(Message):
 
 
 CONVERSATION: OrderTable = {
-    "begun": {Count: "search", CommonBins: "rounds"},
+    "new": {Count: "search", CommonBins: "rounds"},
     "search": {ProbeRequest: "search", Count: "search", CommonBins: "rounds"},
     "resumed": {CommonBins: "rounds"},
     "rounds": {TreeStep: "rounds", Keep: "rounds", ModelEnd: "finished"},
@@ -134,7 +134,7 @@ def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None
         )
     if options.dropout == "accept" and len(members) < 4:
         raise ConfigError(
-            f'dropout="accept" goes on without a lost participant: expected 4 or more, got {len(members)}'
+            f'dropout="accept" goes on without a lost participant: expected 4 participants or more, got {len(members)}'
         )
     if options.dropout == "accept" and options.epsilon_total is not None:
         raise ConfigError(
@@ -151,12 +151,8 @@ def leader(seat: Seat) -> ModelPart:
     The seat's `data` is None where the leader brings no rows; `classes` are then those of its eval sets, which it alone
     watches. The first owner's columns are everybody's.
 
-    Raises
-    ------
-    ConfigError
-        When parties disagree on options, or are too few for a sum to hide anything.
-    CryptoError, PeerError
-        When a participant is lost, or sends what the protocol does not allow.
+    Raises ConfigError when parties disagree on options, or are too few for a sum to hide anything; CryptoError or
+    PeerError when a participant is lost, or sends what the protocol does not allow.
     """
     _meet(seat)
     setup, found = _begin(seat)
@@ -188,12 +184,10 @@ def _begin(seat: Seat) -> tuple[_ModelSetup, Checkpoint | None]:
         check_noise(seat.options, data, seat.classes)
     labels = all_classes(described)
     names, categories = all_columns([described[name] for name in members])
-    schema = schema_of(names, categories)
-    noise = plan_noise(seat.options, seat.common, schema, labels, len(members))
-    found = leaders_checkpoint(seat.keeper, noisy=noise.budget is not None)
+    found = leaders_checkpoint(seat.keeper, noisy=seat.options.epsilon_total is not None)
     model_id = secrets.token_hex(16) if found is None else found.part.model_id
     rounds = None if found is None else min(found.rounds, seat.common.n_estimators)
-    setup = _set_up(seat, ModelBegin(model_id, names, categories, labels, rounds), noise)
+    setup = _set_up(seat, ModelBegin(model_id, names, categories, labels, rounds))
     for peer in party.peers:
         party.send(peer, setup.message)
     return setup, found
@@ -254,7 +248,7 @@ def member(seat: Seat) -> ModelPart:
     rows, sums, setup = _join(seat)
     printed = b"" if seat.keeper is None else printed_rows([rows], setup.message.classes)
     if setup.message.rounds is None:
-        order = Order(CONVERSATION, "begun")
+        order = Order(CONVERSATION, "new")
         own, told = _search(seat, sums, order, rows, setup)
     else:
         order = Order(CONVERSATION, "resumed")
@@ -275,8 +269,7 @@ def _join(seat: Seat) -> tuple[Labelled, Membership, _ModelSetup]:
     if message.rounds is not None and seat.options.epsilon_total is not None:
         raise ConfigError("cannot resume with epsilon_total: sums would be opened again, at a further cost; begin anew")
     sums = join(party, lead, members, seat.vouching, _told_first(seat, message), _sum_rules(seat.options))
-    noise = plan_noise(seat.options, seat.common, schema, message.classes, len(members))
-    return rows, sums, _set_up(seat, message, noise)
+    return rows, sums, _set_up(seat, message)
 
 
 def _search(
@@ -355,11 +348,13 @@ def _meet(seat: Seat) -> None:
     check_members(seat.options, seat.cast.owners)
 
 
-def _set_up(seat: Seat, message: ModelBegin, noise: SumNoise) -> _ModelSetup:
-    """Enter the training's noise in the own ledger, before any sum is opened."""
+def _set_up(seat: Seat, message: ModelBegin) -> _ModelSetup:
+    """Plan the training's noise and enter it in the own ledger, before any sum is opened."""
+    schema = schema_of(message.names, message.categories)
+    noise = plan_noise(seat.options, seat.common, schema, message.classes, len(seat.cast.owners))
     store, name = None if seat.data is None else seat.store, seat.party.name
     paid = pay(noise, store, name, model_job(seat.party.job, message.model_id))
-    return _ModelSetup(message, schema_of(message.names, message.categories), noise, paid)
+    return _ModelSetup(message, schema, noise, paid)
 
 
 def _sum_rules(options: FederBoostHorizontal) -> SumRules:
@@ -377,7 +372,7 @@ def _fresh(seat: Seat, setup: _ModelSetup, rows: Labelled, bins: Bins, objective
 
 
 def _keep(seat: Seat, own: OwnRows, told: CommonBins, printed: bytes, rounds: int, began: float | None = None) -> None:
-    """Write a checkpoint of so many rounds."""
+    """Write a checkpoint after `rounds` rounds; `began` is `Keeper.keep`'s."""
     assert seat.keeper is not None
     kept, given = RoundState(rounds, own.shard.margins.copy(), own.draws.state), seat.given
     seat.keeper.keep(lambda: checkpoint_with(own.part, given, printed, kept, told), began)

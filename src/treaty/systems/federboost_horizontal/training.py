@@ -132,7 +132,7 @@ def members_checkpoint(keeper: Keeper | None, model_id: str, rounds: int) -> Che
 
 
 def resume(seat: Seat, found: Checkpoint, rounds: int, rows: Labelled, printed: bytes) -> OwnRows:
-    """Resume a training after so many rounds; what the checkpoint has of later ones is dropped.
+    """Resume a training after `rounds` rounds; the checkpoint's later trees are dropped.
 
     Raises ConfigError when the checkpoint is of other options, parties or rows (`printed` is their `fingerprint`).
     """

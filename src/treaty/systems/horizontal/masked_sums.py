@@ -147,7 +147,7 @@ class SumAggregator(ABC):
 
     @abstractmethod
     def _gather(self, kind: type[M]) -> dict[str, M]:
-        """Receive a message of everyone who still contributes; whoever sends none does not any more."""
+        """Receive a message from every remaining contributor; those that send none are dropped."""
 
     @abstractmethod
     def _expel(self, error: PeerProtocolError) -> None:

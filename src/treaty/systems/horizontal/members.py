@@ -15,7 +15,7 @@ shares, `Survivors`,  both ways          (``dropout="accept"``) see `masked_sums
 `MaskShares`
 `SurvivorSignature`,  both ways          (``dropout="accept"``) signatures on the list of  they are signatures
 `SurvivorSignatures`                     survivors
-`SumOpened`,          collector -> all   (``dropout="accept"``) it worked; or mask anew    TLS
+`SumOpened`,          collector -> all   (``dropout="accept"``) it worked; or mask again   TLS
 `SumVoid`
 ====================  =================  ================================================  ===========================
 
@@ -102,19 +102,19 @@ class SumOpened(Message):
 
 
 class SumVoid(Message):
-    """The sum is void, not opened: mask the vector anew."""
+    """The sum is void, not opened: mask the vector again."""
 
 
 class ToldDigest:
     """Digest (32 bytes) of all that a member was told so far; its masks depend on it.
 
-    Masks cancel only between members that were told the same: a collector that asks one of them for something else than
-    the others, or tells it other options, gets a sum that is uniform. `begun` is what the run began with: options and
-    the first message to all.
+    Masks cancel only between members that were told the same: a collector that tells one of them something else than
+    the others, options included, gets a uniform sum. `told_first` is what the run begins with: options and the first
+    message to all.
     """
 
-    def __init__(self, begun: bytes) -> None:
-        self.digest = hashlib.sha256(length_prefixed("treaty heard", begun)).digest()
+    def __init__(self, told_first: bytes) -> None:
+        self.digest = hashlib.sha256(length_prefixed("treaty heard", told_first)).digest()
 
     def hear(self, message: Message) -> None:
         """Add the next message to the digest."""
@@ -144,7 +144,8 @@ class SumRules:
 class Member:
     """A member's secrets of one run, and its part in every sum.
 
-    `key` introduces it; `told` is all it was told; `there` has the members not reported lost, who are not let in again.
+    `key` introduces it; `told` digests all it was told; `there` are the members not reported lost: whoever was is not
+    let in again.
     """
 
     def __init__(self, party: Party, vouching: Vouching, told: ToldDigest, rules: SumRules) -> None:
@@ -263,15 +264,15 @@ class Membership:
 
 
 def join(
-    party: Party, collector: str, members: Sequence[str], vouching: Vouching, begun: bytes, rules: SumRules
+    party: Party, collector: str, members: Sequence[str], vouching: Vouching, told_first: bytes, rules: SumRules
 ) -> Membership:
     """Become a member of sums that another party collects, with masks made from keys of this run alone.
 
-    `members` are all of them by the own job file; `begun` is `ToldDigest`'s.
+    `members` are those of the own job file; `told_first` is `ToldDigest`'s.
 
     Raises PeerProtocolError, CryptoError when keys are not those of the members.
     """
-    member = Member(party, vouching, ToldDigest(begun), rules)
+    member = Member(party, vouching, ToldDigest(told_first), rules)
     party.send(collector, member.key)
     roster = party.receive(collector, Roster)
     if roster.keys.keys() != set(members):

@@ -33,24 +33,26 @@ from treaty.systems.system import Vouching
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 0.25  # of the job's timeout, with a member that is silent: the others wait for the collector meanwhile
+PATIENCE = 0.25  # fraction of the job's timeout to wait for a silent member; the others wait meanwhile
 
 
 class Collector(SumAggregator):
-    """Opens sums over the members, the collector among them if it is one; `begun` is `ToldDigest`'s.
+    """Opens sums over the members, the collector among them if it is one; `told_first` is `ToldDigest`'s.
 
     `members` are those still there; `summed` those whose vectors are in the sum opened last, as members were told. Of a
     later loss they learn with the next sum.
     """
 
-    def __init__(self, party: Party, members: Sequence[str], vouching: Vouching, begun: bytes, rules: SumRules) -> None:
+    def __init__(
+        self, party: Party, members: Sequence[str], vouching: Vouching, told_first: bytes, rules: SumRules
+    ) -> None:
         self.members, self.summed = list(members), list(members)
         self._party, self._recover = party, rules.recover
         self._patience = PATIENCE * party.timeout
         self._number = 0
         waits = len(members) > 2 and party.channel.waits
         self._senders = ThreadPoolExecutor(len(members), thread_name_prefix="treaty-send") if waits else None
-        self._told = ToldDigest(begun)
+        self._told = ToldDigest(told_first)
         self._own = Member(party, vouching, self._told, rules) if party.name in members else None
         self._introduce(rules)
 
@@ -93,7 +95,7 @@ class Collector(SumAggregator):
         return open_pairwise(this_round, inputs)
 
     def _recovered(self, length: int, own: Integers | None) -> Integers:
-        """Open the sum over whoever gets through all steps, in some attempts."""
+        """Open the sum over the members that complete all steps, in up to `ATTEMPTS` attempts."""
         for attempt in range(ATTEMPTS):
             this_round = self._round(length, attempt)
             mine = None
@@ -166,7 +168,7 @@ class Collector(SumAggregator):
         elif self._senders is None:
             for name, message in messages.items():
                 self._party.send(name, message)
-        else:  # threads that stay: there is a message to all for every level
+        else:  # with threads that are kept: every level of a tree has a message to all
             list(self._senders.map(self._party.send, messages, messages.values()))
 
     def _expel(self, error: PeerProtocolError) -> None:

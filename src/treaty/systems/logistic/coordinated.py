@@ -134,7 +134,7 @@ def sum_fields(setting: Setting, plaintext_bits: int, *, masked: bool = True) ->
 
 
 def loss_fields(setting: Setting, plaintext_bits: int, masks: int) -> Fields:
-    """Return how an epoch's loss lies in a plaintext, under so many masks."""
+    """Return how an epoch's loss lies in a plaintext, under `masks` masks."""
     return Fields.of(setting.loss_bits, plaintext_bits, masks=masks, most=1)
 
 

@@ -297,7 +297,7 @@ def decide_for(
 
 
 def _check_products(products: Floats, parts: int) -> None:
-    """Refuse a Gram matrix that violates Cauchy-Schwarz, but for the rounding of so many parts.
+    """Refuse a Gram matrix that violates Cauchy-Schwarz, beyond the rounding of its `parts` summands.
 
     Masks hide whatever a party sends; only the sum shows that a contribution was malformed.
     """
