@@ -211,12 +211,10 @@ def _lead_rounds(
 ) -> None:
     """Grow the rounds that are missing; have everybody keep a checkpoint when one is due."""
     part, forest, common, keeper, progress = own.part, own.forest, seat.common, seat.keeper, seat.progress
-    assert own.draws.rng is not None
-    trees = TreeLeader(
-        collector, own, seat.data is not None,
-        noise.rules(common.rules(forest.objective), forest.objective, common.max_bin),
-        partial(noise.on_trees, objective=forest.objective), common.colsample_bytree, own.draws.rng, seat.threads,
-    )  # fmt: skip
+    objective = forest.objective
+    rules = noise.rules(common.rules(objective), objective, common.max_bin)
+    own_noise = None if seat.data is None else partial(noise.on_trees, objective=objective)
+    trees = TreeLeader(collector, own, rules, own_noise, common.colsample_bytree, seat.threads)
 
     def after_round(done: int) -> None:
         forest.clipped_rows = max(forest.clipped_rows, own.shard.clipped)

@@ -51,23 +51,16 @@ class TreeStep(Message):
 class TreeLeader:
     """Grows trees from sums, by `grow`, which `run_rounds` takes.
 
-    `has_rows` says whether the leader is a member of the sums; `noise` adds its share of noise to a vector; `rng` draws
-    a `share` of the columns for each tree.
+    `noise` adds the leader's share of noise to its own vector, None where it has no rows and is no member of the sums;
+    each tree has a random `share` of the columns.
     """
 
     def __init__(
-        self,
-        collector: Collector,
-        own: OwnRows,
-        has_rows: bool,
-        rules: SplitRules,
-        noise: Noise,
-        share: float,
-        rng: np.random.Generator,
-        threads: int,
+        self, collector: Collector, own: OwnRows, rules: SplitRules, noise: Noise | None, share: float, threads: int
     ) -> None:
-        self._collector, self._own, self._has_rows, self._rules = collector, own, has_rows, rules
-        self._noise, self._share, self._rng, self._threads = noise, share, rng, threads
+        assert own.draws.rng is not None, "the leader draws columns"
+        self._collector, self._own, self._rules, self._noise = collector, own, rules, noise
+        self._share, self._rng, self._threads = share, own.draws.rng, threads
         self._shard, self._bins = own.shard, own.bins
         self._untold: list[tuple[int, LevelSplits]] = []
         self._values: list[Floats] = []
@@ -75,11 +68,8 @@ class TreeLeader:
 
     def grow(self) -> list[Tree]:
         """Grow a tree per output; start again when a participant is lost meanwhile."""
-        n_columns = len(self._bins.schema.names)
-        every = np.arange(n_columns, dtype=np.int32)
-        columns = [
-            every if self._share >= 1.0 else draw(self._rng, n_columns, self._share) for _ in self._shard.margins
-        ]
+        every, share = np.arange(len(self._bins.schema.names), dtype=np.int32), self._share
+        columns = [every if share >= 1.0 else draw(self._rng, len(every), share) for _ in self._shard.margins]
         while (grown := self._attempt(columns)) is None:
             pass
         # exact gains would be further equations about the sums that participants are not told
@@ -139,7 +129,7 @@ class TreeLeader:
         """Open the sums asked for; return the roots' totals, where they were asked for, and bin sums by tree."""
         slots = int(self._bins.offsets[-1])
         sizes = [3 * slots * len(nodes) for _, nodes in asked]
-        own = self._noise(level_vector(self._shard, asked, totals)) if self._has_rows else None
+        own = None if self._noise is None else self._noise(level_vector(self._shard, asked, totals))
         opened = self._collector.total(sum(sizes) + (0 if totals is None else totals.size), own)
         *sums, rest = np.split(opened, np.cumsum(sizes))
         return rest.reshape(-1, 3), [part.reshape(-1, slots, 3) for part in sums]
