@@ -30,7 +30,7 @@ from treaty.messaging.certificates import load_certificate, write_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
 from treaty.runs.processes import free_ports
-from treaty.systems.alignment.roles import align_active, align_passive
+from treaty.systems.alignment.roles import AlignmentOptions, align_active, align_passive
 
 SIDES = ("active", "passive")
 
@@ -54,7 +54,7 @@ def play(name: str, folder: Path, count: int, threads: int, ports: list[int]) ->
     ids = read_ids(column_of(numbers), party=name)
     role = align_active if name == "active" else align_passive
     party = Party(name, "bench", "alignment", channel, [peer])
-    rows = run_role(party, lambda: role(party, ids, threads=threads)).rows
+    rows = run_role(party, lambda: role(party, ids, AlignmentOptions(threads=threads))).rows
     spent = time.perf_counter() - started
     found = numbers[rows]
     used = resource.getrusage(resource.RUSAGE_SELF)

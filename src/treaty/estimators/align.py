@@ -18,7 +18,7 @@ from treaty.data.run_log import MAX_RUNS, RunLog
 from treaty.errors import ConfigError, DataError
 from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
-from treaty.systems.alignment.roles import ResultTo, align_active, align_passive
+from treaty.systems.alignment.roles import AlignmentOptions, ResultTo, align_active, align_passive
 
 
 def align(
@@ -103,14 +103,13 @@ def align(
 
     roles: dict[str, Role] = {
         name: lambda party, name=name: align_passive(  # type: ignore[misc]
-            party, ids(name), result_to=result_to, log=logs[name], threads=threads
+            party, ids(name), AlignmentOptions(result_to=result_to, log=logs[name], threads=threads)
         )
         for name in tables
     }
     with steps_bar("aligning", shown=progress is None) as bar:
-        roles[active] = lambda party: align_active(
-            party, ids(active), result_to=result_to, log=logs[active], threads=threads, progress=progress or bar
-        )
+        options = AlignmentOptions(result_to=result_to, log=logs[active], threads=threads, progress=progress or bar)
+        roles[active] = lambda party: align_active(party, ids(active), options)
         played = play(roles, star(active, tables), job="align", protocol="alignment").results
     told = tables if result_to == "both" else [active]
     return {party: _taken(frames[party], played[party].rows, column[party] if drop_id else None) for party in told}

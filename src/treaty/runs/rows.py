@@ -27,7 +27,7 @@ from treaty.messaging.party import Party
 from treaty.models.trees import read_file, write_file
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member, id_column
-from treaty.systems.alignment.roles import Progress, align_active, align_passive
+from treaty.systems.alignment.roles import AlignmentOptions, Progress, align_active, align_passive
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.training import noisy_labels
 from treaty.systems.system import Labelled
@@ -191,7 +191,7 @@ def _common_rows(
     ids = read_ids(column, party=party.name, normalise=settings.normalise, on_duplicate=settings.on_duplicate)
     log = None if settings.log is None else RunLog(f"{settings.log}/{party.name}.jsonl", max_runs=settings.max_runs)
     align = align_active if party.name == job.active else align_passive
-    rows = align(party, ids, log=log, threads=threads, progress=progress).rows
+    rows = align(party, ids, AlignmentOptions(log=log, threads=threads, progress=progress)).rows
     if kept is not None:
         write_file(kept, KeptRows(order.number, digest, rows), FORMAT)
     return rows

@@ -26,7 +26,7 @@ from treaty.runs.threads import Played, play, star
 from treaty.systems.alignment import blinded_lists
 from treaty.systems.alignment import roles as alignment
 from treaty.systems.alignment.blinded_lists import committed
-from treaty.systems.alignment.roles import Alignment, align_active, align_passive
+from treaty.systems.alignment.roles import Alignment, AlignmentOptions, align_active, align_passive
 
 Columns = dict[str, Any]
 SMALLEST, BATCH = 64, 16
@@ -60,10 +60,8 @@ def run(columns: Columns, in_memory: int, *, how: Any = "error", logs: Path | No
     def role(name: str) -> Callable[[Party], Alignment]:
         align = align_active if name == lead else align_passive
         log = None if logs is None else RunLog(logs / f"{name}.jsonl")
-        own = {"batch": BATCH, "log": log, **options}
-        return lambda party: align(
-            party, read_ids(columns[name], on_duplicate=how, in_memory=in_memory), in_memory=in_memory, **own
-        )
+        own = AlignmentOptions(**{"batch": BATCH, "log": log, "in_memory": in_memory, **options})
+        return lambda party: align(party, read_ids(columns[name], on_duplicate=how, in_memory=in_memory), own)
 
     roles = {name: role(name) for name in columns}
     return play(
@@ -198,7 +196,8 @@ def peak(count: int, in_memory: int) -> int:
     }
 
     def role(align: Callable[..., Alignment], name: str) -> Callable[[Party], Alignment]:
-        return lambda party: align(party, read_ids(columns[name], in_memory=in_memory), batch=1024, in_memory=in_memory)
+        options = AlignmentOptions(batch=1024, in_memory=in_memory)
+        return lambda party: align(party, read_ids(columns[name], in_memory=in_memory), options)
 
     tracemalloc.start()
     try:

@@ -27,9 +27,10 @@ from treaty.systems.alignment.blinded_lists import OwnList, bucket
 from treaty.systems.alignment.common_order import Challenge, OrderDigest, SealOpening
 from treaty.systems.alignment.joined_rows import Copies, JoinLayout
 from treaty.systems.alignment.matches import PAIR, in_both
-from treaty.systems.alignment.roles import Alignment, align_active, align_passive
+from treaty.systems.alignment.roles import Alignment, AlignmentOptions, align_active, align_passive
 
 SMALLEST, BATCH = 32, 16
+OPTIONS = AlignmentOptions(batch=BATCH)
 Columns = dict[str, list[Any]]
 
 
@@ -52,7 +53,7 @@ def run(columns: Columns, *, logs: Path | None = None, max_runs: int = 20, **opt
         log = None if logs is None else RunLog(logs / f"{name}.jsonl", max_runs=max_runs)
         own = {"batch": BATCH, "log": log, **options, **per_party.get(name, {})}
         align = align_active if name == lead else align_passive
-        return lambda party: align(party, read_ids(columns[name], party=name, **reading), **own)
+        return lambda party: align(party, read_ids(columns[name], party=name, **reading), AlignmentOptions(**own))
 
     return play(
         {name: role(name) for name in columns}, star(lead, columns),
@@ -140,7 +141,7 @@ def test_passive_party_sees_no_difference_when_nothing_is_common_and_only_the_ac
 
     def passive(party: Party, name: str) -> None:
         log = RunLog(tmp_path / f"{name}.jsonl")
-        ended[name] = align_passive(party, read_ids(theirs), result_to="active", batch=BATCH, log=log)
+        ended[name] = align_passive(party, read_ids(theirs), AlignmentOptions(result_to="active", batch=BATCH, log=log))
         try:
             party.receive("a", alignment.AlignmentEnd)
         except PeerError as error:
@@ -148,7 +149,7 @@ def test_passive_party_sees_no_difference_when_nothing_is_common_and_only_the_ac
 
     def active(party: Party) -> Alignment:
         log = RunLog(tmp_path / "a.jsonl")
-        return align_active(party, read_ids([1, 2, 3]), result_to="active", batch=BATCH, log=log)
+        return align_active(party, read_ids([1, 2, 3]), AlignmentOptions(result_to="active", batch=BATCH, log=log))
 
     roles: dict[str, Callable[[Party], Any]] = {"a": active}
     for name in "bc":
@@ -324,8 +325,8 @@ def test_abort_does_not_tell_how_many_ids_there_are() -> None:
     def probe(places: int) -> None:
         def cheat(party: Party) -> None:
             ids = read_ids([1, 2])
-            own, peers = alignment._introduce(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
-            alignment._exchange(party, own, peers.sizes, BATCH, None, Scratch())
+            lists = alignment._introduce(party, ids, bytes(32), OPTIONS, Scratch())
+            alignment._exchange(party, lists, OPTIONS, Scratch())
             values = np.zeros((places, 16))
             party.send("b", alignment.Matches(array(np.arange(places), np.int32), array(values)))
             party.send("b", KEY)
@@ -334,7 +335,7 @@ def test_abort_does_not_tell_how_many_ids_there_are() -> None:
             except PeerAborted as error:
                 told.append(str(error))
 
-        roles = {"a": cheat, "b": lambda party: align_passive(party, read_ids(list(range(23))), batch=BATCH)}
+        roles = {"a": cheat, "b": lambda party: align_passive(party, read_ids(list(range(23))), OPTIONS)}
         with pytest.raises(PeerProtocolError):
             play(roles, star("a", roles), job="test", protocol="alignment", timeout=20)
 
@@ -448,13 +449,13 @@ class Cheat:
 
     def __call__(self, party: Party) -> None:
         ids, b_ids = read_ids(SHARED), read_ids(B_IDS)
-        own, peers = alignment._introduce(party, ids, bytes(32), "both", BATCH, None, 1, Scratch())
-        lists = alignment._exchange(party, own, peers.sizes, BATCH, None, Scratch())
-        mine, theirs = (every["b"][:] for every in lists)
+        lists = alignment._introduce(party, ids, bytes(32), OPTIONS, Scratch())
+        mine, theirs = (every["b"][:] for every in alignment._exchange(party, lists, OPTIONS, Scratch()))
+        own = lists.own
         at, found = in_both(mine["value"], theirs["value"], "b")
         number, place = mine["number"][at].astype(np.int64), theirs["place"][found]
         unmatched = np.setdiff1d(np.arange(own.size), at)[:1]
-        free = np.setdiff1d(np.arange(peers.sizes["b"]), place)[:1]  # b's list is full: its one unmatched id is here
+        free = np.setdiff1d(np.arange(lists.sizes["b"]), place)[:1]  # b's list is full: its one unmatched id is here
         key = secrets.token_bytes(32)
 
         def arranged(key: bytes, shift: int) -> tuple[np.ndarray, np.ndarray]:
@@ -477,7 +478,7 @@ class Cheat:
         index = {value.tobytes(): k for k, value in enumerate(values)}
         order = np.array([index[value.tobytes()] for value in guess])
         party.send(
-            "b", OrderDigest(common_order._array(common_order._digest("active", other, [values, values[order]])))
+            "b", OrderDigest(blinded_lists.array_of(common_order._digest("active", other, [values, values[order]])))
         )
         try:
             party.receive("b", SealOpening)
@@ -489,7 +490,7 @@ SHARED, B_IDS = list(range(31)), [*range(31), 10**9]
 
 
 def test_false_match_is_found_out_unless_its_place_in_the_challenged_order_is_guessed() -> None:
-    roles = {"a": Cheat(True), "b": lambda party: align_passive(party, read_ids(B_IDS), batch=BATCH)}
+    roles = {"a": Cheat(True), "b": lambda party: align_passive(party, read_ids(B_IDS), OPTIONS)}
     assert len(play(roles, star("a", roles), job="test", protocol="alignment").results["b"].rows) == 32
     roles["a"] = cheat = Cheat(False)
     with pytest.raises(PeerProtocolError, match=r"the same ids in the same order.*from a"):

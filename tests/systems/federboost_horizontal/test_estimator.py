@@ -76,7 +76,7 @@ def pooled_rows(rows):
 def seen(monkeypatch):
     """Return what later fits leave behind: the bins that were found, and every participant's part."""
     kept = {}
-    choose_bins, train = horizontal_search.choose_bins, runs.play_training
+    choose_bins, train = horizontal_search.choose_bins, runs.train_in_threads
 
     def choosing(*arguments, **options):
         found = choose_bins(*arguments, **options)
@@ -89,7 +89,7 @@ def seen(monkeypatch):
         return played
 
     monkeypatch.setattr(horizontal_search, "choose_bins", choosing)
-    monkeypatch.setattr(runs, "play_training", training)
+    monkeypatch.setattr(runs, "train_in_threads", training)
     return kept
 
 

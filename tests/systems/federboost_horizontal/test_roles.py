@@ -27,7 +27,8 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
 from treaty.models.trees import ModelPart, predict_pooled
 from treaty.systems.federboost_horizontal.noise import plan_noise
-from treaty.systems.federboost_horizontal.trees import OwnRows, TreeMember, TreeStep
+from treaty.systems.federboost_horizontal.training import Draws, OwnRows
+from treaty.systems.federboost_horizontal.trees import TreeMember, TreeStep
 from treaty.systems.horizontal import members as masked_members
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares
 from treaty.systems.horizontal.members import MaskKeyPairs, Member, Roster, SumRules, SurvivorSignature, ToldDigest
@@ -603,7 +604,7 @@ def test_steps_that_do_not_fit_are_refused(change):
     part = ModelPart(
         model_id="m", party="p1", schema=whole.table.schema, splits=SplitTable(), forest=Forest(objective, ("p1",))
     )
-    own = OwnRows(part, bins, shard, lambda: [None])
+    own = OwnRows(part, bins, shard, Draws(None, 0))
     trees = TreeMember(own, "p0", most_rounds=3, max_depth=2, cohort=lambda: frozenset())
     n = len(bins.n_bins)
     empty = {

@@ -13,7 +13,6 @@ from treaty.messaging.messages import Array
 from treaty.systems.logistic.coordinated import read_key
 from treaty.systems.logistic.roles import active, coordinator, passive
 from treaty.systems.logistic.setup import Setting
-from treaty.systems.system import Cast
 from treaty.systems.vertical.encrypted_columns import pack
 
 FORMS = {
@@ -147,8 +146,8 @@ def test_an_active_party_that_goes_on_longer_or_faster_than_agreed_is_stopped(fo
 
 def setting(cipher, key_bits):
     return Setting(
-        model_id="", cast=Cast("p0", {}, ["p0", "p1"]), n_rows=0, n_columns={}, batch_size=1, fractional_bits=32,
-        cipher=cipher, key_bits=key_bits, insecure_test_key_bits=None, solver=solver(),
+        model_id="", active="p0", owners=["p0", "p1"], coordinator=None, n_rows=0, n_columns={}, batch_size=1,
+        fractional_bits=32, cipher=cipher, key_bits=key_bits, insecure_test_key_bits=None, solver=solver(),
     )  # fmt: skip
 
 

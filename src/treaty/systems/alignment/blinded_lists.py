@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import pieces
+from treaty.compute import Integers, pieces
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.psi import hashing, ristretto
 from treaty.data.ids import Ids
@@ -42,7 +42,7 @@ def bucket(count: int) -> int:
 class OwnList:
     """A party's ids as the other sees them: under a key of this run, padded to the bucket, in a secret order.
 
-    A list kept in a file is hashed beforehand, in the order of the ids, for the ids of a batch are scattered over it.
+    A list kept in a file is hashed when it is made, in the order of the ids, as the ids of a batch lie all over it.
     """
 
     def __init__(self, ids: Ids, domain: bytes, threads: int, scratch: Scratch | None = None) -> None:
@@ -63,7 +63,7 @@ class OwnList:
                 columns["uniform"] = self._uniform(number)
             self._list.add(records(self._list.dtype, **columns))
 
-    def numbers(self, part: slice) -> NDArray[np.int64]:
+    def numbers(self, part: slice) -> Integers:
         """Return the numbers of the ids at some places, int64 (n,); a number beyond the ids is padding."""
         return self._list[part]["number"].astype(np.int64)
 
@@ -73,7 +73,7 @@ class OwnList:
         uniform = rows["uniform"].copy() if self._hashed else self._uniform(rows["number"].astype(np.int64))
         return ristretto.multiply(ristretto.from_uniform(uniform, self.threads), self._key, self.threads)
 
-    def _uniform(self, number: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def _uniform(self, number: Integers) -> NDArray[np.uint8]:
         """Hash ids to uniform bytes, uint8 (n, 64); padding gets random ones."""
         real = number < len(self._ids)
         if self._hashed:  # ascending
@@ -109,6 +109,16 @@ def valid(peer: str, what: str, work: Callable[[], Result]) -> Result:
         return work()
     except CryptoError as error:
         raise PeerProtocolError(peer, f"{error} - at {what}.points from {peer}") from None
+
+
+def array_of(data: bytes) -> Array:
+    """Make bytes an array of uint8."""
+    return Array.of(np.frombuffer(data, np.uint8))
+
+
+def bytes_of(array: Array, peer: str, what: str) -> bytes:
+    """Return 32 bytes that a peer sent: a key, salt or digest."""
+    return view(array, np.uint8, (32,), peer=peer, what=what).tobytes()
 
 
 def committed(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> NDArray[np.uint8]:

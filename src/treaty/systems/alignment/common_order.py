@@ -23,9 +23,9 @@ from treaty.crypto.psi import hashing
 from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, Sorted, records
 from treaty.errors import PeerProtocolError
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
-from treaty.systems.alignment.blinded_lists import to_bytes
+from treaty.systems.alignment.blinded_lists import array_of, bytes_of, to_bytes
 
 RANKED = np.dtype([("drawn", np.uint64, (2,)), ("value", np.uint64, (2,)), ("number", np.int32), ("row", np.int64)])
 """A common id in an order: its pseudorandom place, double-encrypted value, number, and first row."""
@@ -70,10 +70,10 @@ def prove(party: Party, peer: str, ids: Ids, matches: Sorted, common: Sorted, th
     PeerProtocolError when the peer has other ids, or another order.
     """
     challenge = party.receive(peer, Challenge)
-    key, sealed = _bytes(challenge.key, peer, "Challenge.key"), _bytes(challenge.sealed, peer, "Challenge.sealed")
+    key, sealed = bytes_of(challenge.key, peer, "Challenge.key"), bytes_of(challenge.sealed, peer, "Challenge.sealed")
     other = ranked(ids, matches, key, threads, scratch)
-    party.send(peer, OrderDigest(_array(_digest("active", key, _values(common, other)))))
-    opening = _bytes(party.receive(peer, SealOpening).opening, peer, "SealOpening.opening")
+    party.send(peer, OrderDigest(array_of(_digest("active", key, _values(common, other)))))
+    opening = bytes_of(party.receive(peer, SealOpening).opening, peer, "SealOpening.opening")
     _check(sealed, _seal(opening, _digest("passive", key, _values(common, other))), peer, "SealOpening")
     other.close()
 
@@ -85,10 +85,17 @@ def verify(
     key, opening = secrets.token_bytes(32), secrets.token_bytes(32)
     other = ranked(ids, matches, key, threads, scratch)
     own = _digest("passive", key, _values(common, other))
+<<<<<<< HEAD
     party.send(active, Challenge(_array(key), _array(_seal(opening, own))))
     theirs = _bytes(party.receive(active, OrderDigest).digest, active, "OrderDigest.digest")
     _check(theirs, _digest("active", key, _values(common, other)), active, "OrderDigest")
     party.send(active, SealOpening(_array(opening)))
+=======
+    party.send(lead, Challenge(array_of(key), array_of(_seal(opening, own))))
+    theirs = bytes_of(party.receive(lead, OrderDigest).digest, lead, "OrderDigest.digest")
+    _check(theirs, _digest("active", key, _values(common, other)), lead, "OrderDigest")
+    party.send(lead, SealOpening(array_of(opening)))
+>>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
     other.close()
 
 
@@ -109,14 +116,4 @@ def _seal(opening: bytes, digest: bytes) -> bytes:
 
 def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
     if not hmac.compare_digest(own, theirs):
-        raise PeerProtocolError(
-            peer, f"expected the same ids in the same order, got another digest - at {what} from {peer}"
-        )
-
-
-def _array(data: bytes) -> Array:
-    return Array.of(np.frombuffer(data, np.uint8))
-
-
-def _bytes(array: Array, peer: str, what: str) -> bytes:
-    return view(array, np.uint8, (32,), peer=peer, what=what).tobytes()
+        raise PeerProtocolError(peer, f"expected the same ids in the same order - at {what} from {peer}")

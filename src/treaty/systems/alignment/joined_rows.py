@@ -8,9 +8,8 @@ all of them over again until there are `totals`.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.compute import pieces
+from treaty.compute import Integers, pieces
 from treaty.data.ids import Ids
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
@@ -32,7 +31,7 @@ class JoinLayout(Message):
     repeats: Array
 
 
-def arrange(party: Party, own: NDArray[np.int64], batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def arrange(party: Party, own: Integers, batch: int) -> tuple[Integers, Integers]:
     """Step 8: lay out the joined rows of each id; own rows change slowest, then those of each peer in turn.
 
     `own` is how many rows each common id has here. Return totals and own repeats, int64 (n,).
@@ -41,10 +40,8 @@ def arrange(party: Party, own: NDArray[np.int64], batch: int) -> tuple[NDArray[n
     for peer in party.peers:
         copies = np.empty(len(own), np.int64)
         for part in pieces(len(own), batch):
-            length = part.stop - part.start
-            copies[part] = view(
-                party.receive(peer, Copies).counts, np.int64, (length,), peer=peer, what="Copies.counts"
-            )
+            sent, length = party.receive(peer, Copies).counts, part.stop - part.start
+            copies[part] = view(sent, np.int64, (length,), peer=peer, what="Copies.counts")
         if np.any(copies < 1) or np.any(copies >= _MOST_ROWS):
             raise PeerProtocolError(peer, f"expected at least one row of a common id - at Copies.counts from {peer}")
         counts.append(copies)
@@ -62,9 +59,13 @@ def arrange(party: Party, own: NDArray[np.int64], batch: int) -> tuple[NDArray[n
     return totals, repeats[0]
 
 
+<<<<<<< HEAD
 def arranged(
     party: Party, active: str, own: NDArray[np.int64], batch: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+=======
+def arranged(party: Party, lead: str, own: Integers, batch: int) -> tuple[Integers, Integers]:
+>>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
     """Step 8: tell how many rows each common id has here; return the totals and repeats received."""
     totals, repeats = np.empty(len(own), np.int64), np.empty(len(own), np.int64)
     for part in pieces(len(own), batch):
@@ -80,9 +81,7 @@ def arranged(
     return totals, repeats
 
 
-def joined(
-    ids: Ids, common: NDArray[np.int64], totals: NDArray[np.int64], repeats: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def joined(ids: Ids, common: Integers, totals: Integers, repeats: Integers) -> Integers:
     """Return the own row in each row of the joined table: see `JoinLayout`."""
     number = np.repeat(np.arange(len(common)), totals)
     place = np.arange(len(number)) - np.repeat(np.cumsum(totals) - totals, totals)

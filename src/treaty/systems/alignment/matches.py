@@ -7,6 +7,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.data.large import WORDS, Scratch, Sorted, records
 from treaty.errors import PeerProtocolError
 from treaty.systems.alignment.blinded_lists import OwnList
@@ -17,9 +18,7 @@ THEIRS = np.dtype([*VALUE.descr, ("place", np.int32)])  # with the place in the 
 PAIR = np.dtype([*THEIRS.descr, ("number", np.int32)])
 
 
-def in_both(
-    left: NDArray[np.uint64], right: NDArray[np.uint64], peer: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def in_both(left: NDArray[np.uint64], right: NDArray[np.uint64], peer: str) -> tuple[Integers, Integers]:
     """Return the places in both lists, uint64 (n, 2) and (m, 2), of the values that are in both."""
     both = np.concatenate([left, right])
     order = np.lexsort((both[:, 1], both[:, 0]))  # keeps equal values in order, those of `left` first

@@ -45,9 +45,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.compute import pieces
+from treaty.compute import Integers, pieces
 from treaty.crypto.psi import ristretto
 from treaty.data.ids import Ids, OnDuplicate
 from treaty.data.large import IN_MEMORY, WORDS, Scratch, Sorted, records
@@ -60,7 +59,9 @@ from treaty.systems.alignment.blinded_lists import (
     LARGEST,
     SMALLEST,
     OwnList,
+    array_of,
     bucket,
+    bytes_of,
     committed,
     from_bytes,
     points_of,
@@ -124,24 +125,14 @@ class AlignmentEnd(Message):
 class Alignment:
     """What a party learns from an alignment.
 
-    Attributes
-    ----------
-    rows : int64 (n,)
-        Own rows in the common order; empty for a passive party when only the active one learns.
-    n_common : int or None
-        Distinct ids all parties hold; None where not learned.
-    n_null, n_repeated : int
-        Own rows without an id, and with one that an earlier row has.
-    sizes : dict of str to int
-        Of each peer: the bucket of its set's size.
-    pairwise : dict of str to int
-        Of each passive party: ids it shares with the active one. Known to the active party alone.
-    changed : dict of str to int or None
-        Of each peer, with a log: at least how many of its ids differ from those of its most similar earlier run; None:
-        no earlier run.
+    `rows` are own rows in the common order, int64 (n,), none for a passive party where the active one alone learns;
+    `n_common` counts the distinct ids that all hold, None where not learned. `n_null` own rows have no id, `n_repeated`
+    one that an earlier row has. By peer: `sizes`, the bucket of its set's size; `pairwise`, at the active party alone,
+    how many ids the two share; `changed`, with a log, at least how many of its ids differ from those of its most
+    similar earlier run (None: there is no earlier run).
     """
 
-    rows: NDArray[np.int64]
+    rows: Integers
     n_common: int | None
     n_null: int
     n_repeated: int
@@ -150,68 +141,62 @@ class Alignment:
     changed: dict[str, int | None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlignmentOptions:
+    """How to align; `result_to`, `batch` and whether there is a log must be the same at all parties.
+
+    `result_to` is who learns which ids all hold; under "active" nobody else learns even how many, or that there are
+    none. `batch` is points per message, `log` where to note the run. `progress` is called with points done and points
+    in all. Lists longer than `in_memory` lie in temporary files (`treaty.data.large`).
+    """
+
+    result_to: ResultTo = "both"
+    batch: int = BATCH
+    log: RunLog | None = None
+    threads: int = 1
+    progress: Progress | None = None
+    in_memory: int = IN_MEMORY
+
+
+_DEFAULTS = AlignmentOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """The outcome of step 1: the own blinded list; `sizes` and `changed` of the peers' as in `Alignment`."""
+
+    own: OwnList
+    sizes: dict[str, int]
+    changed: dict[str, int | None]
+
+
 # ---------------------------------------------------------------- active party
 
 
-def align_active(
-    party: Party,
-    ids: Ids,
-    *,
-    result_to: ResultTo = "both",
-    batch: int = BATCH,
-    log: RunLog | None = None,
-    threads: int = 1,
-    progress: Progress | None = None,
-    in_memory: int = IN_MEMORY,
-) -> Alignment:
-    """Align with every passive party, `party.peers`.
+def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) -> Alignment:
+    """Align with every passive party, `party.peers`; all parties must have read their ids with the same options.
 
-    Parameters
-    ----------
-    party : Party
-    ids : Ids
-        Own ids; all parties must have read theirs with the same options.
-    result_to : {"both", "active"}
-        Who learns which ids all hold. "active": nobody else learns even how many, or that there are none.
-    batch : int
-        Points per message.
-    log : RunLog, optional
-        Where to note the run. Either all parties keep a log or none.
-    threads : int
-    progress : callable, optional
-        Called with points done and points in all.
-    in_memory : int, default 2**20
-        Lists longer than that lie in temporary files (`treaty.data.large`).
-
-    Returns
-    -------
-    Alignment
-
-    Raises
-    ------
-    ConfigError
-        When parties disagree on an option or on the kind of their ids, or a peer has reached its limit of runs.
-    DataError
-        When the parties have no id in common, or "expand" gives too many rows. Tells counts only. Under "active" the
-        party has then left the job in good order, so that its peers do not learn of it.
-    PeerProtocolError
-        When a peer sends something that is no point, or lists that do not fit together.
+    Raises ConfigError when parties disagree on an option or on the kind of their ids, or a peer has reached its limit
+    of runs; DataError, which tells counts only, when the parties have no id in common or "expand" gives too many rows
+    (under "active" this party has then left the job in good order, so that its peers do not learn of it);
+    PeerProtocolError when a peer sends something that is no point, or lists that do not fit together.
     """
-    with Scratch(in_memory) as scratch:
-        own, peers = _introduce(party, ids, secrets.token_bytes(32), result_to, batch, log, threads, scratch)
-        mine, theirs = _exchange(party, own, peers.sizes, batch, progress, scratch)
-        own.close()
+    both, batch, threads = options.result_to == "both", options.batch, options.threads
+    with Scratch(options.in_memory) as scratch:
+        lists = _introduce(party, ids, secrets.token_bytes(32), options, scratch)
+        mine, theirs = _exchange(party, lists, options, scratch)
+        lists.own.close()
         pairs = {peer: matched(mine[peer], theirs[peer], len(ids), peer, scratch) for peer in party.peers}  # step 5
         pairwise = {peer: len(matches) for peer, matches in pairs.items()}
         pairs = held_by_all(pairs, len(ids), scratch)
         n_common = len(pairs[party.peers[0]])
-        if result_to == "active":  # before anything that depends on the number of common ids
+        if not both:  # before anything that depends on the number of common ids
             for peer in party.peers:
                 party.send(peer, AlignmentEnd())
         if n_common == 0:
-            if result_to == "active":
+            if not both:
                 party.close()  # otherwise peers would be told of the error below
-                _finish(party, peers, own, log, dict.fromkeys(party.peers, 0))
+                _note_end(party, lists, options, 0)
             shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
             raise DataError(
                 f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); see that "
@@ -220,41 +205,39 @@ def align_active(
             )
         key = secrets.token_bytes(32)
         common = ranked(ids, pairs[party.peers[0]], key, threads, scratch)
-        if result_to == "both":
-            for number, peer in enumerate(party.peers):
-                _send_matches(party, peer, pairs[peer], peers.sizes[peer], key, batch, scratch)
-                if number:  # the same ids, with values under this peer's key
-                    common.close()
-                    common = ranked(ids, pairs[peer], key, threads, scratch)
-                prove(party, peer, ids, pairs[peer], common, threads, scratch)
-                pairs[peer].close()
-        rows = _common_rows(
-            ids, common, lambda own: arrange(party, own, batch) if result_to == "both" else (own, np.ones_like(own))
-        )
-        _finish(party, peers, own, log, dict.fromkeys(party.peers, n_common))
-    return Alignment(rows, n_common, ids.n_null, ids.n_repeated, peers.sizes, pairwise, peers.changed)
+        for number, peer in enumerate(party.peers if both else ()):
+            _send_matches(party, peer, pairs[peer], lists.sizes[peer], key, batch, scratch)
+            if number:  # the same ids, with values under this peer's key
+                common.close()
+                common = ranked(ids, pairs[peer], key, threads, scratch)
+            prove(party, peer, ids, pairs[peer], common, threads, scratch)
+            pairs[peer].close()
+        rows = _common_rows(ids, common, lambda own: arrange(party, own, batch) if both else (own, np.ones_like(own)))
+        _note_end(party, lists, options, n_common)
+    return _learned(ids, lists, rows, n_common, pairwise)
 
 
 def _exchange(
-    party: Party, own: OwnList, sizes: dict[str, int], batch: int, progress: Progress | None, scratch: Scratch
+    party: Party, lists: _Lists, options: AlignmentOptions, scratch: Scratch
 ) -> tuple[dict[str, Sorted], dict[str, Sorted]]:
     """Go through steps 2 to 4 with all peers at once; return, by peer, the own and its list double-encrypted.
 
     The next batch is sent before answers to the last are awaited, so that both sides compute at the same time.
     """
+    own, sizes = lists.own, lists.sizes
     mine, theirs = (
         {peer: scratch.sorted(kind, "value", WORDS, max(own.size, size)) for peer, size in sizes.items()}
         for kind in (MINE, THEIRS)
     )
-    parts = pieces(own.size, batch)
-    their_parts = {peer: pieces(size, batch) for peer, size in sizes.items()}
+    parts = pieces(own.size, options.batch)
+    their_parts = {peer: pieces(size, options.batch) for peer, size in sizes.items()}
     done, total = 0, own.size + sum(sizes.values())
 
     def advance(points: int) -> None:
         nonlocal done
         done += points
-        if progress is not None:
-            progress(done, total)
+        if options.progress is not None:
+            options.progress(done, total)
 
     def send(number: int) -> None:
         if number < len(parts):
@@ -287,12 +270,13 @@ def _send_matches(party: Party, peer: str, pairs: Sorted, size: int, key: bytes,
     for part in told.pieces(batch):
         party.send(peer, Matches(Array.of(part["place"].copy()), Array.of(to_bytes(part["value"]))))
     told.close()
-    party.send(peer, OrderKey(Array.of(np.frombuffer(key, np.uint8))))
+    party.send(peer, OrderKey(array_of(key)))
 
 
 # ---------------------------------------------------------------- passive party
 
 
+<<<<<<< HEAD
 def align_passive(
     party: Party,
     ids: Ids,
@@ -309,8 +293,16 @@ def align_passive(
     with Scratch(in_memory) as scratch:
         own, peers = _introduce(party, ids, None, result_to, batch, log, threads, scratch)
         size = peers.sizes[active]
+=======
+def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) -> Alignment:
+    """Align with the active party, `party.peers[0]`; result and errors as of `align_active`."""
+    (lead,) = party.peers
+    with Scratch(options.in_memory) as scratch:
+        lists = _introduce(party, ids, None, options, scratch)
+        own, size = lists.own, lists.sizes[lead]
+>>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
         made = scratch.sorted(VALUE, "value", WORDS, size)
-        parts, own_parts = pieces(size, batch), pieces(own.size, batch)
+        parts, own_parts = pieces(size, options.batch), pieces(own.size, options.batch)
         done = 0
         for number in range(max(len(parts), len(own_parts))):
             if number < len(parts):  # step 3: the order is what links the answer with the active party's ids
@@ -322,6 +314,7 @@ def align_passive(
                 blinded = own.blinded(own_parts[number])
                 party.send(active, BlindedPoints(Array.of(blinded)))
                 done += len(blinded)
+<<<<<<< HEAD
             if progress is not None:
                 progress(done, size + own.size)
         if result_to == "active":
@@ -334,6 +327,20 @@ def align_passive(
         rows = _common_rows(ids, common, lambda own: arranged(party, active, own, batch))
         _finish(party, peers, own, log, {active: len(common)})
     return Alignment(rows, len(common), ids.n_null, ids.n_repeated, peers.sizes, {}, peers.changed)
+=======
+            if options.progress is not None:
+                options.progress(done, size + own.size)
+        if options.result_to == "active":
+            party.receive(lead, AlignmentEnd)
+            _note_end(party, lists, options, None)
+            return _learned(ids, lists, np.zeros(0, np.int64), None)
+        pairs, key = _receive_matches(party, lead, own, made, size, len(ids), scratch)
+        common = ranked(ids, pairs, key, options.threads, scratch)
+        verify(party, lead, ids, pairs, common, options.threads, scratch)
+        rows = _common_rows(ids, common, lambda own: arranged(party, lead, own, options.batch))
+        _note_end(party, lists, options, len(common))
+    return _learned(ids, lists, rows, len(common))
+>>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
 
 
 def _receive_matches(
@@ -341,11 +348,17 @@ def _receive_matches(
 ) -> tuple[Sorted, bytes]:
     """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order."""
     told = scratch.sorted(THEIRS, "place", own.size, own.size)
+<<<<<<< HEAD
     odd = False
     while not isinstance(answer := party.receive(active, Matches, OrderKey), OrderKey):
+=======
+    outside = False
+    while not isinstance(answer := party.receive(lead, Matches, OrderKey), OrderKey):
+>>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
         assert isinstance(answer, Matches)
         place = view(answer.places, np.int32, (None,), peer=active, what="Matches.places")
         if len(place) == 0 or len(told) + len(place) > own.size:
+<<<<<<< HEAD
             raise PeerProtocolError(active, f"expected 1 to {own.size} places - at Matches.places from {active}")
         odd |= bool(np.any(place < 0) or np.any(place >= own.size))
         values = from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=active, what="Matches.values"))
@@ -356,30 +369,29 @@ def _receive_matches(
     if odd:
         raise PeerProtocolError(active, f"expected different places below {own.size} - at Matches.places from {active}")
     return confirmed(told, own, made, size, n_ids, active, scratch), key
+=======
+            raise PeerProtocolError(lead, f"expected 1 to {own.size} places - at Matches.places from {lead}")
+        outside |= bool(np.any(place < 0) or np.any(place >= own.size))
+        values = from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=lead, what="Matches.values"))
+        told.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
+    key = bytes_of(answer.key, lead, "OrderKey.key")
+    if len(told) == 0:
+        raise PeerProtocolError(lead, f"expected common ids before OrderKey, got none - from {lead}")
+    if outside:
+        raise PeerProtocolError(lead, f"expected different places below {own.size} - at Matches.places from {lead}")
+    return confirmed(told, own, made, size, n_ids, lead, scratch), key
+>>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
 
 
 # ---------------------------------------------------------------- both
 
 
-@dataclass(frozen=True, slots=True)
-class _PeerLists:
-    """What step 1 tells of each peer; see `Alignment`."""
+def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOptions, scratch: Scratch) -> _Lists:
+    """Step 1: agree on options, exchange summaries of the lists, and log the run before any id is used.
 
-    sizes: dict[str, int]
-    changed: dict[str, int | None]
-
-
-def _introduce(
-    party: Party,
-    ids: Ids,
-    salt: bytes | None,
-    result_to: ResultTo,
-    batch: int,
-    log: RunLog | None,
-    threads: int,
-    scratch: Scratch,
-) -> tuple[OwnList, _PeerLists]:
-    """Step 1: agree on options, exchange summaries of the lists, and log the run before any id is used."""
+    `salt` is the active party's, None at a passive one.
+    """
+    result_to, batch, log = options.result_to, options.batch, options.log
     if result_to not in get_args(ResultTo):
         raise ConfigError(f"expected result_to of {', '.join(get_args(ResultTo))}, got {result_to!r}")
     if batch < 1:
@@ -397,19 +409,18 @@ def _introduce(
     )  # fmt: skip
     commitment = np.zeros((0, 32), np.uint8)
     if log is not None:
-        commitment = committed(ids, log.key, threads, scratch)
-    summary = ListSummary(
-        ids.kind,
-        bucket(len(ids)),
-        Array.of(commitment),
-        None if salt is None else Array.of(np.frombuffer(salt, np.uint8)),
-    )
+        commitment = committed(ids, log.key, options.threads, scratch)
+    told_salt = None if salt is None else array_of(salt)
+    summary = ListSummary(ids.kind, bucket(len(ids)), Array.of(commitment), told_salt)
     for peer in party.peers:
         party.send(peer, summary)
     sizes, theirs = {}, {}
     for peer in party.peers:
         answer = party.receive(peer, ListSummary)
-        sizes[peer] = _checked_size(answer.size, peer)
+        size = sizes[peer] = answer.size
+        if not SMALLEST <= size <= LARGEST or bucket(size) != size:
+            expected = f"expected a bucket of at least {SMALLEST}, got {size}"
+            raise PeerProtocolError(peer, f"{expected} - at ListSummary from {peer}")
         theirs[peer] = view(answer.commitment, np.uint8, commitment.shape, peer=peer, what="ListSummary.commitment")
         if answer.kind != ids.kind:
             raise ConfigError(
@@ -419,19 +430,17 @@ def _introduce(
         if salt is None:
             if answer.salt is None:
                 raise PeerProtocolError(peer, f"expected a salt, got none - at ListSummary from {peer}")
-            salt = view(answer.salt, np.uint8, (32,), peer=peer, what="ListSummary.salt").tobytes()
+            salt = bytes_of(answer.salt, peer, "ListSummary.salt")
     assert salt is not None
     changed: dict[str, int | None] = {}
     if log is not None:
         for peer in party.peers:
             changed[peer] = log.start(party.job, peer, bucket(len(ids)), sizes[peer], commitment, theirs[peer])
     domain = _DOMAIN + hashlib.sha256(party.job.encode() + b"\0" + salt).digest()
-    return OwnList(ids, domain, threads, scratch), _PeerLists(sizes, changed)
+    return _Lists(OwnList(ids, domain, options.threads, scratch), sizes, changed)
 
 
-def _common_rows(
-    ids: Ids, common: Sorted, lay_out: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]]
-) -> NDArray[np.int64]:
+def _common_rows(ids: Ids, common: Sorted, lay_out: Callable[[Integers], tuple[Integers, Integers]]) -> Integers:
     """Return own rows in the common order: one of each id or, with "expand", all, laid out by their numbers."""
     if ids.on_duplicate != "expand":
         return common.column("row")
@@ -439,18 +448,17 @@ def _common_rows(
     return joined(ids, number, *lay_out(np.diff(ids.starts)[number]))
 
 
-def _finish(party: Party, peers: _PeerLists, own: OwnList, log: RunLog | None, common: dict[str, int | None]) -> None:
-    for peer, count in common.items():
-        if log is not None:
-            log.finish(party.job, peer, own.size, peers.sizes[peer], count)
+def _note_end(party: Party, lists: _Lists, options: AlignmentOptions, n_common: int | None) -> None:
+    """Note in the log, if there is one, that the run is over, and how many common ids this party learned of."""
+    if options.log is not None:
+        for peer, size in lists.sizes.items():
+            options.log.finish(party.job, peer, lists.own.size, size, n_common)
 
 
-def _checked_size(size: int, peer: str) -> int:
-    if not SMALLEST <= size <= LARGEST or bucket(size) != size:
-        raise PeerProtocolError(
-            peer, f"expected a bucket of at least {SMALLEST}, got {size} - at ListSummary from {peer}"
-        )
-    return size
+def _learned(
+    ids: Ids, lists: _Lists, rows: Integers, n_common: int | None, pairwise: dict[str, int] | None = None
+) -> Alignment:
+    return Alignment(rows, n_common, ids.n_null, ids.n_repeated, lists.sizes, pairwise or {}, lists.changed)
 
 
 def disclosures(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Integers
 from treaty.data.columns import Category
 from treaty.data.table import Schema
 from treaty.errors import ConfigError
@@ -48,15 +48,15 @@ class SumNoise:
     honest: int = 1
     budget: NoiseBudget | None = None
 
-    def on_opening(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def on_opening(self, counts: Integers) -> Integers:
         """Add the own share to the first vector."""
         return self._on(counts, np.array([self.opening]))
 
-    def on_search(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def on_search(self, counts: Integers) -> Integers:
         """Add the own share to counts below probes."""
         return self._on(counts, np.array([self.search]))
 
-    def on_trees(self, sums: NDArray[np.int64], objective: Objective) -> NDArray[np.int64]:
+    def on_trees(self, sums: Integers, objective: Objective) -> Integers:
         """Add the own share to sums of (grad, hess, rows), one after the other."""
         return self._on(sums, np.array([objective.grad_bound, objective.hess_bound, 1.0]) * self.trees)
 
@@ -76,7 +76,7 @@ class SumNoise:
             reg_lambda=max(rules.reg_lambda, 4.0 * deviation),
         )
 
-    def _on(self, values: NDArray[np.int64], sigmas: NDArray[np.float64]) -> NDArray[np.int64]:
+    def _on(self, values: Integers, sigmas: Floats) -> Integers:
         if self.budget is None:
             return values
         return values + noise_share(np.tile(sigmas, len(values) // len(sigmas)), self.honest)
@@ -124,21 +124,16 @@ def plan_noise(
     return SumNoise(opening.sigma, search.sigma, trees.sigma, honest, spent)
 
 
-def noise_ledger(options: FederBoostHorizontal, store: Path | None, name: str) -> Ledger | None:
-    """Return a participant's privacy ledger, where there is noise and a folder to keep it in."""
-    return None if store is None or options.epsilon_total is None else Ledger(noise_folder(store, name))
-
-
-def pay(noise: SumNoise, ledger: Ledger | None, job: str) -> str:
+def pay(noise: SumNoise, store: Path | None, name: str, job: str) -> str:
     """Enter a training's noise in a participant's ledger before anything is opened; return in words what was paid.
 
-    `ledger` is None where none is kept, and for a leader without rows.
+    `store` is the ledger's folder, None where none is kept, and for a leader without rows.
     """
     if noise.budget is None:
         return ""
-    if ledger is None:
+    if store is None:
         return str(noise.budget)
-    rho, delta = noise.budget.rho, noise.budget.delta
+    ledger, rho, delta = Ledger(noise_folder(store, name)), noise.budget.rho, noise.budget.delta
     entry = Entry(secrets.token_hex(16), job, "discrete Gaussian", "sums of a training", rho=rho, delta=delta)
     ledger.spend([entry])
     return f"{noise.budget}. In the ledger: {cost(ledger.entries())}"

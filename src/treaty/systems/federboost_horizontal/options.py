@@ -40,8 +40,8 @@ class FederBoostHorizontal(SystemOptions):
         refuse_goss(common)
         if self.epsilon_total is not None and common.subsample < 1.0:
             raise ConfigError(
-                "epsilon_total counts on a row changing nothing but its own part of sums, and a sample of fixed size "
-                "changes with every row: leave subsample at 1"
+                "epsilon_total needs every row to change its own part of a sum alone, and a sample of fixed size "
+                "depends on all rows: leave subsample at 1"
             )
         if self.delta is not None and self.epsilon_total is None:
             raise ConfigError("delta goes with epsilon_total; give both or leave delta out")

@@ -28,7 +28,7 @@ The leader with all members but one sees that one's histograms, whatever is done
 
 **Lost participants.** Masks cancel only if all vectors come. By default a lost one ends the job: checkpoints are kept,
 and training resumes when everybody is back. With ``dropout="accept"`` sums are opened over those still there, and the
-round's trees are begun anew: from the sums before and after, the leader can tell the lost one's histograms. That is why
+round's trees are restarted: from the sums before and after, the leader can tell the lost one's histograms. That is why
 it must be asked for.
 
 Deviations from the paper: masks are fresh for every vector (there, one pairwise secret serves twice); quantiles of all
@@ -54,22 +54,31 @@ from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.agreement import Term, agree
 from treaty.messaging.messages import Message, encode_body
+from treaty.messaging.order import Order
+from treaty.messaging.order import Table as OrderTable
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import model_job
-from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, noise_ledger, pay, plan_noise
+from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, pay, plan_noise
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.federboost_horizontal.resuming import (
+from treaty.systems.federboost_horizontal.search import agree_on_bins, answer_search
+from treaty.systems.federboost_horizontal.training import (
     Draws,
-    Training,
+    OwnRows,
     leaders_checkpoint,
     members_checkpoint,
     resume,
 )
-from treaty.systems.federboost_horizontal.search import agree_on_bins, answer_search
-from treaty.systems.federboost_horizontal.trees import OwnRows, TreeLeader, TreeMember, TreeStep
+from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember, TreeStep
 from treaty.systems.horizontal.members import Membership, SumRules, join
-from treaty.systems.horizontal.quantiles import CommonBins, agreed_objective, pack_bins, unpack_bins
+from treaty.systems.horizontal.quantiles import (
+    CommonBins,
+    Count,
+    ProbeRequest,
+    agreed_objective,
+    pack_bins,
+    unpack_bins,
+)
 from treaty.systems.horizontal.rows import (
     ModelBegin,
     RowsDescription,
@@ -91,35 +100,45 @@ from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
-_FEW_CELLS = 1 << 20  # of a participant: summed in less time than it takes to say so
+_FEW_CELLS = 1 << 20  # of a participant's table: summing them takes less time than the messages about it
 
 
 class ModelEnd(Message):
-    """The model is finished, and has so many rounds."""
+    """The model is finished; how many rounds it has."""
 
     rounds: Annotated[int, msgspec.Meta(ge=0)]
 
 
+CONVERSATION: OrderTable = {
+    "new": {Count: "search", CommonBins: "rounds"},
+    "search": {ProbeRequest: "search", Count: "search", CommonBins: "rounds"},
+    "resumed": {CommonBins: "rounds"},
+    "rounds": {TreeStep: "rounds", Keep: "rounds", ModelEnd: "finished"},
+    "finished": {},
+}
+"""What the leader may tell a member when, once keys are agreed on; `TreeMember` checks what a `TreeStep` says."""
+
+
 def may_be_two(options: FederBoostHorizontal) -> bool:
-    """Whether two participants are enough: each sees the other's histograms in the sum."""
+    """Whether two participants are allowed, each of whom can tell the other's histograms from the sum."""
     return options.mode == "paper" or options.epsilon_total is not None
 
 
 def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None:
-    """Refuse so few participants that a sum shows what one of them has, or that none may be lost."""
+    """Refuse too few participants: a sum would show what one of them has, or none could be lost."""
     least = 2 if may_be_two(options) else 3
     if len(members) < least:
         raise ConfigError(
             f"expected {least} participants with data or more, got {len(members)}: of a sum of two each sees the "
-            "other's part; add noise (epsilon_total), or permit it (mode='paper')"
+            "other's part; add noise (epsilon_total), or allow it (mode='paper')"
         )
     if options.dropout == "accept" and len(members) < 4:
         raise ConfigError(
-            f'dropout="accept" goes on without a lost participant: expected 4 or more, got {len(members)}'
+            f'dropout="accept" goes on without a lost participant: expected 4 participants or more, got {len(members)}'
         )
     if options.dropout == "accept" and options.epsilon_total is not None:
         raise ConfigError(
-            'dropout="accept" begins trees anew, which would cost more than epsilon_total: leave one of them out'
+            'dropout="accept" restarts trees after a loss, which would cost more than epsilon_total: leave out either'
         )
 
 
@@ -127,51 +146,37 @@ def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None
 
 
 def leader(seat: Seat) -> ModelPart:
-    """Train as the leader.
+    """Train as the leader, connected with all other participants; return the whole model.
 
-    Parameters
-    ----------
-    seat : Seat
-        Connected with all other participants. `data` is None where the leader brings no rows; it then names the classes
-        of its eval sets, which it alone watches. The first owner's columns are everybody's.
+    The seat's `data` is None where the leader brings no rows; `classes` are then those of its eval sets, which it alone
+    watches. The first owner's columns are everybody's.
 
-    Returns
-    -------
-    ModelPart
-        The whole model.
-
-    Raises
-    ------
-    ConfigError
-        When parties disagree on options, or are too few for a sum to hide anything.
-    CryptoError, PeerError
-        When a participant is lost, or sends what the protocol does not allow.
+    Raises ConfigError when parties disagree on options, or are too few for a sum to hide anything; CryptoError or
+    PeerError when a participant is lost, or sends what the protocol does not allow.
     """
     _meet(seat)
     setup, found = _begin(seat)
-    told_first, rules = _told_first(seat, setup.message), _sum_rules(seat.options)
+    message, noise = setup.message, setup.noise
+    told_first, rules = _told_first(seat, message), _sum_rules(seat.options)
     collector = Collector(seat.party, seat.cast.owners, seat.vouching, told_first, rules)
     rows, watching = _leaders_rows(seat, setup)
-    printed = b"" if seat.keeper is None else printed_rows([rows, *watching], setup.message.classes)
+    printed = b"" if seat.keeper is None else printed_rows([rows, *watching], message.classes)
     if found is None:
-        new = agree_on_bins(seat, collector, rows, setup.message.classes, setup.noise)
-        training = _fresh(seat, setup, new.bins, new.objective, setup.paid or new.spent)
+        bins, objective, spent = agree_on_bins(seat, collector, rows, message.classes, noise)
+        own = _fresh(seat, setup, rows, bins, objective, setup.paid or spent)
     else:
-        training = resume(seat, found, setup.message.rounds or 0, printed)
-    told = pack_bins(training.bins, training.forest.objective)
+        own = resume(seat, found, message.rounds or 0, rows, printed)
+    told = pack_bins(own.bins, own.forest.objective)
     collector.tell_all(told)
-    own = training.own_rows(seat, rows)
-    _lead_rounds(
-        seat, collector, training, own, setup.noise, watching, partial(_keep, seat, training, own, told, printed)
-    )
+    _lead_rounds(seat, collector, own, noise, watching, partial(_keep, seat, own, told, printed))
     collector.tell_all(ModelEnd(own.forest.rounds))
-    if setup.noise.budget is not None and not any(np.any(tree.left >= 0) for tree in own.forest.trees):
+    if noise.budget is not None and not any(np.any(tree.left >= 0) for tree in own.forest.trees):
         logger.warning("no split stood out from the noise: the model has none. Raise epsilon_total or lower max_bin")
-    return training.part
+    return own.part
 
 
 def _begin(seat: Seat) -> tuple[_ModelSetup, Checkpoint | None]:
-    """Receive what rows participants have, pay for noise, and tell all what model begins or is resumed."""
+    """Receive the participants' descriptions, pay for noise, and tell all which model begins or is resumed."""
     party, members, data = seat.party, seat.cast.owners, seat.data
     described = {name: party.receive(name, RowsDescription) for name in members if name != party.name}
     if data is not None:
@@ -179,12 +184,10 @@ def _begin(seat: Seat) -> tuple[_ModelSetup, Checkpoint | None]:
         check_noise(seat.options, data, seat.classes)
     labels = all_classes(described)
     names, categories = all_columns([described[name] for name in members])
-    schema = schema_of(names, categories)
-    noise = plan_noise(seat.options, seat.common, schema, labels, len(members))
-    found = leaders_checkpoint(seat.keeper, noisy=noise.budget is not None)
+    found = leaders_checkpoint(seat.keeper, noisy=seat.options.epsilon_total is not None)
     model_id = secrets.token_hex(16) if found is None else found.part.model_id
     rounds = None if found is None else min(found.rounds, seat.common.n_estimators)
-    setup = _set_up(seat, ModelBegin(model_id, names, categories, labels, rounds), noise)
+    setup = _set_up(seat, ModelBegin(model_id, names, categories, labels, rounds))
     for peer in party.peers:
         party.send(peer, setup.message)
     return setup, found
@@ -201,7 +204,6 @@ def _leaders_rows(seat: Seat, setup: _ModelSetup) -> tuple[Labelled, list[Labell
 def _lead_rounds(
     seat: Seat,
     collector: Collector,
-    training: Training,
     own: OwnRows,
     noise: SumNoise,
     watching: Sequence[Labelled],
@@ -209,12 +211,10 @@ def _lead_rounds(
 ) -> None:
     """Grow the rounds that are missing; have everybody keep a checkpoint when one is due."""
     part, forest, common, keeper, progress = own.part, own.forest, seat.common, seat.keeper, seat.progress
-    assert training.draws.rng is not None
-    trees = TreeLeader(
-        collector, own, seat.data is not None,
-        noise.rules(common.rules(forest.objective), forest.objective, common.max_bin),
-        partial(noise.on_trees, objective=forest.objective), common.colsample_bytree, training.draws.rng, seat.threads,
-    )  # fmt: skip
+    objective = forest.objective
+    rules = noise.rules(common.rules(objective), objective, common.max_bin)
+    own_noise = None if seat.data is None else partial(noise.on_trees, objective=objective)
+    trees = TreeLeader(collector, own, rules, own_noise, common.colsample_bytree, seat.threads)
 
     def after_round(done: int) -> None:
         forest.clipped_rows = max(forest.clipped_rows, own.shard.clipped)
@@ -238,37 +238,22 @@ def _lead_rounds(
 
 
 def member(seat: Seat) -> ModelPart:
-    """Train as a participant other than the leader.
+    """Train as a participant other than the leader, with own rows, connected with the leader; return the whole model.
 
-    Parameters
-    ----------
-    seat : Seat
-        Connected with the leader, with own rows.
-
-    Returns
-    -------
-    ModelPart
-        The whole model.
-
-    Raises
-    ------
-    ConfigError
-        When parties disagree on options, are too few, or there is no checkpoint of a training that the leader resumes.
-    CryptoError, PeerError
-        When the leader is lost, or sends what the protocol does not allow.
+    Errors are as of `leader`; ConfigError also when there is no checkpoint of a training that the leader resumes.
     """
     _meet(seat)
     rows, sums, setup = _join(seat)
     printed = b"" if seat.keeper is None else printed_rows([rows], setup.message.classes)
     if setup.message.rounds is None:
-        training, told = _search(seat, sums, rows, setup)
+        order = Order(CONVERSATION, "new")
+        own, told = _search(seat, sums, order, rows, setup)
     else:
-        training, told = _resume_with_leader(seat, setup.message, printed)
-    sums.hear(told)
-    own = training.own_rows(seat, rows)
-    _follow_rounds(seat, sums, own, setup.noise, partial(_keep, seat, training, own, told, printed))
+        order = Order(CONVERSATION, "resumed")
+        own, told = _resume_with_leader(seat, sums, order, rows, setup.message, printed)
+    _follow_rounds(seat, sums, order, own, setup.noise, partial(_keep, seat, own, told, printed))
     own.forest.clipped_rows = own.shard.clipped
-    return training.part
+    return own.part
 
 
 def _join(seat: Seat) -> tuple[Labelled, Membership, _ModelSetup]:
@@ -282,61 +267,61 @@ def _join(seat: Seat) -> tuple[Labelled, Membership, _ModelSetup]:
     if message.rounds is not None and seat.options.epsilon_total is not None:
         raise ConfigError("cannot resume with epsilon_total: sums would be opened again, at a further cost; begin anew")
     sums = join(party, lead, members, seat.vouching, _told_first(seat, message), _sum_rules(seat.options))
-    noise = plan_noise(seat.options, seat.common, schema, message.classes, len(members))
-    return rows, sums, _set_up(seat, message, noise)
+    return rows, sums, _set_up(seat, message)
 
 
-def _search(seat: Seat, sums: Membership, rows: Labelled, setup: _ModelSetup) -> tuple[Training, CommonBins]:
+def _search(
+    seat: Seat, sums: Membership, order: Order, rows: Labelled, setup: _ModelSetup
+) -> tuple[OwnRows, CommonBins]:
     """Take part in the search for bins; return a training without trees, and the bins as told."""
     lead, classes = seat.cast.active, setup.message.classes
     own = objective_for(rows, classes, seat.options, seat.common)
-    told = answer_search(seat, sums, rows, own, setup.noise)
+    told = answer_search(seat, sums, order, rows, own, setup.noise)
     bins = unpack_bins(told, setup.schema, seat.common.max_bin, lead)
     objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=lead)
-    return _fresh(seat, setup, bins, objective, setup.paid), told
+    return _fresh(seat, setup, rows, bins, objective, setup.paid), told
 
 
-def _resume_with_leader(seat: Seat, message: ModelBegin, printed: bytes) -> tuple[Training, CommonBins]:
+def _resume_with_leader(
+    seat: Seat, sums: Membership, order: Order, rows: Labelled, message: ModelBegin, printed: bytes
+) -> tuple[OwnRows, CommonBins]:
     """Resume the training that the leader resumes; return also the bins as told, which are the checkpoint's."""
-    told = seat.party.receive(seat.cast.active, CommonBins)
+    lead, told = seat.cast.active, sums.next(order)
+    assert isinstance(told, CommonBins)
     found = members_checkpoint(seat.keeper, message.model_id, message.rounds or 0)
-    training = resume(seat, found, message.rounds or 0, printed)
+    own = resume(seat, found, message.rounds or 0, rows, printed)
     if found.bins != encode_body(told):
-        raise PeerProtocolError(
-            seat.cast.active, f"expected the checkpoint's bins, got others - at CommonBins from {seat.cast.active}"
-        )
-    return training, told
+        raise PeerProtocolError(lead, f"expected the checkpoint's bins, got others - at CommonBins from {lead}")
+    return own, told
 
 
-def _follow_rounds(seat: Seat, sums: Membership, own: OwnRows, noise: SumNoise, keep: Callable[[int], None]) -> None:
+def _follow_rounds(
+    seat: Seat, sums: Membership, order: Order, own: OwnRows, noise: SumNoise, keep: Callable[[int], None]
+) -> None:
     """Do what the leader asks for until the model is finished."""
-    party, lead, common, keeper, progress = seat.party, seat.cast.active, seat.common, seat.keeper, seat.progress
-    part, forest = own.part, own.forest
+    lead, common, progress, forest = seat.cast.active, seat.common, seat.progress, own.forest
     trees = TreeMember(
         own, lead, most_rounds=common.n_estimators, max_depth=common.max_depth, cohort=lambda: sums.member.there
     )
     if progress is not None:
-        progress(forest.rounds, part)
-    while True:
-        match party.receive(lead, TreeStep, Keep, ModelEnd):
+        progress(forest.rounds, own.part)
+    while order.allowed:
+        match sums.next(order):
             case TreeStep() as step:
-                sums.hear(step)
                 before = forest.rounds
                 vector = trees.take(step)
                 if vector is not None:
                     sums.give(noise.on_trees(vector, forest.objective))
                 if forest.rounds > before and progress is not None:
-                    progress(forest.rounds, part)
+                    progress(forest.rounds, own.part)
             case Keep() as due:
-                sums.hear(due)
                 if due.rounds != forest.rounds:
                     raise PeerProtocolError(lead, f"expected {forest.rounds} rounds, got others - at Keep from {lead}")
-                if keeper is not None:
+                if seat.keeper is not None:
                     keep(due.rounds)
-                party.send(lead, Kept())
+                seat.party.send(lead, Kept())
             case ModelEnd() as end:
                 forest.cut(end.rounds)
-                return
 
 
 # ---------------------------------------------------------------- both
@@ -344,7 +329,7 @@ def _follow_rounds(seat: Seat, sums: Membership, own: OwnRows, noise: SumNoise, 
 
 @dataclass(frozen=True, slots=True)
 class _ModelSetup:
-    """A model that begins or is resumed: the leader's message, everybody's columns, noise and what was paid for it."""
+    """What is fixed before sums: the leader's message, everybody's columns, the noise, in words what it cost."""
 
     message: ModelBegin
     schema: Schema
@@ -361,45 +346,38 @@ def _meet(seat: Seat) -> None:
     check_members(seat.options, seat.cast.owners)
 
 
-def _set_up(seat: Seat, message: ModelBegin, noise: SumNoise) -> _ModelSetup:
-    """Enter the training's noise in the own ledger, before any sum is opened."""
-    name = seat.party.name
-    ledger = None if seat.data is None else noise_ledger(seat.options, seat.store, name)
-    paid = pay(noise, ledger, model_job(seat.party.job, message.model_id))
-    return _ModelSetup(message, schema_of(message.names, message.categories), noise, paid)
+def _set_up(seat: Seat, message: ModelBegin) -> _ModelSetup:
+    """Plan the training's noise and enter it in the own ledger, before any sum is opened."""
+    schema = schema_of(message.names, message.categories)
+    noise = plan_noise(seat.options, seat.common, schema, message.classes, len(seat.cast.owners))
+    store, name = None if seat.data is None else seat.store, seat.party.name
+    paid = pay(noise, store, name, model_job(seat.party.job, message.model_id))
+    return _ModelSetup(message, schema, noise, paid)
 
 
 def _sum_rules(options: FederBoostHorizontal) -> SumRules:
     return SumRules(recover=options.dropout == "accept", allow_two=may_be_two(options))
 
 
-def _fresh(seat: Seat, setup: _ModelSetup, bins: Bins, objective: Objective, spent: str) -> Training:
+def _fresh(seat: Seat, setup: _ModelSetup, rows: Labelled, bins: Bins, objective: Objective, spent: str) -> OwnRows:
     """Return a training without trees."""
     message, name = setup.message, seat.party.name
     part = ModelPart(
         model_id=message.model_id, party=name, schema=setup.schema, splits=SplitTable(),
         forest=Forest(objective, (name,), message.classes), spent=spent,
     )  # fmt: skip
-    return Training(part, bins, Draws.fresh(seat))
+    return OwnRows.of(seat, rows, part, bins, Draws.fresh(seat))
 
 
-def _keep(
-    seat: Seat,
-    training: Training,
-    own: OwnRows,
-    told: CommonBins,
-    printed: bytes,
-    rounds: int,
-    began: float | None = None,
-) -> None:
-    """Write a checkpoint of so many rounds."""
+def _keep(seat: Seat, own: OwnRows, told: CommonBins, printed: bytes, rounds: int, began: float | None = None) -> None:
+    """Write a checkpoint after `rounds` rounds; `began` is `Keeper.keep`'s."""
     assert seat.keeper is not None
-    kept, given = RoundState(rounds, own.shard.margins.copy(), training.draws.state), seat.given
-    seat.keeper.keep(lambda: checkpoint_with(training.part, given, printed, kept, told), began)
+    kept, given = RoundState(rounds, own.shard.margins.copy(), own.draws.state), seat.given
+    seat.keeper.keep(lambda: checkpoint_with(own.part, given, printed, kept, told), began)
 
 
 def _told_first(seat: Seat, message: ModelBegin) -> bytes:
-    """Return what all were told at the beginning: masks cancel only between those told the same."""
+    """Encode what all were told at the beginning: masks cancel only between those told the same."""
     return msgspec.json.encode(_terms(seat), order="sorted") + encode_body(message)
 
 

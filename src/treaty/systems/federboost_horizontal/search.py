@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from treaty.data.binning import Bins
 from treaty.data.columns import Category
 from treaty.data.quantile_search import sorted_keys
 from treaty.errors import PeerProtocolError
+from treaty.messaging.order import Order
 from treaty.systems.federboost_horizontal.noise import SEARCH_ROUNDS, SumNoise
 from treaty.systems.horizontal.members import Membership
 from treaty.systems.horizontal.quantiles import (
@@ -25,22 +24,14 @@ from treaty.systems.system import Labelled, Seat
 from treaty.trees.objectives import Objective
 
 
-@dataclass(frozen=True, slots=True)
-class FoundBins:
-    """The bins found, the loss with bounds that hold for everybody's gradients, and what was spent, in words.
-
-    `spent` is how small the groups were that the search parted, or what all noise of the training costs.
-    """
-
-    bins: Bins
-    objective: Objective
-    spent: str
-
-
 def agree_on_bins(
     seat: Seat, collector: Collector, rows: Labelled, classes: list[Category] | None, noise: SumNoise
-) -> FoundBins:
-    """Open how many rows there are and what bounds gradients, then search for bins, as the leader of `rows`."""
+) -> tuple[Bins, Objective, str]:
+    """As the leader, with own `rows`: open the number of rows and the gradients' bounds, then search for bins.
+
+    Return the bins, the loss with bounds that hold for everybody's gradients, and in words what was spent: how small
+    the groups were that the search parted, or what all noise of the training costs.
+    """
     common, has_rows, schema = seat.common, seat.data is not None, rows.table.schema
     own_objective = objective_for(rows, classes, seat.options, common)
     opening = Opening(schema, bounds=noise.budget is None)
@@ -53,49 +44,38 @@ def agree_on_bins(
         objective.check_sums(opening.rows(opened))
         bins, smallest = choose_bins(
             lambda own, length: collector.total(length, own if own is None else noise.on_search(own)),
-            collector.tell_all,
-            opening,
-            opened,
-            schema,
-            common.max_bin,
-            own=rows.table if has_rows else None,
-            least_rows=common.fewest_rows,
-            most_rounds=_search_rounds(noise),
-            threads=seat.threads,
-        )
-        if collector.summed == cohort:  # what was opened with somebody's rows does not fit what is opened without
+            collector.tell_all, opening, opened, schema, common.max_bin, own=rows.table if has_rows else None,
+            least_rows=common.fewest_rows, most_rounds=_search_rounds(noise), threads=seat.threads,
+        )  # fmt: skip
+        if collector.summed == cohort:  # sums with and without a lost member do not fit together
             break
     if noise.budget is not None:
-        return FoundBins(bins, objective, str(noise.budget))
+        return bins, objective, str(noise.budget)
     fewest = int(smallest[smallest > 0].min(initial=opening.rows(opened)))
-    return FoundBins(bins, objective, f"the search for quantiles parted groups of as few as {fewest} rows")
+    return bins, objective, f"the search for quantiles parted groups of as few as {fewest} rows"
 
 
-def answer_search(seat: Seat, sums: Membership, rows: Labelled, objective: Objective, noise: SumNoise) -> CommonBins:
+def answer_search(
+    seat: Seat, sums: Membership, order: Order, rows: Labelled, objective: Objective, noise: SumNoise
+) -> CommonBins:
     """Take part in the search for bins, until the leader tells them.
 
-    Raises PeerProtocolError when the leader begins anew without need, or asks for more than a search takes.
+    Raises PeerProtocolError when the leader restarts although nobody was lost, or asks for more than a search takes.
     """
-    party, leader, max_bin, threads = seat.party, seat.cast.active, seat.common.max_bin, seat.threads
+    leader, max_bin, threads = seat.cast.active, seat.common.max_bin, seat.threads
     opening = Opening(rows.table.schema, bounds=noise.budget is None)
     ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
     rounds, cohort = 0, frozenset[str]()
     while True:
-        match party.receive(leader, Count, ProbeRequest, CommonBins):
-            case Count() as count:
-                sums.hear(count)
+        match sums.next(order):
+            case Count():
                 if sums.member.there == cohort:
-                    raise PeerProtocolError(
-                        leader, f"expected one search for bins, got another - at Count from {leader}"
-                    )
+                    raise PeerProtocolError(leader, f"expected one search for bins - at Count from {leader}")
                 rounds, cohort = _search_rounds(noise), sums.member.there
                 sums.give(noise.on_opening(opening.of(rows.table, objective)))
             case ProbeRequest() as asked:
-                sums.hear(asked)
                 if rounds == 0:
-                    raise PeerProtocolError(
-                        leader, f"expected the bins, got more probes - at ProbeRequest from {leader}"
-                    )
+                    raise PeerProtocolError(leader, f"expected no more probes - at ProbeRequest from {leader}")
                 rounds -= 1
                 sums.give(noise.on_search(answer_probes(asked, ordered, max_bin, leader, threads)))
             case CommonBins() as bins:

@@ -15,11 +15,8 @@ from treaty.systems.system import Cast, Place, System
 def cast(places: Mapping[str, Place], active: str, options: FederBoostHorizontal) -> Cast:
     """Make the active party the leader, which needs no rows and no place, and all others members.
 
-    Raises
-    ------
-    ConfigError
-        When a party other than the leader brings no rows, a role is given, or members are too few for sums to hide
-        anything.
+    Raises ConfigError when another party brings no rows, a role is given, or members are too few for sums to hide
+    anything.
     """
     wished = [name for name, place in places.items() if place.role or place.edge]
     if wished:

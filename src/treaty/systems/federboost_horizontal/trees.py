@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.data.binning import Bins
+from treaty.compute import Floats, Int32s, Integers
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
-from treaty.models.trees import ModelPart, record_split
+from treaty.systems.federboost_horizontal.training import OwnRows
 from treaty.systems.horizontal.sums import Collector
-from treaty.trees.boosting import Forest, draw
+from treaty.trees.boosting import draw
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.shard import LevelSplits, RowShard
 from treaty.trees.splits import SplitRules, complete_sums, scan
 
-NodesByOutput = Sequence[tuple[int, NDArray[np.int32]]]
+NodesByOutput = Sequence[tuple[int, Int32s]]
 """By output, nodes of its tree whose sums are wanted."""
 MOST_VALUE = 1e30  # of a leaf: sums of many rounds' values stay finite, and so do gradients
-Noise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+Noise = Callable[[Integers], Integers]
 
 
 class TreeStep(Message):
@@ -50,69 +48,30 @@ class TreeStep(Message):
     asked_nodes: Array
 
 
-@dataclass(frozen=True, slots=True)
-class OwnRows:
-    """A participant's rows in training, perhaps none, and its part of the model.
-
-    ``sample()`` draws the own rows of each tree of a round.
-    """
-
-    part: ModelPart
-    bins: Bins
-    shard: RowShard
-    sample: Callable[[], list[NDArray[np.int32] | None]]
-
-    @property
-    def forest(self) -> Forest:
-        """The trees so far."""
-        assert self.part.forest is not None
-        return self.part.forest
-
-    def finish(self, values: Sequence[NDArray[np.float64]], gains: Sequence[NDArray[np.float64]]) -> list[Tree]:
-        """Record the round's splits and return its trees, given each node's value and gain."""
-        first = len(self.part.splits)
-        for feature, left_bins in self.shard.splits():
-            record_split(self.part.splits, self.bins, feature, left_bins)
-        return self.shard.finish(values, gains, first)
-
-
 class TreeLeader:
-    """Grows trees from sums: `grow` is what `run_rounds` takes.
+    """Grows trees from sums, by `grow`, which `run_rounds` takes.
 
-    `has_rows` says whether the leader is a member of the sums; `noise` adds its share of noise to a vector; `rng` draws
-    a `share` of the columns for each tree.
+    `noise` adds the leader's share of noise to its own vector, None where it has no rows and is no member of the sums;
+    each tree has a random `share` of the columns.
     """
 
     def __init__(
-        self,
-        collector: Collector,
-        own: OwnRows,
-        has_rows: bool,
-        rules: SplitRules,
-        noise: Noise,
-        share: float,
-        rng: np.random.Generator,
-        threads: int,
+        self, collector: Collector, own: OwnRows, rules: SplitRules, noise: Noise | None, share: float, threads: int
     ) -> None:
-        self._collector, self._own, self._has_rows, self._rules = collector, own, has_rows, rules
-        self._noise, self._share, self._rng, self._threads = noise, share, rng, threads
+        assert own.draws.rng is not None, "the leader draws columns"
+        self._collector, self._own, self._rules, self._noise = collector, own, rules, noise
+        self._share, self._rng, self._threads = share, own.draws.rng, threads
         self._shard, self._bins = own.shard, own.bins
-        self._n_outputs = len(own.shard.margins)
-        self._categorical = own.bins.schema.categorical
         self._untold: list[tuple[int, LevelSplits]] = []
-        self._values: list[NDArray[np.float64]] = []
-        self._gains: list[NDArray[np.float64]] = []
+        self._values: list[Floats] = []
+        self._gains: list[Floats] = []
 
     def grow(self) -> list[Tree]:
-        """Grow a tree per output; anew when a participant is lost meanwhile."""
-        n_columns = len(self._categorical)
-        every = np.arange(n_columns, dtype=np.int32)
-        columns = [
-            every if self._share >= 1.0 else draw(self._rng, n_columns, self._share) for _ in range(self._n_outputs)
-        ]
-        grown = None
-        while grown is None:
-            grown = self._attempt(columns)
+        """Grow a tree per output; start again when a participant is lost meanwhile."""
+        every, share = np.arange(len(self._bins.schema.names), dtype=np.int32), self._share
+        columns = [every if share >= 1.0 else draw(self._rng, len(every), share) for _ in self._shard.margins]
+        while (grown := self._attempt(columns)) is None:
+            pass
         # exact gains would be further equations about the sums that participants are not told
         self._values, self._gains = [tree.value for tree in grown], [_three_digits(tree.gain) for tree in grown]
         return self._own.finish(self._values, self._gains)
@@ -122,14 +81,14 @@ class TreeLeader:
         if self._values:
             self._tell([], [])
 
-    def _attempt(self, columns: list[NDArray[np.int32]]) -> list[Tree] | None:
+    def _attempt(self, columns: list[Int32s]) -> list[Tree] | None:
         """Grow the trees level by level together; None when a participant is lost, whose rows later sums lack."""
-        asked: NodesByOutput = [(output, np.zeros(1, np.int32)) for output in range(self._n_outputs)]
+        asked: NodesByOutput = [(output, np.zeros(1, np.int32)) for output in range(len(columns))]
         self._tell(columns, asked)
         totals, sums = self._summed(asked, self._shard.start_round(columns, self._own.sample()))
         cohort = self._collector.summed
         growths = [Growth(total, self._rules) for total in totals]
-        parents: list[NDArray[np.int64] | None] = [None] * self._n_outputs
+        parents: list[Integers | None] = [None] * len(columns)
         while self._collector.summed == cohort:
             for (output, _), opened in zip(asked, sums, strict=True):
                 self._split(output, growths[output], opened, parents, columns[output])
@@ -145,9 +104,9 @@ class TreeLeader:
         self,
         output: int,
         growth: Growth,
-        asked: NDArray[np.int64],
-        parents: list[NDArray[np.int64] | None],
-        columns: NDArray[np.int32],
+        asked: Integers,
+        parents: list[Integers | None],
+        columns: Int32s,
     ) -> None:
         """Choose the splits of a tree's level on its opened sums, and divide own rows."""
         level = growth.level
@@ -155,9 +114,9 @@ class TreeLeader:
             return
         sums = complete_sums(level, asked, parents[output])
         parents[output] = sums
-        found = scan(
-            sums, level.totals, columns, self._bins.offsets, self._categorical, self._rules, threads=self._threads
-        )
+        bins, rules = self._bins, self._rules
+        categorical = bins.schema.categorical
+        found = scan(sums, level.totals, columns, bins.offsets, categorical, rules, threads=self._threads)
         taken = growth.take(found)
         if taken is not None:
             nodes, children, chosen = taken
@@ -166,18 +125,16 @@ class TreeLeader:
             self._shard.divide(output, divided)
             self._untold.append((output, divided))
 
-    def _summed(
-        self, asked: NodesByOutput, totals: NDArray[np.int64] | None
-    ) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+    def _summed(self, asked: NodesByOutput, totals: Integers | None) -> tuple[Integers, list[Integers]]:
         """Open the sums asked for; return the roots' totals, where they were asked for, and bin sums by tree."""
         slots = int(self._bins.offsets[-1])
         sizes = [3 * slots * len(nodes) for _, nodes in asked]
-        own = self._noise(level_vector(self._shard, asked, totals)) if self._has_rows else None
+        own = None if self._noise is None else self._noise(level_vector(self._shard, asked, totals))
         opened = self._collector.total(sum(sizes) + (0 if totals is None else totals.size), own)
         *sums, rest = np.split(opened, np.cumsum(sizes))
         return rest.reshape(-1, 3), [part.reshape(-1, slots, 3) for part in sums]
 
-    def _tell(self, columns: Sequence[NDArray[np.int32]], asked: NodesByOutput) -> None:
+    def _tell(self, columns: Sequence[Int32s], asked: NodesByOutput) -> None:
         """Send all participants the next step, with what they have not been told."""
         splits = [divided for _, divided in self._untold]
         outputs = [np.full(len(divided.nodes), output, np.int32) for output, divided in self._untold]
@@ -203,8 +160,8 @@ class TreeLeader:
 class TreeMember:
     """A participant's end: follows the leader's steps on its own rows.
 
-    No more than `most_rounds` are begun and no nodes at `max_depth` summed, whatever the leader asks. ``cohort()``
-    returns who is there: an unfinished round is begun anew only after a loss.
+    Refuses more than `most_rounds` rounds, sums of nodes at `max_depth`, and to restart an unfinished round although
+    ``cohort()``, those still there, is as before.
     """
 
     def __init__(
@@ -216,7 +173,7 @@ class TreeMember:
         self._depths: list[list[int]] = []  # of the nodes of each tree of the round that grows
         self._summed: set[tuple[int, int]] = set()
 
-    def take(self, step: TreeStep) -> NDArray[np.int64] | None:
+    def take(self, step: TreeStep) -> Integers | None:
         """Follow a step; return the vector that it asks for, int64, or None.
 
         Raises PeerProtocolError when the step does not fit the trees so far.
@@ -227,12 +184,11 @@ class TreeMember:
             totals = self._start(step)
             asked = self._asked(step)
         except (ValueError, IndexError) as error:
-            raise PeerProtocolError(
-                self._leader, f"expected a step that fits the trees, got another ({error}) - at TreeStep"
-            ) from None
+            expected = f"expected a step that fits the trees, got another ({error}) - at TreeStep"
+            raise PeerProtocolError(self._leader, expected) from None
         return level_vector(self._shard, asked, totals) if asked else None
 
-    def _view(self, array: Array, what: str, length: int | None = None) -> NDArray[np.int32]:
+    def _view(self, array: Array, what: str, length: int | None = None) -> Int32s:
         return view(array, np.int32, (length,), peer=self._leader, what=f"TreeStep.{what}")
 
     def _divide(self, step: TreeStep) -> None:
@@ -255,12 +211,12 @@ class TreeMember:
             return
         sizes = self._shard.n_nodes()
         if len(values) != sum(sizes) or not np.all(np.abs(values) < MOST_VALUE) or not np.all(np.isfinite(gains)):
-            raise ValueError("values of other nodes, or too large")
+            raise ValueError("a wrong number of values, or too large ones")
         at = np.cumsum(sizes)[:-1]
         self._forest.trees.extend(self._own.finish(np.split(values, at), np.split(gains, at)))
         self._depths = []
 
-    def _start(self, step: TreeStep) -> NDArray[np.int64] | None:
+    def _start(self, step: TreeStep) -> Integers | None:
         last = self._view(step.last_columns, "last_columns")
         columns = self._view(step.columns, "columns")
         if len(last) == 0:
@@ -268,11 +224,11 @@ class TreeMember:
         n_features = len(self._bins.n_bins)
         of_trees = np.split(columns, last[:-1])
         if len(last) != len(self._shard.margins) or last[-1] != len(columns):
-            raise ValueError("columns of other trees")
+            raise ValueError("columns of a wrong number of trees")
         if any(np.any(np.diff(c) <= 0) or np.any((c < 0) | (c >= n_features)) for c in of_trees):
             raise ValueError("columns that do not exist")
         if self._forest.rounds >= self._most_rounds or (self._depths and self._cohort() == self._began_with):
-            raise ValueError("a round too many, or begun anew without a loss")
+            raise ValueError("a round too many, or a restart although nobody was lost")
         self._began_with = self._cohort()
         self._depths, self._summed = [[0] for _ in of_trees], set()
         return self._shard.start_round(of_trees, self._own.sample())
@@ -291,15 +247,15 @@ class TreeMember:
         return asked
 
 
-def level_vector(shard: RowShard, asked: NodesByOutput, totals: NDArray[np.int64] | None) -> NDArray[np.int64]:
+def level_vector(shard: RowShard, asked: NodesByOutput, totals: Integers | None) -> Integers:
     """Return what a participant adds to a sum: bin sums of the nodes asked for, then the roots' totals, if any."""
     parts = [shard.sums(output, nodes).ravel() for output, nodes in asked]
     return np.concatenate([*parts, np.empty(0, np.int64) if totals is None else totals.ravel()])
 
 
-def _three_digits(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+def _three_digits(numbers: Floats) -> Floats:
     return np.array([float(f"{number:.3g}") for number in numbers])
 
 
-def _joined(parts: Sequence[NDArray[np.int32]]) -> Array:
+def _joined(parts: Sequence[Int32s]) -> Array:
     return Array.of(np.concatenate([np.empty(0, np.int32), *parts]))

@@ -28,6 +28,7 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.crypto.aggregation.masks import KEY_BYTES
 from treaty.crypto.aggregation.participant import SECRET_BYTES, Participant
 from treaty.crypto.aggregation.round import Round, Unmasking
@@ -78,9 +79,9 @@ class MaskShares(Message):
 
 
 class Contribution(Protocol[ProofsTold]):
-    """What differs between a member of a job and a user of a crowd; every method may refuse what it is told."""
+    """What differs between a member of a job and a user of a crowd; each method may raise on what it is told."""
 
-    def vector(self, sharers: Collection[str]) -> NDArray[np.int64]:
+    def vector(self, sharers: Collection[str]) -> Integers:
         """Return the vector to be masked, once others have shared."""
 
     def prove(self, survivors: Sequence[str]) -> Message:
@@ -130,11 +131,11 @@ def contribute(
 
 
 class OwnInput(NamedTuple):
-    """The part of an aggregator that contributes as well: its vector int64 (length,) among the others'."""
+    """What an aggregator that contributes as well adds to the sum: its own vector, int64 (length,)."""
 
     name: str
     participant: Participant
-    values: NDArray[np.int64]
+    values: Integers
 
 
 class SumAggregator(ABC):
@@ -146,11 +147,11 @@ class SumAggregator(ABC):
 
     @abstractmethod
     def _gather(self, kind: type[M]) -> dict[str, M]:
-        """Receive a message of everyone who still contributes; whoever sends none does not any more."""
+        """Receive a message from every remaining contributor; those that send none are dropped."""
 
     @abstractmethod
     def _expel(self, error: PeerProtocolError) -> None:
-        """Go on without a contributor that sent what none does, ``error.peer``."""
+        """Go on without a contributor that sent something invalid, ``error.peer``."""
 
     @abstractmethod
     def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
@@ -190,7 +191,7 @@ class SumAggregator(ABC):
         sharers: Collection[str],
         own: OwnInput | None = None,
         passed: Mapping[str, bytes] | None = None,
-    ) -> tuple[NDArray[np.int64], list[str]]:
+    ) -> tuple[Integers, list[str]]:
         """Open the sum of the vectors that come, int64 (length,); return also whose they are, sorted.
 
         `sharers` have shared their masks' secrets; `passed` is what others sealed for `own`.
@@ -218,7 +219,7 @@ class SumAggregator(ABC):
             lambda m, _: (
                 _of_length(m.survivors, survivors, share_length(SECRET_BYTES)) and _of_length(m.lost, lost, of_lost)
             ),
-            "shares of who is asked for",
+            "shares of just those asked for",
         )
         answers = {name: Unmasking(m.survivors, m.lost) for name, m in told.items()}
         if own is not None and own_answer is not None:
@@ -227,5 +228,5 @@ class SumAggregator(ABC):
 
 
 def _of_length(shares: Mapping[str, bytes], names: Sequence[str], length: int) -> bool:
-    """Whether these are bytes of the right length, of just these."""
+    """Whether there is one share of the right length for each of `names`, and no other."""
     return shares.keys() == set(names) and all(len(share) == length for share in shares.values())

@@ -15,7 +15,7 @@ shares, `Survivors`,  both ways          (``dropout="accept"``) see `masked_sums
 `MaskShares`
 `SurvivorSignature`,  both ways          (``dropout="accept"``) signatures on the list of  they are signatures
 `SurvivorSignatures`                     survivors
-`SumOpened`,          collector -> all   (``dropout="accept"``) it worked; or mask anew    TLS
+`SumOpened`,          collector -> all   (``dropout="accept"``) it worked; or mask again   TLS
 `SumVoid`
 ====================  =================  ================================================  ===========================
 
@@ -38,12 +38,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.crypto.aggregation.key_agreement import Advertisement, EphemeralKeys, PairSeeds
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.crypto.aggregation.participant import Participant
 from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking, pairwise_input
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, encode_body
+from treaty.messaging.order import Order
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, contribute
 from treaty.systems.system import Vouching
@@ -100,22 +102,22 @@ class SumOpened(Message):
 
 
 class SumVoid(Message):
-    """The sum is void, not opened: mask the vector anew."""
+    """The sum is void, not opened: mask the vector again."""
 
 
 class ToldDigest:
-    """Digest of all that a member was told so far, which its masks depend on; `digest` has 32 bytes.
+    """Digest (32 bytes) of all that a member was told so far; its masks depend on it.
 
-    Masks cancel only between members that were told the same: a collector that asks one of them for something else than
-    the others, or tells it other options, gets a sum that is uniform. `begun` is what the run began with: options and
-    the first message to all.
+    Masks cancel only between members that were told the same: a collector that tells one of them something else than
+    the others, options included, gets a uniform sum. `told_first` is what the run begins with: options and the first
+    message to all.
     """
 
-    def __init__(self, begun: bytes) -> None:
-        self.digest = hashlib.sha256(length_prefixed("treaty heard", begun)).digest()
+    def __init__(self, told_first: bytes) -> None:
+        self.digest = hashlib.sha256(length_prefixed("treaty heard", told_first)).digest()
 
     def hear(self, message: Message) -> None:
-        """Take in the next message."""
+        """Add the next message to the digest."""
         named = length_prefixed(self.digest, type(message).__name__, encode_body(message))
         self.digest = hashlib.sha256(named).digest()
 
@@ -142,7 +144,8 @@ class SumRules:
 class Member:
     """A member's secrets of one run, and its part in every sum.
 
-    `key` introduces it; `told` is all it was told; `there` has the members not reported lost, who are not let in again.
+    `key` introduces it; `told` digests all it was told; `there` are the members not reported lost: whoever was is not
+    let in again.
     """
 
     def __init__(self, party: Party, vouching: Vouching, told: ToldDigest, rules: SumRules) -> None:
@@ -175,7 +178,7 @@ class Member:
         """Derive what is shared with each other member."""
         self._seeds: PairSeeds = self._keys.agree(pairs.advertisements(), self._first.roster)
 
-    def masked(self, values: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def masked(self, values: Integers) -> NDArray[np.uint64]:
         """Mask the next vector, where no member may be lost."""
         self._number += 1
         return pairwise_input(self._round(len(values)), self._seeds, values)
@@ -191,8 +194,7 @@ class Member:
     def without_lost(self, names: Collection[str], peer: str) -> None:
         """Note who takes part from now on.
 
-        Raises PeerProtocolError when somebody is among them who was reported lost: the difference of two sums would be
-        its vector.
+        Raises PeerProtocolError when somebody reported lost is back: the difference of two sums would be its vector.
         """
         there = frozenset(names) | {self.name}
         if not there <= self.there:
@@ -208,10 +210,10 @@ class _SignedContribution:
 
     member: Member
     mine: Participant
-    values: NDArray[np.int64]
+    values: Integers
     collector: str
 
-    def vector(self, sharers: Collection[str]) -> NDArray[np.int64]:
+    def vector(self, sharers: Collection[str]) -> Integers:
         self.member.without_lost(sharers, self.collector)
         return self.values
 
@@ -232,10 +234,17 @@ class Membership:
         self._party, self._collector = party, collector
 
     def hear(self, message: Message) -> None:
-        """Take in what the collector told all members."""
+        """Make masks depend on what the collector told all members."""
         self.member.told.hear(message)
 
-    def give(self, values: NDArray[np.int64]) -> None:
+    def next(self, order: Order) -> Message:
+        """Receive what the collector tells all members next, one of the messages that `order` allows now."""
+        message = self._party.receive(self._collector, *order.allowed)
+        order.take(message)
+        self.hear(message)
+        return message
+
+    def give(self, values: Integers) -> None:
         """Contribute an int64 vector to the next sum.
 
         Raises RoundVoid, CryptoError, PeerError when it fails, or the collector asks for what the protocol does not
@@ -255,15 +264,15 @@ class Membership:
 
 
 def join(
-    party: Party, collector: str, members: Sequence[str], vouching: Vouching, begun: bytes, rules: SumRules
+    party: Party, collector: str, members: Sequence[str], vouching: Vouching, told_first: bytes, rules: SumRules
 ) -> Membership:
     """Become a member of sums that another party collects, with masks made from keys of this run alone.
 
-    `members` are all of them by the own job file; `begun` is `ToldDigest`'s.
+    `members` are those of the own job file; `told_first` is `ToldDigest`'s.
 
     Raises PeerProtocolError, CryptoError when keys are not those of the members.
     """
-    member = Member(party, vouching, ToldDigest(begun), rules)
+    member = Member(party, vouching, ToldDigest(told_first), rules)
     party.send(collector, member.key)
     roster = party.receive(collector, Roster)
     if roster.keys.keys() != set(members):

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.data.binning import Bins, category_bins_of
 from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sorted_keys
 from treaty.data.table import Schema, Table
@@ -27,11 +28,11 @@ from treaty.trees.objectives import Objective
 MOST_ROUNDS = 34  # of the quantile search
 EXPONENTS = range(-128, 96)  # of the powers of two that bound gradients: leaf values stay far below overflow
 
-Total = Callable[[NDArray[np.int64] | None, int], NDArray[np.int64]]
+Total = Callable[[Integers | None, int], Integers]
 
 
 class Count(Message):
-    """The search for bins begins, or begins anew: give the first vector."""
+    """The search for bins begins, or restarts: contribute the first vector."""
 
 
 class ProbeRequest(Message):
@@ -70,7 +71,7 @@ class Opening:
         self._bounds = bounds
         self.length = int(self._starts[-1])
 
-    def of(self, table: Table, objective: Objective) -> NDArray[np.int64]:
+    def of(self, table: Table, objective: Objective) -> Integers:
         """Return a participant's vector."""
         columns = table.columns
         parts = [[table.n_rows], [int(np.count_nonzero(~np.isnan(columns[f]))) for f in self.numeric]]
@@ -85,26 +86,26 @@ class Opening:
                 parts.append([int(exponent == e) for e in EXPONENTS])
         return np.concatenate([np.array(part, np.int64) for part in parts])
 
-    def rows(self, total: NDArray[np.int64]) -> int:
+    def rows(self, total: Integers) -> int:
         """Return how many rows all have together."""
         return max(int(total[0]), 0)
 
-    def present(self, total: NDArray[np.int64]) -> NDArray[np.int64]:
+    def present(self, total: Integers) -> Integers:
         """Return in how many rows each numeric feature is present."""
         return self._part(total, 1)
 
-    def categories(self, total: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+    def categories(self, total: Integers) -> dict[int, Integers]:
         """Return of each categorical feature how many rows each category has, unknown ones last."""
         return {f: np.maximum(self._part(total, 2 + k), 0) for k, (f, _) in enumerate(self._categorical)}
 
-    def bounded(self, total: NDArray[np.int64], objective: Objective) -> Objective:
+    def bounded(self, total: Integers, objective: Objective) -> Objective:
         """Return the objective with bounds that hold for all participants' gradients."""
         if not self._bounds:
             return objective
         clip, weight = (2.0 ** EXPONENTS[int(np.flatnonzero(self._part(total, k))[-1])] for k in (-2, -1))
         return replace(objective, grad_clip=clip, weight_bound=weight)
 
-    def _part(self, total: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+    def _part(self, total: Integers, k: int) -> Integers:
         k %= len(self._starts) - 1
         return total[self._starts[k] : self._starts[k + 1]]
 
@@ -113,7 +114,7 @@ def choose_bins(
     total: Total,
     ask: Callable[[ProbeRequest], None],
     opening: Opening,
-    opened: NDArray[np.int64],
+    opened: Integers,
     schema: Schema,
     max_bin: int,
     *,
@@ -121,7 +122,7 @@ def choose_bins(
     least_rows: int,
     most_rounds: int,
     threads: int,
-) -> tuple[Bins, NDArray[np.int64]]:
+) -> tuple[Bins, Integers]:
     """Search for quantiles as the leader; return the bins and, of each numeric feature, the fewest rows in an interval.
 
     ``total(own, length)`` opens the next sum; `ask` sends probes to all participants; `opened` is the sum of `opening`;
@@ -135,22 +136,17 @@ def choose_bins(
         ask(ProbeRequest(Array.of(probes.keys), Array.of(probes.offsets)))
         counted = None if ordered is None else count_below(ordered, probes, threads)
         search.take(total(counted, len(probes.keys)))
-    # noise may put a cut beyond all numbers
-    found = dict(zip(opening.numeric, (cuts[np.isfinite(cuts)] for cuts in search.cuts()), strict=True))
-    of_categories = {f: category_bins_of(c, max_bin) for f, c in opening.categories(opened).items()}
     n_features, present = len(schema.names), opening.present(opened)
     n_bins = np.zeros(n_features, np.int32)
-    for k, f in enumerate(opening.numeric):
-        n_bins[f] = len(found[f]) + 1 if present[k] > 0 else 0
-    for f, (_, _, size) in of_categories.items():
-        n_bins[f] = size
-    bins = Bins(
-        schema,
-        tuple(found.get(f) for f in range(n_features)),
-        tuple(of_categories[f][0] if f in of_categories else None for f in range(n_features)),
-        tuple(of_categories[f][1] if f in of_categories else False for f in range(n_features)),
-        n_bins,
-    )
+    cuts: list[NDArray[np.float32] | None] = [None] * n_features
+    category_bins: list[NDArray[np.int16] | None] = [None] * n_features
+    has_other = [False] * n_features
+    for k, (f, found) in enumerate(zip(opening.numeric, search.cuts(), strict=True)):
+        cuts[f] = finite = found[np.isfinite(found)]  # noise may put a cut beyond all numbers
+        n_bins[f] = len(finite) + 1 if present[k] > 0 else 0
+    for f, counts in opening.categories(opened).items():
+        category_bins[f], has_other[f], n_bins[f] = category_bins_of(counts, max_bin)
+    bins = Bins(schema, tuple(cuts), tuple(category_bins), tuple(has_other), n_bins)
     return bins, search.smallest_interval()
 
 
@@ -161,7 +157,7 @@ def most_probes(max_bin: int) -> int:
 
 def answer_probes(
     asked: ProbeRequest, ordered: list[NDArray[np.uint32]], max_bin: int, lead: str, threads: int
-) -> NDArray[np.int64]:
+) -> Integers:
     """Count a participant's rows below each probe, int64 (probes,).
 
     Raises PeerProtocolError when more is asked about a feature than a search for `max_bin` bins needs.
@@ -173,29 +169,26 @@ def answer_probes(
     first = np.zeros(len(keys), np.bool_)
     first[offsets[:-1][np.diff(offsets) > 0]] = True
     if np.any(np.diff(offsets) > most_probes(max_bin)) or np.any((keys[1:] <= keys[:-1]) & ~first[1:]):
-        raise PeerProtocolError(
-            lead, f"expected at most {most_probes(max_bin)} ascending probes of a feature - at ProbeRequest from {lead}"
-        )
+        expected = f"expected at most {most_probes(max_bin)} ascending probes of a feature"
+        raise PeerProtocolError(lead, f"{expected} - at ProbeRequest from {lead}")
     return count_below(ordered, Probes(keys, offsets), threads)
 
 
 def agreed_objective(agreed: CommonBins, own: Objective, *, noise: bool, peer: str) -> Objective:
     """Return the objective with the bounds that a message tells.
 
-    Raises PeerProtocolError when they are no powers of two, or below the own ones; with noise, which bounds scale, when
-    they are others.
+    Raises PeerProtocolError when they are no powers of two, or below the own ones; with noise, whose scale depends on
+    them, when they are not the own ones.
     """
     told, mine = (agreed.grad_clip, agreed.weight_bound), (own.grad_clip, own.weight_bound)
     allowed = [2.0**exponent for exponent in EXPONENTS]
     if (noise and told != mine) or any(t not in allowed or t < m for t, m in zip(told, mine, strict=True)):
-        raise PeerProtocolError(
-            peer, f"expected bounds of everybody's gradients, got others - at CommonBins from {peer}"
-        )
+        raise PeerProtocolError(peer, f"expected bounds of everybody's gradients - at CommonBins from {peer}")
     return replace(own, grad_clip=agreed.grad_clip, weight_bound=agreed.weight_bound)
 
 
 def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
-    """Return what tells a participant the bins."""
+    """Return the message that tells a participant the bins."""
     empty, none = np.empty(0, np.float32), np.empty(0, np.int16)
     return CommonBins(
         Array.of(bins.n_bins),

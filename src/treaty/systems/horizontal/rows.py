@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.data.binning import Bins
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
@@ -22,9 +20,7 @@ from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
 from treaty.systems.horizontal.quantiles import CommonBins
 from treaty.systems.system import TRAIN, Labelled
-from treaty.trees.boosting import Forest, RoundState, draw
-from treaty.trees.ensemble import join_splits, margins_from_values
-from treaty.trees.shard import RowShard
+from treaty.trees.boosting import RoundState
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +102,7 @@ def schema_of(names: Sequence[str], categories: Categories) -> Schema:
 
 
 def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Categories]:
-    """Return names and categories of all columns: the first participant's, of the first kind that is not empty."""
+    """Return names and categories of the first participant's columns, as told by the first that has values in each."""
     kinds = []
     for place, name in enumerate(described[0].names):
         filled = [
@@ -160,36 +156,6 @@ def own_seed(random_state: int | None, name: str) -> int:
     if random_state is None:
         return secrets.randbits(62)
     return int.from_bytes(hashlib.sha256(f"{random_state} {name}".encode()).digest()[:7], "big")
-
-
-def sampler(
-    shard: RowShard, forest: Forest, subsample: float, seed: int
-) -> Callable[[], list[NDArray[np.int32] | None]]:
-    """Return what draws a participant's rows for each tree of the next round."""
-    n_outputs, n_rows = shard.margins.shape
-
-    def sample() -> list[NDArray[np.int32] | None]:
-        if subsample >= 1.0 or n_rows == 0:
-            return [None] * n_outputs
-        return [
-            draw(np.random.default_rng([seed, forest.rounds, output]), n_rows, subsample) for output in range(n_outputs)
-        ]
-
-    return sample
-
-
-def shard_of(rows: Labelled, bins: Bins, part: ModelPart, threads: int) -> RowShard:
-    """Bin rows, and take them down the trees there are."""
-    assert part.forest is not None
-    shard = RowShard(
-        bins.transform(rows.table, threads), bins.offsets, rows.y, rows.weight, part.forest.objective, threads
-    )
-    if part.forest.trees:
-        matrix = rows.table.matrix()
-        margins = np.ascontiguousarray(shard.margins.T)
-        margins_from_values(part.forest.trees, join_splits([part.splits], [matrix.shape[1]]), matrix, margins, threads)
-        shard.margins[:] = margins.T
-    return shard
 
 
 def checkpoint_with(

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking, open_pairwise
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.errors import PeerProtocolError
@@ -32,24 +33,26 @@ from treaty.systems.system import Vouching
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 0.25  # of the job's timeout, with a member that is silent: the others wait for the collector meanwhile
+PATIENCE = 0.25  # fraction of the job's timeout to wait for a silent member; the others wait meanwhile
 
 
 class Collector(SumAggregator):
-    """Opens sums over the members, the collector among them if it is one; `begun` is `ToldDigest`'s.
+    """Opens sums over the members, the collector among them if it is one; `told_first` is `ToldDigest`'s.
 
-    `members` are those still there; `summed` those whose vectors are in the sum opened last. Members were told so: of
-    one that is lost since, they will hear with the next sum.
+    `members` are those still there; `summed` those whose vectors are in the sum opened last, as members were told. Of a
+    later loss they learn with the next sum.
     """
 
-    def __init__(self, party: Party, members: Sequence[str], vouching: Vouching, begun: bytes, rules: SumRules) -> None:
+    def __init__(
+        self, party: Party, members: Sequence[str], vouching: Vouching, told_first: bytes, rules: SumRules
+    ) -> None:
         self.members, self.summed = list(members), list(members)
         self._party, self._recover = party, rules.recover
         self._patience = PATIENCE * party.timeout
         self._number = 0
         waits = len(members) > 2 and party.channel.waits
         self._senders = ThreadPoolExecutor(len(members), thread_name_prefix="treaty-send") if waits else None
-        self._told = ToldDigest(begun)
+        self._told = ToldDigest(told_first)
         self._own = Member(party, vouching, self._told, rules) if party.name in members else None
         self._introduce(rules)
 
@@ -73,17 +76,11 @@ class Collector(SumAggregator):
             own.agree(told)
         self._advertised = told.advertisements()
 
-    def total(self, length: int, own: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    def total(self, length: int, own: Integers | None = None) -> Integers:
         """Open the sum of the members' next vectors modulo 2^64, int64 (length,); with `recover`, of those in `summed`.
 
-        `own` is the collector's own vector, if it is a member.
-
-        Raises
-        ------
-        RoundVoid
-            With `recover`, when too few members are left or repeating does not help.
-        PeerLost, PeerTimeout
-            Without, when a member is lost.
+        `own` is the collector's own vector, if it is a member. With `recover` raises RoundVoid when too few members are
+        left or repeating does not help; without, PeerLost or PeerTimeout when a member is lost.
         """
         self._number += 1
         if self._recover:
@@ -97,8 +94,8 @@ class Collector(SumAggregator):
             inputs[name] = view(message.values, np.uint64, (length,), peer=name, what="MaskedInput.values")
         return open_pairwise(this_round, inputs)
 
-    def _recovered(self, length: int, own: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Open the sum over whoever gets through all steps, in some attempts."""
+    def _recovered(self, length: int, own: Integers | None) -> Integers:
+        """Open the sum over the members that complete all steps, in up to `ATTEMPTS` attempts."""
         for attempt in range(ATTEMPTS):
             this_round = self._round(length, attempt)
             mine = None
@@ -122,7 +119,7 @@ class Collector(SumAggregator):
         return self._first.another(self._number, length, self._told.digest.hex(), attempt)
 
     def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
-        """Leave all vectors in: members consented to sums of cohorts that differ by one."""
+        """Leave all vectors in: members agreed to sums of cohorts that differ by one."""
 
     def _pass_proofs(
         self, this_round: Round, aggregator: Aggregator, survivors: Sequence[str], own: OwnInput | None
@@ -171,11 +168,11 @@ class Collector(SumAggregator):
         elif self._senders is None:
             for name, message in messages.items():
                 self._party.send(name, message)
-        else:  # threads that stay: there is a message to all for every level
+        else:  # with threads that are kept: every level of a tree has a message to all
             list(self._senders.map(self._party.send, messages, messages.values()))
 
     def _expel(self, error: PeerProtocolError) -> None:
-        """Go on without a member that sends what none does: it is as good as lost."""
+        """Leave out a member that sent something invalid, as if it were lost."""
         logger.warning("%s: %s", self._party.name, error)
         self._leave_out(error.peer)
 

@@ -13,8 +13,8 @@ message                  from -> to                content
 
 **Batches** are cut once, for a training and for all later ones on the same rows that use the same folder: fresh batches
 would give everybody new equations about the same rows. A party that kept a partition insists on it, even if its columns
-have changed since. A seed of `random_state` is taken only if all data parties name the same: a party that chose the
-seed alone could pick one that sets rows of its own apart.
+have changed since. A seed of `random_state` is used only if all data parties name the same one: a party that chose the
+seed alone could pick one that isolates rows of its choice.
 
 A row that stands alone in its batch, the only one of its category for instance, shows its own residual in the gradient:
 see `rows_alone`. No choice of batches helps; the data parties tell each other how many such rows they have.
@@ -25,24 +25,21 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.linear.batches import SEED_BYTES, batch_seed, partition, rows_alone
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models.trees import read_file, write_file
-from treaty.systems.logistic.setup import Setting
-
-Integers = NDArray[np.int64]
+from treaty.systems.logistic.setup import Setting, exchange
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +79,7 @@ class JointSeedShare(Message):
 
 
 class LoneRows(Message):
-    """How many rows of all batches stand alone among the sender's columns (`rows_alone`). Tells that."""
+    """How many rows of all batches stand alone among the sender's columns (`rows_alone`)."""
 
     rows: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
@@ -90,17 +87,13 @@ class LoneRows(Message):
 def joint_seed(party: Party, others: Sequence[str], purpose: str) -> bytes:
     """Make a seed with others: all commit before any reveals its share, so that it is uniform if one is honest."""
     share = secrets.token_bytes(SEED_BYTES)
-    commitments = {party.name: _commit(purpose, party.name, share)}
+    committed = exchange(party, others, JointSeedCommitment(_commit(purpose, party.name, share)))
+    told = exchange(party, others, JointSeedShare(share))
     for peer in others:
-        party.send(peer, JointSeedCommitment(commitments[party.name]))
-    commitments |= {peer: party.receive(peer, JointSeedCommitment).commitment for peer in others}
-    for peer in others:
-        party.send(peer, JointSeedShare(share))
-    shares = {party.name: share, **{peer: party.receive(peer, JointSeedShare).share for peer in others}}
-    for peer in others:
-        if len(shares[peer]) != SEED_BYTES or _commit(purpose, peer, shares[peer]) != commitments[peer]:
+        theirs = told[peer].share
+        if len(theirs) != SEED_BYTES or _commit(purpose, peer, theirs) != committed[peer].commitment:
             raise PeerProtocolError(peer, f"expected the share that was committed to - at JointSeedShare from {peer}")
-    whole = b"".join(shares[name] for name in sorted(shares))
+    whole = b"".join(told[name].share for name in sorted(told))
     return hashlib.sha256(b"treaty joint seed" + purpose.encode() + whole).digest()
 
 
@@ -109,9 +102,9 @@ def _commit(purpose: str, name: str, share: bytes) -> bytes:
 
 
 def rows_digest_of(n_rows: int, labels: Integers | None) -> bytes:
-    """Tell rows that correspond by position from others, by their number and own labels, for `agree_on_batches`.
+    """Return a digest of rows matched by position, for `agree_on_batches`: of their number and own labels.
 
-    Columns do not count: with a column more, the rows and their labels are the same.
+    Columns do not count: with one more, the rows are the same.
     """
     return hashlib.sha256(repr(n_rows).encode() + (b"" if labels is None else labels.tobytes())).digest()
 
@@ -125,7 +118,8 @@ def agree_on_batches(
     partitions from job to job, unless it is None. Raises ConfigError when batches are to be others than those kept, or
     parties kept different ones.
     """
-    file = None if store is None else _batches_file(store, party.name)
+    # a party's name may hold what a file's may not
+    file = None if store is None else store / f"{quote(party.name, safe=' ')}.batches"
     found = _Kept([]) if file is None or not file.exists() else read_file(file, _Kept, FORMAT)
     named = None if random_state is None else batch_seed(random_state)
     known = None
@@ -164,18 +158,12 @@ class _Kept(msgspec.Struct):
     entries: list[_Partition]
 
 
-def _batches_file(folder: Path, name: str) -> Path:
-    return folder / f"{quote(name, safe=' ')}.batches"  # a party's name may hold what a file's may not
-
-
 def _common_seed(
     party: Party, others: Sequence[str], kept: bytes | None, named: bytes | None, file: Path | None
 ) -> bytes:
     """Return the seed that a party kept, else the one that all name, else a new one made by all."""
     own = KnownBatches(*(b"" if seed is None else _digest(seed) for seed in (kept, named)))
-    for peer in others:
-        party.send(peer, own)
-    told = {party.name: own, **{peer: party.receive(peer, KnownBatches) for peer in others}}
+    told = exchange(party, others, own)
     insisted = {known.kept for known in told.values()} - {b""}
     if len(insisted) > 1:
         raise ConfigError(
@@ -203,7 +191,7 @@ def _common_seed(
         kept = party.receive(first, KeptBatches).seed
         if len(kept) != SEED_BYTES or _digest(kept) != told[first].kept:
             raise PeerProtocolError(first, f"expected the seed it told a digest of - at KeptBatches from {first}")
-        logger.warning("%s: takes the batches that %s kept from an earlier job on these rows", party.name, first)
+        logger.warning("%s: using the batches that %s kept from an earlier job on these rows", party.name, first)
     return kept
 
 
@@ -217,22 +205,16 @@ def tell_lone_rows(party: Party, setting: Setting, columns: Integers, batches: I
     `columns` are the own ones in fixed point (n_rows, n_columns), `batches` row numbers (n_batches, batch_size).
     """
     own = sum(rows_alone(columns[rows] * 2.0**-COLUMN_FRACTION) for rows in batches)
-    others = setting.others(party.name)
+    others, active, name = setting.others(party.name), setting.active, party.name
+    told = exchange(party, others, LoneRows(own))
     for peer in others:
-        party.send(peer, LoneRows(own))
-    alone = {party.name: own, **{peer: party.receive(peer, LoneRows).rows for peer in others}}
-    for peer in others:
-        if alone[peer] > batches.size:
+        if told[peer].rows > batches.size:
             raise PeerProtocolError(peer, f"expected at most {batches.size} rows - at LoneRows.rows from {peer}")
-    _warn(party.name, setting.active, alone, batches.size)
-    return {name: alone[name] for name in setting.owners}
-
-
-def _warn(name: str, active: str, alone: Mapping[str, int], n_rows: int) -> None:
-    for peer, rows in alone.items():
-        if rows and peer != name and active in (name, peer):
+    for peer in others:
+        if told[peer].rows and active in (name, peer):
             logger.warning(
                 "%s: %d of %d rows stand alone in their batch among %s's columns, which can tell their %s from its "
                 "gradients; to make them fewer, join rare categories, cut off far values, or take larger batches",
-                name, rows, n_rows, peer, "labels" if name == active else "margins",
+                name, told[peer].rows, batches.size, peer, "labels" if name == active else "margins",
             )  # fmt: skip
+    return {name: told[name].rows for name in setting.owners}

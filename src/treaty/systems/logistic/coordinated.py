@@ -30,6 +30,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.additive.montgomery import from_words, to_words
@@ -44,7 +45,6 @@ from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 from treaty.systems.vertical.encrypted_columns import pack, unpack
 
 Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 _PIECE = 12  # bits of a vector: with 28 of a column, products of 2^23 rows fit
 
@@ -93,7 +93,7 @@ class LossTotal(Message):
 
 
 def make_key(setting: Setting) -> AdditivePrivateKey:
-    """Make a key for a job."""
+    """Make a key pair of the agreed cipher and size."""
     make = generate_key if setting.cipher == "ou" else generate_paillier_key
     return make(setting.key_bits, insecure_test_key_bits=setting.insecure_test_key_bits)
 
@@ -122,6 +122,11 @@ def product_of_all(rows: Words, hider: Hider) -> Words:
     return product
 
 
+def add_up(vectors: list[Words], hider: Hider) -> Words:
+    """Add up encrypted vectors (n, words)."""
+    return vectors[0] if len(vectors) == 1 else hider.multiply(vectors)
+
+
 def sum_fields(setting: Setting, plaintext_bits: int, *, masked: bool = True) -> Fields:
     """Return how products of <4 d> with columns are packed for the coordinator."""
     bits = product_bits(setting.batch_size, WEIGHT_BITS, setting.vector_bits) + len(setting.owners).bit_length()
@@ -129,12 +134,12 @@ def sum_fields(setting: Setting, plaintext_bits: int, *, masked: bool = True) ->
 
 
 def loss_fields(setting: Setting, plaintext_bits: int, masks: int) -> Fields:
-    """Return how an epoch's loss lies in a plaintext, under so many masks."""
+    """Return how an epoch's loss lies in a plaintext, under `masks` masks."""
     return Fields.of(setting.loss_bits, plaintext_bits, masks=masks, most=1)
 
 
 class CoordinatedProducts:
-    """A data party's end; `masks` are among data parties."""
+    """A data party's end; `masks` cancel in sums over all data parties."""
 
     def __init__(self, party: Party, setting: Setting, own: OwnData, masks: CancellingMasks, threads: int) -> None:
         assert setting.coordinator is not None
@@ -178,7 +183,7 @@ class CoordinatedProducts:
             ciphertexts(party.receive(peer, EncryptedVector).rows, self._hider, shape, peer, "EncryptedVector.rows")
             for peer in setting.passives
         ]
-        of_passives = theirs[0] if len(theirs) == 1 else self._hider.multiply(theirs)
+        of_passives = add_up(theirs, self._hider)
         if counted:
             self._count(rows, of_passives)
         hidden = self._hider.multiply([of_passives, hidden])  # the own ciphertexts are fresh: so is the product
@@ -218,9 +223,6 @@ class CoordinatedProducts:
         self._of_class, self._offsets = {-1: [], 1: []}, 0
         minus_pad = to_words([-pad % (1 << RING_BITS)], 2)
         return total([padded, minus_pad])[0]
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
 
 class Opener:

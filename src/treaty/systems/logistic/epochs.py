@@ -43,10 +43,10 @@ def end_epoch(party: Party, schedule: Schedule, loss: float, progress: Progress 
 
 
 def receive_end(party: Party, active: str, schedule: Schedule) -> EpochEnd:
-    """Receive how training goes on, and hold the active party to what was agreed; update the schedule's rate.
+    """Receive how training goes on, and update the schedule's rate.
 
-    Raises PeerProtocolError for more epochs than `max_iter`, or larger steps than before: they would give others more
-    equations about own rows than were agreed on.
+    Raises PeerProtocolError for more epochs than `max_iter`, or a higher rate than before: both would give others more
+    equations about own rows than agreed.
     """
     end, rate = party.receive(active, EpochEnd), schedule.learning_rate
     if party.round >= schedule.max_iter and not end.finished:

@@ -24,12 +24,9 @@ them; honest-but-curious parties.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.compute import pieces
+from treaty.compute import Integers, pieces
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.lattice.store import HintStore
@@ -38,19 +35,17 @@ from treaty.crypto.vectors.lattice_vectors import VectorClient, VectorServer, si
 from treaty.errors import PeerProtocolError
 from treaty.linear.preparation import CLIP, COLUMN_FRACTION
 from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder
 from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import exact_products
 from treaty.systems.logistic.setup import OwnData, Setting
+from treaty.systems.system import Seat
 from treaty.systems.vertical.encrypted_columns import pack, unpack
-
-Integers = NDArray[np.int64]
 
 WEIGHT_BOUND = int(CLIP) << COLUMN_FRACTION
 
 LABEL, INTERCEPT = "\0label", "\0intercept"
-"""The active party's further columns in its ledger: names that no feature of this or another job has."""
+"""Names, in the active party's ledger, of its two further columns; no feature has such a name."""
 
 
 class ColumnsHint(Message):
@@ -80,20 +75,12 @@ class ProductShares(Message):
 class LatticeProducts:
     """A data party's end.
 
-    `batches` are row numbers (n_batches, batch_size), `masks` among data parties. `store` is the folder of the ledger
-    of what answers about these columns have told in all jobs, or None.
+    `batches` are row numbers (n_batches, batch_size), `masks` cancel in sums over data parties. The seat's `store`, if
+    there is one, has the ledger of what answers about these columns have told in all jobs.
     """
 
-    def __init__(
-        self,
-        party: Party,
-        setting: Setting,
-        own: OwnData,
-        batches: Integers,
-        masks: CancellingMasks,
-        store: Path | None,
-        threads: int,
-    ) -> None:
+    def __init__(self, seat: Seat, setting: Setting, own: OwnData, batches: Integers, masks: CancellingMasks) -> None:
+        party, store, threads = seat.party, seat.store, seat.threads
         self._party, self._setting, self._columns, self._masks = party, setting, own.columns, masks
         self._others = others = setting.others(party.name)
         seed = joint_seed(party, others, "lattice")
@@ -112,8 +99,7 @@ class LatticeProducts:
             self._block[rows], self._position[rows] = number, np.arange(len(rows))
             block = np.zeros((len(matrix), length), np.int64)  # the last one may be shorter
             block[:, : len(rows)] = matrix[:, rows]
-            server = VectorServer(self._parameters, block, names, seed, self._store, threads=threads)
-            self._servers.append(server)
+            self._servers.append(VectorServer(self._parameters, block, names, seed, self._store, threads=threads))
         self._client = VectorClient(self._parameters, setting.vector_bits, seed, length, threads=threads)
         hints = ColumnsHint(pack([server.hint()[0] for server in self._servers]))
         for peer in others:
@@ -149,13 +135,11 @@ class LatticeProducts:
             flooded = unpack(party.receive(peer, FloodedProducts).payload, peer, "FloodedProducts")
             shares = self._client.open(peer, block, flooded)
             if peer == active:
-                of_labels = shares.pop()
-                self._loss_shares += of_labels if counted else 0
+                self._loss_shares += shares.pop() * counted
             self._return(peer, shares, f"to {peer}")
         n_columns = self._columns.shape[1]
         if party.name == active:
-            of_labels = sums.pop()
-            self._loss_shares += of_labels if counted else 0
+            self._loss_shares += sums.pop() * counted
         for peer in self._others:
             sums = [a + b for a, b in zip(sums, self._share(peer, n_columns), strict=True)]
         products = exact_products(self._columns[rows], own)
@@ -169,10 +153,8 @@ class LatticeProducts:
         self._party.send(peer, ProductShares(Array.of(to_words(numbers, -(-self._bits // 64)))))
 
     def _share(self, peer: str, count: int) -> list[int]:
-        answer = self._party.receive(peer, ProductShares).numbers
-        return from_words(
-            view(answer, np.uint64, (count, -(-self._bits // 64)), peer=peer, what="ProductShares.numbers")
-        )
+        answer, shape = self._party.receive(peer, ProductShares).numbers, (count, -(-self._bits // 64))
+        return from_words(view(answer, np.uint64, shape, peer=peer, what="ProductShares.numbers"))
 
     def loss(self, own: int) -> int | None:
         """Add up an epoch's loss; see `CoordinatedProducts.loss`."""

@@ -29,11 +29,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import count
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Integers
 from treaty.crypto.additive.montgomery import to_words
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey
 from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, opened
@@ -46,6 +45,8 @@ from treaty.systems.logistic.batches import agree_on_batches
 from treaty.systems.logistic.coordinated import (
     EncryptedVector,
     SharedKey,
+    Words,
+    add_up,
     ciphertexts,
     make_key,
     product_of_all,
@@ -57,13 +58,9 @@ from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 from treaty.systems.system import Seat
 from treaty.systems.vertical.encrypted_columns import pack
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Words = NDArray[np.uint64]
-
 
 class Margins(Message):
-    """<u> and perhaps <u^2>, uint64 (batch_size, words). With the coordinator's help they tell u, and X in time."""
+    """<u> and perhaps <u^2>, uint64 (batch_size, words). With the coordinator's help they tell u, and in time X."""
 
     rows: Array
     squares: Array | None
@@ -109,8 +106,8 @@ def train_slice(seat: Seat, setting: Setting, own: OwnData) -> tuple[Floats, lis
     schedule = setting.solver.schedule()
     if seat.progress is not None:
         seat.progress(0, [])
-    for epoch in count(1):
-        party.round = epoch
+    while True:
+        party.round += 1
         for rows in batches:
             batch.gradient(rows, setting.fixed(X[rows] @ slice_.weights))  # steps 1 to 3
             s = slice_.candidate()
@@ -120,7 +117,7 @@ def train_slice(seat: Seat, setting: Setting, own: OwnData) -> tuple[Floats, lis
             step = view(answer, np.float64, slice_.weights.shape, peer=lead, what="StepPart.step")
             if not np.all(np.isfinite(step)):
                 raise PeerProtocolError(lead, f"expected finite numbers - at StepPart from {lead}")
-            # noted as a slice's step along one vector, the step itself
+            # to the slice, a step of coefficient 1 along one vector
             slice_.products(step, None if s is None else np.zeros_like(step))
             slice_.step(Decision(np.ones(1), keep=False))
         if own.labels is None:
@@ -130,7 +127,6 @@ def train_slice(seat: Seat, setting: Setting, own: OwnData) -> tuple[Floats, lis
         slice_.end_epoch(back=end.back)
         if end.finished:
             return slice_.weights, schedule.losses
-    raise AssertionError("the loop ends with the last epoch")
 
 
 class _Batch:
@@ -162,7 +158,7 @@ class _Batch:
         self._send(rows, self._share(of_passives, x_s), None)
 
     def _contribute(self, rows: Integers, own: Integers, *, squared: bool) -> None:
-        """As a passive party, send the own vector, perhaps with squares, and products with the sum that comes back."""
+        """As a passive party, send the own vector, perhaps with squares; then products with the sum of all."""
         party, setting, squares = self._party, self._setting, None
         if squared:
             words = -(-2 * setting.vector_bits // 64)
@@ -174,7 +170,7 @@ class _Batch:
     def _collect(self, n_rows: int, *, squared: bool) -> tuple[Words, Words | None]:
         """As the active party, add up passive parties' vectors; return also the squares, if there is one such party."""
         told = {peer: self._party.receive(peer, Margins) for peer in self._setting.passives}
-        of_passives = self._add([self._check(margins.rows, n_rows, peer) for peer, margins in told.items()])
+        of_passives = add_up([self._check(margins.rows, n_rows, peer) for peer, margins in told.items()], self._hider)
         if not squared:
             return of_passives, None
         ((peer, margins),) = told.items()
@@ -184,16 +180,13 @@ class _Batch:
 
     def _share(self, of_passives: Words, own: Integers) -> Words:
         """Add the own vector, freshly encrypted, and send the sum to all passive parties."""
-        whole = self._add([of_passives, self._hider.hide(own, self._setting.vector_bits)])
+        whole = self._hider.multiply([of_passives, self._hider.hide(own, self._setting.vector_bits)])
         for peer in self._setting.passives:
             self._party.send(peer, EncryptedVector(Array.of(whole)))
         return whole
 
     def _check(self, array: Array, n_rows: int, peer: str) -> Words:
         return ciphertexts(array, self._hider, (n_rows,), peer, "a vector")
-
-    def _add(self, vectors: list[Words]) -> Words:
-        return vectors[0] if len(vectors) == 1 else self._hider.multiply(vectors)
 
     def _send(self, rows: Integers, hidden: Words, loss: Words | None) -> None:
         """Send <X^T v>, one number per ciphertext, less the offset that v has."""
@@ -233,8 +226,8 @@ def coordinate(party: Party, setting: Setting, threads: int) -> None:
     opener = _GradientOpener(party, setting, key, threads)
     ends = np.cumsum([setting.n_columns[name] for name in opener.order])
     whole = setting.solver.slice(int(ends[-1]), intercept=True)
-    for epoch in count(1):
-        party.round, losses = epoch, []
+    while True:
+        party.round, losses = party.round + 1, []
         for _ in range(setting.n_batches):
             grad, u2_yu = opener.gradient(with_loss=True)
             if len(setting.passives) == 1:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import numpy as np
 
@@ -27,17 +28,8 @@ from treaty.systems.system import Seat
 def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPart]:
     """Train on all parties' columns in one place; return every party's part.
 
-    Parameters
-    ----------
-    tables : mapping of str to Table
-        Of every party, rows in common order.
-    seat : Seat
-        With the active party's rows, labels 0 and 1, and weights.
-
-    Raises
-    ------
-    DataError
-        When training diverges although the learning rate was lowered.
+    `tables` are everybody's, rows in common order; `seat` has the active party's rows, labels 0 and 1, and weights.
+    Raises DataError when training diverges although the learning rate was lowered.
     """
     data, options, common, active = seat.rows, seat.options, seat.common, seat.cast.active
     loss = options.loss or "taylor"
@@ -51,16 +43,7 @@ def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPar
     fitted = train(
         X,
         2.0 * data.y - 1.0,
-        Optimiser(
-            memory=solver.memory,
-            period=solver.period,
-            batch_size=common.batch_size,
-            seed=batch_seed(common.random_state),
-            learning_rate=solver.learning_rate,
-            tol=solver.tol,
-            max_iter=solver.max_iter,
-            l2=solver.l2,
-        ),
+        Optimiser(batch_size=common.batch_size, seed=batch_seed(common.random_state), **asdict(solver)),
         loss=LOSSES[loss],
         weight=data.weight,
         on_epoch=lambda so_far: progress(len(so_far.losses), so_far.losses),

@@ -19,8 +19,8 @@ part in prediction.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats
 from treaty.crypto.aggregation.masks import add_masks, mask_nonce, pair_keys
 from treaty.errors import DataError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
@@ -38,25 +38,13 @@ class MarginPart(Message):
     values: Array
 
 
-def predict_active(seat: Seat) -> NDArray[np.float64]:
+def predict_active(seat: Seat) -> Floats:
     """Predict rows as the label holder; all other owners play `predict_passive`.
 
-    Parameters
-    ----------
-    seat : Seat
-        `data` has the own columns of the rows, `part` the own part of the model, with the intercept.
+    The seat's `data` has the own columns of the rows, its `part` the own part of the model, with the intercept.
+    Returns margins float64 (n_rows,), the log-odds of the second class.
 
-    Returns
-    -------
-    float64 (n_rows,)
-        Margins: log-odds of the second class.
-
-    Raises
-    ------
-    ConfigError
-        When parties disagree on model or rows.
-    PeerError
-        When a peer is lost or sends something else.
+    Raises ConfigError when parties disagree on model or rows, PeerError when a peer is lost or sends something else.
     """
     party, table = seat.party, seat.rows.table
     agree(party, _terms(seat), remedy=OF_ONE_MODEL)
@@ -64,7 +52,7 @@ def predict_active(seat: Seat) -> NDArray[np.float64]:
     for peer in seat.others:
         values = party.receive(peer, MarginPart).values
         summed += view(values, np.uint64, (table.n_rows,), peer=peer, what="MarginPart.values")
-    own: NDArray[np.float64] = seat.part.margins(table)
+    own: Floats = seat.part.margins(table)
     return own + summed.view(np.int64) * 2.0**-FRACTION_BITS
 
 

@@ -32,16 +32,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import closing
-from itertools import count
+from contextlib import ExitStack
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Integers
 from treaty.crypto.vectors.cancelling_masks import FRACTION_BITS, CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import ConfigError, CryptoError, DataError, PeerProtocolError
 from treaty.linear.lbfgs import Coordinator, Decision
-from treaty.linear.preparation import COLUMN_FRACTION, Preparation
+from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
@@ -51,12 +50,9 @@ from treaty.systems.logistic.batches import agree_on_batches, rows_digest_of, te
 from treaty.systems.logistic.coordinated import CoordinatedProducts, Opener
 from treaty.systems.logistic.epochs import EpochEnd, end_epoch, receive_end
 from treaty.systems.logistic.lattice import LatticeProducts
-from treaty.systems.logistic.setup import OwnData, Setting, begin, pair_seeds, terms
+from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, pair_seeds, terms
 from treaty.systems.logistic.two_party import OwnKeyProducts
 from treaty.systems.system import Seat
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 class InnerProducts(Message):
@@ -81,23 +77,12 @@ class StepCoefficients(Message):
 def active(seat: Seat) -> LinearPart:
     """Train as the label holder.
 
-    Parameters
-    ----------
-    seat : Seat
-        Connected with all other parties. `data` has labels 0 and 1, and perhaps no column.
+    The seat is connected with all other parties; its `data` has labels 0 and 1, and perhaps no column. Returns own
+    weights, intercept and losses.
 
-    Returns
-    -------
-    LinearPart
-        Own weights, intercept and losses.
-
-    Raises
-    ------
-    ConfigError, DataError
-        When options or tables do not fit; for weights of rows, which encrypted systems do not have; unless there are
-        labels of two classes.
-    PeerError, CryptoError
-        When a party is lost or sends what the protocol does not allow.
+    Raises ConfigError or DataError when options or tables do not fit, rows have weights (which encrypted systems lack),
+    or labels are not of two classes; PeerError or CryptoError when a party is lost or sends what the protocol does not
+    allow.
     """
     data, table, name = seat.rows, seat.rows.table, seat.party.name
     if data.weight is not None:
@@ -107,20 +92,12 @@ def active(seat: Seat) -> LinearPart:
         n_classes = len(np.unique(data.y))
     if n_classes != 2:
         raise DataError(f"{name}: expected labels of two classes, got {n_classes} in {table.n_rows} rows")
-    preparation = preparation_of(table)
-    matrix = np.hstack([preparation.matrix(table.columns, table.n_rows), np.ones((table.n_rows, 1))])
-    names = [*preparation.names(table.schema.names, table.schema.categories), "intercept"]
-    labels = np.where(data.y > 0.5, 1, -1).astype(np.int64)
-    return _train(seat, preparation, OwnData(fixed_columns(matrix), labels, names))
+    return _train(seat, np.where(data.y > 0.5, 1, -1).astype(np.int64))
 
 
 def passive(seat: Seat) -> LinearPart:
     """Train as a party with columns alone, connected with all others; return its weights. Errors as of `active`."""
-    table = seat.rows.table
-    preparation = preparation_of(table)
-    columns = fixed_columns(preparation.matrix(table.columns, table.n_rows))
-    names = preparation.names(table.schema.names, table.schema.categories)
-    return _train(seat, preparation, OwnData(columns, None, names))
+    return _train(seat, None)
 
 
 def fixed_columns(matrix: Floats) -> Integers:
@@ -128,9 +105,15 @@ def fixed_columns(matrix: Floats) -> Integers:
     return np.rint(matrix * 2.0**COLUMN_FRACTION).astype(np.int64)
 
 
-def _train(seat: Seat, preparation: Preparation, own: OwnData) -> LinearPart:
-    """Train the own weights in either mode, and make them a part of the model."""
-    party = seat.party
+def _train(seat: Seat, labels: Integers | None) -> LinearPart:
+    """Prepare own columns, train their weights in either mode, and make them a part of the model."""
+    party, table = seat.party, seat.rows.table
+    preparation = preparation_of(table)
+    matrix = preparation.matrix(table.columns, table.n_rows)
+    names = preparation.names(table.schema.names, table.schema.categories)
+    if labels is not None:
+        matrix, names = np.hstack([matrix, np.ones((table.n_rows, 1))]), [*names, "intercept"]
+    own = OwnData(fixed_columns(matrix), labels, names)
     agree(party, terms(seat))
     setting = begin(seat, own.columns.shape)
     alone: dict[str, int] = {}
@@ -144,13 +127,13 @@ def _train(seat: Seat, preparation: Preparation, own: OwnData) -> LinearPart:
     part = LinearPart(
         model_id=setting.model_id,
         party=party.name,
-        schema=seat.rows.table.schema,
+        schema=table.schema,
         preparation=preparation,
         coef=weights,
         encryption=setting.cipher,
         alone=alone,
     )
-    if own.labels is not None:
+    if labels is not None:
         part.coef, part.intercept = weights[:-1], float(weights[-1])
         part.classes, part.losses = seat.classes, losses
     return part
@@ -162,8 +145,10 @@ def _train_slice(seat: Seat, setting: Setting, own: OwnData, batches: Integers) 
     seeds = pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
     sums: LatticeProducts | CoordinatedProducts | OwnKeyProducts
+    at_end = ExitStack()
     if setting.cipher == "lattice":
-        sums = LatticeProducts(party, setting, own, batches, masks, seat.store, seat.threads)
+        sums = LatticeProducts(seat, setting, own, batches, masks)
+        at_end.callback(sums.close)
     elif setting.coordinator is not None:
         sums = CoordinatedProducts(party, setting, own, masks, seat.threads)
     else:
@@ -174,9 +159,9 @@ def _train_slice(seat: Seat, setting: Setting, own: OwnData, batches: Integers) 
     X = columns * 2.0**-COLUMN_FRACTION
     if seat.progress is not None:
         seat.progress(0, [])
-    with closing(sums):
-        for epoch in count(1):
-            party.round = epoch
+    with at_end:
+        while True:
+            party.round += 1
             epoch_loss = 0
             for rows in batches:
                 # 4 d = u - 2 y: every party's part of it, in fixed point
@@ -200,22 +185,18 @@ def _train_slice(seat: Seat, setting: Setting, own: OwnData, batches: Integers) 
             decider.end_epoch(end)
             if end.finished:
                 return slice_.weights, schedule.losses
-    raise AssertionError("the loop ends with the last epoch")
 
 
 def _loss_part(setting: Setting, weights: Floats, grad: Floats, u: Integers, labels: Integers | None) -> int:
-    """Return the own part of a batch's sum of 2 d u - y u, in units of 2^-fractional_bits.
-
-    Of y u it has the active party's u alone.
-    """
+    """Return the own part of a batch's sum of 2 d u - y u, in units of 2^-fractional_bits; y u at the active party."""
     d_u = 2.0 * setting.batch_size * float(weights @ grad)
     if not math.isfinite(d_u):
-        raise DataError("training diverged; lower learning_rate", public="training diverged; lower learning_rate")
+        raise diverged("the gradient is not finite")
     return round(d_u * 2.0**setting.fractional_bits) - (0 if labels is None else int(labels @ u))
 
 
 class _Decider:
-    """Gets the step's coefficients: from the coordinator; without one, the active party computes them for all."""
+    """Asks the coordinator for each step's coefficients; without one, the active party computes them for all."""
 
     def __init__(self, party: Party, setting: Setting, masks: CancellingMasks, seeds: dict[str, bytes]) -> None:
         self._party, self._setting = party, setting
@@ -230,12 +211,12 @@ class _Decider:
             self._masks = CancellingMasks(party.job, f"{party.protocol} passive parties", party.name, among)
 
     def end_epoch(self, end: EpochEnd) -> None:
-        """Go on to the next epoch."""
+        """Tell the coordinator, if it is here, how training goes on."""
         if self._coordinator is not None:
             self._coordinator.end_epoch(end.learning_rate, back=end.back)
 
     def decide(self, products: Floats, *, paired: bool) -> Decision:
-        """Return the decision on all parties' summed products; `paired` says that a candidate is among the vectors."""
+        """Return the decision on all parties' summed products; `paired`: a candidate pair is among the vectors."""
         self._place += 1
         numbers = _checked_fixed(products)
         if self._coordinator is not None:
@@ -256,10 +237,7 @@ def _checked_fixed(products: Floats) -> list[int]:
     try:
         return to_fixed(products)
     except CryptoError:
-        raise DataError(
-            "training diverged: inner products of steps are too large; lower learning_rate",
-            public="training diverged; lower learning_rate",
-        ) from None
+        raise diverged("inner products of steps are too large") from None
 
 
 # ---------------------------------------------------------------- coordinator
@@ -280,8 +258,8 @@ def coordinator(seat: Seat) -> None:
     opener = None if setting.cipher == "lattice" else Opener(party, setting, seat.threads)
     decider, schedule = solver.coordinator(), solver.schedule()
     iteration = 0
-    for epoch in count(1):
-        party.round = epoch
+    while True:
+        party.round += 1
         for _ in range(setting.n_batches):
             iteration += 1
             makes_pair = solver.memory > 0 and iteration % solver.period == 0 and iteration >= 2 * solver.period
@@ -300,13 +278,9 @@ def coordinator(seat: Seat) -> None:
 
 
 def decide_for(
-    party: Party,
-    givers: Sequence[str],
-    decider: Coordinator,
-    expected: int,
-    own: list[int] | None = None,
+    party: Party, givers: Sequence[str], decider: Coordinator, expected: int, own: list[int] | None = None
 ) -> Decision:
-    """Add up so many inner products of each party, and the own ones if there are any; decide, and tell the parties."""
+    """Sum the `givers`' inner products, `expected` of each, and the own ones if any; decide, and tell the givers."""
     parts = []
     for name in givers:
         values = party.receive(name, InnerProducts).values
@@ -323,7 +297,7 @@ def decide_for(
 
 
 def _check_products(products: Floats, parts: int) -> None:
-    """Refuse a Gram matrix that violates Cauchy-Schwarz, but for the rounding of so many parts.
+    """Refuse a Gram matrix that violates Cauchy-Schwarz, beyond the rounding of its `parts` summands.
 
     Masks hide whatever a party sends; only the sum shows that a contribution was malformed.
     """

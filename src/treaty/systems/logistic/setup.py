@@ -22,26 +22,23 @@ from typing import Annotated
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from numpy.typing import NDArray
 
+from treaty.compute import Floats, Integers
 from treaty.crypto import parameters
-from treaty.crypto.aggregation.key_agreement import agree as agree_on_pair
+from treaty.crypto.aggregation.key_agreement import agree_with
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.linear.batches import check_batch_size
 from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear.training import Schedule
 from treaty.messaging.agreement import Term
-from treaty.messaging.messages import Message
+from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
-from treaty.systems.system import Cast, Seat
-
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from treaty.systems.system import Seat
 
 WEIGHT_BITS = COLUMN_FRACTION + 5
-"""Bits of a column's signed entries, which are clipped at 10."""
+"""Bits of a column's signed entries: prepared columns are clipped at 10."""
 
 MARGIN_BITS = 10
 """A party's part of a margin lies below 2^10; a larger one ends training as diverged."""
@@ -83,6 +80,13 @@ class OwnData:
     names: list[str]
 
 
+def diverged(found: str) -> DataError:
+    """Return the error for numbers that outgrow their bounds; peers are not told which."""
+    return DataError(
+        f"training diverged: {found}; lower learning_rate", public="training diverged; lower learning_rate"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Solver:
     """How weights are found, as all parties agreed; `memory` is 0 for gradient descent."""
@@ -95,41 +99,38 @@ class Solver:
     max_iter: int
 
     def coordinator(self) -> Coordinator:
-        """Start what decides steps from summed inner products."""
+        """Make the coordinator, which decides steps from summed inner products."""
         return Coordinator(memory=self.memory, learning_rate=self.learning_rate)
 
     def schedule(self) -> Schedule:
-        """Start what decides after each epoch how training goes on."""
+        """Make the schedule, which decides after each epoch how training goes on."""
         return Schedule(self.learning_rate, self.tol, self.max_iter)
 
     def slice(self, n_columns: int, *, intercept: bool) -> Slice:
-        """Start the weights of so many columns at 0; whether the last is the intercept, which l2 leaves alone."""
+        """Make the weights of `n_columns` columns, all 0; with `intercept` the last has no l2 penalty."""
         return Slice(n_columns, memory=self.memory, period=self.period, l2=self.l2, intercept=intercept)
 
 
 def solver_of(common: RegressionOptions, method: type[FederatedRegression]) -> Solver:
     """Resolve the options that depend on the method (`QuasiNewton` or `SGD`)."""
-    return Solver(
-        common.memory if method.keeps_pairs else 0,
-        common.period,
-        common.l2,
-        common.learning_rate or method.first_rate,
-        common.tol,
-        common.max_iter,
-    )
+    memory, rate = common.memory if method.keeps_pairs else 0, common.learning_rate or method.first_rate
+    return Solver(memory, common.period, common.l2, rate, common.tol, common.max_iter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What all parties of a training know.
 
+    `owners` are the parties with data, in the job's order; `coordinator` has none, and there may be no coordinator.
     `n_columns` counts each data party's prepared columns, the active party's with the intercept; `batch_size` is at
     most `n_rows`; `cipher` is "lattice", "ou" or "paillier"; `key_bits` is the modulus's size, unless
     `insecure_test_key_bits` replaces it.
     """
 
     model_id: str
-    cast: Cast
+    active: str
+    owners: list[str]
+    coordinator: str | None
     n_rows: int
     n_columns: dict[str, int]
     batch_size: int
@@ -140,24 +141,9 @@ class Setting:
     solver: Solver
 
     @property
-    def active(self) -> str:
-        """The label holder."""
-        return self.cast.active
-
-    @property
-    def owners(self) -> list[str]:
-        """The parties with data, in the job's order."""
-        return self.cast.owners
-
-    @property
     def passives(self) -> list[str]:
         """Data parties but the active one."""
         return self.others(self.active)
-
-    @property
-    def coordinator(self) -> str | None:
-        """The party without data that coordinates, if there is one."""
-        return self.cast.holder("coordinator")
 
     @property
     def n_batches(self) -> int:
@@ -186,10 +172,7 @@ class Setting:
     def fixed(self, margins: Floats) -> Integers:
         """Round parts of margins to fixed point; DataError when one is too large: training has diverged."""
         if not np.all(np.abs(margins) < 1 << MARGIN_BITS):
-            raise DataError(
-                f"training diverged: a margin exceeds {1 << MARGIN_BITS}; lower learning_rate",
-                public="training diverged; lower learning_rate",
-            )
+            raise diverged(f"a margin exceeds {1 << MARGIN_BITS}")
         return np.rint(margins * 2.0**self.fractional_bits).astype(np.int64)
 
     def mean_over_batch(self, products: Sequence[int]) -> Floats:
@@ -217,15 +200,15 @@ def begin(seat: Seat, shape: tuple[int, int] | None) -> Setting:
     Raises DataError when row counts differ, ConfigError when batches are too small to hide labels (safe mode).
     """
     party, cast, options, common = seat.party, seat.cast, seat.options, seat.common
-    if shape is not None and party.name == cast.active:
-        sizes = _tell_sizes(seat, shape)
-    else:
-        sizes = _receive_sizes(seat, shape)
+    lead, leads = cast.active, party.name == cast.active
+    sizes = _tell_sizes(seat, shape) if leads and shape is not None else _receive_sizes(seat, shape)
     cipher = options.cipher(common.fractional_bits)
     default = parameters.PAILLIER_DEFAULT_KEY_BITS if cipher == "paillier" else parameters.OU_DEFAULT_KEY_BITS
     setting = Setting(
         model_id=sizes.model_id,
-        cast=cast,
+        active=lead,
+        owners=cast.owners,
+        coordinator=cast.holder("coordinator"),
         n_rows=sizes.n_rows,
         n_columns=dict(zip(cast.owners, sizes.n_columns, strict=True)),
         batch_size=min(common.batch_size, sizes.n_rows),
@@ -238,13 +221,10 @@ def begin(seat: Seat, shape: tuple[int, int] | None) -> Setting:
     if setting.batch_size < 1:
         raise ConfigError("expected tables with rows, got none")
     if shape is not None and (setting.n_rows, setting.n_columns[party.name]) != shape:
-        raise PeerProtocolError(
-            cast.active, f"expected the sizes of this party's table - at TrainingSizes from {cast.active}"
-        )
+        raise PeerProtocolError(lead, f"expected the sizes of this party's table - at TrainingSizes from {lead}")
     if options.mode == "safe":  # everyone checks: each hides something from the others
         rows, passives = setting.n_rows, setting.passives
-        own = setting.n_columns[cast.active]
-        check_batch_size(setting.batch_size, own, cast.active, n_rows=rows, of_labels=False)
+        check_batch_size(setting.batch_size, setting.n_columns[lead], lead, n_rows=rows, of_labels=False)
         joined = sum(setting.n_columns[name] for name in passives)  # passive parties may pool what they see
         check_batch_size(setting.batch_size, joined, " and ".join(passives), n_rows=rows, of_labels=True)
     return setting
@@ -269,23 +249,24 @@ def _tell_sizes(seat: Seat, shape: tuple[int, int]) -> TrainingSizes:
 
 def _receive_sizes(seat: Seat, shape: tuple[int, int] | None) -> TrainingSizes:
     """Tell the active party the own table's size, unless there is none, and receive everybody's."""
-    party, cast = seat.party, seat.cast
+    party, lead, n_owners = seat.party, seat.cast.active, len(seat.cast.owners)
     if shape is not None:
-        party.send(cast.active, TableSize(*shape))
-    sizes = party.receive(cast.active, TrainingSizes)
-    if len(sizes.n_columns) != len(cast.owners):
-        raise PeerProtocolError(
-            cast.active, f"expected columns of {len(cast.owners)} parties - at TrainingSizes from {cast.active}"
-        )
+        party.send(lead, TableSize(*shape))
+    sizes = party.receive(lead, TrainingSizes)
+    if len(sizes.n_columns) != n_owners:
+        raise PeerProtocolError(lead, f"expected columns of {n_owners} parties - at TrainingSizes from {lead}")
     return sizes
+
+
+def exchange(party: Party, others: Sequence[str], own: M) -> dict[str, M]:
+    """Send the same message to some parties and receive theirs; return everybody's by name, the own one first."""
+    for peer in others:
+        party.send(peer, own)
+    return {party.name: own, **{peer: party.receive(peer, type(own)) for peer in others}}
 
 
 def pair_seeds(party: Party, others: Sequence[str]) -> dict[str, bytes]:
     """Agree with each of some parties on a seed that nobody else has."""
     own = X25519PrivateKey.generate()
-    for peer in others:
-        party.send(peer, PairKey(own.public_key().public_bytes_raw()))
-    return {
-        peer: agree_on_pair(own, party.receive(peer, PairKey).key, party.job, *sorted((party.name, peer)))
-        for peer in others
-    }
+    told = exchange(party, others, PairKey(own.public_key().public_bytes_raw()))
+    return agree_with(own, {peer: told[peer].key for peer in others}, party.job, party.name)

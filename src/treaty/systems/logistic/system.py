@@ -32,10 +32,7 @@ CANNOT_EXPLAIN = (
 def cast(places: Mapping[str, Place], active: str, options: FederatedRegression) -> Cast:
     """Give every party its role: "active", "passive", or "coordinator" to the party that the job names.
 
-    Raises
-    ------
-    ConfigError
-        When roles and options do not go together.
+    Raises ConfigError when roles and options do not go together.
     """
     others = [
         f'role = "{place.role}" at {name}' if place.role else f"edge at {name}"
@@ -90,10 +87,9 @@ def helpers(owners: Iterable[str], options: FederatedRegression) -> dict[str, Pl
     """Return the coordinator that `fit` plays, under a name that no party with data has; nobody without one."""
     if not options.has_coordinator:
         return {}
-    taken, name, number = set(owners), COORDINATOR, 1
-    while name in taken:
-        number += 1
-        name = f"{COORDINATOR}-{number}"
+    taken = set(owners)
+    names = (COORDINATOR, *(f"{COORDINATOR}-{number}" for number in range(2, len(taken) + 2)))
+    name = next(name for name in names if name not in taken)
     return {name: Place(role=COORDINATOR, has_rows=False)}
 
 

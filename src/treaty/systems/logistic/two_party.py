@@ -18,31 +18,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from treaty.compute import Integers
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
-from treaty.crypto.vectors.encrypted_vectors import (
-    Fields,
-    HiddenMatrix,
-    Hider,
-    hide_rows,
-    opened,
-    product_bits,
-)
-from treaty.errors import DataError
+from treaty.crypto.vectors.encrypted_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.logistic.coordinated import (
-    ciphertexts,
-    exact_products,
-    loss_fields,
-    make_key,
-    read_key,
-)
-from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
+from treaty.systems.logistic.coordinated import ciphertexts, exact_products, loss_fields, make_key, read_key
+from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting, diverged
 from treaty.systems.vertical.encrypted_columns import pack
-
-Integers = NDArray[np.int64]
 
 
 class HiddenRows(Message):
@@ -60,7 +44,7 @@ class EncryptedProducts(Message):
 
 
 class OwnKeyProducts:
-    """A data party's end where there is no coordinator; `masks` are among data parties."""
+    """A data party's end without a coordinator; `masks` cancel in sums over all data parties."""
 
     def __init__(self, party: Party, setting: Setting, own: OwnData, masks: CancellingMasks, threads: int) -> None:
         self._party, self._setting, self._columns, self._labels = party, setting, own.columns, own.labels
@@ -84,7 +68,7 @@ class OwnKeyProducts:
 
     def _matrix_fields(self, plaintext_bits: int) -> Fields:
         bits = product_bits(self._setting.batch_size, WEIGHT_BITS, self._setting.vector_bits)
-        masks = self._senders if self._senders > 1 else 0  # of one sender the owner may know all
+        masks = self._senders if self._senders > 1 else 0  # what a single sender adds need not be hidden from the owner
         return Fields.of(bits + self._senders.bit_length(), plaintext_bits, masks=masks)
 
     @property
@@ -139,9 +123,7 @@ class OwnKeyProducts:
         party, setting, place = self._party, self._setting, self._party.round
         if self._labels is None:
             if abs(own) > setting.largest_loss:
-                raise DataError(
-                    "training diverged: the loss is too large; lower learning_rate", public="training diverged"
-                )
+                raise diverged("the loss is too large")
             rows, margins = (np.concatenate(seen) for seen in zip(*self._seen, strict=True))
             self._seen = []
             fields = self._loss_fields
@@ -158,7 +140,7 @@ class OwnKeyProducts:
         return own + found - passives * (offset + setting.largest_loss)
 
     def _masks_of(self, count: int, fields: Fields, purpose: str, place: int, beside: Sequence[str]) -> list[int]:
-        """Draw masks, not negative, that add up to a constant with those of the other senders."""
+        """Draw masks of 0 or more; with those of the other senders they add up to a constant."""
         if not beside:
             return [0] * count
         drawn = self._masks.draw(count, fields.mask_bits, place, purpose, beside)
@@ -175,6 +157,3 @@ class OwnKeyProducts:
         half = 1 << (fields.bits - 1)
         constant = (senders - 1) * senders << fields.mask_bits if senders > 1 else 0
         return fields.signed([number - (senders - 1) * half for number in sums], [constant] * len(sums))
-
-    def close(self) -> None:
-        """Nothing is kept."""

@@ -1,22 +1,25 @@
-"""Resuming an interrupted training by row: the leader's checkpoint decides, every participant brings its own."""
+"""A party's own part in a training by row, fresh or resumed: the leader's checkpoint decides, all bring their own."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from treaty.compute import Floats, Int32s
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError
 from treaty.messaging.messages import decode_body
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper
-from treaty.models.trees import ModelPart, keep_records, records_used
-from treaty.systems.federboost_horizontal.trees import OwnRows
+from treaty.models.trees import ModelPart, keep_records, record_split, records_used
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
-from treaty.systems.horizontal.rows import own_seed, sampler, shard_of
+from treaty.systems.horizontal.rows import own_seed
 from treaty.systems.system import Labelled, Seat
-from treaty.trees.boosting import Forest
+from treaty.trees.boosting import Forest, draw
+from treaty.trees.ensemble import Tree, join_splits, margins_from_values
+from treaty.trees.shard import RowShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Draws:
 
     @classmethod
     def kept(cls, state: str) -> Draws:
-        """Go on with draws from their `state`."""
+        """Return the draws whose `state` a checkpoint kept."""
         columns, seed = json.loads(state)
         if columns is None:
             return cls(None, seed)
@@ -49,12 +52,30 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """A fresh or resumed training at one party: its part of the model, everybody's bins, its own random draws."""
+class OwnRows:
+    """A party's rows in training, perhaps none, with everybody's bins, its part of the model and its random draws.
+
+    Each tree of a round has its own sample of a `subsample` fraction of the rows.
+    """
 
     part: ModelPart
     bins: Bins
+    shard: RowShard
     draws: Draws
+    subsample: float = 1.0
+
+    @classmethod
+    def of(cls, seat: Seat, rows: Labelled, part: ModelPart, bins: Bins, draws: Draws) -> OwnRows:
+        """Bin rows and take them down the trees there are."""
+        assert part.forest is not None
+        codes, threads = bins.transform(rows.table, seat.threads), seat.threads
+        shard = RowShard(codes, bins.offsets, rows.y, rows.weight, part.forest.objective, threads)
+        if part.forest.trees:
+            matrix = rows.table.matrix()
+            margins, splits = np.ascontiguousarray(shard.margins.T), join_splits([part.splits], [matrix.shape[1]])
+            margins_from_values(part.forest.trees, splits, matrix, margins, threads)
+            shard.margins[:] = margins.T
+        return cls(part, bins, shard, draws, seat.common.subsample)
 
     @property
     def forest(self) -> Forest:
@@ -62,10 +83,20 @@ class Training:
         assert self.part.forest is not None
         return self.part.forest
 
-    def own_rows(self, seat: Seat, rows: Labelled) -> OwnRows:
-        """Bin rows and take them down the trees there are."""
-        shard = shard_of(rows, self.bins, self.part, seat.threads)
-        return OwnRows(self.part, self.bins, shard, sampler(shard, self.forest, seat.common.subsample, self.draws.seed))
+    def sample(self) -> list[Int32s | None]:
+        """Draw the own rows of each tree of the next round; None is all of them."""
+        n_outputs, n_rows = self.shard.margins.shape
+        if self.subsample >= 1.0 or n_rows == 0:
+            return [None] * n_outputs
+        seeds = [[self.draws.seed, self.forest.rounds, output] for output in range(n_outputs)]
+        return [draw(np.random.default_rng(seed), n_rows, self.subsample) for seed in seeds]
+
+    def finish(self, values: Sequence[Floats], gains: Sequence[Floats]) -> list[Tree]:
+        """Record the round's splits and return its trees, given each node's value and gain."""
+        first = len(self.part.splits)
+        for feature, left_bins in self.shard.splits():
+            record_split(self.part.splits, self.bins, feature, left_bins)
+        return self.shard.finish(values, gains, first)
 
 
 def leaders_checkpoint(keeper: Keeper | None, *, noisy: bool) -> Checkpoint | None:
@@ -100,16 +131,16 @@ def members_checkpoint(keeper: Keeper | None, model_id: str, rounds: int) -> Che
     return found
 
 
-def resume(seat: Seat, found: Checkpoint, rounds: int, rows: bytes) -> Training:
-    """Take a training up after so many rounds; what the checkpoint has of later ones is dropped.
+def resume(seat: Seat, found: Checkpoint, rounds: int, rows: Labelled, printed: bytes) -> OwnRows:
+    """Resume a training after `rounds` rounds; the checkpoint's later trees are dropped.
 
-    Raises ConfigError when the checkpoint is of other options, parties or rows (`rows` is their `fingerprint`).
+    Raises ConfigError when the checkpoint is of other options, parties or rows (`printed` is their `fingerprint`).
     """
     name, part = seat.party.name, found.part
-    found.check(seat.given, seat.may_change, (name,), rows)
+    found.check(seat.given, seat.may_change, (name,), printed)
     assert part.forest is not None
     part.forest.cut(rounds)
     keep_records(part.splits, records_used(part.forest.trees, 1)[0])
     told = decode_body(found.bins, CommonBins, peer=name)
     bins = unpack_bins(told, part.schema, seat.common.max_bin, name)
-    return Training(part, bins, Draws.kept(found.random_state or ""))
+    return OwnRows.of(seat, rows, part, bins, Draws.kept(found.random_state or ""))
