@@ -85,17 +85,10 @@ def verify(
     key, opening = secrets.token_bytes(32), secrets.token_bytes(32)
     other = ranked(ids, matches, key, threads, scratch)
     own = _digest("passive", key, _values(common, other))
-<<<<<<< HEAD
-    party.send(active, Challenge(_array(key), _array(_seal(opening, own))))
-    theirs = _bytes(party.receive(active, OrderDigest).digest, active, "OrderDigest.digest")
+    party.send(active, Challenge(array_of(key), array_of(_seal(opening, own))))
+    theirs = bytes_of(party.receive(active, OrderDigest).digest, active, "OrderDigest.digest")
     _check(theirs, _digest("active", key, _values(common, other)), active, "OrderDigest")
-    party.send(active, SealOpening(_array(opening)))
-=======
-    party.send(lead, Challenge(array_of(key), array_of(_seal(opening, own))))
-    theirs = bytes_of(party.receive(lead, OrderDigest).digest, lead, "OrderDigest.digest")
-    _check(theirs, _digest("active", key, _values(common, other)), lead, "OrderDigest")
-    party.send(lead, SealOpening(array_of(opening)))
->>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
+    party.send(active, SealOpening(array_of(opening)))
     other.close()
 
 

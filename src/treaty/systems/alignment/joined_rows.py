@@ -59,13 +59,7 @@ def arrange(party: Party, own: Integers, batch: int) -> tuple[Integers, Integers
     return totals, repeats[0]
 
 
-<<<<<<< HEAD
-def arranged(
-    party: Party, active: str, own: NDArray[np.int64], batch: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-=======
-def arranged(party: Party, lead: str, own: Integers, batch: int) -> tuple[Integers, Integers]:
->>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
+def arranged(party: Party, active: str, own: Integers, batch: int) -> tuple[Integers, Integers]:
     """Step 8: tell how many rows each common id has here; return the totals and repeats received."""
     totals, repeats = np.empty(len(own), np.int64), np.empty(len(own), np.int64)
     for part in pieces(len(own), batch):

@@ -276,31 +276,12 @@ def _send_matches(party: Party, peer: str, pairs: Sorted, size: int, key: bytes,
 # ---------------------------------------------------------------- passive party
 
 
-<<<<<<< HEAD
-def align_passive(
-    party: Party,
-    ids: Ids,
-    *,
-    result_to: ResultTo = "both",
-    batch: int = BATCH,
-    log: RunLog | None = None,
-    threads: int = 1,
-    progress: Progress | None = None,
-    in_memory: int = IN_MEMORY,
-) -> Alignment:
-    """Align with the active party, `party.peers[0]`; parameters, result and errors as of `align_active`."""
-    (active,) = party.peers
-    with Scratch(in_memory) as scratch:
-        own, peers = _introduce(party, ids, None, result_to, batch, log, threads, scratch)
-        size = peers.sizes[active]
-=======
 def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) -> Alignment:
     """Align with the active party, `party.peers[0]`; result and errors as of `align_active`."""
-    (lead,) = party.peers
+    (active,) = party.peers
     with Scratch(options.in_memory) as scratch:
         lists = _introduce(party, ids, None, options, scratch)
-        own, size = lists.own, lists.sizes[lead]
->>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
+        own, size = lists.own, lists.sizes[active]
         made = scratch.sorted(VALUE, "value", WORDS, size)
         parts, own_parts = pieces(size, options.batch), pieces(own.size, options.batch)
         done = 0
@@ -314,33 +295,18 @@ def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS)
                 blinded = own.blinded(own_parts[number])
                 party.send(active, BlindedPoints(Array.of(blinded)))
                 done += len(blinded)
-<<<<<<< HEAD
-            if progress is not None:
-                progress(done, size + own.size)
-        if result_to == "active":
-            party.receive(active, AlignmentEnd)
-            _finish(party, peers, own, log, {active: None})
-            return Alignment(np.zeros(0, np.int64), None, ids.n_null, ids.n_repeated, peers.sizes, {}, peers.changed)
-        pairs, key = _receive_matches(party, active, own, made, size, len(ids), scratch)
-        common = ranked(ids, pairs, key, threads, scratch)
-        verify(party, active, ids, pairs, common, threads, scratch)
-        rows = _common_rows(ids, common, lambda own: arranged(party, active, own, batch))
-        _finish(party, peers, own, log, {active: len(common)})
-    return Alignment(rows, len(common), ids.n_null, ids.n_repeated, peers.sizes, {}, peers.changed)
-=======
             if options.progress is not None:
                 options.progress(done, size + own.size)
         if options.result_to == "active":
-            party.receive(lead, AlignmentEnd)
+            party.receive(active, AlignmentEnd)
             _note_end(party, lists, options, None)
             return _learned(ids, lists, np.zeros(0, np.int64), None)
-        pairs, key = _receive_matches(party, lead, own, made, size, len(ids), scratch)
+        pairs, key = _receive_matches(party, active, own, made, size, len(ids), scratch)
         common = ranked(ids, pairs, key, options.threads, scratch)
-        verify(party, lead, ids, pairs, common, options.threads, scratch)
-        rows = _common_rows(ids, common, lambda own: arranged(party, lead, own, options.batch))
+        verify(party, active, ids, pairs, common, options.threads, scratch)
+        rows = _common_rows(ids, common, lambda own: arranged(party, active, own, options.batch))
         _note_end(party, lists, options, len(common))
     return _learned(ids, lists, rows, len(common))
->>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
 
 
 def _receive_matches(
@@ -348,39 +314,21 @@ def _receive_matches(
 ) -> tuple[Sorted, bytes]:
     """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order."""
     told = scratch.sorted(THEIRS, "place", own.size, own.size)
-<<<<<<< HEAD
-    odd = False
-    while not isinstance(answer := party.receive(active, Matches, OrderKey), OrderKey):
-=======
     outside = False
-    while not isinstance(answer := party.receive(lead, Matches, OrderKey), OrderKey):
->>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
+    while not isinstance(answer := party.receive(active, Matches, OrderKey), OrderKey):
         assert isinstance(answer, Matches)
         place = view(answer.places, np.int32, (None,), peer=active, what="Matches.places")
         if len(place) == 0 or len(told) + len(place) > own.size:
-<<<<<<< HEAD
             raise PeerProtocolError(active, f"expected 1 to {own.size} places - at Matches.places from {active}")
-        odd |= bool(np.any(place < 0) or np.any(place >= own.size))
+        outside |= bool(np.any(place < 0) or np.any(place >= own.size))
         values = from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=active, what="Matches.values"))
         told.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
-    key = view(answer.key, np.uint8, (32,), peer=active, what="OrderKey.key").tobytes()
+    key = bytes_of(answer.key, active, "OrderKey.key")
     if len(told) == 0:
         raise PeerProtocolError(active, f"expected common ids before OrderKey, got none - from {active}")
-    if odd:
+    if outside:
         raise PeerProtocolError(active, f"expected different places below {own.size} - at Matches.places from {active}")
     return confirmed(told, own, made, size, n_ids, active, scratch), key
-=======
-            raise PeerProtocolError(lead, f"expected 1 to {own.size} places - at Matches.places from {lead}")
-        outside |= bool(np.any(place < 0) or np.any(place >= own.size))
-        values = from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=lead, what="Matches.values"))
-        told.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
-    key = bytes_of(answer.key, lead, "OrderKey.key")
-    if len(told) == 0:
-        raise PeerProtocolError(lead, f"expected common ids before OrderKey, got none - from {lead}")
-    if outside:
-        raise PeerProtocolError(lead, f"expected different places below {own.size} - at Matches.places from {lead}")
-    return confirmed(told, own, made, size, n_ids, lead, scratch), key
->>>>>>> 99c29211ac7f24d96e45c7bed7be1f4cbd70c48a
 
 
 # ---------------------------------------------------------------- both
@@ -464,7 +412,7 @@ def _learned(
 def disclosures(
     active: str, others: Sequence[str], result_to: ResultTo = "both", on_duplicate: OnDuplicate = "error"
 ) -> dict[str, list[str]]:
-    """Say in words what each party learned beyond its own ids, by party; `others` are the passive ones."""
+    """Say in words what each party learned beyond its own ids, by party; `active` is the active one."""
     sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
     log = "with a run log: about by how many ids a partner's differ from the nearest it aligned with before"
     learned = {active: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, log]}
