@@ -266,7 +266,7 @@ CONVERSATION: Table = {
 class ScoringOwner:
     """A passive party's end of one tree after another; what it may be sent when is in `CONVERSATION`.
 
-    `columns` record their splits; `rules` are those of scores.
+    `columns` record their splits; `rules` are those of scores (`noise.scoring_rules`).
     """
 
     def __init__(
@@ -320,6 +320,7 @@ class ScoringOwner:
         return self._scored(growth.level)
 
     def _scored(self, level: Level) -> Scores:
+        """Find the own best split of every node of the level; return their gains."""
         self._level = level
         self._found = self._finder.best_splits(level)
         return Scores(Array.of(self._found.gain))
