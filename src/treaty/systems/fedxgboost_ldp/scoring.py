@@ -1,7 +1,7 @@
 """Both ends of a tree whose parties score their own candidates: FedXGBoost-LDP between its set-up and its end.
 
-The owner of columns follows the tree: it knows which rows are in a node, as it must, and which nodes are wanted next,
-for that follows from numbers of rows. So for each level it is told only how the last one was divided.
+The owner of columns follows the tree: to compute scores it knows which rows are in a node, and which nodes come next
+follows from their numbers of rows. So for each level it is told only how the last one was divided.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Scores(Message):
 
 
 class ScoredSplitRequest(Message):
-    """Nodes of the level, int32 (k,) ascending, that the receiver is to split as it scored best."""
+    """Nodes of the level, int32 (k,) ascending, that the receiver is to split at the best split it found."""
 
     nodes: Array
 

@@ -27,8 +27,8 @@ class SecureBoost(SystemOptions):
         the job's size and the speed of links: name "lattice" where passive parties must not see rows of nodes in any
         case.
     reveal : {"column", "node"} or None, default None
-        How a passive party's split is applied under the lattice map: with "column" (None) it says which of all rows go
-        left, so that it learns nothing of the node; with "node" it is told the node's rows and decides these alone.
+        How a passive party's split is applied under the lattice map: with "column" (None) the party says of all rows
+        which go left, and learns nothing of the node; with "node" it is told the node's rows and decides only these.
     key_bits : {2048, 3072} or None, default None
         Size of the modulus; None is 3072. Given without `encryption`, it chooses "ou"; under "lattice" only
         `he_inference` has such a key.
@@ -38,8 +38,8 @@ class SecureBoost(SystemOptions):
         Whether passive parties re-randomise their answers (None: they do). False needs ``mode="paper"`` and
         `allow_insecure`.
     rl_trees : int or None, default None
-        Reduced leakage (section 6 of the paper): the active party grows the trees of so many first rounds alone, on its
-        own columns. None is 0.
+        Reduced leakage (section 6 of the paper): the active party grows the trees of this many rounds, the first ones,
+        alone on its own columns. None is 0.
     purity_guard : float or None, default None
         Passive parties are not shown the children of a node when the share of a class in one of them differs from its
         share in the whole table by more than this; below, the active party splits on its own columns alone. 0.2 is a

@@ -111,7 +111,7 @@ def single_entries(vectors: Matrix) -> NDArray[np.bool_]:
     """Return which rows of U U^T have a single non-zero, bool (n,); B refuses these.
 
     U U^T is a projection: the squares of its row i add up to its entry (i, i), the square sum s_i of row i of U. So
-    s_i - s_i^2 is off the diagonal, and a single non-zero is 1.
+    s_i - s_i^2 is the square sum off the diagonal; where it is 0 and s_i is not, s_i is 1.
     """
     on_diagonal = np.einsum("ij,ij->i", vectors, vectors)
     single: NDArray[np.bool_] = (on_diagonal > 0.5) & (on_diagonal - on_diagonal**2 <= _SINGLE)
