@@ -1,6 +1,6 @@
 """One folder per published system: its options, its roles as programs, and what each role learns.
 
-The table below is the only place that lists the systems; they are imported when they are first used.
+`SYSTEMS` below names every system's record and `OPTIONS` its public class; each is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OPTIONS = {  # public classes, and where they are defined
     "SGD": "treaty.systems.logistic.options",
 }
 
-_COMMON = {  # who has the options of every boosting, or every regression
+_COMMON = {  # the estimators' own options: who takes them, and the class
     "GBDTClassifier and GBDTRegressor ([boosting] in a job file)": ("treaty.systems.pooled.options", "BoostingOptions"),
     "LogisticRegression ([regression] in a job file)": ("treaty.systems.logistic.options", "RegressionOptions"),
 }
@@ -58,7 +58,7 @@ def find_system(name: str, model: Model | None = None) -> System:
     ----------
     name : str
     model : {"trees", "logistic"} or None
-        What it trains; None: whichever model has a system of that name.
+        What it trains; None looks through both.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def option_class(name: str) -> type[SystemOptions]:
 
 
 def option_owners(name: str, but: Any) -> list[str]:
-    """Return who has an option of this name, other than `but`: the estimators (and a job file's table), or systems."""
+    """Return the estimators (with their table of a job file) and systems, other than `but`, that have this option."""
     owners = {who: getattr(import_module(module), kind) for who, (module, kind) in _COMMON.items()}
     owners |= {of: option_class(of) for of in OPTIONS}
     return [who for who, kind in owners.items() if kind is not but and name in names_of(kind)]

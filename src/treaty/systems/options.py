@@ -46,7 +46,7 @@ class SystemOptions:
     """The system's name, as job files have it, or ``package.module:NAME`` of a `System` defined elsewhere."""
 
     may_change: ClassVar[frozenset[str]] = frozenset()
-    """Options with which a training may be resumed that was begun with others."""
+    """Options that may differ between a training and its resumption."""
 
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()
     """Options that may be infinite."""
@@ -55,7 +55,7 @@ class SystemOptions:
     allow_insecure: bool = False
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Refuse options of the estimator, or of another system, with the place where they belong."""
+        """Refuse unknown options; the error says which estimator or system has them."""
         unknown = [name for name in given if name not in names_of(cls)]
         if args or unknown:
             said = f"{args[0]!r} without a name" if args else f"option {unknown[0]!r}"
@@ -156,13 +156,13 @@ def given(options: SystemOptions, common: msgspec.Struct) -> dict[str, Any]:
 
 
 def public_terms(options: SystemOptions, common: msgspec.Struct) -> dict[str, Term]:
-    """Return every option but the sampling seed, which is the active party's own: what parties agree on first."""
+    """Return what parties agree on first: every option but `random_state`, which the active party keeps to itself."""
     return {name: value for name, value in given(options, common).items() if name != "random_state"}
 
 
 def place_of(name: str, kind: Any) -> str:
-    """Say where an option belongs that `kind`, if any, does not have; empty for an option that nobody has."""
-    from treaty.systems import option_owners  # the table of systems, which names this module's classes
+    """Say which estimators and systems, other than `kind`, have this option; empty where none has."""
+    from treaty.systems import option_owners  # imported late, as it imports this module
 
     owners = option_owners(name, kind)
     return f"{name} is an option of {', '.join(owners)}" if owners else ""

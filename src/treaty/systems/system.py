@@ -26,14 +26,14 @@ from treaty.systems.options import SystemOptions, Term, given, public_terms
 if TYPE_CHECKING:
     from treaty.messaging.party import Party
 
-TRAIN = "train"  # the name of rows that are no eval set
+TRAIN = "train"  # name of the training rows; eval sets have their own
 
 Progress = Callable[[int, Any], None]
 """Called with the number of finished rounds (epochs) and what there is so far (the model part, or the epochs' losses):
 when training begins, then after every round."""
 
 Phase = Callable[[str, int, int], None]
-"""Called before the first round with what is being done, steps done, and steps in all."""
+"""``phase(title, steps_done, steps_in_all)``, called while something is set up before the first round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Labelled:
         0/1, class numbers, or the regression target. Empty at a party without labels.
     weight : float64 (n_rows,) or None
     name : str
-        Of an eval set.
+        Of the eval set; `TRAIN` for training rows.
     """
 
     table: Table
@@ -59,7 +59,7 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a job says of a party before roles are given out: its wished role and edge server, whether it has rows."""
+    """What a job says of a party before roles are given out: the role and edge server named for it, if it has rows."""
 
     role: str | None = None
     edge: str | None = None
@@ -79,7 +79,7 @@ class Cast:
     owners : list of str
         The parties with rows, in the job's order, which is that of the joined table.
     edges : dict of str to str
-        Of each user of a crowd its edge server.
+        The edge server of each user; empty in systems without edge servers.
     """
 
     active: str
@@ -92,13 +92,13 @@ class Cast:
         return [name for name, role in self.roles.items() if role in roles]
 
     def holder(self, role: str) -> str | None:
-        """Return the party with a role that one party has at most."""
+        """Return the one party with this role; None where nobody has it."""
         return next(iter(self.having(role)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Vouching:
-    """Whose certificates are pinned.
+    """Signs with the party's own key, and checks signatures against the pinned certificates of all members.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Vouching:
         return b"" if self.identity is None else vouch(self.identity, content)
 
     def check(self, name: str, vouched: bytes, content: bytes) -> bool:
-        """Tell whether a member vouched for `content`."""
+        """Tell whether `vouched` is member `name`'s signature of `content`; always True where nothing is pinned."""
         return self.pinned is None or (name in self.pinned and vouches(self.pinned[name], vouched, content))
 
 
@@ -151,7 +151,7 @@ class Seat:
     row_numbers : int64 (n_rows,) or None
         Of each row in the party's own file, where rows were aligned.
     rows_digest : bytes or None
-        What tells these rows, in this order, from others, where rows were aligned; the same in every job on them.
+        Digest of these rows and their order, where rows were aligned; the same in every job on them.
     alone : bool
         Whether this party has the process to itself; False where all parties are threads of one.
     absence : object or None
@@ -198,11 +198,11 @@ class Seat:
 
     @property
     def may_change(self) -> frozenset[str]:
-        """Options with which a training may be resumed that was begun with others."""
+        """Options that may differ between a training and its resumption."""
         return frozenset(self.options.may_change | self.common.may_change)
 
     def steps(self, title: str) -> Callable[[int, int], None] | None:
-        """Return what to call with steps done and steps in all, for work before the first round."""
+        """Return ``report(steps_done, steps_in_all)`` for work before the first round; None where nobody listens."""
         return None if self.phase is None else partial(self.phase, title)
 
     @property
@@ -272,11 +272,11 @@ class System:
     has_model : frozenset of str
         Roles with a part of the model, or with the whole model where rows are split.
     may_lose : callable
-        ``may_lose(cast, options) -> [name, ...]``: whom a training between processes goes on without.
+        ``may_lose(cast, options) -> [name, ...]``: the parties that a training between processes can go on without.
     may_be_absent : callable
-        Likewise, who need not even connect.
+        Likewise, the parties that need not even connect.
     vouched : callable
-        ``vouched(cast, name) -> [name, ...]``: whose certificates a party needs to know of besides its peers'.
+        ``vouched(cast, name) -> [name, ...]``: the parties whose certificates a party needs besides its peers'.
     apart : frozenset of str
         Roles that must not be played by an organisation with data; their keys are compared with the others'.
     named_roles : frozenset of str
@@ -286,9 +286,9 @@ class System:
     orders_by_id : bool
         Whether aligned rows are put in the order of their ids, so that every job on them has the same.
     cannot_resume : str
-        Why a broken-off training has to begin anew; empty where it can be resumed.
+        Why an interrupted training has to start again; empty where it can be resumed.
     cannot_explain : str
-        Why a model has no contributions; empty where it has.
+        Why contributions cannot be computed; empty where they can.
     absences : callable or None
         ``absences(cast, options, common) -> {name: absence}``: who drops out when, in a run between threads.
     only_simulated : callable

@@ -1,4 +1,4 @@
-"""A sixth system, as somebody else would add it: boosting on other parties' bins in the clear.
+"""A system as somebody else would add it: boosting on other parties' bins in the clear.
 
 Everything a system needs is in this file: a class of options, a program for each role, what each role learns, and the
 record that names them. Predictions ask owners for the side of rows at their splits, as those of other systems do.

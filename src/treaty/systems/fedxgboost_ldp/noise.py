@@ -26,7 +26,7 @@ from treaty.trees.splits import SplitRules
 MOST_SUM = 2**62
 SENT_STEPS = 1 << 12
 """Steps from 0 to 1 of what is sent: far below the noise, and histograms sum more rows of short numbers at a time."""
-_BLOCK = 1 << 14  # rows that get their noise at a time; with other blocks the noise is another: see `SAMPLER`
+_BLOCK = 1 << 14  # rows that get noise at a time; another size changes the noise, see `SAMPLER`
 SAMPLER = 2  # version of the noise that a key gives; raise it with every change, so that a new release is paid for
 
 
@@ -189,7 +189,7 @@ class NoisyGradients:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """Turn a spent budget into the end of the training."""
+        """End the training where the budget is spent: note why in `stopped`, and raise `Exhausted`."""
         try:
             yield
         except BudgetSpent as spent:
@@ -215,7 +215,7 @@ class NoisyGradients:
 
 
 def scoring_rules(rules: SplitRules, *, first_order: bool, noisy_hess: bool) -> SplitRules:
-    """Return the rules of scores; where hess is left out, or noisy, no denominator is below reg_lambda / 2."""
+    """Return the split rules of scores: where hess is left out, or noisy, no divisor is below reg_lambda / 2."""
     if first_order:
         return replace(rules, hess_unit=0.0, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)

@@ -23,20 +23,20 @@ class FedXGBoostLDP(SystemOptions):
         Noise on every row's gradient, which each tree costs `epsilon`; None is "piecewise". "label_rr" trains on labels
         that were randomised once instead, which costs `epsilon` for all trees together.
     epsilon : float or None, default None
-        Per gradient of one tree, None is 1; under "label_rr" per label, to be named.
+        Privacy parameter of each gradient of one tree, None is 1; under "label_rr" of each label, and required.
     epsilon_total : float or None, default None
         The most that all releases in the active party's ledger may cost a person; training ends where the next tree
         would pass it.
     delta : float or None, default None
-        With `epsilon_total`: have an accountant add up releases at this delta, where that is less than their sum.
+        With `epsilon_total`: releases cost what an accountant finds at this delta, where that is less than their sum.
     split_score : {"first_order", "second_order"} or None, default None
         What splits are chosen by: sums of gradients alone, or with hessians (None).
     clip, clip_hess : float or None, default None
         Gradients are clipped to [-clip, clip] before noise, and hessians, where they carry any, to [0, clip_hess].
         None: the largest there can be, which for two classes is 1 and 1/4.
     refit : bool or None, default None
-        Whether the finished model has leaf values of true labels, which nobody is sent. None is False: leaf values are
-        made of what was sent.
+        Whether leaf values of the finished model are computed anew from true labels; nobody is sent them. None is
+        False: leaf values are made of what passive parties were sent.
     """
 
     system: ClassVar[str] = "fedxgboost-ldp"
@@ -101,7 +101,7 @@ class FedXGBoostLDP(SystemOptions):
 
 
 def check_consent(options: FedXGBoostLDP) -> None:
-    """Refuse the published protocol where these options, those of this very party, do not consent to it."""
+    """Refuse the published protocol unless this party's own options consent to it."""
     if options.mode == "paper" and not options.allow_insecure:
         raise ConfigError(
             "mode='paper' sends the exact sum of gradients of every node beside the noisy ones, and no epsilon holds; "

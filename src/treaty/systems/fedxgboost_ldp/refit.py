@@ -1,4 +1,4 @@
-"""New leaf values for trees whose splits stay."""
+"""New leaf values, by the true labels, for trees whose splits stay (`refit`)."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ Le, Liu, Nguyen, Liu, Liu, Cai, Hirche, "FedXGBoost: Privacy-Preserving XGBoost 
 (arXiv 2106.10662), the protocol with local differential privacy.
 
 Roles: one active party (labels, perhaps features), any number of passive parties (features). Rows are aligned. The
-active party puts noise on every row's gradient, once for each tree (`noisy_gradients`), and sends what comes out in the
-clear. Everybody computes the scores of its own candidates; who has the best one splits. Output: the active party gets
-the trees and all leaf values, every party its own splits.
+active party puts noise on every row's gradient, once for each tree (`noise.NoisyGradients`), and sends the result in
+the clear. Every party computes the scores of its own candidates; the owner of the best one splits. Output: the active
+party gets the trees and all leaf values, every party its own splits.
 
 ====================  =============  ==================================================  ========================
 message               from -> to     content                                             protection
@@ -30,11 +30,11 @@ message               from -> to     content                                    
 All nodes of a level travel in one message each way, and in one more to and from those who split.
 
 **What epsilon covers.** Scores, splits, totals of nodes, leaf values, and so the margins that the next gradients are
-computed from, are made of noisy gradients and columns alone. So all that passive parties see of labels, row sets and
-the number of trees included, is a function of what epsilon covers. It covers nothing of columns: which rows go left at
-each split is told as it is. True labels are used for two things: gradients before their noise, and, with `refit`, leaf
-values of the finished model, which nobody is sent. Nor does epsilon cover labels of eval sets where they stop training
-early, and the order of magnitude of the largest weight or target (the fixed point of what is sent).
+computed from, are made of noisy gradients and columns alone. So all that passive parties see, row sets and the number
+of trees included, depends on labels only through what epsilon covers. True labels are used for two things: gradients
+before their noise, and, with `refit`, leaf values of the finished model, which nobody is sent. Epsilon does not cover
+columns (which rows go left at each split is told as it is), labels of eval sets where they stop training early, and the
+order of magnitude of the largest weight or target (the fixed point of what is sent).
 
 Adversary: honest but curious; the noise holds whatever passive parties do and whoever colludes with whom.
 
@@ -88,7 +88,7 @@ class ColumnCount(Message):
 
 
 class NoiseSetup(Start):
-    """What one step of what is sent is worth. Tells bounds, so a weight above 1 to a power of two.
+    """The values of one fixed-point step of grad and hess. Tells bounds, so a largest weight above 1 to a power of two.
 
     `noisy_hess` says whether hessians carry noise as well.
     """

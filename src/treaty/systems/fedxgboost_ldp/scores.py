@@ -19,7 +19,7 @@ from treaty.trees.columns import SumsFinder
 
 @dataclass(frozen=True, slots=True)
 class TreeGradients:
-    """What a tree is grown on: `grad` and `hess` for scores, the counted ones for totals of nodes, thus leaf weights.
+    """What a tree is grown on: `grad` and `hess` for scores, the counted ones for nodes' totals and so leaf weights.
 
     All are int64 (n_rows,).
     """
@@ -37,9 +37,9 @@ class TreeGradients:
 
 
 class ScoresFinder(SumsFinder):
-    """A split finder in steps; `rules` are those of scores.
+    """A split finder in steps; `rules` are those of scores (`noise.scoring_rules`).
 
-    Scores of the first order, -G_L G_R / reg_lambda, twice (Le et al. 2021), are gains under a `hess_unit` of 0.
+    The first-order score of Le et al. 2021, -G_L G_R / reg_lambda, is half the gain under a `hess_unit` of 0.
     """
 
     def start(self, gradients: TreeGradients, rows: Int32s | None, columns: Int32s) -> None:

@@ -1,7 +1,7 @@
 """Both ends of a tree whose parties score their own candidates: FedXGBoost-LDP between its set-up and its end.
 
-The owner of columns follows the tree: it knows which rows are in a node, as it must, and which nodes are wanted next,
-for that follows from numbers of rows. So for each level it is told only how the last one was divided.
+The owner of columns follows the tree: to compute scores it knows which rows are in a node, and which nodes come next
+follows from their numbers of rows. So for each level it is told only how the last one was divided.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Scores(Message):
 
 
 class ScoredSplitRequest(Message):
-    """Nodes of the level, int32 (k,) ascending, that the receiver is to split as it scored best."""
+    """Nodes of the level, int32 (k,) ascending, that the receiver is to split at the best split it found."""
 
     nodes: Array
 
@@ -266,7 +266,7 @@ CONVERSATION: Table = {
 class ScoringOwner:
     """A passive party's end of one tree after another; what it may be sent when is in `CONVERSATION`.
 
-    `columns` record their splits; `rules` are those of scores.
+    `columns` record their splits; `rules` are those of scores (`noise.scoring_rules`).
     """
 
     def __init__(
@@ -320,6 +320,7 @@ class ScoringOwner:
         return self._scored(growth.level)
 
     def _scored(self, level: Level) -> Scores:
+        """Find the own best split of every node of the level; return their gains."""
         self._level = level
         self._found = self._finder.best_splits(level)
         return Scores(Array.of(self._found.gain))

@@ -34,7 +34,7 @@ from treaty.messaging.party import Party
 from treaty.systems.system import Seat
 
 DEALER = "dealer"
-"""What `fit` calls the dealer that it plays."""
+"""Name of the dealer that `fit` plays."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
@@ -47,7 +47,7 @@ class DealOrder(Message):
 
 
 class AskerSeed(Message):
-    """Seed of the active party's masks A and C. Tells nothing."""
+    """Seed of the active party's masks A and C (`crypto.vectors.matrix_triples`). Tells nothing."""
 
     seed: bytes
 
@@ -98,11 +98,11 @@ def dealer(seat: Seat) -> None:
     while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
         for holder, shares in made.deal(request.first, request.count).items():
             party.send(holder, DealtShares(request.first, Array.of(shares)))
-        made.prepare()  # while the others compute
+        made.prepare()  # ahead of the next request, while the others compute
 
 
 def asker(party: Party, name: str, bounds: SumsBounds, slots: dict[str, int], threads: int) -> TripleSumsClient:
-    """Return the active party's end of the sums, whose masks the dealer `name` gives."""
+    """Return the active party's end of the sums; the dealer, party `name`, gives it its masks."""
     party.send(name, DealOrder(bounds.n_rows, slots))
     seed = _seed(party.receive(name, AskerSeed), name)
 
@@ -115,7 +115,7 @@ def asker(party: Party, name: str, bounds: SumsBounds, slots: dict[str, int], th
 def holder(
     party: Party, name: str, setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32], threads: int
 ) -> TripleSumsServer:
-    """Return a passive party's end of the sums, whose mask and shares the dealer `name` gives."""
+    """Return a passive party's end of the sums; the dealer, party `name`, gives it its mask and shares."""
     check_payload(setup, "the set-up", (np.int64, (3,)))
     bounds, slots = SumsBounds(*(int(x) for x in setup[0])), int(offsets[-1])
     seed = _seed(party.receive(name, HolderSeed), name)

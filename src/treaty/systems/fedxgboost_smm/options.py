@@ -26,7 +26,7 @@ class FedXGBoostSMM(SystemOptions):
     mode, allow_insecure
         ``mode="paper"`` is the published, broken protocol; it needs `allow_insecure` of every party.
     backend : {"lattice", "dealer", "ou"} or None, default None
-        In safe mode, what the exact matrix product comes from. "lattice", which None is too, needs nobody else; with
+        In safe mode, how the exact matrix product is computed. "lattice", which None is too, needs no third party; with
         "dealer" a third party without data hands out random matrices, by far the fastest once every bin of every row
         was sent under a mask, 8 bytes each; "ou" encrypts every row afresh for every node.
     reveal : {"column", "node"} or None, default None
@@ -36,8 +36,8 @@ class FedXGBoostSMM(SystemOptions):
     insecure_test_key_bits : int or None, default None
         With ``backend="ou"``: a smaller key, for tests alone; every party must name the same.
     version : {1, 2} or None, default None
-        In paper mode: whether the active party gets the sums of passive parties' candidates (1, which None is too), or
-        each passive party those of its own, and tells its best gain alone (2).
+        In paper mode: 1, which None is too, gives the active party the sums of passive parties' candidates; 2 gives
+        each passive party the sums of its own candidates, of which it tells only the best gain.
     """
 
     system: ClassVar[str] = "fedxgboost-smm"
@@ -50,7 +50,7 @@ class FedXGBoostSMM(SystemOptions):
 
     @property
     def cipher(self) -> str:
-        """`backend`, resolved."""
+        """`backend`, with its default."""
         return self.backend or "lattice"
 
     @property
@@ -75,12 +75,10 @@ class FedXGBoostSMM(SystemOptions):
             check_consent(self)
             for name in ("backend", "reveal", "key_bits", "insecure_test_key_bits"):
                 if getattr(self, name) is not None:
-                    raise ConfigError(f"option {name} is of 'fedxgboost-smm' in safe mode; leave it out in paper mode")
+                    raise ConfigError(f"option {name} is for safe mode of 'fedxgboost-smm'; leave it out in paper mode")
             return
         if self.version is not None:
-            raise ConfigError(
-                "version is of 'fedxgboost-smm' as published; in safe mode the active party gets the sums: leave it out"
-            )
+            raise ConfigError("version is for mode='paper'; in safe mode the active party gets the sums: leave it out")
         if (self.key_bits or self.insecure_test_key_bits) and self.backend != "ou":
             raise ConfigError(
                 'key_bits and insecure_test_key_bits are of backend="ou" alone; the others have no such key'
@@ -90,7 +88,7 @@ class FedXGBoostSMM(SystemOptions):
 
 
 def check_consent(options: FedXGBoostSMM) -> None:
-    """Refuse the published protocol where these options, those of this very party, do not consent to it."""
+    """Refuse the published protocol unless this party's own options consent to it."""
     if options.mode != "paper" or not options.allow_insecure:
         raise ConfigError(
             f"{PAPER_LEAKS}; mode='paper' needs allow_insecure=True of every party",

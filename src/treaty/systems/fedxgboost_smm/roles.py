@@ -28,7 +28,8 @@ Messages are those of `vertical.encrypted` under a blind cipher, with the backen
 message               from -> to     content                                                protection
 ====================  =============  =====================================================  =====================
 `BinLayout`, `Setup`  both ways      bins per feature; model id, backend, bounds            TLS
-`Hint`, -`Receipt`    passive ->     dealer: F = M - B, 8 bytes per bin and row             one-time pad B
+`Hint`                passive ->     dealer: F = M - B, 8 bytes per bin and row             one-time pad B
+`HintReceipt`         active ->      a piece of the hint has arrived                        TLS
 `TreeStart`           active ->      sampled columns                                        TLS
 `SumsRequest`         active ->      dealer: E = V_node - A of all nodes of the level       one-time pad A
 `Sums`                passive ->     dealer: S = M E + D of all nodes                       one-time pad C

@@ -27,8 +27,8 @@ def cast_roles(places: Mapping[str, Place], active: str, options: FedXGBoostSMM)
     dealers = [name for name, place in places.items() if place.role == "dealer"]
     if len(dealers) > options.has_dealer:
         raise ConfigError(
-            'expected role = "dealer" at one party, with backend = "dealer" of protocol \'fedxgboost-smm\' alone, got '
-            f"it at {', '.join(dealers)}"
+            'expected role = "dealer" at one party, and only with backend = "dealer" of protocol \'fedxgboost-smm\', '
+            f"got it at {', '.join(dealers)}"
         )
     if not options.has_dealer:
         return cast_by_column(places, active, options)
@@ -37,14 +37,14 @@ def cast_roles(places: Mapping[str, Place], active: str, options: FedXGBoostSMM)
     (name,) = dealers
     if name == active or places[name].has_rows or len(places) < 3:
         raise ConfigError(
-            f"expected {name}, the dealer, to have no table and to be another than the active party and at least "
-            "one passive party: who has data must not deal"
+            f"expected {name}, the dealer, to have no table and not to be the active party, and at least one passive "
+            "party besides them: a party with data must not deal"
         )
     return cast_by_column(places, active, options, helper=name)
 
 
 def dealer_of(owners: Iterable[str], options: FedXGBoostSMM) -> dict[str, Place]:
-    """Return the dealer that `fit` plays, where there is to be one; raise ConfigError where an owner has its name."""
+    """Return the dealer that `fit` plays, if the options need one; raise ConfigError where an owner has its name."""
     if not options.has_dealer:
         return {}
     if DEALER in owners:

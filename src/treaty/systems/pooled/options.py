@@ -69,10 +69,10 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     random_state: Seed | None = None
 
     table: ClassVar[str] = "boosting"
-    """Where a job file has them."""
+    """The table of a job file that has these options."""
 
     may_change: ClassVar[frozenset[str]] = frozenset({"n_estimators"})
-    """Options with which a training may be resumed that was begun with others."""
+    """Options that may differ between a training and its resumption."""
 
     def checked(self, own: SystemOptions) -> BoostingOptions:
         """Return these options with `min_child_samples` resolved by the system's mode.
@@ -150,7 +150,7 @@ class Pooled(SystemOptions):
     loss: Literal["taylor", "logistic"] | None = None
 
     def check(self, common: Any) -> None:
-        """Refuse what only a regression has, or only boosting."""
+        """Refuse options of a regression for boosting, and of boosting for a regression."""
         if isinstance(common, BoostingOptions):
             named = [name for name in ("solver", "loss") if getattr(self, name) is not None]
             if named:

@@ -1,4 +1,4 @@
-"""What every system's leading party tells the others between rounds."""
+"""Checkpoint messages, which every system's leading party and the others exchange between rounds."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from treaty.systems.pooled.training import train
 from treaty.systems.system import Cast, Place, Seat, System
 
 ALONE = "pooled"
-"""What the party of a plain table is called."""
+"""Name of the only party."""
 
 DISCLOSED = {ALONE: ["everything: all columns and labels are in one place"]}
 

@@ -1,4 +1,4 @@
-"""The plain grower on one table: what every federated protocol is compared with."""
+"""Training on one table, and what federated trainings share with it: loss, noisy labels, own columns, checkpoints."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def noisy_labels(
     Parameters
     ----------
     ledger : Ledger
-        Of the party with the labels; the same noisy labels cost once.
+        Of the party with the labels; training again on the same noisy labels costs nothing more.
     job : str
-        For the ledger.
+        Name of the job, for the ledger.
 
     Raises
     ------
     ConfigError
-        For a regression, or when the file keeps those of other labels.
+        For a regression, or when `path` keeps noisy labels drawn from other labels.
     BudgetSpent
         When a person would pay more than `epsilon_total`; nothing is drawn then.
     """
@@ -79,7 +79,7 @@ def noisy_labels(
     }
     entry = partial(Entry, job=job, mechanism="label_rr", what="labels", epsilon=options.label_epsilon)
     if not Path(path).exists():
-        ledger.check([entry("not drawn yet")], **limit)  # refused here, labels would be kept that nobody may use
+        ledger.check([entry("not drawn yet")], **limit)  # before drawing: refused labels must not be kept
     noisy = stored_noisy_labels(path, y, len(classes), options.label_epsilon)
     content = msgspec.msgpack.encode([len(classes), options.label_epsilon]) + noisy.tobytes()
     draw = hashlib.sha256(b"treaty noisy labels" + ledger.key + hashlib.sha256(content).digest()).hexdigest()
@@ -106,9 +106,9 @@ class Training:
     Attributes
     ----------
     part : ModelPart
-        With the trees of the rounds that all parties have kept, and own records.
+        With the trees of the rounds that all parties have kept, and this party's records (its own splits).
     records : dict of str to int
-        Of each source, how many records those trees use.
+        How many records of each source those trees use.
     resume : RoundState or None
     rows : bytes
         `fingerprint` of the training rows, where checkpoints are kept.
@@ -134,7 +134,7 @@ class Training:
 
 
 def begin(seat: Seat, party: str, sources: tuple[str, ...]) -> Training:
-    """Begin a training of the seat's rows over `sources`, or take up the one its keeper finds.
+    """Begin a training of the seat's rows over `sources`, or resume the one that its keeper finds.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def train(seat: Seat) -> ModelPart:
 
 
 def watched(rows: Labelled, splits: SplitTable, threads: int) -> EvalSet:
-    """Watch rows that a party holds with all the splits of the trees."""
+    """Return an eval set of rows at a party that holds all their columns and the whole model."""
     matrix = rows.table.matrix()
 
     def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:

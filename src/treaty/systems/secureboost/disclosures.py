@@ -14,7 +14,7 @@ def disclosures(
 ) -> dict[str, list[str]]:
     """Say in words what each party learns.
 
-    `part` tells which cipher was used; without it that is the one the options name, or a cipher with keys.
+    `part` tells which cipher was used; without it, the options' cipher is meant, for "auto" one with keys.
     """
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher

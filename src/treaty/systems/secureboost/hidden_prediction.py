@@ -26,7 +26,8 @@ message            from -> to         what it tells
 * *Together*: the active party and a later passive party learn an earlier one's decisions at the terms both work on,
   and its share of each margin.
 
-Kept or not, every term costs the same products and is sent on alike, so time and size do not tell (but for the cache).
+Kept or not, every term costs the same products and is sent on alike, so time and size (but for the processor's cache)
+do not tell which were kept.
 
 References
 ----------
@@ -98,7 +99,7 @@ class PredictionKey(Message):
 
 
 class Station(Message):
-    """One party's share of the work on some outputs' trees.
+    """One party's share of the work on the trees of group `number` of outputs.
 
     Its terms are first those that `passed` the party before it, then `fresh` ones; `onwards` bool (n_terms,) says which
     go on to the next party. Term int32, record int32 and left bool, (n_conditions,), are the conditions at own records,

@@ -22,7 +22,7 @@ Words = NDArray[np.uint64]
 
 EXCHANGE_BYTES = 32
 _NONCE_BYTES = 12
-_ROWS, _FACTORS = 64, 32  # that a thread takes at a time
+_ROWS, _FACTORS = 64, 32  # how many a thread takes at a time
 
 
 class Adder:

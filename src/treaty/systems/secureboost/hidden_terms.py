@@ -41,7 +41,7 @@ NO_GAIN = 1 << (PRECISION_BITS + 1)
 """Encodes a gain of 0: gains are differences of two values, so each one plus this is in [0, 2 NO_GAIN]."""
 
 MOST_TERMS = 1 << (FIELD_BITS - PRECISION_BITS - 3)
-"""Sums of up to so many terms do not overflow a field."""
+"""Most terms whose sum is sure to fit a field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class TreeTerms:
     parent: NDArray[np.int64]  # (n_nodes,) -1 at a root
     source: NDArray[np.int64]  # (n_nodes,) as in `Tree`, -1 in a leaf; likewise `record`
     record: NDArray[np.int64]
-    line: NDArray[np.int64]  # (n_nodes,) line of the active party's own decisions; -1 where the split is not its own
+    line: NDArray[np.int64]  # (n_nodes,) row of the active party's own decisions; -1 where the split is not its own
     value: NDArray[np.int64]  # (n_nodes,) fixed-point leaf value
-    node: NDArray[np.int64]  # (n_terms,) in a random order, so that a term's number tells nothing of its place
-    tree: NDArray[np.int64]  # (n_terms,)
+    node: NDArray[np.int64]  # (n_terms,) each term's split, in random order: a term's number tells nothing of its place
+    tree: NDArray[np.int64]  # (n_terms,) the tree of each term
 
 
 def fixed_point(trees: Sequence[Tree]) -> int:

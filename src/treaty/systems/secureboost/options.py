@@ -19,7 +19,7 @@ class SecureBoost(SystemOptions):
     Parameters
     ----------
     mode, allow_insecure
-        ``mode="paper"`` lets leaves hold single rows, and with `allow_insecure` answers go without re-randomisation.
+        ``mode="paper"`` lets leaves hold single rows, and with `allow_insecure` lets `rerandomise` be False.
     encryption : {"auto", "lattice", "ou", "paillier"} or None, default None
         Cipher of encrypted sums. "lattice" is the hinted lattice map, by far the fastest; passive parties do not see
         which rows are in a node. "ou" is Okamoto-Uchiyama, which sends less where tables are long and trees deep.
@@ -27,22 +27,23 @@ class SecureBoost(SystemOptions):
         the job's size and the speed of links: name "lattice" where passive parties must not see rows of nodes in any
         case.
     reveal : {"column", "node"} or None, default None
-        How a passive party's split is applied under the lattice map: with "column" (None) it says which of all rows go
-        left, so that it learns nothing of the node; with "node" it is told the node's rows and decides these alone.
+        How a passive party's split is applied under the lattice map: with "column" (None) the party says of all rows
+        which go left, and learns nothing of the node; with "node" it is told the node's rows and decides only these.
     key_bits : {2048, 3072} or None, default None
-        Size of the modulus; None is 3072. Without `encryption`, "ou" is meant; under "lattice" it is that of
-        `he_inference` alone.
+        Size of the modulus; None is 3072. Given without `encryption`, it chooses "ou"; under "lattice" only
+        `he_inference` has such a key.
     insecure_test_key_bits : int or None, default None
         A smaller key, for tests alone; every party must name the same.
     rerandomise : bool or None, default None
         Whether passive parties re-randomise their answers (None: they do). False needs ``mode="paper"`` and
         `allow_insecure`.
     rl_trees : int or None, default None
-        Reduced leakage (section 6 of the paper): the active party grows the trees of so many first rounds alone, on its
-        own columns. None is 0.
+        Reduced leakage (section 6 of the paper): the active party grows the trees of this many rounds, the first ones,
+        alone on its own columns. None is 0.
     purity_guard : float or None, default None
-        Passive parties are not shown the children of a node when the share of a class in one of them differs from that
-        in the whole table by more; the active party grows on alone there. 0.2 is a start; None is off.
+        Passive parties are not shown the children of a node when the share of a class in one of them differs from its
+        share in the whole table by more than this; below, the active party splits on its own columns alone. 0.2 is a
+        start; None is off.
     mechanism : {"label_rr"} or None, default None
         "label_rr" trains on labels that were randomised once, which costs `epsilon` for all trees together.
     epsilon : float or None, default None
@@ -104,14 +105,14 @@ class SecureBoost(SystemOptions):
             raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
         if self.reveal == "column" and self.cipher in ("ou", "paillier"):
             raise ConfigError(
-                f'reveal="column" needs encryption="lattice"; {self.cipher!r}, which naming a key means too, shows '
+                f'reveal="column" needs encryption="lattice"; {self.cipher!r}, which a named key chooses too, shows '
                 "rows of nodes"
             )
         if self.encryption == "lattice":
             check_lattice_fraction(common.fractional_bits, 'take encryption="ou"')
         if self.encryption == "lattice" and self.rerandomise is not None:
             raise ConfigError(
-                "rerandomise is about ciphers with keys; the lattice map floods every answer: leave it out"
+                "rerandomise is for ciphers with keys; the lattice map adds noise to every answer: leave it out"
             )
         if self.rerandomise is False and not (self.mode == "paper" and self.allow_insecure):
             raise ConfigError(

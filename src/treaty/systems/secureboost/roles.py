@@ -12,8 +12,8 @@ Reduced leakage (`rl_trees`, paper, section 6): the active party grows the first
 passive parties are told nothing of them. With `purity_guard` they are not asked about nodes that would show labels.
 
 Adversary: honest but curious, no party colluding with the active one. What each learns is in `disclosures`.
-Deviations from the paper: candidates are not shuffled (nested sums sort themselves); the active party computes leaf
-weights from its own gradients.
+Deviations from the paper: candidates are not shuffled, for their sums are nested and show the order anyway; the active
+party computes leaf weights from its own gradients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The active party's shell in systems split by column: terms, growing over a finder, checkpoints that all parties keep.
+"""What the active party does in every system split by column: agree on terms, grow trees, have all keep checkpoints.
 
-A system's program reads so::
+A system's role program uses it like this::
 
     training = open_training(seat)
     ...  # set up sources of sums, and a split finder over them
@@ -30,9 +30,10 @@ from treaty.trees.splits import SplitRules
 
 
 class Start(Message):
-    """The model's id; each system adds its own set-up.
+    """The model's id; each system's set-up message is a subclass.
 
-    A resumed training has `resumed` set, and says how many of the passive party's records its kept rounds use.
+    `resumed` is set for a resumed training, and `records` says how many of the passive party's records (splits of its
+    own columns) the kept rounds use.
     """
 
     model_id: str
@@ -55,10 +56,10 @@ def open_training(seat: Seat) -> Training:
 def grow(
     seat: Seat, training: Training, finder: SumsFinder, sources: Sequence[SumsSource], rules: SplitRules | None = None
 ) -> None:
-    """Grow the training's trees over `sources`, those of all owners in the job's order, which `finder` looks into.
+    """Grow the training's trees over `sources`, those of all owners in the job's order, with `finder`.
 
-    After a round every passive party is asked to keep a checkpoint; eval rows are decided by all owners. `rules` are
-    for sums in another fixed point than the objective's.
+    When a checkpoint is due, every passive party is asked to keep one, too; all owners decide eval rows. `rules` are
+    given where sums have another fixed point than the objective's.
     """
     party, data, keeper, progress = seat.party, seat.rows, seat.keeper, seat.progress
     part, forest = training.part, training.forest

@@ -12,9 +12,10 @@ from treaty.systems.system import Cast, Place
 def cast_by_column(
     places: Mapping[str, Place], active: str, options: SystemOptions, *, helper: str | None = None
 ) -> Cast:
-    """Give every party its role; a `helper` without rows keeps the role it wishes for.
+    """Give every party its role; a `helper` without rows keeps the role that the job names for it.
 
-    Raises ConfigError for other wishes, fewer than two parties with rows, and parties without any.
+    Raises ConfigError where the job names a role or edge server for any other party, where fewer than two parties have
+    rows, and where a party other than the helper has none.
     """
     owners = [name for name in places if name != helper]
     wishing = [name for name in owners if places[name].role or places[name].edge]

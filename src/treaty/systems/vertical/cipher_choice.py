@@ -1,7 +1,7 @@
 """The choice of a job's cipher, by estimates of both ciphers' time from its size and the speed of its links.
 
 With n rows, peers of F columns and S bins each, T trees of depth d, V = 2^(d-1) vectors a tree (the root, then one of
-each pair of siblings) on c threads, the lattice map (J = n / N blocks, P primes, D digits) takes
+each pair of siblings) on c threads, the lattice map (degree N, J = n / N blocks, P primes, D digits) takes
 
     seconds = (S (P (J + 2) 30 us + 0.4 ms) [hint, unless kept] + T (V (P (n + N) 14 ns + n (F 1.5 ns + P 1 ns)
               + 2 S P N 0.04 ns) + d S D N 0.15 ns)) / c

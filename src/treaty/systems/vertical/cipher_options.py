@@ -1,17 +1,20 @@
-"""Options about the cipher of encrypted sums, in every system that has it."""
+"""Options of the cipher of sums, for all systems whose active party gets encrypted sums."""
 
 from dataclasses import dataclass
 
 from treaty.errors import ConfigError
 
 MOST_LATTICE_FRACTION = 20
+"""Most `fractional_bits` under the lattice map."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CipherOptions:
-    """What a job says of the cipher of its sums; "auto" leaves it to the active party, "dealer" is not a cipher.
+    """What a job says of the cipher of its sums.
 
-    `blind`: under every cipher, encrypt all rows for each node, so that passive parties see no rows of nodes.
+    `cipher` is "lattice", "ou" or "paillier"; "auto", which leaves the choice to the active party; or "dealer", under
+    which shares hide the sums. With `blind`, all rows are encrypted for each node under every cipher, so that passive
+    parties do not see which rows are in it.
     """
 
     cipher: str
@@ -23,7 +26,7 @@ class CipherOptions:
 
     @property
     def may_hint(self) -> bool:
-        """Whether the lattice map may be used, whose hints are worth keeping."""
+        """Whether the lattice map may be used, whose hints are kept for later jobs."""
         return self.cipher in ("auto", "lattice")
 
     def hides_nodes(self, cipher: str) -> bool:
@@ -36,7 +39,7 @@ class CipherOptions:
 
 
 def check_lattice_fraction(fractional_bits: int, remedy: str) -> None:
-    """Refuse fixed points that are too fine for sums under the lattice map; `remedy` says what to take instead."""
+    """Refuse more `fractional_bits` than the lattice map takes; `remedy` tells the user what to choose instead."""
     if fractional_bits > MOST_LATTICE_FRACTION:
         raise ConfigError(
             f"expected fractional_bits of at most {MOST_LATTICE_FRACTION} under the lattice map, "

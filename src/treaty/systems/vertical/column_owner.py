@@ -44,9 +44,10 @@ def show_layout(seat: Seat) -> tuple[Bins, NDArray[np.uint8]]:
 
 
 def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:
-    """Return what an owner of columns may be sent when: within a tree, per level sums and then at most one split.
+    """Return the order (`messaging.order`) of messages to a passive party: per level sums, then at most one split.
 
-    `start` begins a tree, `sums` asks about nodes of a level (the last of them with its `last`), `split` names splits.
+    The arguments are a system's own messages: `start` begins a tree, `sums` asks about nodes of a level (the level's
+    last request has `last` set), `split` names splits.
     """
     return {
         "between trees": {start: "new level", **between_trees("between trees")},
@@ -59,8 +60,8 @@ def tree_table(start: type[Message], sums: type[Message], split: type[Message]) 
 class TreeLimits:
     """How much the active party may ask of an owner of columns within a tree; what may come when is in `tree_table`.
 
-    Children have `fewest_rows` rows at least, so that a node that is split has twice as many. With `by_column` rows of
-    nodes are not named, and all rows are decided.
+    Children have `fewest_rows` rows at least, so a node to be split has at least twice as many. With `by_column`
+    requests do not name a node's rows, and the owner decides all rows of the table.
     """
 
     def __init__(self, active: str, max_depth: int, fewest_rows: int, by_column: bool) -> None:
@@ -151,7 +152,7 @@ class SplitOwner:
         return SplitAnswer(self.record(features, left_bins), Array.of(np.packbits(left)))
 
     def asked(self, request: SplitsNamed) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject what is no split."""
+        """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject impossible splits."""
         active, bins, what = self._active, self._bins, type(request).__name__
         features = view(request.features, np.int32, (None,), peer=active, what=f"{what}.features")
         packed = view(request.left_bins, np.uint8, (len(features), 32), peer=active, what=f"{what}.left_bins")

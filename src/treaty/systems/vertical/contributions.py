@@ -90,9 +90,9 @@ def explain_active(seat: Seat) -> ActiveContributions:
     for peer in party.peers:
         party.send(peer, ColumnsRequest(Array.of(used[peer])))
     n_own = len(part.schema.names)
-    columns = {name: np.zeros(0, np.int32) for name in forest.sources}  # of the lines, within their owner
+    columns = {name: np.zeros(0, np.int32) for name in forest.sources}  # of each used record, within its owner
     columns[party.name] = np.array(part.splits.feature, np.int32)[used[party.name]]
-    first, last = {party.name: 0}, {party.name: n_own}  # which columns of the result are whose
+    first, last = {party.name: 0}, {party.name: n_own}  # range of each party's columns in the result
     n_features = n_own
     for peer in party.peers:
         columns[peer] = _numbers(party.receive(peer, ColumnNumbers).numbers, len(used[peer]), peer)

@@ -46,7 +46,10 @@ class RecordCount(Message):
 
 
 class DecideRequest(Message):
-    """Records int32 to decide for the rows of eval set `rows`. Tells a passive party how many trees use it."""
+    """Records int32 at which to decide row set `rows`: an eval set's number; with `refit`, training rows come last.
+
+    Tells a passive party which of its records are in use.
+    """
 
     rows: int
     records: Array
@@ -59,7 +62,7 @@ class Decisions(Message):
 
 
 class Finish(Message):
-    """Training is over; nothing more will be asked."""
+    """Training, or prediction, is over; nothing more will be asked."""
 
 
 def decided_by_all(
@@ -116,7 +119,7 @@ def decide(
 
 
 def decidable(party: Party, part: ModelPart, held: Mapping[str, int]) -> list[Tree]:
-    """Return the trees of the leading rounds whose records all owners still have; warn of those who lack some.
+    """Return the trees of the first rounds, as far as owners still have the records; warn where rounds are left out.
 
     `held` is how many records each peer has.
     """
@@ -140,7 +143,7 @@ def decidable(party: Party, part: ModelPart, held: Mapping[str, int]) -> list[Tr
 def check_present(party: Party, part: ModelPart, table: Table) -> None:
     """Raise DataError where an owner of splits takes no part, or the model part or table is not this party's.
 
-    The error names who is missing, and how many leading rounds do without.
+    The error names who is missing, and how many of the first rounds use none of their splits.
     """
     if part.party != party.name:
         raise DataError(f"expected the model part of {party.name}, got that of {part.party} - at prediction")
@@ -206,7 +209,7 @@ def predict_active(seat: Seat) -> NDArray[np.float64]:
     Raises
     ------
     DataError
-        When an owner of splits is not among the peers; it is named, with how many leading rounds do without it.
+        When an owner of splits is not among the peers; see `check_present`.
     PeerError
         When a peer is lost or sends something else.
     """

@@ -4,10 +4,12 @@
 message               from -> to     content                                             protection
 ====================  =============  ==================================================  ========================
 `BinLayout`           passive ->     bins per feature, which are categorical             TLS
-`LinkProbe`, -`Echo`  both ways      nothing, to measure the link (cipher "auto")        TLS
+`LinkProbe`           active ->      nothing, to measure the link (cipher "auto")        TLS
+`LinkEcho`            passive ->     how much its answers may still leak                 TLS
 `Setup`               active ->      model id, which cipher, its key and field widths    TLS
 `Seed...`             both ways      lattice: a public seed of all (`public_seed`)       commitments
-`Hint`, -`Receipt`    passive ->     the cipher's own set-up answer                      TLS; lattice: cipher
+`Hint`                passive ->     the cipher's own set-up answer, in pieces           TLS; lattice: cipher
+`HintReceipt`         active ->      the piece has arrived                               TLS
 `TreeStart`           active ->      sampled rows and columns, encrypted gradients;      cipher
                                      blind: sampled columns
 `SumsRequest`         active ->      which rows are in each node of the level;           TLS: the passive party
@@ -28,7 +30,7 @@ message               from -> to     content                                    
 All nodes of a level travel in one message each way; of each pair of siblings only the smaller is asked for. A blind
 cipher encrypts all rows for each node, so that passive parties do not see which rows are in it. The trees are, bit for
 bit, those of the plain grower on the joined table. What each message tells is in its docstring (`encrypted_columns`);
-adversary and assumptions are the system's.
+each system's `roles` has its adversary and assumptions.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ MakeServer = Callable[[Payload, NDArray[np.uint8], NDArray[np.int32]], SumsServe
 
 
 class Setup(Start):
-    """The cipher's public set-up. Tells key and bounds, so a weight above 1 to a power of two.
+    """The cipher's public set-up. Tells the public key and bounds, and so the largest weight above 1 to a power of two.
 
     `encryption` is the cipher, which the active party chose where the job leaves it open.
     """
@@ -99,7 +101,7 @@ class Setup(Start):
 
 
 def _open_store(seat: Seat, options: CipherOptions) -> HintStore:
-    """Return where hints of the lattice map, and what answers leaked, are kept; for this job alone without a folder."""
+    """Open the store of the lattice map's hints and of what answers leaked; without a folder it lasts for this job."""
     kept = seat.store is not None and options.may_hint
     return HintStore(hints_folder(seat.store, seat.party.name) if kept and seat.store is not None else None)
 
@@ -118,7 +120,7 @@ def train_active(
     """Train as the active party.
 
     The first `alone_rounds` rounds use own columns alone; `may_show` says which nodes passive parties may be asked
-    about. `client_of` makes what hides the sums; None: the cipher that the options name or leave open.
+    about. `client_of` makes the active party's end of the sums; None: by the cipher that is named or chosen.
     """
     training = open_training(seat)
     data, common, threads = seat.rows, seat.common, seat.threads
@@ -228,7 +230,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
         limits.split(request)
         return owner.divide(request)
 
-    with closing(server):  # an aborted job gives back what it reserved of the ledger, too
+    with closing(server):  # so that an aborted job, too, gives back what it reserved in the ledger
         if isinstance(server, LatticeSumsServer):
             follow_seed(party, server)
         send_hint(party, server.hint(seat.steps("hints")))

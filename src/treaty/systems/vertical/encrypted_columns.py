@@ -27,7 +27,10 @@ Bools = NDArray[np.bool_]
 
 
 class BinLayout(Message):
-    """A passive party's bins: int32 first slot of each feature, bool kind. Tells how many columns and bins it has."""
+    """A passive party's bins: int32 (n_features + 1,) first slots, bool (n_features,) which features are categorical.
+
+    A slot is a bin's place in a node's sums. Tells how many columns and bins the party has.
+    """
 
     offsets: Array
     categorical: Array
@@ -64,7 +67,10 @@ class TreeEnd(Message):
 
 
 class SumsRequest(Message):
-    """Nodes of a level, `last` with the last ones. Tells which rows are in each; blind: how many nodes there are."""
+    """Asks for the bin sums of nodes of a level; the level's last request has `last` set.
+
+    Tells which rows are in each node; under a blind cipher only how many nodes there are.
+    """
 
     payload: list[Array]
     last: bool
@@ -77,7 +83,7 @@ class Sums(Message):
 
 
 class SplitRequest(Message):
-    """Nodes the owner won: int32 features (k,), packed bits of bins left (k, 32), int32 node (or -1) per row.
+    """Splits won by the receiver: int32 features (k,), packed bits of bins left (k, 32), int32 node (or -1) per row.
 
     With ``reveal="column"`` rows are not named, and the answer is `SplitColumns`.
     """

@@ -10,7 +10,7 @@ from treaty.systems.vertical.cipher_options import CipherOptions
 def learned_from_sums(
     cast: Cast, options: CipherOptions, cipher: str, label_epsilon: float | None = None
 ) -> dict[str, list[str]]:
-    """Return sentences by party; of the active one first sums, then splits, then the model.
+    """Return sentences by party; the active party's are about sums, splits and the model, in this order.
 
     `cipher` is the one used; `label_epsilon` of labels randomised once, None where labels are as they are.
     """

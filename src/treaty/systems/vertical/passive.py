@@ -1,9 +1,9 @@
-"""A passive party's shell in systems split by column: its part, rounds, checkpoints, and answers until training ends.
+"""What a passive party does in every system split by column: keep its part and checkpoints, and answer to the end.
 
-A system's program reads so::
+A system's role program uses it like this::
 
     agree_on_terms(seat)
-    ...  # say what is to be said of the columns, and receive the system's `Start`
+    ...  # tell the active party about own columns, and receive the system's `Start`
     follower = Follower(seat, start)
     ...  # make the owner of the columns, which records splits in follower.part.splits
     return follower.follow(Order(TABLE, "between trees"), {MyRequest: owner.answer})
@@ -26,31 +26,31 @@ from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, 
 from treaty.trees.ensemble import SplitTable
 
 Handlers = Mapping[type[Message], Callable[[Any], Message | None]]
-"""By message class: takes a message of the active party, returns the answer to send, or None for no answer."""
+"""The function for each class of message: it takes the message and returns the answer to send, or None for none."""
 
 
 def between_trees(state: str) -> dict[type[Message], str | tuple[str, str]]:
-    """Return what every table of messages has between trees: in `state`, rows are decided and checkpoints kept."""
+    """Return what every order of messages allows between trees: to decide rows and keep checkpoints, or to finish."""
     return {DecideRequest: state, Keep: state, Finish: "finished"}
 
 
 class Follower:
-    """A passive party after the active one's `start`; raises ConfigError where a checkpoint is not this training's.
+    """A passive party once it has the active one's `start`; raises ConfigError where its checkpoint is another's.
 
-    `part` is fresh, or resumed and then cut to the records of the rounds that the active party kept.
+    `part` is new, or resumed and then cut to the records of the rounds that the active party kept.
     """
 
     def __init__(self, seat: Seat, start: Start) -> None:
         (self._active,) = seat.party.peers
         self._seat, table = seat, seat.rows.table
         tables = [table, *(rows.table for rows in seat.eval_sets)]
-        self._printed = b"" if seat.keeper is None else fingerprint([(rows, ()) for rows in tables])
+        self._fingerprint = b"" if seat.keeper is None else fingerprint([(rows, ()) for rows in tables])
         self.part = (
             self._resumed(start)
             if start.resumed
             else ModelPart(model_id=start.model_id, party=seat.party.name, schema=table.schema, splits=SplitTable())
         )
-        # refit: training rows are the set after the last eval set
+        # row sets that `DecideRequest` numbers: eval sets, and with refit the training rows after them
         asked = [*tables[1:], *(tables[:1] if getattr(seat.options, "refit", None) else [])]
         self._matrices = [rows.matrix() for rows in asked]
         self._done = 0
@@ -82,7 +82,7 @@ class Follower:
         """Write a checkpoint, where this party keeps them."""
         keeper, given = self._seat.keeper, self._seat.given
         if keeper is not None:
-            keeper.keep(lambda: checkpoint_of(self.part, given, self._printed))
+            keeper.keep(lambda: checkpoint_of(self.part, given, self._fingerprint))
         return Kept()
 
     def _finish(self, _: Finish) -> None:
@@ -107,6 +107,6 @@ class Follower:
                 + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
                 public="it has no checkpoint of the training to resume",
             )
-        found.check(seat.given, seat.may_change, (), self._printed)
+        found.check(seat.given, seat.may_change, (), self._fingerprint)
         keep_records(found.part.splits, start.records)
         return found.part

@@ -7,7 +7,7 @@ messages, and can do no more than refuse to. Where all parties kept hints of an 
 =========================  ==================  ==========================================
 message                    from -> to          content
 =========================  ==================  ==========================================
-`SeedOffer`                active ->           binding of a hint kept earlier, or none
+`SeedOffer`                active ->           which hint it kept earlier, if any
 `SeedCommitment`           passive ->          commitment to its share; whether it holds
                                                the hint, for just this table
 `SeedCommitments`          active -> all       everyone's, or that kept hints serve
@@ -36,7 +36,7 @@ SHARE_BYTES = 32
 
 
 class SeedOffer(Message):
-    """Binding of the hint that the active party kept of this party's table; empty for none."""
+    """Digest (`binding`) that names the hint which the active party kept of this party's table; empty for none."""
 
     binding: bytes
 
@@ -116,10 +116,9 @@ def follow_seed(party: Party, server: LatticeSumsServer) -> None:
     place = settled.commitments.index(commitment)
     if shares[place] != own:
         raise PeerProtocolError(active, f"expected this party's share unchanged - at SeedShares from {active}")
+    # all shares are checked: else the active party could choose its own after it saw this party's
     for commitment, share in zip(settled.commitments, shares, strict=True):
-        _check(
-            commitment, share, active
-        )  # all of them: else the active party could choose its own after it saw this party's
+        _check(commitment, share, active)
     server.settle(_seed(settled.commitments, shares))
 
 

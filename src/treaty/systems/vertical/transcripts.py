@@ -1,4 +1,4 @@
-"""What a passive party's transcript says of nodes: the input of the attacks in `privacy`."""
+"""What a passive party's transcript tells of the rows of nodes: the input of the attacks in `treaty.privacy`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """FedXGBoost-SMM, version 2, as published: passive parties send null vectors of their candidates and get sums.
 
-Each computes the gains of its own candidates and tells the best alone. Messages of a level: `NodeRows` to all passive
+Each computes the gains of its own candidates and tells only the best. Messages of a level: `NodeRows` to all passive
 parties, `CandidateVectors` back, `MaskedGradients` to each, `BestGains` back; `WonNodes` to the owners of winning
 splits, `SplitAnswer` back. The steps are those of Le et al. 2021; what they give away is in `attacks`.
 """
@@ -67,8 +67,8 @@ class NodeRows(Message):
 class CandidateVectors(Message):
     """Null vectors of each node's candidates: int32 how many, 0 for none, and float64 vectors, node after node.
 
-    Tell the active party that no candidate's column is in their span; a row that two candidates differ in is in no
-    vector.
+    Tell the active party that every candidate's column is orthogonal to them. A row that is the only difference of two
+    candidates is 0 in all vectors.
     """
 
     widths: Array
@@ -93,7 +93,7 @@ class BestGains(Message):
 
 
 class WonNodes(Message):
-    """Nodes, int32 (k,), that the party's splits win, and int32 the node (or -1) of each row."""
+    """Nodes of the level, int32 (k,), whose best split is the receiver's, and int32 the node (or -1) of each row."""
 
     nodes: Array
     node_of_row: Array
@@ -126,7 +126,7 @@ class CandidatesByProduct(PaperColumns):
         self._party.send(peer, MaskedGradients(Array.of(totals), join_matrices(masked)))
 
     def best(self, n_nodes: int, source: int) -> Splits:
-        """Return the best split of each node, of which the owner tells the gain alone."""
+        """Return the best split of each node; its owner tells only the gain."""
         peer, what = self.peer, "BestGains.gains"
         gains = view(self._party.receive(peer, BestGains).gains, np.float64, (n_nodes,), peer=peer, what=what)
         if not np.all(np.isfinite(gains) & (gains >= 0.0)):
@@ -217,7 +217,7 @@ class CandidatesFinder(PaperFinder):
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node whose sums a passive party gets: its candidates, the mixed matrix, and their places in it."""
+    """A node whose sums a passive party gets: its candidates, the matrix they are mixed into, their places in it."""
 
     candidates: Candidates
     mixed: Matrix

@@ -40,8 +40,7 @@ class PaperColumns(PassiveColumns):
 class PaperFinder(SumsFinder):
     """The split finder of paper mode, which asks about every node and subtracts none from its parent.
 
-    Nodes with too few rows get no sums, and subtraction would take their siblings' with them. Rounds of `party` are
-    trees.
+    Nodes with too few rows get no sums, and their siblings would get none by subtraction. `party.round` counts trees.
     """
 
     def __init__(

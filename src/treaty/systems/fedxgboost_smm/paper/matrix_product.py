@@ -38,7 +38,7 @@ class Sizes:
     normal_columns: int = 8  # columns of normal numbers in `disguised`, the paper's l2
 
     def of_plain(self, rows: int, columns: int) -> int:
-        """Return how many null vectors a matrix (rows, columns) is given; 0 where it has none for sure."""
+        """Return how many null vectors a matrix (rows, columns) is given; 0 where it may have none."""
         return max(0, min(self.null_vectors, rows - columns))
 
     def of_disguised(self, rows: int, columns: int) -> tuple[int, int, int] | None:
@@ -111,7 +111,7 @@ def single_entries(vectors: Matrix) -> NDArray[np.bool_]:
     """Return which rows of U U^T have a single non-zero, bool (n,); B refuses these.
 
     U U^T is a projection: the squares of its row i add up to its entry (i, i), the square sum s_i of row i of U. So
-    s_i - s_i^2 is off the diagonal, and a single non-zero is 1.
+    s_i - s_i^2 is the square sum off the diagonal; where it is 0 and s_i is not, s_i is 1.
     """
     on_diagonal = np.einsum("ij,ij->i", vectors, vectors)
     single: NDArray[np.bool_] = (on_diagonal > 0.5) & (on_diagonal - on_diagonal**2 <= _SINGLE)
@@ -121,7 +121,7 @@ def single_entries(vectors: Matrix) -> NDArray[np.bool_]:
 def empty_rows(vectors: Matrix) -> NDArray[np.bool_]:
     """Return which rows of U U^T are zero, bool (n,); W shows these rows of D_B unmasked, and the paper lets it.
 
-    Of a matrix of candidates they are the rows in which two candidates differ.
+    Of a matrix of candidates they are rows that are the only difference of two candidates.
     """
     empty: NDArray[np.bool_] = np.einsum("ij,ij->i", vectors, vectors) <= _EMPTY
     return empty

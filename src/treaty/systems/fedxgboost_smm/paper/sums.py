@@ -50,7 +50,7 @@ class NullVectors(Message):
 
 
 class MaskedCandidates(Message):
-    """Rows in each slot, int32 (nodes, slots), and W, float64, node after node: columns of the slots that have one.
+    """Rows in each slot, int32 (nodes, slots), and W, float64, node after node, with the columns of `candidate_slots`.
 
     Tells the active party the sums of grad and hess of every candidate, and, in time, which rows are in which bin. The
     paper has no counts; missing values, categories and `min_child_samples` need them.
