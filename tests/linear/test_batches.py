@@ -60,10 +60,10 @@ def test_batches_of_too_few_rows_are_refused(n_columns, of_labels, least):
     [
         (3, True, 120, "the 3 columns of bank (one per category), got 5: from smaller ones labels can be solved for; "
          "raise batch_size or fewer columns"),
-        (3, True, 119, "the table has but 119 rows: bring more or fewer columns"),
+        (3, True, 119, "the table has only 119 rows: bring more or fewer columns"),
         (1, True, 50, "the column of bank, got"),
         (2, False, 50, "the column of bank and the intercept, got 5: from smaller ones margins"),
-        (1, False, 9, "the intercept of bank, got 5: from smaller ones margins can be solved for; the table has but 9 "
+        (1, False, 9, "the intercept of bank, got 5: from smaller ones margins can be solved for; the table has only 9 "
          "rows: bring more"),
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Grouping the rows of a column by id: in memory, or in temporary files where it is too long to hold.
 
 In files, repeated ids are found by a keyed hash of 16 bytes under a fresh key: among 2^28 different ids two collide
-with a probability below 2^-72, whoever chose them.
+with a probability below 2^-72, no matter who chose the ids.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def group_rows_in_files(
     *,
     every: bool,
 ) -> RowGroups | None:
-    """Do the same for a column of `n_rows` rows that comes as chunks (rows, texts), holding one chunk at a time."""
+    """Do as `group_rows`, for `n_rows` rows that come as chunks (rows, texts), holding one chunk at a time."""
     with ExitStack() as stack:
         scratch = stack.enter_context(Scratch(in_memory))
         data, offsets, rows, starts = _columns(stack)

@@ -58,7 +58,7 @@ def check_weights(weights: Any, n_rows: int, party: str) -> NDArray[np.float64]:
 
 
 def _of_another_kind(party: str, got: str, *, of_bytes: bool) -> DataError:
-    remedy = "; decode them to text first (text in a CSV file is to be UTF-8)" if of_bytes else ""
+    remedy = "; decode them to text first (save a CSV file as UTF-8)" if of_bytes else ""
     return DataError(f"{party}: expected labels of numbers, booleans or text, got {got}{remedy}")
 
 

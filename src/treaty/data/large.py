@@ -77,7 +77,7 @@ class Sorted:
             yield self._part(number)
 
     def pieces(self, length: int) -> Iterator[NDArray[Any]]:
-        """Yield all records in order, `length` at a time but for the last."""
+        """Yield all records in order, `length` at a time; the last piece may be shorter."""
         for start in range(0, len(self), length):
             yield self[start : start + length]
 

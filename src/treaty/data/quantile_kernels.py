@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from treaty.compute import kernel
 
 _NARROW = 1 << 12  # keys, within a thousandth of the number: treated as one value when other bins' targets are set
-_SHARE = 8  # a bin is never more than a share / 8 off, however generous the tolerance is to small bins
+_SHARE = 8  # a bin is at most an eighth of an even share off its target, whatever the tolerance
 
 
 @kernel

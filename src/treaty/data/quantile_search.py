@@ -1,4 +1,4 @@
-"""The joint quantile search of horizontal FederBoost, as arithmetic: no message is sent here and nothing is hidden.
+"""The joint quantile search of systems split by row, as arithmetic: no message is sent here and nothing is hidden.
 
 Participants hold rows of the same features. A leader learns, round by round, how many rows of all participants
 together lie below its probes, and ends with the cuts that `fit_bins` would choose on the pooled table.
@@ -8,10 +8,11 @@ Deviations from the paper (Tian et al., FederBoost, section on distributed bucke
 * All quantiles of all features are sought together, one round for all of their probes.
 * The search runs over float32 numbers in their order, each a whole number (`keys_of`), not over real numbers of a
   domain: none has to be declared, nothing has to be scaled, and the finest step is from one float32 to the next.
-* A probe is not the middle of its interval but the roundest key in it (most trailing zero bits). Intervals still
-  halve, so a number is reached in 32 rounds, and 0, powers of two and whole numbers are reached long before. Where
-  a halving took nothing off above, the rows probably share the value the interval begins with: the key after it is
-  opened too. (Opening it with every probe saves a round or two, and shows single rows three to five times as often.)
+* A probe is not the middle of its interval but the roundest key in it (most trailing zero bits). Intervals still halve,
+  so a number is reached in 32 rounds, and 0, powers of two and whole numbers are reached long before. Where the last
+  probe cut off an upper part without rows, the rows probably share the value the interval begins with: the key after
+  that value is opened too. (Opening it with every probe saves a round or two, and shows single rows three to five times
+  as often.)
 * Cuts are tie-aware, as everywhere in Treaty: targets are placed anew in every round on what is known by then, so a
   heavy value found early (a column that is 94 % zeros) leaves the other bins to the other values.
 
@@ -67,8 +68,8 @@ class QuantileSearch:
 
     Call ``present``, then ``probes`` and ``take`` in turn until ``probes`` returns None, then ``cuts``. No interval of
     fewer than `least_rows` rows is probed. A bin may end `tolerance`, a share of a feature's rows (or an eighth of a
-    bin, if that is less), beside its target; with 0, least_rows = 1 and rounds enough, the rows are parted as
-    `fit_bins` parts them. `domains` may give a feature's lowest and highest value, which saves rounds but must not
+    bin, if that is less), away from its target; with 0, least_rows = 1 and enough rounds, the bins hold the same rows
+    as those of `fit_bins`. `domains` may give a feature's lowest and highest value, which saves rounds but must not
     come from the data; values beyond count as these. The search ends after `most_rounds`. Raises ConfigError for a
     parameter out of range.
     """
@@ -127,9 +128,9 @@ class QuantileSearch:
         return self._asked
 
     def take(self, counts: NDArray[np.int64]) -> None:
-        """Take the rows of all participants whose key is less than each of the last probes (n_probes,).
+        """Take how many rows of all participants lie below each of the last probes, int64 (n_probes,).
 
-        Counts that noise has put out of order are moved between the known ones on either side.
+        A count that noise has put out of order is moved to the nearest one that is in order.
         """
         if self._asked is None or counts.shape != self._asked.keys.shape:
             raise LocalProtocolError(f"expected one count per probe asked, got shape {counts.shape} - at take")

@@ -51,8 +51,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     peer_size: int
     own_commitment: str = ""
     peer_commitment: str = ""
-    # at least so many ids of the peer differ from those of the nearest of its earlier runs in this log, None without
-    # one; it saturates, as 256 nodes tell few changes from each other, many no more
+    # fewest ids of the peer that differ from those of the most similar of its earlier runs in this log; None without an
+    # earlier run. It is the number of a commitment's 256 nodes that differ, so many changes show as 256 or little less
     changed: int | None = None
     common: int | None = None  # of "finished": ids in common, if this party learned it
     previous: str = ""  # SHA-256 of the line before, in hex; empty in the first
@@ -224,14 +224,14 @@ def nearest(before: Iterable[str], now: NDArray[np.uint8]) -> int | None:
 
 
 def count_changed(before: NDArray[np.uint8], now: NDArray[np.uint8]) -> int:
-    """Count the nodes, uint8 (nodes, 32), that differ (all for other sizes): at least so many ids came or went."""
+    """Count the nodes, uint8 (nodes, 32), that differ (all for other sizes): at least as many ids came or went."""
     if before.shape != now.shape:
         return len(now)
     return int(np.count_nonzero((before != now).any(axis=1)))
 
 
 def encode(commitment: NDArray[np.uint8]) -> str:
-    """Write a commitment as text; an empty one as nothing."""
+    """Write a commitment as text; an empty one as empty text."""
     return b64encode(commitment.tobytes()).decode()
 
 

@@ -19,13 +19,13 @@ from treaty.errors import ConfigError
 SEED_BYTES = 32
 
 ROWS_PER_COLUMN = 10
-"""Fewer rows of a batch for each column let a party come near the residuals by linear algebra."""
+"""With fewer rows of a batch per column, a party comes near the residuals by linear algebra."""
 
 ROWS_PER_COLUMN_OF_SMALL_BATCHES = 40
-"""Labels are -1 or 1 and sums exact: of fewer rows for each column they are found as a short vector of a lattice."""
+"""With fewer rows per column, labels (-1 or 1, in exact sums) are found as a short vector of a lattice."""
 
 ALONE = 1.0 / 3.0
-"""Leverage from which a row's residual shows in the gradient of its batch more than all others' do."""
+"""Leverage above which a row counts as dominating the gradient of its batch; see `rows_alone`."""
 
 MANY_ROWS = 300
 """Today's reduction algorithms fail on a lattice of this many dimensions, one for each row."""
@@ -53,8 +53,8 @@ def partition(n_rows: int, batch_size: int, seed: bytes) -> Integers:
 def fewest_rows(n_columns: int, *, of_labels: bool) -> int:
     """Return the rows a batch must have so that the gradients of `n_columns` columns hide the rows they are sums of.
 
-    The columns, one per category, are those of all parties who may combine their gradients. If these parties have no
-    labels (`of_labels`), there are 40 rows for each column, or 300 rows and 10.
+    The columns, one per category, are those of all parties who may combine their gradients. A batch needs 10 rows
+    for each column; if these parties have no labels (`of_labels`), also 40 for each column, or 300 if that is less.
 
     With w = 0 in the first batch a party has the exact integers X^T y. Where y is -1 or 1 and X has m columns of 24
     fractional bits, y is a very short vector of a lattice of one dimension per row. Reduction (LLL, then BKZ) found
@@ -80,7 +80,7 @@ def check_batch_size(batch_size: int, n_columns: int, whose: str, *, n_rows: int
         columns = f"the column of {whose}" if own == 1 else f"the {own} columns of {whose} (one per category)"
         if not of_labels:
             columns = f"{columns} and the intercept" if own else f"the intercept of {whose}"
-        remedy = "raise batch_size" if least <= n_rows else f"the table has but {n_rows} rows: bring more"
+        remedy = "raise batch_size" if least <= n_rows else f"the table has only {n_rows} rows: bring more"
         raise ConfigError(
             f"expected batches of at least {least} rows for {columns}, got {batch_size}: from smaller ones "
             f"{'labels' if of_labels else 'margins'} can be solved for; {remedy}{' or fewer columns' if own else ''}"

@@ -5,8 +5,8 @@ Weights, gradients, steps and correction pairs are cut into slices of columns. T
 the vectors that all owners have slices of. Trained in one place, one slice and one coordinator do the same. In each
 iteration k = 1, 2, ... every owner does::
 
-    s = slice_.candidate()                    # None but every `period` iterations: else the gradient's batch gives v
-    products = slice_.products(grad, v)       # v: the Hessian's product with s, all owners' slices of it
+    s = slice_.candidate()                    # None except every `period` iterations
+    products = slice_.products(grad, v)       # v: own slice of the Hessian's product with s, on the same batch as grad
     decision = coordinator.decide(products)   # of the sum over owners
     slice_.step(decision)
 
@@ -18,7 +18,7 @@ and after every epoch, when the label holder's `treaty.linear.training.Schedule`
 `memory=0` is plain stochastic gradient descent, with the same cap on steps.
 
 With the vectors in the order s_1 ... s_m, v_1 ... v_m, g (pairs oldest first), `products` are the upper triangle of
-their Gram matrix, row by row, and coefficients are one for each; a candidate pair stands behind the m pairs kept.
+their Gram matrix, row by row, and there is one coefficient for each vector; a candidate pair comes after the m kept.
 
 References
 ----------

@@ -1,8 +1,8 @@
 """The logistic loss and its second-order Taylor form: values, residuals and curvatures of rows.
 
 Labels y are -1 or +1, u = w^T x are the rows' margins. The derivatives of the mean loss are sums over rows of what
-`Loss` gives: `mean_over_rows(X, residuals)` is the gradient, and of the curvatures, the Hessian's product with the
-vector s whose `X @ s` they were given.
+`Loss` gives: `mean_over_rows(X, residuals)` is the gradient; `mean_over_rows(X, curvatures)`, with curvatures computed
+from `X @ s`, is the Hessian's product with s.
 
 References
 ----------
@@ -61,7 +61,7 @@ def probabilities(u: Floats) -> Floats:
 
 
 def mean_over_rows(X: Floats, of_rows: Floats) -> Floats:
-    """Return X^T r / n_rows (n_columns,): the gradient of residuals, the Hessian's product of curvatures."""
+    """Return X^T r / n_rows (n_columns,): from residuals the gradient, from curvatures the Hessian's product."""
     return X.T @ of_rows / len(X)
 
 

@@ -1,4 +1,4 @@
-"""What a party may be sent when: a table of states, the messages allowed in each, and the state that follows.
+"""Which messages a party may receive when: a table of states, the messages allowed in each, and the state that follows.
 
 In use::
 

@@ -28,13 +28,13 @@ Result = TypeVar("Result")
 class Party:
     """One party of one job, talking to the others over a channel.
 
-    A role sets `round`, from 0, which is put on what is sent and demanded of what is received. `peers` are the parties
+    A role sets `round`, from 0: messages sent carry it, and messages received must. `peers` are the parties
     this one talks to, less those it has left out or set aside. Messages of another job or protocol are refused. The
     channel stays the caller's, who closes it after the job. `timeout` is in seconds, for a message to come or a peer
     to take one, where a call names no other. One thread receives; any thread may send.
 
     Where peers may vanish, a role collects with `gather`, speaks to many with `send_each`, and calls `leave_out` for
-    whoever was absent or not reached; whoever is not left out is still a failure to `receive` and `send`.
+    whoever was absent or not reached; `receive` and `send` still fail for a lost peer that is not left out.
 
     Methods that send or receive raise LocalProtocolError for a name that is no peer, and after this party has left.
     """
@@ -207,7 +207,7 @@ class Party:
         self._talks[peer].drop_unread()
 
     def set_aside(self, peer: str) -> None:
-        """Remove a peer from `peers`, whom a role treats alike: from now on it is addressed by name alone.
+        """Remove a peer from `peers`, which a role treats alike: from now on it is addressed by name alone.
 
         For one that helps without taking part, such as a dealer. Its loss still ends the job. Twice is fine.
         """
@@ -222,7 +222,7 @@ class Party:
     def may_lose(self, peers: Iterable[str]) -> None:
         """Let the loss, abort or malformed frames of some peers end nothing, except calls that address them.
 
-        For roles that speak to many now and then; what came of a peer that is gone can still be gathered.
+        For roles that speak to many now and then; what a lost peer sent before can still be gathered.
         """
         self._expendable = frozenset(peers)
 

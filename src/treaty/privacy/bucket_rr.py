@@ -2,8 +2,8 @@
 
 A value in one of k buckets stays with probability p = e^epsilon / (e^epsilon + k - 1) and goes to each other bucket
 with r = (1 - p) / (k - 1): epsilon-local differential privacy of the value, given the buckets' edges, which are not
-themselves randomised. A person has a value in every column: the columns' epsilons add up, and more so where columns
-are copies of each other.
+themselves randomised. A person has a value in every column: the columns' epsilons add up, most of all where
+columns are copies of each other.
 
 Noise drawn again for the same value would average out. So it is not stored but computed, from a secret key, the row's
 number in the party's own table, its bucket and the column's edges: the same value gets the same noise in every later

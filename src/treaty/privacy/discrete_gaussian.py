@@ -69,11 +69,11 @@ def noise_share(sigma: Floats, honest: int, key: bytes | None = None) -> Integer
     """Draw one participant's share of the noise on a sum, int64 (length,): N_Z(0, sigma^2 / honest) per coordinate.
 
     `sigma` is the least standard deviation of the sum's noise, in the units of each coordinate's integers. `honest` is
-    the fewest participants whose shares are in the sum and unknown to those it is to be protected from: all n when
-    nobody drops out and none of them looks at the sum, n - 1 when one that does knows its own share, fewer by those
-    who may drop out or collude. More than that many shares only add noise. A sum of `honest` shares is beyond 10 sigma
-    with a chance below 2^-71: leave room for that in the integers. It is not quite a discrete Gaussian: accounts must
-    add `convolution_gap`.
+    the smallest number of shares in the sum that are unknown to those who see it: all n when nobody drops out and no
+    participant sees the sum; n - 1 when one participant sees it, who knows its own share; in both cases less as many as
+    may drop out or collude. Further shares only add noise. A sum of `honest` shares is beyond 10 sigma with a chance
+    below 2^-71: leave room for that in the integers. It is not quite a discrete Gaussian: accounts must add
+    `convolution_gap`.
 
     Raises ConfigError when `honest` is below 1, or sigma / sqrt(honest) below 1 or above 2^40 somewhere.
     """
@@ -153,7 +153,7 @@ def _exp_minus_square(words: NDArray[np.uint64], at: Integers, numerator: int, d
 
 @kernel
 def _attempt(words: NDArray[np.uint64], at: Integers, scaled: int, fractional: int) -> tuple[bool, int]:
-    """Propose a number; false when it is to be rejected."""
+    """Propose a number; return whether to keep it, and the number."""
     k = 0
     while _exp_minus(words, at, 1, 2):
         k += 1

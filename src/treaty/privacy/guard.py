@@ -13,8 +13,8 @@ def mixed_nodes(y: Floats, n_classes: int, limit: float) -> Callable[[Int32s, In
     """Return ``mixed(rows, starts)``, which marks nodes whose classes are mixed about as in the whole table.
 
     `y` are class numbers below `n_classes`; `limit` is the largest allowed difference of a class's share in the node
-    from its share in the table, 0 to 1. Node k is ``rows[starts[k]:starts[k + 1]]``; an empty node is mixed. Kang et
-    al. 2024 (arXiv 2404.04490), section 5, propose a purity threshold; measured here against the prior.
+    from its share in the table, 0 to 1. Node k is ``rows[starts[k]:starts[k + 1]]``; an empty node counts as mixed.
+    Kang et al. 2024 (arXiv 2404.04490), section 5, propose a purity threshold; measured here against the prior.
     """
     classes = y.astype(np.int64)
     prior = np.bincount(classes, minlength=n_classes) / max(len(classes), 1)

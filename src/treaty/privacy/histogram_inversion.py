@@ -55,7 +55,7 @@ class OpenedTree:
 
 @dataclass(frozen=True, slots=True)
 class RebuiltRows:
-    """Rows that an attack put together; not all are rows of the table, nor are all different.
+    """Rows that an attack put together; some may be no rows of the table, and some the same row.
 
     `possible` is bool (n_found, slots), `labels` int64 (n_found,) of 0 and 1.
     """
@@ -97,9 +97,9 @@ def invert(trees: Sequence[OpenedTree], offsets: Int32s) -> RebuiltRows:
 def rebuild(found: RebuiltRows, by_class: Integers, offsets: Int32s, seed: int = 0) -> tuple[Integers, Integers]:
     """Make a whole table, codes (n_rows, n_features) and labels (n_rows,): found rows, and guesses for everything else.
 
-    Guesses are drawn so that every column is right by class. With no rows found, this is the baseline: columns
-    shuffled one by one. `found` are most reliable first; those above the number of rows of their class are left out.
-    `by_class` (2, slots) are the rows of each class in each slot: the first tree's root gives them, for there all
+    Guesses are drawn so that every column's counts by class are right. With no rows found, this is the baseline:
+    columns shuffled one by one. `found` are most reliable first; those above the number of rows of their class are left
+    out. `by_class` (2, slots) are the rows of each class in each slot: the first tree's root gives them, for there all
     gradients of a class are the same.
     """
     rng = np.random.default_rng(seed)

@@ -9,8 +9,8 @@ computed from a secret key that lies beside the ledger.
 sum. The sum of epsilons needs no delta; an accountant of Rényi divergences is used beside it where a delta is given,
 and the smaller counts. Releases may depend on earlier ones.
 
-**Neighbours.** Of a value or label: it is replaced by another. Of a row in sums: it is added or removed. A ledger of
-both kinds counts the second as replaced as well, which is four times the rho.
+**Neighbours.** A value or label is replaced by another; a row in sums is added or removed. A ledger with entries of
+both kinds counts rows in sums as replaced as well, which is four times the rho.
 
 The ledger cannot count releases about another copy of the table, under another name of a column, or in a ledger that
 was deleted.

@@ -30,8 +30,8 @@ def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafP
     """Measure how pure the leaves of each tree are.
 
     `leaves`, int32 (n_rows, n_trees), are numbered from 0 in any way; `y` are class numbers below `n_classes`. A class
-    without rows counts in no form. `raw` is leaf purity as Cheng et al. define it ("SecureBoost", IEEE Intelligent
-    Systems 2021, arXiv 1901.08755); the other two forms are ours, as raw purity of a rare class's table is near 1
+    without rows is left out. `raw` is leaf purity as Cheng et al. define it ("SecureBoost", IEEE Intelligent
+    Systems 2021, arXiv 1901.08755); the other two are ours, as raw purity of a table with a rare class is near 1
     whatever the tree. Raises DataError when shapes differ, there is no row, or a leaf or class number is out of range.
     """
     if leaves.ndim != 2 or y.shape != (len(leaves),) or len(y) == 0:

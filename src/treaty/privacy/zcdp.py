@@ -101,9 +101,9 @@ def budget(releases: Sequence[Releases], delta: float) -> NoiseBudget:
 
 
 def epsilon_of(rho: float, delta: float) -> float:
-    """Return an epsilon, at most 10^-4 of it above the least known, for which rho-zCDP is (epsilon, delta)-DP.
+    """Return an epsilon for which rho-zCDP is (epsilon, delta)-DP, at most 0.01 % above the smallest one known.
 
-    Raises ConfigError when a number is out of range, or dp-accounting is not installed; so do the next functions.
+    Raises ConfigError when a number is out of range, or dp-accounting is not installed; so do the functions below.
     """
     if not 0.0 <= rho < math.inf:
         raise ConfigError(f"expected a finite rho of 0 or more, got {rho}")
@@ -119,9 +119,9 @@ def epsilon_of(rho: float, delta: float) -> float:
 
 
 def renyi_epsilon(epsilons: Sequence[float], rho: float, delta: float) -> float:
-    """Return an epsilon of mechanisms of pure epsilons and of rho-zCDP together, for one value or row replaced.
+    """Return an epsilon of pure `epsilons` and of rho-zCDP together, for one value or row replaced.
 
-    The worst mechanism of a pure epsilon, above 0 and finite, is randomised response of two outcomes.
+    The worst mechanism of a pure epsilon, above 0 and finite, is randomised response with two outcomes.
     """
     if not 0.0 <= rho < math.inf or not all(0.0 < epsilon < math.inf for epsilon in epsilons):
         raise ConfigError("expected finite epsilons above 0 and a finite rho of 0 or more")

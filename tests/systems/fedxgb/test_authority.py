@@ -121,7 +121,7 @@ def test_domain_without_the_own_keys_or_with_uncertified_ones_is_refused(known):
     own, other = known["a"].certified, known["b"].certified
     sums_of(known).meet(Domain({"a": own, "b": other}, 3))
     for users in ({"b": other}, {"a": other, "b": other}):
-        with pytest.raises(PeerProtocolError, match="expected the own keys of a among the users'"):
+        with pytest.raises(PeerProtocolError, match="expected the keys that a sent among the users'"):
             sums_of(known).meet(Domain(users, 3))
     with pytest.raises(PeerProtocolError, match="expected keys of c as user"):
         sums_of(known).meet(Domain({"a": own, "c": other}, 3))

@@ -299,7 +299,7 @@ def test_missing_user_is_left_out(crowd, caplog):
         crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": lambda party: party.channel.close()})
     assert_went_on_without(crowded, parts, ["p4"], since=-1)
     assert "authority certifies nobody as p4: it did not ask as user" in caplog.text
-    assert "edge0 begins without p4, which has not offered itself" in caplog.text
+    assert "edge0 begins without p4, which has sent no keys" in caplog.text
 
 
 def own_certificate(party: Party, message: UserOffer) -> UserOffer:

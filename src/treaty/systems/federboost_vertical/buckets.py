@@ -21,11 +21,12 @@ FEW_BUCKETS = 4
 
 
 class Buckets(Message):
-    """Noisy buckets of k columns: int32 buckets of present values, bool kind, bool any missing, float64 epsilon (k,).
+    """Noisy buckets of k columns.
 
-    `packed` are bits: column after column, row after row, each in ceil(log2(buckets)) bits, every column beginning with
-    a byte of its own. Tells how many buckets each column has and, with epsilon-local differential privacy, which one
-    each row is in.
+    Of each column (k,): int32 `present`, the number of buckets of present values; bool `categorical`; bool `missing`,
+    whether any value is; float64 `epsilon`. `packed`, uint8, has the rows' buckets, column after column, each in
+    ceil(log2(buckets)) bits; every column begins with a new byte. Tells how many buckets each column has and, with
+    epsilon-local differential privacy, which one each row is in.
     """
 
     present: Array

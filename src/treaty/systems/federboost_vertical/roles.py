@@ -13,8 +13,8 @@ message               from -> to     content                                    
 `Buckets`             passive ->     of each column its number of buckets and epsilon,   local differential
                                      and every row's noisy bucket, packed                privacy, epsilon a value
 `Start`               active ->      model id, records of kept rounds                    TLS
-`UsedColumns`         passive ->     `unbiased`, resumed training: which columns those   TLS
-                                     records are of
+`UsedColumns`         passive ->     if `unbiased` and resumed: the columns that those   TLS
+                                     records split on
 `ChosenSplits`        active ->      of each split on their columns in the last trees:   TLS
                                      feature, buckets going left
 `Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
@@ -25,7 +25,7 @@ message               from -> to     content                                    
 ====================  =============  ==================================================  ========================
 
 Adversary: honest but curious; the noise holds against an active party that departs from the protocol as well, and
-against any collusion. Epsilon is of a value given the buckets' edges; a person's values in all columns add up.
+against any collusion. Epsilon is per value, given the buckets' edges; a person's values in all columns add up.
 
 Deviations from the paper: buckets are tie-aware, not of equal counts by rank; only their number is sent; missing values
 are a bucket of their own, randomised with the rest. Sums are corrected for the noise on request (`unbiased`), for the
@@ -72,7 +72,7 @@ class UsedColumns(Message):
 
 
 class ChosenSplits(Message):
-    """Splits that trees use: int32 features (k,), packed bits of buckets left (k, 32). Tells which and how often.
+    """Splits that trees use: int32 features (k,), uint8 packed bits (k, 32) of buckets left. Tells which and how often.
 
     `rounds` were finished before the last of these trees.
     """
@@ -83,7 +83,7 @@ class ChosenSplits(Message):
 
 
 CONVERSATION: Table = {"training": {ChosenSplits: "training", **between_trees("training")}, "finished": {}}
-"""What a passive party may be sent when."""
+"""Which messages a passive party may receive when."""
 
 
 # ---------------------------------------------------------------- active party
@@ -119,7 +119,7 @@ class NoisyColumns(ColumnSource):
         super().__init__(codes, offsets, flags[0], self._choose, threads)
 
     def begin(self, records: int) -> None:
-        """Go on from the owner's `records` of kept rounds."""
+        """Count on from the number of `records` that the owner has of kept rounds."""
         self._records = records
 
     def correct(self, objective: Objective, n_rows: int, *, resumed: bool) -> None:
@@ -138,9 +138,9 @@ class NoisyColumns(ColumnSource):
             self._corrected &= ~view(used, np.bool_, self._corrected.shape, peer=self._peer, what="UsedColumns.columns")
 
     def for_gains(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return unbiased estimates of the true buckets' sums of grad and hess, for columns that are to be corrected.
+        """Return unbiased estimates of the true buckets' sums of grad and hess, for corrected columns.
 
-        Counts stay those of rows that go left, which `min_child_samples` is about.
+        Counts are not corrected: `min_child_samples` is about the rows that actually go left.
         """
         columns = np.flatnonzero(self._corrected).tolist()
         if not columns:
@@ -178,7 +178,7 @@ class NoisyColumns(ColumnSource):
 
 
 def active(seat: Seat) -> ModelPart:
-    """Train as the active party, on the others' noisy buckets; these decide eval rows by true values.
+    """Train as the active party, on the others' noisy buckets; passive parties decide eval rows by true values.
 
     Parameters
     ----------
@@ -232,8 +232,8 @@ def passive(seat: Seat) -> ModelPart:
     ----------
     seat : Seat
         With own columns of the aligned rows, and the active party as the only peer. Its `store` has the key of the
-        noise and what it cost in all jobs; without one, that is of this training alone. Noise goes with `row_numbers`,
-        so that the same row of a file gets the same in every job.
+        noise and the ledger of its cost, for all jobs; without one, both are of this training alone. Noise depends on
+        `row_numbers`, so that the same row of a file gets the same noise in every job.
 
     Returns
     -------

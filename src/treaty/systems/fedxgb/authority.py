@@ -59,7 +59,7 @@ class CertifiedKeys(Message):
 
 
 def authority(seat: Seat) -> None:
-    """Certify everybody's keys; whoever does not ask, or asks as somebody else, gets none.
+    """Certify everybody's keys; a party that does not ask, or asks for another role, gets no certificate.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def authority_of(cast: Cast) -> str:
 
 
 def patience_of(seat: Seat) -> float:
-    """Return the seconds after which a silent user counts as lost for the tree, and one that takes no message for good.
+    """Return the seconds after which a silent user is lost for the tree, and one that takes no message for good.
 
     With users lost one after another, others wait up to ten times as long: their `timeout` must not be shorter.
     """
@@ -150,7 +150,7 @@ def _channel(job: str, name: str, channel: bytes) -> bytes:
 
 
 def gather_sound(party: Party, users: Iterable[str], *kinds: type[M], timeout: float) -> dict[str, M]:
-    """Receive from users what comes in time; who sends something else is left out."""
+    """Receive messages of these kinds from users, as many as come in time; leave out users who send anything else."""
     waiting = [name for name in users if name in party.peers]
     until = time.monotonic() + timeout  # however many are left out meanwhile
     while True:
@@ -165,7 +165,7 @@ def gather_sound(party: Party, users: Iterable[str], *kinds: type[M], timeout: f
 
 
 def send_each_or_leave_out(party: Party, messages: Mapping[str, Message], timeout: float) -> None:
-    """Send to users; who does not take its message in time, or is gone, is left out."""
+    """Send to users; leave out those who are gone, or do not take their message in time."""
     reached = party.send_each(messages, timeout=timeout)
     for name in messages.keys() - set(reached):
         logger.warning("%s goes on without %s, which has not taken a message", party.name, name)

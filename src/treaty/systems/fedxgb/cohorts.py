@@ -2,13 +2,13 @@
 
 **Selection.** Users who answer the call qualify if their activity and stability are at least what the edge server asks.
 `most` of them are taken: those of the running cohort first, then the steadiest (stability times activity, times the
-share of calls at which the edge server itself did not lose them), ties by lot.
+share of calls at which the edge server itself did not lose them); ties are broken at random.
 
-**Changes.** Two opened sums whose cohorts differ by a few users give away those few users' sum. Of what stays the same
-from tree to tree, such as rows by bin, many sums give away all linear combinations. So the cohort of every sum is an
-earlier one of the domain, or differs from each of them by `least_change` users or more, and no combination of all
-cohorts isolates one user or two. Further users, drawn by lot, are left out until it is so. A domain of n users has at
-most n - 3 different cohorts in a job; after that, only earlier ones.
+**Changes.** Two opened sums whose cohorts differ by a few users give away those few users' sum. Of numbers that stay
+the same from tree to tree, such as rows by bin, many sums give away all their linear combinations. So the cohort of
+every sum is an earlier one of the domain, or differs from each of them by `least_change` users or more, and no
+combination of all cohorts isolates one user or two. Further users, drawn at random, are left out until that holds. A
+domain of n users has at most n - 3 different cohorts in a job; after that, only earlier ones.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_DRAWS = 40  # for each number of users left out
-_ZERO = 1e-7  # of sines and their squares: what is smaller is rounding
+_DRAWS = 40  # random choices tried for each number of users left out
+_ZERO = 1e-7  # sines, and squares of sines, below it are rounding errors
 
 
 @dataclass(slots=True)
 class Standing:
-    """What an edge server knows of a user: by its own account, and the trees it was called for and was lost in."""
+    """What an edge server knows of a user: what it says of itself, and for how many trees it was called or lost."""
 
     activity: float = 1.0  # from 0 to 1: how much of the time it is in use
     stability: float = 1.0  # from 0 to 1: how much of the time it is connected without a break
@@ -41,7 +41,7 @@ class Standing:
 class Rules:
     """How a domain's cohort is chosen."""
 
-    most: int | None = None  # users of a cohort
+    most: int | None = None  # users of a cohort; None: no limit
     min_activity: float = 0.0
     min_stability: float = 0.0
     least_change: int = 3  # users by which cohorts differ, if they do
@@ -61,7 +61,7 @@ def select(
 
 
 def permitted(cohort: Collection[str], earlier: Iterable[frozenset[str]], least_change: int) -> bool:
-    """Whether the sum of a cohort may be opened after those of the earlier ones."""
+    """Tell whether the sum of a cohort may be opened after those of earlier cohorts."""
     there, before = frozenset(cohort), set(earlier)
     if there in before:
         return True

@@ -39,7 +39,7 @@ def disclosures(cast: Cast, options: FedXGB, common: BoostingOptions, part: Mode
 
 
 def _of_server(options: FedXGB, spent: str) -> list[str]:
-    """`spent` says how small the groups were that the search for quantiles parted."""
+    """`spent` says in words how small the groups of rows were that the search for quantiles told apart."""
     paper = options.mode == "paper"
     learned = [
         "sums over the users of all domains: at every node of every tree, of each bin of each column the sum of "
@@ -47,7 +47,7 @@ def _of_server(options: FedXGB, spent: str) -> list[str]:
         "in how many it has each category",
         "how many rows lie below each point that was tried in search of quantiles"
         + (f"; {spent}, whose values are known to lie between two such points" if spent else ""),
-        "how many users have largest gradients and weights of which order of magnitude",
+        "how many users' largest gradients, and largest weights, have which order of magnitude",
         "who the users are, in which domain, and whose rows are in each sum; where users came or went between two "
         f"sums, the sum of these alone, who are {1 if paper else Rules().least_change} or more of a domain",
         "the model, whole, with the gains of its splits and the sums of its nodes",
@@ -60,7 +60,7 @@ def _of_server(options: FedXGB, spent: str) -> list[str]:
 
 
 def _of_edge(options: FedXGB, edges: int) -> list[str]:
-    """How much of a hidden model it is depends on how many edge servers collude."""
+    """Say what an edge server learns; of a hidden model, that depends on how many of the `edges` collude."""
     learned = [
         "who its users are, how active and steady they say they are, and who takes part in which tree or is lost in it",
         _TOLD_TO_ALL,

@@ -56,7 +56,7 @@ from treaty.systems.system import Seat
 logger = logging.getLogger(__name__)
 
 Rows = SeenRows | HiddenRows | Dealer | None
-"""An edge server's part in taking everybody's rows down trees: none where users know the model, or others hold it."""
+"""An edge server's part in taking all rows down trees; None where users know the model, or others hold the shares."""
 
 
 def edge(seat: Seat) -> None:
@@ -66,7 +66,7 @@ def edge(seat: Seat) -> None:
     ----------
     seat : Seat
         Its party is connected with the authority, the server, the domain's users and, where the model is hidden, all
-        users and edge servers. `vouching` is about edge servers' certificates.
+        users and edge servers. `vouching` checks edge servers' certificates.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def edge(seat: Seat) -> None:
     """
     party, options, cast, patience = seat.party, seat.options, seat.cast, patience_of(seat)
     server, authority, edges = cast.active, authority_of(cast), cast.having("edge")
-    if not (seat.alone or options.hides_model):  # edge servers take rows down a hidden model
+    if not (seat.alone or options.hides_model):  # else edge servers compute, on the rows of all users
         stay_on_one_core()
     check_edges(options, len(edges))
     paper = paper_mode(options)
@@ -129,7 +129,7 @@ def edge(seat: Seat) -> None:
 
 
 def _offers(seat: Seat, credentials: Credentials, users: Sequence[str], patience: float) -> dict[str, UserOffer]:
-    """Receive the users' keys; who offers none that the authority certified is no user."""
+    """Receive the users' keys; leave out users without keys that the authority certified."""
     party = seat.party
     offers = gather_sound(party, users, UserOffer, timeout=patience)
     for name in users:
@@ -137,7 +137,7 @@ def _offers(seat: Seat, credentials: Credentials, users: Sequence[str], patience
             if name in offers:
                 credentials.check(name, "user", offers[name].keys, name)
                 continue
-            logger.warning("%s begins without %s, which has not offered itself", party.name, name)
+            logger.warning("%s begins without %s, which has sent no keys", party.name, name)
         except PeerProtocolError as error:
             logger.warning("%s: %s", party.name, error)
             del offers[name]
@@ -156,7 +156,7 @@ def _domain(seat: Seat, offers: Mapping[str, UserOffer], task: Task, patience: f
     rules = Rules(most=seat.options.max_users)
     domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience)
     domain.heard.hear(task)
-    domain.choose(domain.there, everybody=True)  # who may ever take part is in the first sum
+    domain.choose(domain.there, everybody=True)  # nobody who misses the first sum takes part later
     return domain
 
 
@@ -189,7 +189,7 @@ def _layout(seat: Seat, agreed: CommonBins, summary: RowSummary, task: Task) -> 
 
 
 def _rows_here(seat: Seat, domain: DomainSums, everybody: Sequence[str], layout: Layout, patience: float) -> Rows:
-    """Get ready to take everybody's rows down trees that users do not know; take in shares of rows, as a holder."""
+    """Prepare to take all rows down trees that users do not know; a holder of shares receives those of the rows."""
     party, server, edges, comparison = seat.party, seat.cast.active, seat.cast.having("edge"), seat.options.compares
     if seat.options.expose == "paper":
         return SeenRows(party, edges, server, everybody, layout, patience)
@@ -210,7 +210,7 @@ def _move_rows(
     told: HiddenThresholds | SplitShares | LeafShares | Turn,
     patience: float,
 ) -> None:
-    """Take everybody's rows down a level, or find their leaf values; tell users of theirs."""
+    """Take all rows down a level, or find their leaf values; tell each user the results of its rows."""
     match told, rows:
         case HiddenThresholds(), SeenRows():
             sides = rows.route(told)

@@ -1,7 +1,7 @@
 """An edge server's end of the sums of its domain: who takes part, what they send each other, what is opened.
 
-See `user_sums` for the messages. What is opened here is uniform to the edge server: each user's vector lies under a
-mask that it shares with the server.
+See `user_sums` for the messages. The sums opened here look uniformly random to the edge server: each user's vector lies
+under a mask that the user shares with the server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from treaty.systems.horizontal.members import ToldDigest
 logger = logging.getLogger(__name__)
 
 LEAST = 3  # users whose sum may be opened
-MOST_SILENCES = 3  # of a user, each of which all others wait for
+MOST_SILENCES = 3  # after which a user is lost for good: all others wait each time
 MOST_PATIENCE = 4  # times `patience` a sum waits for users lost one after another; others wait for the edge server
 
 
@@ -57,7 +57,8 @@ class DomainSums(SumAggregator):
     """A domain's cohort and its sums.
 
     `users` have their keys, already checked. A user silent for `patience` seconds counts as lost for the tree; one that
-    takes no message for so long, for good. `heard` is as the users have it; `there` are those not lost for good.
+    takes no message for so long, for good. `heard` digests what users were told, as they do; `there` are those not lost
+    for good.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class DomainSums(SumAggregator):
         self.send(dict.fromkeys(self.there, Domain(dict(users), rules.least_change)))
 
     def choose(self, answered: Sequence[str], *, everybody: bool = False) -> None:
-        """Choose the cohort of a tree among those who answered, and tell it; with `everybody`, as many as there are."""
+        """Choose the cohort of a tree among those who answered, and tell it; with `everybody`, of any size."""
         rules = replace(self._rules, most=None) if everybody else self._rules
         standings = {name: self._standings[name] for name in answered if self._counted is None or name in self._counted}
         ordered = select(standings, self._running, rules, self._rng)
@@ -125,7 +126,7 @@ class DomainSums(SumAggregator):
         return np.zeros(length, np.int64), [], 0
 
     def _sit_out(self, why: str) -> None:
-        """Warn that the domain gives nothing, once until it does again: it may be so for hundreds of trees."""
+        """Warn that the domain adds nothing, once until it adds again: that may last hundreds of trees."""
         level = logging.INFO if self._idle else logging.WARNING
         logger.log(level, "%s adds nothing to the rest of a tree: %s", self._party.name, why)
         self._idle = True
@@ -153,11 +154,11 @@ class DomainSums(SumAggregator):
         return SumSetup(this_round, keys, sealed, aggregator)
 
     def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
-        """Leave users out until the cohort is one that may be summed after the earlier ones."""
+        """Leave users out until the sum of the others may be opened after the earlier sums."""
         enough(len(came), this_round.least, "inputs")
         kept = without_some(list(came), self._opened, this_round.least, self._rules.least_change, self._rng)
         if kept is None:
-            raise RoundVoid(f"the round is void: {len(came)} users came, of whom no permitted cohort can be made")
+            raise RoundVoid(f"the round is void: no permitted cohort among the {len(came)} users whose vectors came")
         for name in came.keys() - set(kept):
             aggregator.take_back(name, came[name])
         self._lose([name for name in self._running if name not in kept])
@@ -180,7 +181,7 @@ class DomainSums(SumAggregator):
                 self.lose_for_good(name)
 
     def only(self, users: Collection[str]) -> None:
-        """Go on without users that are not among these."""
+        """Go on with these users alone."""
         for name in [name for name in self.there if name not in users]:
             self.lose_for_good(name)
 
@@ -192,7 +193,7 @@ class DomainSums(SumAggregator):
         self._lose([name])
 
     def gather(self, names: Sequence[str], kind: type[M]) -> dict[str, M]:
-        """Receive from users those messages that come in time; who sends something else is lost for good."""
+        """Receive messages of a kind from users, those in time; users who send anything else are lost for good."""
         until = time.monotonic() + self._patience  # however many are expelled meanwhile
         while True:
             try:
@@ -209,7 +210,7 @@ class DomainSums(SumAggregator):
                 return {name: message for name, message in came.items() if isinstance(message, kind)}
 
     def _gather(self, kind: type[M]) -> dict[str, M]:
-        """Receive from the running cohort; who is absent is lost for the tree."""
+        """Receive from the running cohort; absent users are lost for the tree."""
         if time.monotonic() > self._until:
             raise RoundVoid(f"the round is void: users were waited for {MOST_PATIENCE * self._patience:g} s in all")
         came = self.gather(self._running, kind)

@@ -36,11 +36,14 @@ def check_names(users: Iterable[str], roles: Iterable[str]) -> None:
     """Raise ConfigError when a user is called like one of the other roles."""
     taken = set(roles) & set(users)
     if taken:
-        raise ConfigError(f"expected users called other than the roles of a crowd, got {', '.join(sorted(taken))}")
+        raise ConfigError(
+            "expected users with other names than the server, the authority and the edge servers, got "
+            f"{', '.join(sorted(taken))}"
+        )
 
 
 def cast_of(places: Mapping[str, Place], active: str, options: FedXGB) -> Cast:
-    """Give everybody a role; users for whom the job names no edge server are dealt out in order.
+    """Give everybody a role; users for whom the job names no edge server are assigned in turn.
 
     Raises ConfigError when roles, tables or options do not fit, or edge servers, or users of a domain, are too few.
     """
@@ -155,7 +158,7 @@ def only_simulated(options: FedXGB) -> str:
 def dropouts(cast: Cast, options: FedXGB, common: BoostingOptions) -> dict[str, Leaves]:
     """Draw who drops out at every tenth round, and at what stage; it is away until the next tenth.
 
-    Raises ConfigError when no domain has so many users that one is lost, or enough to go on without those.
+    Raises ConfigError when no domain is large enough to lose a user, or to go on without those it loses.
     """
     share = options.dropout
     if not share:

@@ -1,4 +1,4 @@
-"""What the server, edge servers and users of FedXGB tell each other besides sums, and what they may be told when."""
+"""Messages of FedXGB besides those of sums, and which message a user or edge server may receive when."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class RowSummary(Message):
 
 
 class RoundStart(Message):
-    """A round begins: int32 columns of its trees, one after the other, and int32 (n_outputs,) where each ends."""
+    """A round begins: int32 columns of its trees, tree after tree, and int32 (n_outputs,) where each tree's end."""
 
     columns: Array
     last_columns: Array
 
 
 class Attendance(Message):
-    """The user takes part in the round, if it is chosen."""
+    """The user is there for the round, and takes part if the edge server chooses it."""
 
 
 class Splits(Message):
-    """Splits of a level: int32 features (n_outputs, n_slots), packed bits of bins left (n_outputs, n_slots, 32)."""
+    """Splits of a level: int32 features (n_outputs, n_slots), uint8 packed bits (n_outputs, n_slots, 32): bins left."""
 
     features: Array
     left_bins: Array
@@ -76,7 +76,7 @@ class TrainingEnd(Message):
 
 
 def user_order(options: FedXGB) -> Table:
-    """Return what a user may be told by its edge server, from "begun" to "over"."""
+    """Return which messages a user may receive from its edge server, from state "begun" to "over"."""
     sums: dict[type[Message], str | tuple[str, str]] = {Cohort: "tree", Call: "tree"}
     trees: dict[str, Table] = {
         "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
@@ -95,7 +95,7 @@ def user_order(options: FedXGB) -> Table:
 
 
 def edge_order(options: FedXGB, *, holds_shares: bool) -> Table:
-    """Return what an edge server may be told by the server, from "domain" to "over"."""
+    """Return which messages an edge server may receive from the server, from state "domain" to "over"."""
     sums: dict[type[Message], str | tuple[str, str]] = {Sum: "tree"}
     trees: dict[str, Table] = {
         "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
@@ -128,7 +128,7 @@ def _between(options: FedXGB) -> Table:
 
 
 def receive_task(seat: Seat, sender: str, credentials: Credentials) -> Task:
-    """Receive what is trained from the server, or from the edge server that passes it on.
+    """Receive the task from the server, or from the edge server that passes it on.
 
     Raises ConfigError when it has other options, PeerProtocolError when the server's keys are not certified.
     """
@@ -141,5 +141,5 @@ def receive_task(seat: Seat, sender: str, credentials: Credentials) -> Task:
 
 
 def terms_of(seat: Seat) -> bytes:
-    """Return what everybody must agree on, in bytes."""
+    """Return the options on which everybody must agree, encoded."""
     return msgspec.json.encode(seat.public_terms, order="sorted")

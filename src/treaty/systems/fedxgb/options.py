@@ -24,11 +24,11 @@ class FedXGB(SystemOptions):
         In a `fit` between threads, the share of each domain's users, rounded down, that is lost at every tenth round,
         until the next tenth. None is 0. Between processes users may always vanish.
     edges : int or None, default None
-        How many edge servers `fit` plays, among whom users are dealt out. None is 3.
+        How many edge servers `fit` plays; users are assigned to them in turn. None is 3.
     max_users : int or None, default None
-        Most users of a domain that take part in a round, the steadiest. None: all.
+        Largest number of users of a domain that take part in a round; the steadiest do. None: all.
     feature_sample : int or None, default None
-        So many columns are drawn for each tree, in place of `colsample_bytree`.
+        How many columns are drawn for each tree, in place of `colsample_bytree`.
     expose : {"nothing", "paper", "model"} or None, default None
         What users learn of the model. "nothing" (None): of their own rows, the slot at each level and the value at the
         end, which edge servers compute on shares. "model": all of it, many times faster. "paper": all but thresholds,

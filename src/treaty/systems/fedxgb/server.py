@@ -12,11 +12,14 @@ message               from -> to            content                             
 `UserOffer`           user -> edge          certified keys, activity, stability               signatures
 `Users`               edge -> server        the domain's users and their keys                 signatures
 `Task`                server -> all         columns, classes, options, the server's keys      signatures
-`Count`, `ProbeRequest`,     server -> all         as in `federboost_horizontal`: rows, probes and   TLS
-`CommonBins`                                    the bins
+`Count`,              server -> all         count rows; probes; the bins: see                 TLS
+`ProbeRequest`,                             `horizontal.quantiles`
+`CommonBins`
 `RowSummary`          server -> all         how many rows all have, which columns have gaps   TLS
 `RoundStart`          server -> all         a tree (one for each class) begins, its columns   TLS
-`Sum`, sums           users -> edge ->      bin sums of the level's slots, see `user_sums`    masks, domain's sums
+`Attendance`          user -> edge          the user is there, and may be chosen              TLS
+`Sum`                 server -> edge        open the next sum                                 TLS
+sums                  users -> edge ->      bin sums of the level's slots, see `user_sums`    masks, domain's sums
                       server                and `server_sums`                                 under further masks
 `Splits`, `Values`    server -> all         (``expose="model"``) the splits; leaf values      TLS
 `RowShares`, ...      see `secpred.routing` (otherwise) shares of rows, splits and leaves     secret shares
@@ -25,16 +28,17 @@ message               from -> to            content                             
 `TrainingEnd`         server -> all         training is over                                  TLS
 ====================  ====================  ================================================  =====================
 
-`messages` says who may be told what when. One vector per level holds grad, hess and count of all slots, features, bins
-and classes. Adversary: honest but curious; server and edge servers do not collude with each other, nor an edge server
-with a third of its domain. The server sees sums over all domains' users; an edge server who takes part; a user, of its
-own rows, the slot at each level and the value of the leaf (``expose="model"``: the model).
+The tables in `messages` say which message a role may receive when. One vector per level holds grad, hess and count of
+all slots, features, bins and classes. Adversary: honest but curious; server and edge servers do not collude with each
+other, nor an edge server with a third of its domain. The server sees sums over all domains' users; an edge server sees
+who takes part; a user sees the slot at each level and the leaf value of its own rows (``expose="model"``: the model).
 
-**Users that vanish.** Before a key of a sum is made, after shares are sent, or later: the sum is over those whose
-vectors came, exactly. Who is lost stays out until the tree ends. A domain below two thirds of its tree's users, or
-three, gives nothing to the tree. Cohorts that differ differ by `least_change` users or more (`cohorts`).
+**Users that vanish.** A user may vanish at any step of a sum: the sum is exactly that of the users whose vectors came.
+A lost user stays out until the tree ends. A domain with fewer than two thirds of its tree's users, or fewer than three,
+adds nothing to the rest of the tree. Two cohorts of a domain are equal, or differ by `least_change` users or more
+(`cohorts`).
 
-Deviations from the paper, which reuses one mask and opens every user's (PROTOCOLS, FedXGB): masks from keys of one sum,
+Deviations from the paper, which reuses one mask and reveals every user's (docs/fedxgb.md): masks from keys of one sum,
 used once; shares revealed only for signed lists of who is left; bins from secure quantiles, since the server cannot
 enumerate values that it does not see. The published aggregation is `paper.sums` (``mode="paper"``).
 """
@@ -77,13 +81,13 @@ logger = logging.getLogger(__name__)
 
 
 def server(seat: Seat) -> ModelPart:
-    """Train as the server; the model cannot be resumed from the checkpoints that it keeps.
+    """Train as the server. Its checkpoints keep the model so far; training cannot be resumed from them.
 
     Parameters
     ----------
     seat : Seat
-        Its party is connected with the authority and all edge servers, of which there are two or more, three where the
-        model is hidden. `data` says which columns all users have; its rows and labels are ignored. Labels of
+        Its party is connected with the authority and all edge servers: at least two, or three unless
+        ``expose="model"``. `data` says which columns all users have; its rows and labels are ignored. Labels of
         `eval_sets`, which the server watches, are numbers of `classes`.
 
     Returns
@@ -173,17 +177,17 @@ def _meet(seat: Seat, edges: Sequence[str]) -> tuple[Task, Crowd]:
 
 @dataclass(frozen=True, slots=True)
 class _AllRows:
-    """What is known of everybody's rows before trees grow; `objective` has the bounds of everybody's gradients."""
+    """What the server knows of all users' rows before trees grow; `objective` has the bounds of all their gradients."""
 
     bins: Bins
     objective: Objective
     n_rows: int
     may_miss: NDArray[np.bool_]  # (features,): whether rows have no value
-    spent: str  # in words: what the search for bins parted
+    spent: str  # in words: the smallest group of rows that the search for bins told from others
 
 
 def _search(seat: Seat, crowd: Crowd, schema: Schema) -> _AllRows:
-    """Open how many rows there are and what bounds gradients, then search for bins."""
+    """Open the number of rows and the bounds of gradients, then search for bins."""
     common = seat.common
     none = Labelled(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
     objective = objective_for(none, seat.classes, seat.options, common)
@@ -211,7 +215,7 @@ def _may_miss(opening: Opening, opened: NDArray[np.int64], n_features: int, n_ro
 
 
 def _model(seat: Seat, edges: Sequence[str], crowd: Crowd, found: _AllRows) -> HiddenModel | PaperModel | ShownModel:
-    """Return what has everybody's rows go down the trees, for those who may know all, some or nothing of them."""
+    """Return what takes all rows down the trees; `expose` says how much of these users and edge servers learn."""
     shown, options = ShownModel(crowd), seat.options
     if not options.hides_model:
         return shown
@@ -242,7 +246,7 @@ class ShownModel:
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """How trees grow: `plan` and `rng` draw their columns; all levels are split where the model's shape is hidden."""
+    """How trees grow: `plan` and `rng` draw their columns; `full_depth` splits all levels, which hides the shape."""
 
     rules: SplitRules
     cells: Cells
@@ -255,7 +259,7 @@ class _Growth:
 def _grow(
     crowd: Crowd, model: HiddenModel | PaperModel | ShownModel, part: ModelPart, bins: Bins, growth: _Growth
 ) -> list[Tree]:
-    """Grow a round's trees on the crowd's sums, one per output, level by level in step."""
+    """Grow a round's trees, one per output, on sums over all users; all trees grow together, level by level."""
     assert part.forest is not None
     cells, rules = growth.cells, growth.rules
     columns = [growth.plan.draw_columns(growth.rng) for _ in range(part.forest.objective.n_outputs)]

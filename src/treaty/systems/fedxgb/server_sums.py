@@ -1,4 +1,4 @@
-"""The server's end of a crowd's sums: what it tells everybody, and totals over all domains, which alone it sees."""
+"""The server's end of sums: what it tells everybody, and totals over all domains, which nobody else sees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Users(Message):
 
 
 class Sum(Message):
-    """Open the next sum of the domain's vectors, of so many numbers, and add it to the other domains'."""
+    """Open the next sum of the domain's vectors, of `length` numbers, and add it to the other domains'."""
 
     number: Annotated[int, msgspec.Meta(ge=0)]
     length: Annotated[int, msgspec.Meta(ge=0)]
@@ -42,9 +42,9 @@ class Survived(Message):
 
 
 class Crowd:
-    """All users, by way of their edge servers, as the server has them.
+    """All users, as the server reaches them through their edge servers.
 
-    `users` have their keys, checked, by edge server; `vouching` is for masks among edge servers; `begun` is what
+    `users` are their checked keys, by edge server and name; `vouching` is for masks among edge servers; `begun` is what
     everybody was told first; `masked` whether domains' sums lie under masks shared with their users (not in paper
     mode). `cohort` has the users whose vectors are in the last total.
     """
@@ -78,11 +78,11 @@ class Crowd:
         self._collector.tell_all(message)
 
     def settle(self) -> None:
-        """Take what was told so far as what everybody knows, also those who miss a tree."""
+        """Take what was told so far as known to everybody, also to users who miss a tree."""
         self._at_start = self._heard.digest
 
     def begin_tree(self, message: Message) -> None:
-        """Tell everybody that a tree begins: what was told in the last one is forgotten."""
+        """Tell everybody that a tree begins; masks no longer depend on what was told in the last one."""
         self._party.round += 1
         self._heard = ToldDigest(self._at_start)
         self.tell(message)

@@ -60,13 +60,13 @@ def user(seat: Seat) -> NDArray[np.float64]:
     Parameters
     ----------
     seat : Seat
-        Its party is connected with the authority, the own edge server and, where the model is hidden, all edge servers;
+        Its party is connected with the authority, its edge server and, where the model is hidden, all edge servers;
         not with the server, whose keys the authority certifies. `absence` is a `Leaves` or None.
 
     Returns
     -------
     float64 (n_outputs, n_rows)
-        The model's margins of the own rows.
+        The model's margins of its own rows.
 
     Raises
     ------
@@ -104,10 +104,10 @@ def user(seat: Seat) -> NDArray[np.float64]:
 
 
 class _Instructions:
-    """What the edge server says, in the order that `user_order` allows; calls to sum are answered with `vector()`."""
+    """The edge server's messages, in the order that `user_order` allows; calls to sum are answered with `vector()`."""
 
     vector: Callable[[], NDArray[np.int64]]
-    """Returns what the next sum is of; the same again when the sum is repeated."""
+    """Returns this user's part of the next sum, int64 (length,); the same again when the sum is repeated."""
 
     def __init__(self, party: Party, edge: str, sums: UserSums, order: Order) -> None:
         self.edge = edge
@@ -130,7 +130,7 @@ class _Instructions:
                     sums.join(told)
                 case Call():
                     self._held = self._give(told)
-                case SideShares() | Sides() | ValueShares() | Turn():  # said to one user, or by the edge server itself
+                case SideShares() | Sides() | ValueShares() | Turn():  # not said to everybody by the server
                     return told
                 case _:
                     if isinstance(told, RoundStart):
@@ -141,10 +141,10 @@ class _Instructions:
                     return told
 
     def _give(self, call: Call) -> Message | None:
-        """Contribute to a sum; return what the edge server said instead of the next step, if it did."""
+        """Contribute to a sum; return the message that came in place of the sum's next step, if one did."""
         try:
             return self._sums.give(call, self.vector(), *self._order.allowed)
-        except CryptoError as error:  # another user's doing, perhaps: no reason to miss more than this tree
+        except CryptoError as error:  # another user may have caused it: miss no more than this tree
             logger.warning("%s sits a tree out: %s", self._party.name, error)
             self._sums.withdraw()
             return None
@@ -167,7 +167,7 @@ def _answer_search(instructions: _Instructions, rows: Labelled, objective: Objec
 
 
 def _answer_start(party: Party, edge: str, sums: UserSums, *, fits: bool) -> None:
-    """Say whether it is there as a tree begins; rows that do not fit what all agreed on stay out."""
+    """Tell the edge server whether this user takes part in a tree; it does not where its rows do not fit."""
     sums.awake = True
     if not fits:
         sums.withdraw()
@@ -178,8 +178,9 @@ def _answer_start(party: Party, edge: str, sums: UserSums, *, fits: bool) -> Non
 class _Follower:
     """A user's own rows on their way down the trees.
 
-    `fits` says whether sums may hold them. Not if the user was away when all told their bounds and gaps, and has larger
-    targets or a gap where nobody has one: then it follows the trees and takes part in none.
+    `fits` says whether sums may contain them. They may not if the user was away when bounds and missing values were
+    counted, and has larger gradients or weights, or missing values in a column where nobody else has: then its rows go
+    down the trees and are part of no sum.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class _Follower:
     ) -> None:
         self._party, self._common, self._edge = seat.party, seat.common, seat.cast.edges[seat.party.name]
         if summary.n_rows < rows.table.n_rows:
-            raise self._wrong("as many rows as there are here, or more")
+            raise self._wrong("the number of all users' rows, not fewer than this user has")
         options, schema, edge = seat.options, rows.table.schema, self._edge
         bins = unpack_bins(agreed, schema, self._common.max_bin, edge)
         own = replace(
@@ -214,16 +215,16 @@ class _Follower:
             self._way = SharedRows(self._party, edges, layout, codes, options.compares)
 
     def vector(self) -> NDArray[np.int64]:
-        """Return what the next sum is of."""
+        """Return this user's part of the next sum, int64 (length,)."""
         return self.shard.level(self._depth)
 
     def take(self, told: Message) -> None:
-        """Follow a message."""
+        """Do to the rows what a message says: begin a round, go down a level, add leaf values."""
         trees = len(self.shard.margins)
         match told, self._way:
             case RowOwners(), _:
                 if self._party.name not in told.users:
-                    raise self._wrong(f"{self._party.name} among those whose rows all edge servers have")
+                    raise self._wrong(f"{self._party.name} among the users whose rows all holders of shares have")
             case RoundStart(), _:
                 self._start(told)
             case Splits(), _:
@@ -251,7 +252,7 @@ class _Follower:
             raise self._wrong("columns of each tree, and no more rounds than the job has")
         of_trees = np.split(columns, ends[:-1])
         if any(np.any(np.diff(c) <= 0) or c[0] < 0 or c[-1] >= self._n_features for c in of_trees):
-            raise self._wrong("ascending columns that there are")
+            raise self._wrong("ascending numbers of existing columns")
         n_rows = len(shard.margins[0])
         samples = [
             None
@@ -268,7 +269,7 @@ class _Follower:
         features = view(told.features, np.int32, shape, peer=self._edge, what="Splits.features")
         packed = view(told.left_bins, np.uint8, (*shape, 32), peer=self._edge, what="Splits.left_bins")
         if np.any(features < -1) or np.any(features >= self._n_features) or self._depth >= self._common.max_depth:
-            raise self._wrong("splits on columns that there are, no deeper than the job's trees")
+            raise self._wrong("splits on existing columns, no deeper than the job's trees")
         for output, left_bins in enumerate(np.unpackbits(packed, axis=2).view(np.bool_)):
             self.shard.decide(output, features[output], left_bins)
         self._depth += 1

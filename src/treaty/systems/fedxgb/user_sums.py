@@ -4,23 +4,25 @@
 message               from -> to            content                                           protection
 ====================  ====================  ================================================  =======================
 `Domain`              edge -> users         certified keys of all users of the domain         both signatures
-`Roll`, `Here`        both ways             a tree begins; the user is there                  TLS
+`RoundStart`,         both ways             a tree begins; the user is there: see `messages`  TLS
+`Attendance`
 `Cohort`              edge -> chosen        who takes part                                    masks depend on it
 `Call`                edge -> cohort        the next sum, or another attempt at it            TLS
 `MaskKey`,            user -> edge -> all   X25519 key of this sum, a tag for each peer       tags under the channels
 `MaskKeys`
-`SealedShares` ...    user -> edge -> user  see `masked_sums`: shares of this sum's mask key   see there
-`MaskShares`                                and self-mask; the vector, under the server's
-                                            mask too; what removes masks, a key being told
-                                            by shares
+`SealedShares` ...    user -> edge -> user  see `horizontal.masked_sums`: shares of this      see there
+`MaskShares`                                sum's mask key and self-mask; the vector, under
+                                            the server's mask too; what removes masks, of
+                                            lost users shares of their mask keys
 `Agreement`,          user -> edge -> all   tags on the list of survivors, for each peer      tags under the channels
 `Agreements`
 `Absent`              user -> edge          it takes no further part in this tree             TLS
 ====================  ====================  ================================================  =======================
 
 The edge server learns who takes part. The sum it opens lies under one mask per user that the server alone can remove;
-the server sees sums over all domains. A user goes on with nobody whose keys the authority has not certified, and agrees
-to no list that would make its domain's cohort differ by fewer than `least_change` users from one that it signed before.
+the server sees sums over all domains. A user shares masks only with users whose keys the authority certified, and
+agrees to no list that would make its domain's cohort differ by fewer than `least_change` users from one that it signed
+before.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ from treaty.systems.horizontal.masked_sums import contribute
 from treaty.systems.horizontal.members import ToldDigest
 
 Stage = Literal["call", "setup", "shared", "masked", "prediction"]
-"""Where a user may drop out of a tree: as it begins; before it has made a key, before its vector, after it; later."""
+"""Where a user may drop out of a tree: as it begins; before its key is made; before or after its vector is sent; as
+rows go down the tree."""
 
 Leaves = Callable[[int, Stage], bool]
 """``leaves(tree, stage)``, trees counted from 1: whether a user drops out then, in a simulation or because it must."""
@@ -103,7 +106,7 @@ class Agreements(Message):
 
 
 def server_mask(party: Party, number: int, attempt: int, heard: bytes) -> bytes:
-    """Name the mask between a user and the server of one attempt at a sum."""
+    """Return the nonce of the mask that a user and the server share for one attempt at a sum."""
     return mask_nonce(party.job, party.protocol, number, attempt, f"server {heard.hex()}")
 
 
@@ -136,10 +139,10 @@ class UserSums:
         self._cohort: list[str] = []
 
     def meet(self, domain: Domain) -> None:
-        """Check the keys of the domain's users; PeerProtocolError when one is not certified, or the own is missing."""
+        """Check the keys of the domain's users; PeerProtocolError when one is not certified, or its own is missing."""
         me = self._party.name
         if me not in domain.users or domain.users[me].key != self._credentials.certified.key:
-            raise PeerProtocolError(self._edge, f"expected the own keys of {me} among the users' - at Domain")
+            raise PeerProtocolError(self._edge, f"expected the keys that {me} sent among the users' - at Domain")
         for name, offered in domain.users.items():
             if name != me:
                 self._credentials.check(name, "user", offered, self._edge)
@@ -148,7 +151,7 @@ class UserSums:
         self._least_change = domain.least_change
 
     def join(self, cohort: Cohort) -> None:
-        """Take part in a tree with these users; PeerProtocolError unless they are of the domain, this one too."""
+        """Join the cohort of a tree; PeerProtocolError unless it has users of the domain alone, this user included."""
         if self._party.name not in cohort.users or not self._keys.keys() >= set(cohort.users):
             raise PeerProtocolError(
                 self._edge, f"expected users of the domain, {self._party.name} among them - at Cohort from {self._edge}"
@@ -156,7 +159,7 @@ class UserSums:
         self._cohort = sorted(set(cohort.users))
 
     def absent(self, stage: Stage) -> bool:
-        """Drop out, where that is wanted now; return whether it was."""
+        """Drop out if `leaves` says so at this stage; return whether this user has dropped out."""
         if self.awake and self._leaves is not None and self._leaves(max(0, self._party.round - 1), stage):
             self.withdraw()
         return not self.awake
@@ -169,8 +172,8 @@ class UserSums:
     def give(self, call: Call, values: NDArray[np.int64], *others: type[M]) -> M | None:
         """Contribute an int64 vector to a sum.
 
-        `others` is what the edge server may send in place of the next step, as it goes on without this user, or begins
-        anew; what came of it is returned.
+        `others` are messages that the edge server may send in place of the sum's next step, where it goes on without
+        this user or begins anew. Returns the one that came, if any.
 
         Raises CryptoError, PeerError when keys, shares or tags are not what the protocol allows.
         """
@@ -196,11 +199,12 @@ class UserSums:
         return hidden.view(np.int64)
 
     def permit(self, survivors: Sequence[str]) -> None:
-        """Note whose sum is opened; PeerProtocolError when earlier ones and this isolate a few users."""
+        """Record whose sum is opened; PeerProtocolError if this sum and earlier ones would isolate a few users."""
         if not permitted(survivors, self._agreed_to, self._least_change):
             raise PeerProtocolError(
                 self._edge,
-                f"expected a cohort that differs by {self._least_change} users or more, or by none - at Survivors",
+                f"expected a cohort that differs by {self._least_change} users or more from earlier "
+                "ones, or equals one - at Survivors",
             )
         self._agreed_to.add(frozenset(survivors))
 

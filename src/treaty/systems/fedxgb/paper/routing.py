@@ -1,4 +1,4 @@
-"""Users' rows go down a tree of which only thresholds are hidden: the paper's SecPred, for comparison with ours.
+"""Users' rows go down a tree whose thresholds alone are hidden: the paper's SecPred, for comparison with ours.
 
 ====================  ====================  ================================================  =====================
 message               from -> to            content                                           protection
@@ -178,7 +178,7 @@ class SeenRows:
         return {name: Sides(Array.of(of)) for name, of in told.items()}
 
     def _receive(self, trees: int) -> dict[str, Words]:
-        """Return the shares of users whose shares the protocol allows."""
+        """Return the shares of users that sent what the protocol allows."""
         found: dict[str, Words] = {}
         waiting = self.users
         while waiting:
@@ -186,7 +186,8 @@ class SeenRows:
             for name, what in said.items():
                 if isinstance(what, ComparedShares) and (shares := self._checked(name, what, trees)) is not None:
                     found[name] = shares
-            waiting = [name for name, what in said.items() if isinstance(what, Absent)]  # of sums: rows still follow
+            # absent from sums; their rows still go down
+            waiting = [name for name, what in said.items() if isinstance(what, Absent)]
         return found
 
     def _checked(self, name: str, said: ComparedShares, trees: int) -> Words | None:
@@ -222,13 +223,13 @@ class ComparedRows:
     def compare(self, told: ShownSplits, slots: NDArray[np.int64], n_slots: int) -> None:
         """Share what is compared in the slots that rows are in, int64 (trees, n_rows).
 
-        Raises PeerProtocolError for a column that there is not.
+        Raises PeerProtocolError for a column that does not exist.
         """
         shape = (len(slots), n_slots)
         features = view(told.features, np.int32, shape, peer=self._edge, what="ShownSplits.features")
         missing_left = view(told.missing_left, np.bool_, shape, peer=self._edge, what="ShownSplits.missing_left")
         if np.any(features < -1) or np.any(features >= len(self._layout.n_bins)):
-            raise PeerProtocolError(self._edge, f"expected columns that there are - at ShownSplits from {self._edge}")
+            raise PeerProtocolError(self._edge, f"expected existing columns - at ShownSplits from {self._edge}")
         missing_left = missing_left & (features >= 0)
         values = np.stack([
             self._layout.encode_shown(self._codes, np.maximum(of, 0)[own], missing[own])

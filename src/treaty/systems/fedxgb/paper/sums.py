@@ -12,7 +12,7 @@ message               from -> to            content                             
 `MaskKey`,            user -> edge -> all   X25519 key of the tree, a tag for each peer       tags under the channels
 `MaskKeys`
 `SealedShares`,       user -> edge -> user  zeta_uv, and v's share of r_u                     AES-256-GCM under that
-`PassedShares`                                                                                very key pair
+`PassedShares`                                                                                same key pair
 `InputAndShares`      user -> edge          the vector under the mask; the user's shares of   mask_u
                                             everybody's r
 `LostUsers`           edge -> users         whose vectors have not come                       TLS
@@ -22,8 +22,9 @@ message               from -> to            content                             
 What an edge server learns, with no more than it is sent:
 
 * differences of any two numbers of a vector, or of two vectors of a tree: a user's bin sums, since some are zero;
-* r of everybody before it is settled whose vectors count, and the private key of whoever it calls lost, slow or not:
-  with the key it opens the boxes that it passed on, so that the user's mask follows and its vectors are plain;
+* r of everybody before it is settled whose vectors count, and the private key of any user that it calls lost, even one
+  that is only slow: with the key it opens the boxes that it passed on, so that the user's mask follows and its vectors
+  are plain;
 * the sum of its domain, which here lies under no mask for the server. Cohorts may differ by one user.
 
 The server sees every domain's sum. Both get the same sums as in safe mode, and the trees are the same.
@@ -169,7 +170,7 @@ class PaperDomainSums(DomainSums):
     """A domain's cohort and its sums as published; see `DomainSums`."""
 
     _setup: SumSetup | None  # once the tree's keys are shared
-    _between: dict[str, dict[str, int]]  # of each lost user and every other, what is left of their masks
+    _between: dict[str, dict[str, int]]  # lost user -> other user -> what does not cancel of their masks
 
     def choose(self, answered: Sequence[str], *, everybody: bool = False) -> None:
         """Choose the cohort of a tree; see `DomainSums.choose`. It may differ from earlier ones by one user."""
@@ -204,7 +205,7 @@ class PaperDomainSums(DomainSums):
 
 
 def number(share: bytes) -> int:
-    """Read a share of a private key as zeta, the number that masks."""
+    """Return zeta, the number of 64 bits that masks: the first bytes of a share of a private key."""
     return int.from_bytes(share[:NUMBER_BYTES], "little")
 
 

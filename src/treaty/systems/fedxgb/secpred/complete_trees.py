@@ -1,4 +1,4 @@
-"""Complete trees, whose splits are on bins again, of a finished model: what is shared of a hidden model."""
+"""A finished model's trees, filled up to complete ones with splits on bins: the form in which a model is shared."""
 
 from __future__ import annotations
 

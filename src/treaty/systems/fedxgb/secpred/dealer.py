@@ -56,13 +56,13 @@ _NONE = np.empty(0, np.uint64)
 
 
 class WantedRows(Message):
-    """A mask is wanted for so many rows, all that there are."""
+    """A mask is wanted for all `rows` rows."""
 
     rows: _Count
 
 
 class WantedLevel(Message):
-    """Some of the rows, from `start`, go down a level of trees with so many slots each."""
+    """`rows` rows, from number `start` on, go down a level of `trees` trees with `slots` slots each."""
 
     start: _Count
     rows: _Count
@@ -71,7 +71,7 @@ class WantedLevel(Message):
 
 
 class WantedLeaves(Message):
-    """Leaf values of so many rows are wanted, of so many leaves."""
+    """The leaf values of `rows` rows are wanted, each one of `leaves` leaves."""
 
     rows: _Count
     leaves: _Count
@@ -128,7 +128,7 @@ class AdditiveRouting:
         self._own, self._bits = self._edges.index(party.name), layout.bits
         empty = np.empty((0, layout.columns), np.uint64)
         self._rows, self._fresh = MaskedRows(empty, empty), FreshShares(self._own, secrets.token_bytes(32))
-        self._messages = count()  # for users, of all rows that are ever kept
+        self._messages = count()  # numbers of messages to users, none used twice
 
     def keep(self, rows: Words) -> None:
         """See `Routing`."""
@@ -166,7 +166,7 @@ class AdditiveRouting:
             self._party.send(self._dealer, DealingEnd())
 
     def _dealt(self, wanted: Message, corrections: int) -> tuple[bytes, Words]:
-        """Have the dealer deal; the second edge server gets so many `corrections`."""
+        """Ask the dealer; return its key and, at the second edge server, `corrections` numbers, uint64."""
         if self._own == 0:
             self._party.send(self._dealer, wanted)
         dealt, shape = self._party.receive(self._dealer, DealtCorrections), (self._own * corrections,)

@@ -21,8 +21,8 @@ message               from -> to            content                             
 With ``comparison="additive"`` there are three edge servers, of whom the third gets only `PredictionTerms` and
 `ModelSize` and deals random numbers to the others (`dealer`).
 
-Adversary: honest but curious, of whom at most (edges - 1) // 2 edge servers collude: one of three, whoever it is; with
-any users, or with the server.
+Adversary: honest but curious. At most (edges - 1) // 2 edge servers collude (any one of three), with any users or with
+the server.
 
 **Who learns what.** Server: nothing. Edge servers: who asks and for how many rows (the dealer: for how many rows in
 all); how many trees there are, and how deep the deepest is, to which all are filled up. Users: their predictions, and

@@ -17,10 +17,10 @@ message               from -> to            content                             
                       users
 ====================  ====================  ================================================  =====================
 
-Holders of shares are all edge servers, or the first two, for whom the third deals (`dealer`); `shares` says who may
-collude. Shares sent to users tell them, together with those who may collude, what they open to and no more. Everybody's
-rows go down every tree, also those of users who take no part in it, so that these can return. Holders learn how many
-rows each user has.
+Holders of shares are all edge servers, or the first two, to whom the third deals random numbers (`dealer`); `shares`
+says who may collude. Shares sent to a user tell it, and those who may collude with it, only the values that they open
+to. All rows go down every tree, also those of users who take no part in it, so that these can return. Holders learn how
+many rows each user has.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _AT_ONCE = 1 << 16  # comparisons: their random numbers take up to a kilobyte ea
 
 
 class RowShares(Message):
-    """A user's rows, uint64 (n, columns, *): the receiver's shares of them. Tell how many there are."""
+    """The receiver's shares of a user's rows, uint64 (n, columns, *). Tells how many rows there are."""
 
     shares: Array
 
@@ -59,20 +59,20 @@ class HeldRows(Message):
 
 
 class RowOwners(Message):
-    """Users whose rows all holders of shares have, in the order in which these keep them."""
+    """Users whose rows all holders of shares have, in the order in which the holders keep them."""
 
     users: list[str]
 
 
 class SplitShares(Message):
-    """Splits of a level, the receiver's shares: weights (trees, slots, columns, *), thresholds (trees, slots, *)."""
+    """Shares of a level's splits, uint64: weights (trees, slots, columns, *), thresholds (trees, slots, *)."""
 
     weights: Array
     thresholds: Array
 
 
 class LeafShares(Message):
-    """Leaf values, the receiver's shares: uint64 (trees, slots, *)."""
+    """Shares of leaf values, uint64 (trees, slots, *)."""
 
     values: Array
 

@@ -9,8 +9,9 @@
               deals random numbers (`dealer`)            with the server, who knows the model
 ============  =========================================  ==============================================================
 
-A user who colludes adds what it is told of its own rows, and nothing else. Under "additive" that takes shares which the
-first two re-randomise (`fresh_shares`): from those that they compute, the dealer and a user would find the model.
+A user who colludes adds what it is told of its own rows, and nothing else. Under "additive" this holds because the
+first two re-randomise shares before they send them (`fresh_shares`): from the shares as they compute them, the dealer
+and a user would find the model.
 
 With three edge servers both mean the same: one of them alone has nothing. With five, two may collude under "shamir"
 only. Under "shamir" a wrong share is often noticed, under "additive" never. The server could deal as well, being
@@ -58,7 +59,7 @@ class Shares:
     number: tuple[int, ...]  # shape of a share of a number, uint64: two words, or one
     bit: type[np.uint64] | type[np.uint8]  # of a share of a bit for users: shared as a number is, or in one piece
     share: Callable[[NDArray[np.int64]], Words]  # int64 (...) -> uint64 (holders, ..., *number)
-    check: Callable[[Words, str], None]  # CryptoError for numbers that cannot be shares of what the text says
+    check: Callable[[Words, str], None]  # CryptoError for numbers that cannot be shares; the text says of what
     integers: Callable[[Words], NDArray[np.int64]]  # opens numbers; CryptoError for shares seen to be inconsistent
     bits: Callable[[Bits], NDArray[np.bool_]]  # opens bits
 
@@ -171,7 +172,7 @@ class ShamirRouting:
         return field.add(np.ascontiguousarray(a), b)
 
     def rest(self) -> None:
-        """Do nothing: there is no dealer."""
+        """See `Routing`; does nothing, as Shamir shares need no dealer."""
 
     def _run(self, program: Program[Result]) -> Result:
         return play_among(self._party, self._edges, program)
