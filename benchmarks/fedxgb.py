@@ -57,8 +57,8 @@ from treaty.data.table import to_table
 from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart
 from treaty.runs.fit import no_rows
-from treaty.runs.threads import Played, Run, train_in_threads
-from treaty.runs.warm_up import cast_of, compile_kernels
+from treaty.runs.threads import Played, Run, cast_of, train_in_threads
+from treaty.runs.warm_up import compile_kernels
 from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.layout import SERVER
 from treaty.systems.fedxgb.messages import RoundStart

@@ -1,8 +1,9 @@
 """An epoch of logistic regression between two parties: packed ciphertexts, the lattice map, and Paillier by `phe`.
 
-Default of Credit Card Clients, 24 000 rows, active party 11 columns and the intercept, passive party 12, batches of 1000,
-quasi-Newton with L = 4. Claims: (1) packed ciphertexts (Paillier, 2048 bits, the paper's messages, masked) take at most a tenth of
-what element-wise Paillier takes by `phe` at 2048 bits; (2) the lattice map takes at most 0.5 s an epoch on two cores.
+Default of Credit Card Clients, 24 000 rows, active party 11 columns and the intercept, passive party 12, batches of
+1000, quasi-Newton with L = 4. Claims: (1) packed ciphertexts (Paillier, 2048 bits, the paper's messages, masked) take
+at most a tenth of what element-wise Paillier takes by `phe` at 2048 bits; (2) the lattice map takes at most 0.5 s an
+epoch on two cores.
 
 `logistic_speed.csv`: seconds of an epoch of all parties together on this machine (median of the epochs after the
 first), processor seconds of it, set-up, bytes in an epoch between the two and to and from the coordinator, and
@@ -25,8 +26,8 @@ from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.training import Optimiser, train
 from treaty.models.linear import preparation_of
-from treaty.runs.threads import Run, train_in_threads
-from treaty.runs.warm_up import cast_of, compile_kernels
+from treaty.runs.threads import Run, cast_of, train_in_threads
+from treaty.runs.warm_up import compile_kernels
 from treaty.systems import find_system
 from treaty.systems.logistic.options import QuasiNewton, RegressionOptions
 from treaty.systems.system import Labelled

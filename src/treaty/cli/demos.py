@@ -25,7 +25,7 @@ from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier
 from treaty.linear.batches import fewest_rows
 from treaty.models.linear import preparation_of
-from treaty.runs.warm_up import cast_of
+from treaty.runs.threads import cast_of
 from treaty.systems import Model, find_system
 from treaty.systems.alignment.roles import disclosures
 from treaty.systems.options import SystemOptions, converted, names_of

@@ -24,8 +24,7 @@ from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
 from treaty.models.trees import ModelPart, forest_of
 from treaty.runs.fit import no_rows, train
-from treaty.runs.threads import Run, active_of
-from treaty.runs.warm_up import cast_of
+from treaty.runs.threads import Run, active_of, cast_of
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions

@@ -101,11 +101,6 @@ def read_by_row(job: Job, name: str, cast: Cast) -> TrainingTables:
     watched = member.eval_tables if name == job.active else []
     paths = [*([] if member.table is None else [member.table]), *watched]
     if not paths:
-        if examples:
-            raise ConfigError(
-                f"the {cast.roles[name]} says which columns and classes there are: expected parties.{name}.table, "
-                f"examples that it does not train on, or parties.{name}.eval_tables, got neither"
-            )
         return TrainingTables()
     first = read_labelled(job, name, paths[0], training=trains)
     tables = [first, *(read_labelled(job, name, path, like=first[0]) for path in paths[1:])]

@@ -20,7 +20,8 @@ from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper
 from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, rows_first
-from treaty.systems.system import Cast, Labelled, Phase, Program, Progress, Seat, System
+from treaty.systems.options import SystemOptions
+from treaty.systems.system import Cast, Labelled, Phase, Place, Program, Progress, Seat, System
 from treaty.systems.vertical.decisions import collect, predict_passive
 
 Role = Callable[[Party], Any]
@@ -114,12 +115,10 @@ def root_cause(failures: Sequence[BaseException]) -> BaseException:
     return failures[0]
 
 
-def star(active: str, parties: Iterable[str], helper: str | None = None) -> dict[str, list[str]]:
-    """Link the active party with every other, and a helper with all; passive parties never talk to each other."""
-    others = [name for name in parties if name not in (active, helper)]
-    if helper is None:
-        return {active: others, **{name: [active] for name in others}}
-    return {active: [*others, helper], **{name: [active, helper] for name in others}, helper: [active, *others]}
+def star(active: str, parties: Iterable[str]) -> dict[str, list[str]]:
+    """Link the active party with every other; passive parties never talk to each other."""
+    others = [name for name in parties if name != active]
+    return {active: others, **{name: [active] for name in others}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +201,27 @@ class Run:
         ]
 
 
+def cast_of(system: System, owners: list[str], active: str | None, options: SystemOptions) -> Cast:
+    """Return who plays which role where one process plays all: the owners, and the helpers that the system needs.
+
+    Parameters
+    ----------
+    active : str or None
+        The active party, which may be one without rows; None: the first owner, or the server.
+
+    Raises
+    ------
+    ConfigError
+        When parties are too few, or one has the name of a role that is played besides them.
+    """
+    helpers = system.helpers(owners, options)
+    server = next((name for name, place in helpers.items() if place.role == "server"), None)
+    lead = server or active or owners[0]
+    places = {name: Place() for name in owners} | helpers
+    places.setdefault(lead, Place(has_rows=False))
+    return system.cast(places, lead, options)
+
+
 def train_in_threads(
     run: Run, keepers: Mapping[str, Keeper], *, link: Link | None = None, record_content: bool = False
 ) -> Played:
@@ -237,9 +257,7 @@ def predict_in_threads(
     phase: Phase | None = None,
 ) -> dict[str, Any]:
     """Play programs of prediction with every owner of the model in a thread; return what each returned, by party."""
-    active = active_of(parts)
-    cast = Cast(active, {name: "active" if name == active else "passive" for name in parts}, list(parts))
-    threads = cores(n_jobs)
+    cast, threads = predicting_cast(active_of(parts), list(parts)), cores(n_jobs)
 
     def seat(party: Party) -> Seat:
         rows = Labelled(tables[party.name], np.zeros(0))
@@ -270,6 +288,11 @@ def explain_in_threads(
     found = predict_in_threads(system, system.explain, parts, tables, settings, n_jobs)
     own = {name: found[lead].own if name == lead else found[name] for name in parts}
     return Contributions({name: rows_first(values) for name, values in own.items()}, found[lead].bias)
+
+
+def predicting_cast(active: str, owners: list[str]) -> Cast:
+    """Return who plays which role in a prediction by columns: helpers of the training take no part."""
+    return Cast(active, {name: "active" if name == active else "passive" for name in owners}, owners)
 
 
 def active_of(parts: Mapping[str, Any]) -> str:

@@ -8,11 +8,11 @@ import numpy as np
 from treaty.crypto.psi import hashing, ristretto
 from treaty.data.ids import read_ids
 from treaty.data.table import Schema, Table
-from treaty.runs.threads import Run, train_in_threads
+from treaty.runs.threads import Run, cast_of, train_in_threads
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.blinded_lists import OwnList
 from treaty.systems.options import SystemOptions
-from treaty.systems.system import Cast, Labelled, Place, System
+from treaty.systems.system import Labelled, System
 
 _SMALL = {
     "boosting": {"n_estimators": 1, "max_bin": 6, "min_child_samples": 1},
@@ -66,24 +66,3 @@ def _train(system: System, options: SystemOptions) -> None:
         eval_sets=[] if regression else [(evals, data.y)], n_jobs=1,
     )  # fmt: skip
     train_in_threads(run, {})
-
-
-def cast_of(system: System, owners: list[str], active: str | None, options: SystemOptions) -> Cast:
-    """Return who plays which role where one process plays all: the owners, and the helpers that the system needs.
-
-    Parameters
-    ----------
-    active : str or None
-        The active party, which may be one without rows; None: the first owner, or the server.
-
-    Raises
-    ------
-    ConfigError
-        When parties are too few, or one has the name of a role that is played besides them.
-    """
-    helpers = system.helpers(owners, options)
-    server = next((name for name, place in helpers.items() if place.role == "server"), None)
-    lead = server or active or owners[0]
-    places = {name: Place() for name in owners} | helpers
-    places.setdefault(lead, Place(has_rows=False))
-    return system.cast(places, lead, options)

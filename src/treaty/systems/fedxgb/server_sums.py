@@ -21,7 +21,6 @@ from treaty.systems.horizontal.sums import Collector
 from treaty.systems.system import Vouching
 
 
-
 class Users(Message):
     """An edge server's users and their certified keys."""
 
