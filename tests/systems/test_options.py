@@ -166,6 +166,20 @@ def test_an_estimator_has_its_systems_options_as_nested_parameters(name):
     assert kind.__name__ in repr(model)
 
 
+@pytest.mark.parametrize("before", ["pooled", treaty.SecureBoost()], ids=str)
+@pytest.mark.parametrize("after", ["fedxgboost-ldp", treaty.FedXGBoostLDP()], ids=str)
+def test_a_system_and_its_options_can_be_set_together(before, after):
+    model = treaty.GBDTClassifier(before).set_params(protocol=after, protocol__epsilon=2.0)
+    assert model.protocol == treaty.FedXGBoostLDP(epsilon=2.0)
+
+
+def test_a_model_is_saved_with_numpy_values_of_its_systems_options(tmp_path):
+    X, y = real_table("binary", rows=60)
+    chosen = treaty.FedXGBoostLDP(epsilon=np.float32(20.0), allow_insecure=np.False_)
+    treaty.GBDTClassifier(chosen, n_estimators=np.int64(1), n_jobs=1).fit(cut(X, 2), y).save(tmp_path)
+    assert treaty.load(tmp_path).protocol == treaty.FedXGBoostLDP(epsilon=20.0)
+
+
 def test_the_pooled_system_serves_both_kinds_of_model():
     trees = treaty.GBDTClassifier().set_params(protocol__mode="paper").protocol
     assert (
@@ -278,21 +292,25 @@ def test_a_job_without_a_protocol_is_of_secureboost(tmp_path):
 def test_a_job_file_with_an_option_in_the_wrong_table_says_which_is_right(tmp_path, name):
     table = common_of(name).table
     shared = "max_iter" if name in LINEAR else "n_estimators"
-    with pytest.raises(ConfigError, match=rf"\[{name}\] has no option '{shared}'; .*\(\[{table}\] in a job file\)"):
+    with pytest.raises(ConfigError, match=rf"\[{name}\] has no option '{shared}'; it belongs in \[{table}\] - in"):
         load_job(written(tmp_path, job_text(name, own=f"{shared} = 3")))
-    with pytest.raises(
-        ConfigError, match=rf"\[{table}\] has no option 'mode'; mode is an option of .*{CLASSES[name].__name__}"
-    ):
+    with pytest.raises(ConfigError, match=rf"\[{table}\] has no option 'mode'; it belongs in \[{name}\] - in"):
         load_job(written(tmp_path, job_text(name, common='mode = "paper"')))
     with pytest.raises(ConfigError, match=rf"\[{name}\] has no option 'colour'"):
         load_job(written(tmp_path, job_text(name, own='colour = "red"')))
-    with pytest.raises(ConfigError, match=f"no field '{shared}'; {shared} is an option of"):
+    with pytest.raises(ConfigError, match=rf"no field '{shared}'; it belongs in \[{table}\]"):
         load_job(written(tmp_path, job_text(name, head=f"{shared} = 3")))
     other = "fedxgb" if name != "fedxgb" else "secureboost"
     with pytest.raises(ConfigError, match=rf"expected options in \[{name}\] and \[{table}\], got a table \[{other}\]"):
         load_job(written(tmp_path, job_text(name) + f'\n[{other}]\nmode = "paper"'))
-    with pytest.raises(ConfigError, match="no field 'options'"):
+    with pytest.raises(ConfigError, match=rf"expected options in \[{name}\] and \[{table}\], got a table \[options\]"):
         load_job(written(tmp_path, job_text(name) + '\n[options]\nmode = "paper"'))
+    for field in ("own", "common"):  # what the tables are called inside
+        with pytest.raises(ConfigError, match=f"the job has no field '{field}'"):
+            load_job(written(tmp_path, job_text(name) + f'\n[{field}]\nmode = "paper"'))
+    text = job_text(name, head=f"{table} = 5").replace(f"\n[{table}]", "")
+    with pytest.raises(ConfigError, match=rf"expected \[{table}\] to be a table of options, got 5 - in the job"):
+        load_job(written(tmp_path, text))
 
 
 @pytest.mark.parametrize("name", ["pooled", "secure-boost", "no.such.module:SYSTEM"])
@@ -300,6 +318,20 @@ def test_a_job_file_of_no_system_between_parties_is_refused(tmp_path, name):
     text = f'name = "t"\nactive = "a"\nlabel = "y"\nprotocol = "{name}"\n[parties.a]\n[parties.b]\n'
     with pytest.raises(ConfigError, match=f"{name}.* - in the job |{name}"):
         load_job(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("wrong", ["5", '["secureboost"]', '"treaty.systems:SYSTEMS"'])
+def test_a_protocol_that_is_no_systems_name_is_one_error(tmp_path, wrong):
+    text = job_text("secureboost").replace('protocol = "secureboost"', f"protocol = {wrong}")
+    with pytest.raises(ConfigError, match=r"expected (protocol|'treaty.systems:SYSTEMS') to be .* - in the job"):
+        load_job(written(tmp_path, text))
+
+
+def test_infinity_in_a_job_file_reaches_the_parties_processes(tmp_path):
+    text = job_text("federboost-vertical", own='mode = "paper"\nallow_insecure = true\nepsilon = inf')
+    job = load_job(written(tmp_path, text))
+    (tmp_path / "job.json").write_bytes(job.encoded())
+    assert load_job(tmp_path / "job.json").settings()[0].epsilon == np.inf == job.settings()[0].epsilon
 
 
 def test_lines_of_options_are_those_that_a_job_file_has(tmp_path):

@@ -21,7 +21,7 @@ from treaty.estimators.saving import Saved, write_model
 from treaty.runs.fit import Predicting
 from treaty.runs.threads import Run
 from treaty.systems import Model, find_system
-from treaty.systems.options import SystemOptions, converted, names_of, place_of
+from treaty.systems.options import SystemOptions, converted, names_of, place_of, plain
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import Labelled, System, cast_of
 
@@ -93,10 +93,11 @@ class TableEstimator(BaseEstimator):
 
         ConfigError for an option that the system does not have.
         """
-        if isinstance(self.protocol, str) and any(name.startswith("protocol__") for name in params):
-            self.protocol = find_system(params.pop("protocol", self.protocol), self._model).options()
+        chosen = params.get("protocol", self.protocol)
+        if isinstance(chosen, str) and any(name.startswith("protocol__") for name in params):
+            params["protocol"] = chosen = find_system(chosen, self._model).options()
         own = self.get_params(deep=False)
-        _refuse_misplaced(type(self), [name for name in params if name.partition("__")[0] not in own], self.protocol)
+        _refuse_misplaced(type(self), [name for name in params if name.partition("__")[0] not in own], chosen)
         super().set_params(**params)
         return self
 
@@ -246,7 +247,7 @@ class TableEstimator(BaseEstimator):
         saved = Saved(
             kind=type(self).__name__,
             params=self._plain_params(),
-            system=self._chosen()[1].get_params(),
+            system={name: plain(value) for name, value in self._chosen()[1].get_params().items()},
             parties=list(self.parts_),
             schemas=self.schemas_,
             feature_names=None if names is None else list(names),
@@ -263,7 +264,7 @@ class TableEstimator(BaseEstimator):
     def _plain_params(self) -> dict[str, Any]:
         """Return the parameters, the system by its name, with numpy scalars as Python's."""
         params = {**self.get_params(deep=False), "protocol": type(self._chosen()[1]).system}
-        return {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
+        return {name: plain(value) for name, value in params.items()}
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

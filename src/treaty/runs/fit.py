@@ -28,6 +28,7 @@ from treaty.runs.progress import TrainingBar, steps_bar
 from treaty.runs.threads import (
     Run,
     Traffic,
+    active_of,
     decide_in_threads,
     explain_in_threads,
     predict_in_threads,
@@ -251,8 +252,7 @@ class Predicting:
                 self.system, self.system.predict, self.parts, tables, self.settings, self.n_jobs,
                 lambda title, done, total: steps(done, total),
             )  # fmt: skip
-        active = next(name for name, part in self.parts.items() if part.is_active)
-        return np.asarray(found[active])
+        return np.asarray(found[active_of(self.parts)])
 
     def decisions(self, tables: Mapping[str, Table]) -> RowDecisions:
         """Return all owners' decisions, from which the active party has leaves and margins of every stage."""

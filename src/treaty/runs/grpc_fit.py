@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -120,9 +119,9 @@ def _labels(run: Run, data: Labelled) -> NDArray[Any]:
 
 
 def _settings(system: System, settings: tuple[Any, Any]) -> dict[str, Any]:
-    """Return a job's fields for these options; JSON has no infinity."""
+    """Return a job's fields for these options."""
     own, common = settings
-    plain = {name: "inf" if value == math.inf else value for name, value in given(own, common).items()}
+    plain = given(own, common)
     return {
         "protocol": type(own).system,
         "own": {name: plain[name] for name in own.get_params()},

@@ -6,6 +6,7 @@ others' out. Paths are relative to the file.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ import msgspec
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate
 from treaty.errors import ConfigError
 from treaty.systems import SYSTEMS, find_system
-from treaty.systems.options import converted, place_of
+from treaty.systems.options import converted, names_of, place_of
 from treaty.systems.system import Cast, Place, System
 
 Address = Annotated[str, msgspec.Meta(pattern=r"^.+:\d{1,5}$")]
@@ -166,6 +167,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def settings(self) -> tuple[Any, Any]:
         """Return the checked options: the system's own, and the common ones."""
         system = self.system
+        for values, table in ((self.own, system.name), (self.common, system.common.table)):
+            for name in values:
+                where = _table_of(name, system)
+                if where not in (None, table):
+                    raise ConfigError(f"[{table}] has no option {name!r}; it belongs in [{where}]")
         own = converted(self.own, system.options, f"[{system.name}]")
         common = converted(self.common, system.common, f"[{system.common.table}]").checked(own)
         own.check(common)
@@ -188,10 +194,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return system.cast(places, self.active, self.settings()[0])
 
     def encoded(self) -> bytes:
-        """Return the job as a file's JSON."""
+        """Return the job as a file's JSON, which has no infinity."""
         plain = msgspec.to_builtins(self)
-        own, common = plain.pop("own"), plain.pop("common")
-        return msgspec.json.encode({**plain, self.system.name: own, self.system.common.table: common})
+        for field, table in (("own", self.system.name), ("common", self.system.common.table)):
+            plain[table] = {name: "inf" if value == math.inf else value for name, value in plain.pop(field).items()}
+        return msgspec.json.encode(plain)
 
 
 def load_job(path: str | Path) -> Job:
@@ -208,17 +215,15 @@ def load_job(path: str | Path) -> Job:
         data = path.read_bytes()
         decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
         job = msgspec.convert(_named_tables(decode(data)), Job)
+        job.settings()
     except OSError as error:
         raise ConfigError(f"cannot read the job {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{error} - in the job {path}") from None
-    except ConfigError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{error} - in the job {path}") from None
     if job.active not in job.parties:
         raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {path}")
     if len(job.parties) < 2:
         raise ConfigError(f"expected at least two parties, got {', '.join(job.parties)} - in {path}")
-    job.settings()
     if job.by_row and job.align is not None:
         raise ConfigError(
             f"expected no [align] with protocol {job.protocol!r}, whose parties hold different people's rows; take it "
@@ -232,20 +237,33 @@ def _named_tables(raw: Any) -> Any:
     """Put a file's tables of options, named by the system, into the fields `own` and `common`."""
     if not isinstance(raw, dict):
         return raw
-    system = find_system(raw.get("protocol", "secureboost"))
-    ours, theirs = {system.name, system.common.table}, {"boosting", "regression"}
-    theirs |= {name for systems in SYSTEMS.values() for name in systems}
-    stray = sorted((theirs - ours) & set(raw))
-    if stray:
-        raise ConfigError(
-            f"expected options in [{system.name}] and [{system.common.table}], got a table [{stray[0]}]: the job's "
-            f"protocol is {system.name!r}"
-        )
-    for name in set(raw) - ours - set(Job.__struct_fields__):
-        where = place_of(name, Job)
-        raise ConfigError(f"the job has no field {name!r}" + (f"; {where}" if where else ""))
-    fields = {name: value for name, value in raw.items() if name not in ours}
-    return {**fields, "own": raw.get(system.name, {}), "common": raw.get(system.common.table, {})}
+    protocol = raw.get("protocol", "secureboost")
+    if not isinstance(protocol, str):
+        raise ConfigError(f"expected protocol to be a system's name, got {protocol!r}")
+    system = find_system(protocol)
+    tables = {"own": system.name, "common": system.common.table}
+    others = {"options", "boosting", "regression", *(name for systems in SYSTEMS.values() for name in systems)}
+    for name in raw:
+        if name in others and name not in tables.values():
+            raise ConfigError(
+                f"expected options in [{system.name}] and [{system.common.table}], got a table [{name}]: the job's "
+                f"protocol is {system.name!r}"
+            )
+        if name in tables or name not in (*Job.__struct_fields__, *tables.values()):
+            table = _table_of(name, system)
+            where = f"it belongs in [{table}]" if table else place_of(name, Job)
+            raise ConfigError(f"the job has no field {name!r}" + (f"; {where}" if where else ""))
+        if name in tables.values() and not isinstance(raw[name], dict):
+            raise ConfigError(f"expected [{name}] to be a table of options, got {raw[name]!r}")
+    fields = {name: value for name, value in raw.items() if name not in tables.values()}
+    return fields | {field: raw.get(table, {}) for field, table in tables.items()}
+
+
+def _table_of(option: str, system: System) -> str | None:
+    """Return which of a job's two tables has an option of this name, if either."""
+    if option in names_of(system.options):
+        return system.name
+    return str(system.common.table) if option in names_of(system.common) else None
 
 
 def _check_classifies(job: Job, path: Path) -> None:

@@ -13,7 +13,6 @@ from cryptography.x509 import load_pem_x509_certificate
 from numpy.typing import NDArray
 
 from treaty.compute import cores
-from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerLost
 from treaty.messaging.certificates import load_certificate
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
@@ -35,6 +34,7 @@ from treaty.runs.reading import (
 )
 from treaty.runs.report import write_report
 from treaty.runs.rows import open_rows, read_rows
+from treaty.runs.threads import predicting_cast
 from treaty.systems.system import Cast, Labelled, Phase, Program, Progress, Seat, System, Vouching
 
 Result = TypeVar("Result")
@@ -134,18 +134,18 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
         raise ConfigError(system.cannot_resume)
     _check_identities(job, cast, system)
     for party in cast.owners if name is None else [name]:
-        member = job.parties[party]
-        if not job.by_row and party in cast.owners and member.table is None:
+        if not job.by_row and party in cast.owners and job.parties[party].table is None:
             raise ConfigError(f"the job names no table of {party}: add parties.{party}.table")
-    for party in cast.having(*system.shows_columns):
-        if name in (None, party) and job.parties[party].table is None and not job.parties[party].eval_tables:
-            raise ConfigError(
-                f"the {cast.roles[party]} says which columns and classes there are: expected parties.{party}.table, "
-                f"examples that it does not train on, or parties.{party}.eval_tables, got neither"
-            )
-    if name in (None, job.active) and getattr(common, "early_stopping_rounds", None) is not None:
-        if not job.parties[job.active].eval_tables:
-            raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{job.active}.eval_tables")
+    lead = job.active
+    if name not in (None, lead) or job.parties[lead].eval_tables:
+        return cast
+    if getattr(common, "early_stopping_rounds", None) is not None:
+        raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{lead}.eval_tables")
+    if cast.roles[lead] in system.shows_columns and job.parties[lead].table is None:
+        raise ConfigError(
+            f"the {cast.roles[lead]} says which columns and classes there are: expected parties.{lead}.table, examples "
+            f"that it does not train on, or parties.{lead}.eval_tables, got neither"
+        )
     return cast
 
 
@@ -244,14 +244,22 @@ def check_has_model(job: Job, name: str) -> None:
 
 def owners_of_model(job: Job) -> list[str]:
     """Return the parties with a part of the model, or with the model, in the job's order."""
+    if job.by_row and job.system.has_model.issuperset(job.system.train):
+        return list(job.parties)  # whose training tables a file for prediction need not name
     cast = job.cast() if job.by_row else _predicting(job)
     return cast.having(*job.system.has_model)
 
 
 def _predicting(job: Job) -> Cast:
     """Return who plays which role in a prediction by columns: helpers of the training take no part."""
-    owners = [name for name, member in job.parties.items() if member.role is None]
-    return Cast(job.active, {name: "active" if name == job.active else "passive" for name in owners}, owners)
+    named = job.system.named_roles
+    wrong = [name for name, member in job.parties.items() if member.edge or member.role not in (None, *named)]
+    if wrong:
+        known = f"no role but {' and '.join(sorted(named))}" if named else "no role"
+        raise ConfigError(
+            f"expected {known} and no edge with protocol {job.protocol!r}, got them at {', '.join(wrong)}"
+        )
+    return predicting_cast(job.active, [name for name, member in job.parties.items() if member.role is None])
 
 
 def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
@@ -272,26 +280,14 @@ def _with_rows(job: Job, name: str, programs: Mapping[str, Program], phase: Phas
     def role(party: Party) -> tuple[Any, Any]:
         with among_owners(party, cast):
             rows = open_rows(party, job, path, part.schema, threads=threads)
-        seat = predicting_seat(party, own, common, cast, part, rows.features, threads, phase)
+        seat = Seat(
+            party=party, options=own, common=common, cast=cast, part=part, data=Labelled(rows.features, np.zeros(0)),
+            threads=threads, phase=phase,
+        )  # fmt: skip
         return rows.ids, programs[cast.roles[name]](seat)
 
     found, _ = connected(job, name, cast, role)
     return found
-
-
-def predicting_seat(
-    party: Party,
-    own: Any,
-    common: Any,
-    cast: Cast,
-    part: Any,
-    table: Table,
-    threads: int,
-    phase: Phase | None = None,
-) -> Seat:
-    """Return the seat of a party that predicts rows with its part of a model."""
-    rows = Labelled(table, np.zeros(0))
-    return Seat(party=party, options=own, common=common, cast=cast, part=part, data=rows, threads=threads, phase=phase)
 
 
 def _to_predict(job: Job, name: str) -> str:

@@ -114,12 +114,10 @@ def root_cause(failures: Sequence[BaseException]) -> BaseException:
     return failures[0]
 
 
-def star(active: str, parties: Iterable[str], helper: str | None = None) -> dict[str, list[str]]:
-    """Link the active party with every other, and a helper with all; passive parties never talk to each other."""
-    others = [name for name in parties if name not in (active, helper)]
-    if helper is None:
-        return {active: others, **{name: [active] for name in others}}
-    return {active: [*others, helper], **{name: [active, helper] for name in others}, helper: [active, *others]}
+def star(active: str, parties: Iterable[str]) -> dict[str, list[str]]:
+    """Link the active party with every other; passive parties never talk to each other."""
+    others = [name for name in parties if name != active]
+    return {active: others, **{name: [active] for name in others}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +235,7 @@ def predict_in_threads(
     phase: Phase | None = None,
 ) -> dict[str, Any]:
     """Play programs of prediction with every owner of the model in a thread; return what each returned, by party."""
-    active = active_of(parts)
-    cast = Cast(active, {name: "active" if name == active else "passive" for name in parts}, list(parts))
-    threads = cores(n_jobs)
+    cast, threads = predicting_cast(active_of(parts), list(parts)), cores(n_jobs)
 
     def seat(party: Party) -> Seat:
         rows = Labelled(tables[party.name], np.zeros(0))
@@ -270,6 +266,11 @@ def explain_in_threads(
     found = predict_in_threads(system, system.explain, parts, tables, settings, n_jobs)
     own = {name: found[lead].own if name == lead else found[name] for name in parts}
     return Contributions({name: rows_first(values) for name, values in own.items()}, found[lead].bias)
+
+
+def predicting_cast(active: str, owners: list[str]) -> Cast:
+    """Return who plays which role in a prediction by columns: helpers of the training take no part."""
+    return Cast(active, {name: "active" if name == active else "passive" for name in owners}, owners)
 
 
 def active_of(parts: Mapping[str, Any]) -> str:

@@ -71,9 +71,13 @@ def find_system(name: str, model: Model | None = None) -> System:
     if not attribute:
         raise ConfigError(f"expected protocol to be one of {', '.join(known)}, got {name!r}")
     try:
-        found: System = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"cannot import the system {name!r}: {error}") from None
+    from treaty.systems.system import System  # which imports much that a look at the table does not need
+
+    if not isinstance(found, System):
+        raise ConfigError(f"expected {name!r} to be the record of a system (System), got {type(found).__name__}")
     return found
 
 

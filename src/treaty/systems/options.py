@@ -131,16 +131,16 @@ def converted(values: Mapping[str, Any], kind: type[Options], owner: str) -> Opt
     ConfigError
         For an unknown option, a wrong type, or a value out of range.
     """
-    plain = {name: _plain(value) for name, value in values.items()}
-    unknown = [name for name in plain if name not in names_of(kind)]
+    values = {name: plain(value) for name, value in values.items()}
+    unknown = [name for name in values if name not in names_of(kind)]
     if unknown:
         near = get_close_matches(unknown[0], names_of(kind), 1, 0.85)
         hint = f"did you mean {near[0]!r}?" if near else place_of(unknown[0], kind)
         raise ConfigError(f"{owner} has no option {unknown[0]!r}" + (f"; {hint}" if hint else ""))
     try:
-        options = msgspec.convert(plain, kind)
+        options = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explained(str(error), plain, kind)) from None
+        raise ConfigError(_explained(str(error), values, kind)) from None
     infinite: Iterable[str] = getattr(kind, "may_be_infinite", ())
     for name in names_of(kind):
         value = getattr(options, name)
@@ -168,7 +168,8 @@ def place_of(name: str, kind: Any) -> str:
     return f"{name} is an option of {', '.join(owners)}" if owners else ""
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return an option's value without numpy's types; "inf" stands for infinity, which JSON lacks."""
     return math.inf if value == "inf" else value.item() if isinstance(value, np.generic) else value
 
 

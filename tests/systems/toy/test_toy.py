@@ -129,4 +129,4 @@ def test_a_wrong_option_in_its_table_is_one_line(tmp_path, split):
     path.write_text(path.read_text().replace("most_columns", "n_estimators"))
     done = subprocess.run([*TREATY, "train", str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "[toy] has no option 'n_estimators'; n_estimators is an option of GBDT" in one_line(done.stderr)
+    assert "[toy] has no option 'n_estimators'; it belongs in [boosting]" in one_line(done.stderr)

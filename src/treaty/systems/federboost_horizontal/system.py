@@ -20,7 +20,9 @@ def cast(places: Mapping[str, Place], active: str, options: FederBoostHorizontal
     """
     wished = [name for name, place in places.items() if place.role or place.edge]
     if wished:
-        raise ConfigError(f"expected role and edge with protocol 'fedxgb' alone, got them at {', '.join(wished)}")
+        raise ConfigError(
+            f"expected no role and edge with protocol {options.system!r}, got them at {', '.join(wished)}"
+        )
     without = [name for name, place in places.items() if not place.has_rows and name != active]
     if without:
         raise ConfigError(
