@@ -32,33 +32,15 @@ ANEW = (
 
 
 class Checkpoint(msgspec.Struct, kw_only=True):
-    """One party's file.
+    """One party's file."""
 
-    Attributes
-    ----------
-    part : ModelPart
-        At the active party all finished trees, at the others all their splits so far.
-    options : dict
-        Those of the fit.
-    table : bytes
-        `fingerprint` of the training rows.
-    rounds : int
-        Rounds that every party has kept; training goes on after them.
-    margins : float64 (n_outputs * n_rows,) or None
-        At the active party, after those rounds.
-    random_state : str or None
-        At the active party: the sampling generator after those rounds.
-    bins : bytes
-        Of a horizontal training, encoded, for they cost rounds to find.
-    """
-
-    part: ModelPart
+    part: ModelPart  # at the active party all finished trees, at the others all their splits so far
     options: dict[str, Any]
-    table: bytes
-    rounds: int = 0
-    margins: NDArray[np.float64] | None = None
-    random_state: str | None = None
-    bins: bytes = b""
+    table: bytes  # `fingerprint` of the training rows
+    rounds: int = 0  # that every party has kept; training goes on after them
+    margins: NDArray[np.float64] | None = None  # (n_outputs * n_rows,) after those rounds, at the active party
+    random_state: str | None = None  # the active party's sampling generator after those rounds
+    bins: bytes = b""  # encoded, where rows are split: they cost rounds to find
 
     def progressed(self, n_outputs: int) -> RoundState:
         """Return what boosting goes on from."""
@@ -69,22 +51,10 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     def check(
         self, given: Mapping[str, Any], may_change: Collection[str], parties: Sequence[str], table: bytes
     ) -> None:
-        """Refuse to go on with other options, parties or rows.
+        """Raise ConfigError for other options, parties or rows than the checkpoint's.
 
-        Parameters
-        ----------
-        given : mapping
-            All options at hand, by name.
-        may_change : collection of str
-            Those that may differ from the checkpoint's.
-        parties : sequence of str
-            All parties in the job's order; looked at by the active one, whose trees name them by number.
-        table : bytes
-            `fingerprint` of the rows at hand.
-
-        Raises
-        ------
-        ConfigError
+        Of the options `given`, by name, those in `may_change` may differ. `parties` are all in the job's order, which
+        the trees of the active party name by number; `table` is the `fingerprint` of the rows at hand.
         """
         changed = [
             f"{name}={given.get(name)!r} (was {self.options.get(name)!r})"
@@ -108,12 +78,8 @@ def fingerprint(
 ) -> bytes:
     """Return SHA-256 over what a party trains on and watches.
 
-    Parameters
-    ----------
-    rows : sequence of (Table, arrays)
-        Training rows, then each eval set's; with the labels and weights at the active party.
-    classes : sequence
-        Labels by class number.
+    `rows` are the training rows, then each eval set's, with labels and weights at the active party; `classes` are the
+    labels by class number.
     """
     digest = hashlib.sha256(msgspec.msgpack.encode(list(classes)))
     for table, labels in rows:
@@ -174,14 +140,8 @@ def noise_folder(folder: str | os.PathLike[str], party: str) -> Path:
 class Keeper:
     """Writes a party's checkpoint while training goes on.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    resume : bool
-        Whether to go on from the file, if there is one, or to begin anew and replace it.
-    share : float
-        Of the time, at most, goes into keeping.
+    With `resume` training goes on from the file at `path`, if there is one, else it begins anew and replaces it. At
+    most a `share` of the time goes into writing.
     """
 
     path: Path
@@ -202,10 +162,7 @@ class Keeper:
     def keep(self, current: Callable[[], Checkpoint], began: float | None = None) -> None:
         """Write the file; `current` is called again for what to write if training ends early.
 
-        Parameters
-        ----------
-        began : float or None
-            When keeping began, by `time.perf_counter`, where others were asked to keep theirs first.
+        `began` is when others were asked to keep theirs, by `time.perf_counter`.
         """
         self._current = current
         self.write(began)

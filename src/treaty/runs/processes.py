@@ -50,24 +50,11 @@ def run_all(
 ) -> None:
     """Run ``treaty <verb> JOB --as PARTY`` for every party of the job on this machine.
 
-    Parameters
-    ----------
-    job : Job
-        Every party must name its table, but a leader without rows; addresses, keys and certificates are made up where
-        they are missing.
-    verb : {"train", "predict", "explain"}
-    arguments : sequence of str
-        Passed on to the active party's command.
-    to_all : bool
-        Pass them on to every party's.
-    progress : bool
-        Let the active party draw its progress bar.
+    Every party must name its table, but for a leader without rows; addresses, keys and certificates are made up where
+    they are missing. `arguments` go to the active party's command, or `to_all`; with `progress` it draws its bar.
 
-    Raises
-    ------
-    PartyFailed
-        When a process fails, with the error of each. A training goes on without those it can do without (see
-        `expendable`), which are warned of, as is everything that processes which end well say on standard error.
+    Raises PartyFailed when a process fails, with the error of each. A training goes on without `expendable` parties,
+    which are warned of, as is everything that processes which end well say on standard error.
     """
     if verb == "train":
         compile_kernels(job.system, job.settings()[0])

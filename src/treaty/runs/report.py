@@ -15,32 +15,15 @@ from treaty.systems.system import Cast
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a party notes about a finished run, beside its part of the model.
-
-    Attributes
-    ----------
-    party : str
-    seconds : dict
-        Per phase.
-    sent : dict
-        Of each peer: messages, bytes, bytes by message type.
-    learned : dict
-        Of each party, or in a crowd of each role, in words.
-    encryption, choice : str
-        The cipher, and at the active party why it was chosen.
-    spent : str
-        What the party's noise cost.
-    has_part : bool
-        Whether the party has a part of the model.
-    """
+    """What a party notes about a finished run, beside its part of the model."""
 
     party: str
-    seconds: dict[str, float]
-    sent: dict[str, dict[str, Any]]
-    learned: dict[str, list[str]]
+    seconds: dict[str, float]  # per phase
+    sent: dict[str, dict[str, Any]]  # to each peer: messages, bytes, bytes by message type
+    learned: dict[str, list[str]]  # by each party, or role, in words
     encryption: str = ""
-    choice: str = ""
-    spent: str = ""
+    choice: str = ""  # at the active party, why that cipher
+    spent: str = ""  # what the party's noise cost
     has_part: bool = True
 
 

@@ -44,31 +44,11 @@ def play(
     record_content: bool = False,
     link: Link | None = None,
 ) -> Played:
-    """Run every role in a thread of its own.
+    """Run every role, which takes its `Party`, in a thread of its own.
 
-    Parameters
-    ----------
-    roles : mapping of party name to role
-        A role takes its `Party`.
-    links : mapping of party name to peers
-        Who talks to whom.
-    job, protocol : str
-        Put on every message.
-    timeout : float
-        Seconds a party waits for a message.
-    record_content : bool
-        Keep the content of messages in the transcripts, for audits and tests.
-    link : Link, optional
-        How slow each party's line is; None: messages are there at once.
-
-    Returns
-    -------
-    Played
-
-    Raises
-    ------
-    Exception
-        What the first role to fail raised; the others end with it.
+    `links` say who talks to whom; `job` and `protocol` are put on every message; a party waits `timeout` seconds for
+    one. `record_content` keeps the content of messages in the transcripts, for audits and tests. `link` says how slow
+    each party's line is. Raises what the first role to fail raised; the others end with it.
     """
     channels = memory_channels(roles, link)
     parties = {
@@ -156,39 +136,20 @@ def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a training on this machine is given, whoever plays it.
-
-    Attributes
-    ----------
-    system : System
-    options : SystemOptions
-    common : BoostingOptions or RegressionOptions
-    cast : Cast
-    data : mapping of str to Labelled
-        Of every owner of rows; where columns are split only the active party's has labels. Labels are class numbers.
-    classes : list or None
-        Labels by class number; None for regression.
-    eval_sets : list of (mapping of str to Table, labels)
-        Tables by owner where columns are split, else of the active party alone.
-    n_jobs : int or None
-    progress : callable
-        Called by every role; see `Seat`.
-    phase : callable or None
-    store : Path or None
-        Folder for what serves later fits on the same rows.
-    """
+    """What a training on this machine is given, whoever plays it."""
 
     system: System
     options: Any
     common: Any
     cast: Cast
-    data: Mapping[str, Labelled]
-    classes: list[Any] | None
+    data: Mapping[str, Labelled]  # of every owner; labels, class numbers, where a party has some
+    classes: list[Any] | None  # labels by class number; None for regression
+    # tables by owner where columns are split, else the active party's alone; and labels
     eval_sets: Sequence[tuple[Mapping[str, Table], NDArray[np.float64]]] = ()
     n_jobs: int | None = None
-    progress: Progress | None = None
+    progress: Progress | None = None  # called by every role, see `Seat`
     phase: Phase | None = None
-    store: Path | None = None
+    store: Path | None = None  # folder for what serves later fits on the same rows
 
     def evals_of(self, name: str) -> list[Labelled]:
         """Return the eval sets as a party has them: its own columns, and the labels at the active party."""

@@ -58,19 +58,9 @@ def noisy_labels(
 ) -> NDArray[np.float64]:
     """Return what `label_rr` trains on: labels randomised once, drawn when `path` does not keep them yet.
 
-    Parameters
-    ----------
-    ledger : Ledger
-        Of the party with the labels; training again on the same noisy labels costs nothing more.
-    job : str
-        Name of the job, for the ledger.
-
-    Raises
-    ------
-    ConfigError
-        For a regression, or when `path` keeps noisy labels drawn from other labels.
-    BudgetSpent
-        When a person would pay more than `epsilon_total`; nothing is drawn then.
+    `ledger` is that of the party with the labels: training again on the same noisy labels costs nothing more. Raises
+    ConfigError for a regression, or when `path` keeps noisy labels drawn from other labels; BudgetSpent when a person
+    would pay more than `epsilon_total`, and nothing is drawn then.
     """
     if classes is None or options.label_epsilon is None:
         raise ConfigError("mechanism='label_rr' randomises classes; a regression has none: leave it out (None)")
