@@ -71,7 +71,7 @@ from treaty.messaging.memory import Link
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.runs import threads as simulation
-from treaty.runs.threads import Played, Role, play
+from treaty.runs.threads import Role, RunRecord, play
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.federboost_horizontal.noise import plan_noise
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
@@ -327,7 +327,7 @@ def own_times(fit: Callable[[], object]) -> dict[str, float]:
 
         return run
 
-    def measured(roles: Mapping[str, Role], *arguments: Any, **named: Any) -> Played:
+    def measured(roles: Mapping[str, Role], *arguments: Any, **named: Any) -> RunRecord:
         return play({name: timed(name, role) for name, role in roles.items()}, *arguments, **named)
 
     with patch.object(simulation, "play", measured):
@@ -463,11 +463,11 @@ def draw(rows: list[dict], quick: bool) -> None:
 # ---------------------------------------------------------------- a slow link
 
 
-def played(rows: Rows, options: Mapping[str, Any], link: Link | None) -> tuple[float, Played]:
+def played(rows: Rows, options: Mapping[str, Any], link: Link | None) -> tuple[float, RunRecord]:
     """Train in threads over a link; return seconds and transcripts too."""
-    kept: list[Played] = []
+    kept: list[RunRecord] = []
 
-    def over_link(*arguments: Any, **named: Any) -> Played:
+    def over_link(*arguments: Any, **named: Any) -> RunRecord:
         kept.append(play(*arguments, **named, link=link))
         return kept[-1]
 

@@ -57,7 +57,7 @@ from treaty.data.table import to_table
 from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart
 from treaty.runs.fit import no_rows
-from treaty.runs.threads import Played, Run, train_in_threads
+from treaty.runs.threads import Run, RunRecord, train_in_threads
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.layout import SERVER
@@ -73,7 +73,7 @@ from treaty.systems.horizontal.quantiles import Count
 from treaty.systems.options import names_of
 from treaty.systems.pooled import training as pooled
 from treaty.systems.pooled.options import BoostingOptions, Pooled
-from treaty.systems.system import Cast, Labelled, Seat, cast_of
+from treaty.systems.system import Cast, LabelledRows, Seat, cast_of
 
 THREADS = 2
 NEAR = 0.01
@@ -108,7 +108,7 @@ class Size:
 
 
 @dataclass(slots=True)
-class Trained:
+class TrainingOutcome:
     """A training.
 
     Attributes
@@ -125,7 +125,7 @@ class Trained:
     """
 
     part: ModelPart
-    played: Played
+    played: RunRecord
     marks: list[tuple[float, float]]
     seconds: float
     users: list[int]
@@ -145,10 +145,11 @@ def fedxgb(edges: int, **chosen: Any) -> Options:
     return Options(own, BoostingOptions(**values).checked(own))
 
 
-def train(x: Rows, y: Labels, who: NDArray[np.int64], options: Options, threads: int = 1) -> Trained:
+def train(x: Rows, y: Labels, who: NDArray[np.int64], options: Options, threads: int = 1) -> TrainingOutcome:
     """Train in threads: user ``who[i]`` has row i."""
     shards = {
-        f"user{k}": Labelled(to_table(x[who == k]), y[who == k].astype(np.float64)) for k in range(int(who.max()) + 1)
+        f"user{k}": LabelledRows(to_table(x[who == k]), y[who == k].astype(np.float64))
+        for k in range(int(who.max()) + 1)
     }
     marks: list[tuple[float, float]] = []
     users: list[int] = []
@@ -173,7 +174,7 @@ def train(x: Rows, y: Labels, who: NDArray[np.int64], options: Options, threads:
     with patch.object(Crowd, "total", counted):
         played = train_in_threads(run, {})
     took = time.perf_counter() - start
-    return Trained(played.results[SERVER], played, marks, took, users)
+    return TrainingOutcome(played.results[SERVER], played, marks, took, users)
 
 
 # ---------------------------------------------------------------- accuracy
@@ -192,7 +193,7 @@ def staged(part: ModelPart, x: Rows) -> Iterator[NDArray[np.float64]]:
     forest = part.forest
     assert forest is not None
     n_outputs = forest.objective.n_outputs
-    watched = pooled.watched(Labelled(to_table(x), np.zeros(len(x))), part.splits, THREADS)
+    watched = pooled.watched(LabelledRows(to_table(x), np.zeros(len(x))), part.splits, THREADS)
     margins = np.full((len(x), n_outputs), forest.objective.base_margin)
     for first in range(0, len(forest.trees), n_outputs):
         watched.add_trees(forest.trees[first : first + n_outputs], margins)
@@ -237,7 +238,7 @@ def reference(x: Rows, y: Labels, options: Options) -> ModelPart:
         colsample_bytree=options.own.column_share(x.shape[1], given.colsample_bytree),
         random_state=given.random_state, **COMMON,
     )  # fmt: skip
-    rows = Labelled(to_table(x), y.astype(np.float64))
+    rows = LabelledRows(to_table(x), y.astype(np.float64))
     alone: Any = None  # no other party
     return pooled.train(
         Seat(
@@ -508,7 +509,7 @@ def role_of(name: str) -> str:
     return "server" if name == SERVER else "edge" if name.startswith("edge") else "user"
 
 
-def sent(played: Played, name: str, direction: str) -> float:
+def sent(played: RunRecord, name: str, direction: str) -> float:
     """Return MB that a party sent or received."""
     return sum(e.nbytes for e in played.transcripts[name].entries if e.direction == direction) / 1e6
 

@@ -83,7 +83,7 @@ class OpenedSums(ColumnSource):
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingOutcome:
     """What training showed, and how good it was."""
 
     trees: list[OpenedTree]
@@ -94,7 +94,7 @@ class Trained:
 
 def train(
     data: Data, own: FederBoostHorizontal, options: BoostingOptions, rows: NDArray[np.intp], rest: NDArray[np.intp]
-) -> Trained:
+) -> TrainingOutcome:
     table, y = to_table(data.x[rows]), data.y[rows].astype(np.float64)
     bins, splits = fit_bins(table, options.max_bin), SplitTable()
     objective = make_objective("logistic", y, None, fractional_bits=options.fractional_bits)
@@ -113,10 +113,10 @@ def train(
     margins = np.zeros((len(rest), 1))
     margins_from_values(forest.trees, join_splits([splits], [n_columns]), data.x[rest].astype(np.float32), margins)
     trees = [OpenedTree(asked, tree.left) for asked, tree in zip(source.opened, forest.trees, strict=True)]
-    return Trained(trees, bins.offsets, source.codes, float(roc_auc_score(data.y[rest], margins[:, 0])))
+    return TrainingOutcome(trees, bins.offsets, source.codes, float(roc_auc_score(data.y[rest], margins[:, 0])))
 
 
-def confident(found: RebuiltRows, trained: Trained, y: NDArray[np.int64]) -> tuple[int, int]:
+def confident(found: RebuiltRows, trained: TrainingOutcome, y: NDArray[np.int64]) -> tuple[int, int]:
     """Count the rows that are mostly known, and those of them that are right."""
     offsets, known = trained.offsets, found.known(trained.offsets)
     rows = np.flatnonzero(known >= 0.9 * (len(offsets) - 1))

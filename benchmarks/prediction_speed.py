@@ -24,7 +24,7 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for, own_columns
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import Cast, Labelled, Seat, star
+from treaty.systems.system import Cast, LabelledRows, Seat, star
 from treaty.systems.vertical.decisions import collect, predict_passive
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import SumsFinder
@@ -40,7 +40,7 @@ def grow(data: Data, parties: int, rounds: int, depth: int) -> tuple[dict[str, M
     cut = np.array_split(np.arange(data.x.shape[1]), parties)
     tables = {name: to_table(data.x[:, some], party=name) for name, some in zip(names, cut, strict=True)}
     y = data.y.astype(np.float64)
-    objective = objective_for(Labelled(tables[names[0]], y), [0, 1], SecureBoost(), options)
+    objective = objective_for(LabelledRows(tables[names[0]], y), [0, 1], SecureBoost(), options)
     forest, splits = Forest(objective, tuple(names), [0, 1]), {name: SplitTable() for name in names}
     sources = [own_columns(tables[name], options.max_bin, splits[name], THREADS) for name in names]
     rules = options.rules(objective)
@@ -72,7 +72,7 @@ def seated(
     return lambda party: program(
         Seat(
             party=party, options=options, common=BoostingOptions().checked(options), cast=cast, threads=THREADS,
-            data=Labelled(tables[party.name], np.zeros(0)), part=parts[party.name],
+            data=LabelledRows(tables[party.name], np.zeros(0)), part=parts[party.name],
         )
     )  # fmt: skip
 

@@ -28,12 +28,12 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.privacy.clustering import attack_auc, cluster_scores, known_label_scores
 from treaty.privacy.label_rr import randomise_labels
-from treaty.runs.threads import Played, play
+from treaty.runs.threads import RunRecord, play
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import Labelled, Place, Seat, star
+from treaty.systems.system import LabelledRows, Place, Seat, star
 from treaty.systems.vertical.cast import cast_by_column
 from treaty.systems.vertical.encrypted_columns import SplitColumns
 from treaty.systems.vertical.transcripts import node_sets_from_transcript
@@ -59,14 +59,14 @@ def credit_cards() -> tuple[str, Tables, np.ndarray]:
     return data.title, {"p0": X.drop(columns=passive), "p1": X[passive]}, data.y[rows].astype(float)
 
 
-def played(tables: Tables, y: np.ndarray, **options: object) -> Played:
+def played(tables: Tables, y: np.ndarray, **options: object) -> RunRecord:
     """Train with the contents of all messages recorded; labels under noise are given as they were drawn."""
     own, common = chosen(**options)
     held = {name: to_table(table, party=name) for name, table in tables.items()}
     cast = cast_by_column(dict.fromkeys(tables, Place()), "p0", own)
 
     def role(party: Party) -> ModelPart:
-        data = Labelled(held[party.name], y)
+        data = LabelledRows(held[party.name], y)
         program = secureboost.active if party.name == "p0" else secureboost.passive
         boosting = BoostingOptions(**common).checked(own)
         return program(Seat(party=party, options=own, common=boosting, cast=cast, data=data, classes=[0, 1]))
@@ -81,7 +81,7 @@ def chosen(**options: object) -> tuple[SecureBoost, dict[str, Any]]:
     return SecureBoost(**own), {name: value for name, value in given.items() if name not in own}
 
 
-def seen(found: Played, n_rows: int) -> list[list[np.ndarray]]:
+def seen(found: RunRecord, n_rows: int) -> list[list[np.ndarray]]:
     """Return the nodes whose rows the passive party was told, tree by tree."""
     return node_sets_from_transcript(found.transcripts["p1"], n_rows)
 

@@ -42,7 +42,7 @@ from treaty.systems.fedxgboost_smm.paper.attacks import (
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, disguised, null_vectors, response
 from treaty.systems.fedxgboost_smm.paper.transcripts import SmmNode, products_from_transcript
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Labelled, Place, Seat, star
+from treaty.systems.system import LabelledRows, Place, Seat, star
 from treaty.systems.vertical.cast import cast_by_column
 from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
 
@@ -187,7 +187,7 @@ def trained(tables: dict[str, Table], y: Matrix, version: int) -> list[list[list
     cast = cast_by_column(dict.fromkeys(tables, Place()), "bank", options)
 
     def role(party: Party) -> ModelPart:
-        data = Labelled(tables[party.name], y)
+        data = LabelledRows(tables[party.name], y)
         program = paper.active if party.name == "bank" else paper.passive
         return program(Seat(party=party, options=options, common=common, cast=cast, data=data, classes=[0, 1]))
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.data import large
-from treaty.data.large import WORDS, Column, Scratch, Sorted, forget, records
+from treaty.data.large import WORDS, Column, Scratch, SortedRecords, forget, records
 from treaty.errors import ConfigError
 
 NUMBERED = np.dtype([("key", np.int32), ("at", np.int64)])
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def fill(scratch: Scratch, count: int, *, seed: int = 0) -> Sorted:
+def fill(scratch: Scratch, count: int, *, seed: int = 0) -> SortedRecords:
     made = scratch.sorted(HASHED, "key", WORDS, count)
     key = np.random.default_rng(seed).integers(0, 1 << 64, (count, 2), np.uint64)
     made.add(records(HASHED, key=key, at=np.arange(count)))

@@ -25,7 +25,7 @@ from treaty.models.checkpoints import Keeper, checkpoint_file
 from treaty.runs.threads import play
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import Labelled
+from treaty.systems.system import LabelledRows
 from treaty.systems.vertical.encrypted_columns import SumsRequest
 
 LATTICE = SecureBoost(encryption="lattice")
@@ -158,7 +158,7 @@ def roles_of_training():
     def role(party):
         program = secureboost.active if party.name == "clinic" else secureboost.passive
         labels = {"classes": [0, 1]} if party.name == "clinic" else {}
-        data = Labelled(tables[party.name], y.astype(float) if labels else np.zeros(0))
+        data = LabelledRows(tables[party.name], y.astype(float) if labels else np.zeros(0))
         return program(seat(party, LATTICE, SETTINGS, active="clinic", owners=list(tables), data=data, **labels))
 
     links = {"clinic": ["lab", "shop"], "lab": ["clinic"], "shop": ["clinic"]}

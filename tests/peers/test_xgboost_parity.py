@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from treaty.trees.ensemble import margins_from_values
 from treaty.trees.kernels import MIN_GAIN
 from trees.oracle import gain_of
-from trees.plain import Codes, Trained, random_codes, random_labels, train
+from trees.plain import Codes, TrainingOutcome, random_codes, random_labels, train
 
 xgboost = pytest.importorskip("xgboost")
 
@@ -95,7 +95,7 @@ class Pair:
     table: Codes
     y: np.ndarray
     weight: np.ndarray | None
-    ours: Trained
+    ours: TrainingOutcome
     theirs: list[dict]
 
     def gradients(self, done: int) -> tuple[np.ndarray, np.ndarray]:

@@ -353,7 +353,7 @@ def test_other_parties_are_not_told_a_bad_tables_columns_or_files(tmp_path):
 def test_finished_trees_survive_a_killed_process_of_fit(monkeypatch):
     X, y = real_table("binary")
     tables = cut(X, 2)
-    started_to_die(monkeypatch, "p1", ("", 6, "Kept"))
+    started_to_die(monkeypatch, "p1", ("", 6, "CheckpointReceipt"))
     model = flat(treaty.GBDTClassifier, transport="grpc", n_estimators=5000, **FAST_KEY)
     with pytest.raises(treaty.TreatyError, match=r"p1: killed by signal 9|p1 is lost"):
         model.fit(tables, y)
@@ -384,7 +384,7 @@ def test_a_killed_training_resumes_to_the_identical_model(tmp_path):
     victim = "lab"
     options = {"trees": 16, "rows": 500, "subsample": 0.8, "random_state": 3, "insecure_test_key_bits": 1536}
     job = write_job(tmp_path, alone=True, **options)
-    dies = {victim: ("", 8, "Kept")}
+    dies = {victim: ("", 8, "CheckpointReceipt")}
     processes = {name: start(job, name, dies=dies.get(name)) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"
     assert processes[victim].wait(60) == -signal.SIGKILL
@@ -449,7 +449,7 @@ def test_a_job_with_ids_aligns_trains_and_predicts_like_the_joined_table(tmp_pat
 def test_a_resumed_job_keeps_its_alignment(tmp_path):
     options = {"trees": 16, "insecure_test_key_bits": 1536}
     job, _ = write_unaligned(tmp_path, alone=True, **options)
-    dies = {"imaging": ("", 6, "Kept")}
+    dies = {"imaging": ("", 6, "CheckpointReceipt")}
     processes = {name: start(job, name, dies=dies.get(name)) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"
     assert processes["imaging"].wait(60) == -signal.SIGKILL

@@ -11,7 +11,7 @@ from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member
 from treaty.runs.rows import Rows, read_rows, with_noisy_labels
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import Labelled
+from treaty.systems.system import LabelledRows
 
 
 def test_labels_randomised_once_serve_every_alignment(tmp_path):
@@ -25,7 +25,9 @@ def test_labels_randomised_once_serve_every_alignment(tmp_path):
     def drawn(order):
         table = to_table(frame[["x"]].iloc[order])
         rows = Rows(whole.take(pa.array(order)), table, whole, order)
-        data, classes = with_noisy_labels(Labelled(table, np.zeros(len(order))), rows, job, str(path), options, ledger)
+        data, classes = with_noisy_labels(
+            LabelledRows(table, np.zeros(len(order))), rows, job, str(path), options, ledger
+        )
         assert classes == ["no", "yes"]
         return dict(zip(order.tolist(), data.y.tolist(), strict=True))
 

@@ -76,7 +76,7 @@ class WatchedFinder(SumsFinder):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingOutcome:
     """What training left: the owners' tables, the forest, and the margins (n_rows, n_outputs) of the rows."""
 
     parts: list[Codes]
@@ -119,7 +119,7 @@ def train(
     fractional_bits: int = 16,
     threads: int = 1,
     **options,
-) -> Trained:
+) -> TrainingOutcome:
     """Boost over the parts as sources of one finder; `options`: `SplitRules`, `BoostingPlan`, `boost`."""
     parts = [parts] if isinstance(parts, Codes) else list(parts)
     loss = make_objective(
@@ -133,7 +133,7 @@ def train(
     of_plan = {name: options.pop(name) for name in list(options) if name in PLAN}
     plan = BoostingPlan(n_columns=sum(len(part.n_bins) for part in parts), **of_plan)
     boost(finder, y, weight, forest, rules, plan, threads=threads, **options)
-    return Trained(parts, forest, rules, finder.margins())
+    return TrainingOutcome(parts, forest, rules, finder.margins())
 
 
 def random_codes(

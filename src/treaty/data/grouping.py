@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from treaty.compute import pieces
-from treaty.data.large import WORDS, Column, Scratch, Sorted, forget, records
+from treaty.data.large import WORDS, Column, Scratch, SortedRecords, forget, records
 
 _SEEN = np.dtype([("hash", np.uint64, (2,)), ("place", np.int64), ("row", np.int64)])
 _FOUND = np.dtype([("first", np.int64), ("row", np.int64)])
@@ -132,7 +132,7 @@ def _new(values: NDArray[np.uint64] | NDArray[np.int64]) -> NDArray[np.bool_]:
     return new
 
 
-def _by_first(seen: Sorted, count: int, scratch: Scratch) -> Sorted:
+def _by_first(seen: SortedRecords, count: int, scratch: Scratch) -> SortedRecords:
     """Sort rows by the place where their id first appeared, then ascending."""
     found = scratch.sorted(_FOUND, "first", count, count)
     for part in seen.parts():
@@ -144,7 +144,12 @@ def _by_first(seen: Sorted, count: int, scratch: Scratch) -> Sorted:
 
 
 def _distinct(
-    found: Sorted, texts: NDArray[np.uint8], ends: NDArray[np.int64], n_present: int, every: bool, stack: ExitStack
+    found: SortedRecords,
+    texts: NDArray[np.uint8],
+    ends: NDArray[np.int64],
+    n_present: int,
+    every: bool,
+    stack: ExitStack,
 ) -> RowGroups:
     """Write each string once, in the order of first places, with its rows."""
     data, offsets, rows, starts = _columns(stack)

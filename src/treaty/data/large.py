@@ -38,7 +38,7 @@ def records(dtype: np.dtype[Any], **columns: Any) -> NDArray[Any]:
     return out
 
 
-class Sorted:
+class SortedRecords:
     """Records that come back in the order of a key; of equal keys those added first come first.
 
     Records are dealt to parts by ranges of the key, and each part is sorted when it is read. The field `key` holds
@@ -154,11 +154,11 @@ class Scratch:
             raise ConfigError(f"expected in_memory of at least 1 record, got {in_memory}")
         self.in_memory = in_memory
         self.part = part_of(in_memory)
-        self._made: list[Sorted] = []
+        self._made: list[SortedRecords] = []
 
-    def sorted(self, dtype: DTypeLike, key: str, span: int, rows: int) -> Sorted:
-        """Make a list; parameters as of `Sorted`."""
-        made = Sorted(dtype, key, span, rows, self.in_memory)
+    def sorted(self, dtype: DTypeLike, key: str, span: int, rows: int) -> SortedRecords:
+        """Make a list; parameters as of `SortedRecords`."""
+        made = SortedRecords(dtype, key, span, rows, self.in_memory)
         self._made.append(made)
         return made
 

@@ -17,13 +17,13 @@ from treaty.data.labels import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
 from treaty.estimators.inputs import check_one_kind, known_tables, training_tables
-from treaty.estimators.saving import Saved, write_model
-from treaty.runs.fit import Predicting
+from treaty.estimators.saving import SavedEstimator, write_model
+from treaty.runs.fit import TrainedModel
 from treaty.runs.threads import Run
 from treaty.systems import Model, find_system
 from treaty.systems.options import SystemOptions, converted, names_of, place_of, plain
 from treaty.systems.pooled.system import ALONE
-from treaty.systems.system import Labelled, System, cast_of
+from treaty.systems.system import LabelledRows, System, cast_of
 
 Tables = Any  # one table (any dataframe or array), or {party: table}
 
@@ -214,18 +214,18 @@ class TableEstimator(BaseEstimator):
         """Return the run of a training on one table, or between owners of columns of the same rows."""
         system, own, common = settings
         none = np.zeros(0)
-        data = {name: Labelled(table, labels if name == active else none) for name, table in tables.items()}
-        data[active] = Labelled(tables[active], labels, weight)
+        data = {name: LabelledRows(table, labels if name == active else none) for name, table in tables.items()}
+        data[active] = LabelledRows(tables[active], labels, weight)
         return Run(
             system=system, options=own, common=common, cast=cast_of(system, list(tables), active, own), data=data,
             classes=classes, n_jobs=self.n_jobs,
         )  # fmt: skip
 
-    def _predicting(self) -> Predicting:
+    def _predicting(self) -> TrainedModel:
         """Return the trained model with what its prediction is played with."""
         check_is_fitted(self, "parts_")
         system, own, common = self._settings()
-        return Predicting(system, (own, common), self.parts_, self.n_jobs)
+        return TrainedModel(system, (own, common), self.parts_, self.n_jobs)
 
     # ------------------------------------------------------------ files
 
@@ -244,7 +244,7 @@ class TableEstimator(BaseEstimator):
         """
         check_is_fitted(self, "parts_")
         names = getattr(self, "feature_names_in_", None)
-        saved = Saved(
+        saved = SavedEstimator(
             kind=type(self).__name__,
             params=self._plain_params(),
             system={name: plain(value) for name, value in self._chosen()[1].get_params().items()},
@@ -254,7 +254,7 @@ class TableEstimator(BaseEstimator):
         )
         write_model(folder, saved, self.parts_)
 
-    def _restore(self, saved: Saved) -> None:
+    def _restore(self, saved: SavedEstimator) -> None:
         """Set what `save` kept beside parameters and parts."""
         self.schemas_ = saved.schemas
         self.n_features_in_ = sum(len(schema.names) for schema in saved.schemas.values())

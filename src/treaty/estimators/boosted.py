@@ -30,7 +30,7 @@ from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import ALONE
-from treaty.systems.system import Labelled, System, cast_of
+from treaty.systems.system import LabelledRows, System, cast_of
 from treaty.trees.boosting import Forest
 
 
@@ -198,7 +198,7 @@ class BoostedTrees(TableEstimator):
                 f"active=None, got {self.active!r}"
             )
         validate_data(self, X[next(iter(rows))][0], reset=True, skip_check_array=True)
-        told = [describe(Labelled(of.table, of.y), None) for of in rows.values()]
+        told = [describe(LabelledRows(of.table, of.y), None) for of in rows.values()]
         self.schemas_ = {ALONE: schema_of(*all_columns(told))}  # as the protocol makes it
         labels = {name: of.y for name, of in rows.items()}
         if is_classifier(self):
@@ -208,7 +208,7 @@ class BoostedTrees(TableEstimator):
         ends = np.cumsum([of.table.n_rows for of in rows.values()])
         classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(ends[-1]))
         data = {
-            name: Labelled(of.table, of_own, of.weight)
+            name: LabelledRows(of.table, of_own, of.weight)
             for (name, of), of_own in zip(rows.items(), np.split(target, ends[:-1]), strict=True)
         }
         data |= {name: no_rows(self.schemas_[ALONE], len(classes or ())) for name in cast.having(*system.shows_columns)}

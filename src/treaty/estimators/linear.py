@@ -16,7 +16,7 @@ from treaty.data.labels import check_weights
 from treaty.data.table import match_rows
 from treaty.errors import DataError
 from treaty.estimators.base import TableEstimator, Tables, one_column
-from treaty.estimators.saving import Saved, params_of, read_parts
+from treaty.estimators.saving import SavedEstimator, params_of, read_parts
 from treaty.linear.losses import probabilities, warn_beyond_taylor
 from treaty.models.linear import LinearPart, label_holder, load_linear_part
 from treaty.runs.fit import train
@@ -234,7 +234,7 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         return tags
 
 
-def restored(folder: str | Path, saved: Saved) -> LogisticRegression:
+def restored(folder: str | Path, saved: SavedEstimator) -> LogisticRegression:
     """Return the model that `LogisticRegression.save` wrote to a folder; see `treaty.load`."""
     model = LogisticRegression(**params_of(saved))
     model._restore(saved)

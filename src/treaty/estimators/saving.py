@@ -20,7 +20,7 @@ from treaty.systems.options import converted
 AnyPart = TypeVar("AnyPart", ModelPart, LinearPart)
 
 
-class Saved(msgspec.Struct, kw_only=True):
+class SavedEstimator(msgspec.Struct, kw_only=True):
     """What is written beside the parts."""
 
     kind: str  # class of the estimator
@@ -31,7 +31,7 @@ class Saved(msgspec.Struct, kw_only=True):
     feature_names: list[str] | None = None  # as scikit-learn remembers them, where the training table had any
 
 
-def write_model(folder: str | Path, saved: Saved, parts: Mapping[str, ModelPart | LinearPart]) -> None:
+def write_model(folder: str | Path, saved: SavedEstimator, parts: Mapping[str, ModelPart | LinearPart]) -> None:
     """Write a model to a folder, made when missing; ConfigError if it cannot be written."""
     folder = Path(folder)
     try:
@@ -47,18 +47,18 @@ def write_model(folder: str | Path, saved: Saved, parts: Mapping[str, ModelPart 
         raise ConfigError(f"cannot write the model to {folder}: {error.strerror}") from None
 
 
-def read_saved(folder: str | Path) -> Saved:
+def read_saved(folder: str | Path) -> SavedEstimator:
     """Read what `write_model` wrote beside the parts; ConfigError if there is no such file, or it is another one."""
     path = Path(folder) / "model.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Saved)
+        return msgspec.json.decode(path.read_bytes(), type=SavedEstimator)
     except OSError as error:
         raise ConfigError(f"cannot read the model {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected a saved model, got something else - at {path} ({error})") from None
 
 
-def params_of(saved: Saved) -> dict[str, Any]:
+def params_of(saved: SavedEstimator) -> dict[str, Any]:
     """Return an estimator's parameters, with the system's options as it had them."""
     name = saved.params["protocol"]
     system = find_system(name, "logistic" if saved.kind == "LogisticRegression" else "trees")
@@ -66,7 +66,7 @@ def params_of(saved: Saved) -> dict[str, Any]:
     return {**saved.params, "protocol": own if own != system.options() else name}
 
 
-def read_parts(folder: str | Path, saved: Saved, load: Callable[[Path], AnyPart]) -> dict[str, AnyPart]:
+def read_parts(folder: str | Path, saved: SavedEstimator, load: Callable[[Path], AnyPart]) -> dict[str, AnyPart]:
     """Read every party's part; ConfigError if a file is missing or is not one of a Treaty model."""
     return {name: load(_part_file(Path(folder), name)) for name in saved.parties}
 

@@ -37,11 +37,11 @@ from treaty.runs.threads import (
 )
 from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.pooled.training import noisy_labels
-from treaty.systems.system import Labelled, Seat, System
+from treaty.systems.system import LabelledRows, Seat, System
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingOutcome:
     """What a training left.
 
     Attributes
@@ -68,7 +68,7 @@ def train(
     checkpoint: Path | None,
     weighted: bool = False,
     finished: Callable[[dict[str, Any]], None] = lambda parts: None,
-) -> Trained:
+) -> TrainingOutcome:
     """Train as a run says, playing every party on this machine.
 
     Parameters
@@ -112,7 +112,7 @@ def train(
     if system.split == "rows":
         parts = {ALONE: whole(part)}
     learned = system.disclosures(cast, run.options, run.common, part)
-    return Trained(parts, traffic, _seconds(run, traffic, started, progress.begun), learned)
+    return TrainingOutcome(parts, traffic, _seconds(run, traffic, started, progress.begun), learned)
 
 
 class _Progress:
@@ -157,7 +157,7 @@ def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
     """Train in one place; eval sets of several tables are put side by side."""
     assert run.system.alone is not None
     evals = [
-        Labelled(side_by_side(tables), labels, None, f"eval_{number}")
+        LabelledRows(side_by_side(tables), labels, None, f"eval_{number}")
         for number, (tables, labels) in enumerate(run.eval_sets)
     ]
     seat = Seat(
@@ -218,7 +218,7 @@ def _seconds(run: Run, traffic: Traffic, started: float, begun: Sequence[float])
 
 
 @dataclass(frozen=True, slots=True)
-class Predicting:
+class TrainedModel:
     """A trained model and what its prediction is played with.
 
     Attributes
@@ -269,8 +269,8 @@ class Predicting:
         return explain_in_threads(self.system, self.parts, tables, self.settings, self.n_jobs)
 
 
-def no_rows(schema: Schema, n_classes: int) -> Labelled:
+def no_rows(schema: Schema, n_classes: int) -> LabelledRows:
     """Return rows that say which columns and classes there are: one of each class, all values missing."""
     missing = np.full(max(1, n_classes), np.nan, np.float32)
     table = Table(schema, [missing] * len(schema.names), len(missing))
-    return Labelled(table, np.arange(len(missing), dtype=np.float64))
+    return LabelledRows(table, np.arange(len(missing), dtype=np.float64))

@@ -21,7 +21,7 @@ from treaty.runs.party import find_part, part_file
 from treaty.runs.processes import PartyFailed, run_all, traffic_of
 from treaty.runs.threads import Run, Traffic, active_of
 from treaty.systems.options import given
-from treaty.systems.system import Labelled, System
+from treaty.systems.system import LabelledRows, System
 
 LABEL, _WEIGHT = "__label__", "__weight__"  # columns of the tables that an estimator writes for its processes
 
@@ -105,7 +105,7 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
     )  # fmt: skip
 
 
-def _beside(run: Run, data: Labelled, weighted: bool) -> dict[str, NDArray[Any]]:
+def _beside(run: Run, data: LabelledRows, weighted: bool) -> dict[str, NDArray[Any]]:
     """Return labels and weights to write beside the columns, at a party with labels."""
     if len(data.y) != data.table.n_rows or (run.system.split == "columns" and len(data.y) == 0):
         return {}
@@ -113,7 +113,7 @@ def _beside(run: Run, data: Labelled, weighted: bool) -> dict[str, NDArray[Any]]
     return {LABEL: _labels(run, data), **weight}
 
 
-def _labels(run: Run, data: Labelled) -> NDArray[Any]:
+def _labels(run: Run, data: LabelledRows) -> NDArray[Any]:
     """Return labels as they came: a checkpoint is of rows with these, not of class numbers."""
     return data.y if run.classes is None else np.array(run.classes)[data.y.astype(np.intp)]
 

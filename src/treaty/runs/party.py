@@ -35,7 +35,7 @@ from treaty.runs.reading import (
 from treaty.runs.report import write_report
 from treaty.runs.rows import open_rows, read_rows
 from treaty.runs.threads import predicting_cast
-from treaty.systems.system import Cast, Labelled, Phase, Program, Progress, Seat, System, Vouching
+from treaty.systems.system import Cast, LabelledRows, Phase, Program, Progress, Seat, System, Vouching
 
 Result = TypeVar("Result")
 CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
@@ -281,8 +281,8 @@ def _with_rows(job: Job, name: str, programs: Mapping[str, Program], phase: Phas
         with among_owners(party, cast):
             rows = open_rows(party, job, path, part.schema, threads=threads)
         seat = Seat(
-            party=party, options=own, common=common, cast=cast, part=part, data=Labelled(rows.features, np.zeros(0)),
-            threads=threads, phase=phase,
+            party=party, options=own, common=common, cast=cast, part=part,
+            data=LabelledRows(rows.features, np.zeros(0)), threads=threads, phase=phase,
         )  # fmt: skip
         return rows.ids, programs[cast.roles[name]](seat)
 

@@ -20,16 +20,16 @@ from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job
 from treaty.runs.rows import labelled, open_rows, read_rows, text_columns, with_noisy_labels
-from treaty.systems.system import Cast, Labelled, Phase, Vouching
+from treaty.systems.system import Cast, LabelledRows, Phase, Vouching
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingTables:
     """What a party has read for a training; the fields are those of `Seat`, `seconds` what aligning took."""
 
-    data: Labelled | None = None
+    data: LabelledRows | None = None
     classes: list[Any] | None = None
-    eval_sets: list[Labelled] = field(default_factory=list)
+    eval_sets: list[LabelledRows] = field(default_factory=list)
     row_numbers: NDArray[np.int64] | None = None
     rows_digest: bytes | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -116,8 +116,8 @@ def read_by_row(job: Job, name: str, cast: Cast) -> TrainingTables:
 
 
 def read_labelled(
-    job: Job, name: str, path: str, *, training: bool = False, like: Labelled | None = None
-) -> tuple[Labelled, list[Any] | None]:
+    job: Job, name: str, path: str, *, training: bool = False, like: LabelledRows | None = None
+) -> tuple[LabelledRows, list[Any] | None]:
     """Read a table with labels; return it with the classes it has, text being text where it is in the table `like`."""
     rows = read_rows(job, name, path, text=() if like is None else text_columns(like.table.schema))
     return labelled(rows, job, name, path, None, training=training)
@@ -131,7 +131,7 @@ def united(kinds: list[list[Any] | None], name: str) -> list[Any] | None:
     return sorted(found) or None
 
 
-def renumbered(data: Labelled, own: list[Any] | None, classes: list[Any] | None) -> Labelled:
+def renumbered(data: LabelledRows, own: list[Any] | None, classes: list[Any] | None) -> LabelledRows:
     """Return a table whose labels are numbers of all classes, not of its own."""
     if own is None or classes is None or own == classes:
         return data

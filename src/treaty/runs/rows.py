@@ -30,7 +30,7 @@ from treaty.runs.job import Job, Member, id_column
 from treaty.systems.alignment.roles import AlignmentOptions, Progress, align_active, align_passive
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.training import noisy_labels
-from treaty.systems.system import Labelled
+from treaty.systems.system import LabelledRows
 
 FORMAT = "treaty-rows 1"
 
@@ -208,7 +208,7 @@ def _digest(column: Any) -> bytes:
 
 def labelled(
     rows: Rows, job: Job, name: str, path: str, classes: list[Any] | None, *, training: bool
-) -> tuple[Labelled, list[Any] | None]:
+) -> tuple[LabelledRows, list[Any] | None]:
     """Check labels and (for training) weights of whoever has some; return them with the classes.
 
     Without `classes` those found are taken: all there are, but in a horizontal job, where a party may have rows of one
@@ -216,7 +216,7 @@ def labelled(
     """
     arrow, n_rows = rows.arrow, rows.features.n_rows
     if not labels_of(job, name):
-        return Labelled(rows.features, np.zeros(0)), None
+        return LabelledRows(rows.features, np.zeros(0)), None
     weighted = job.weight is not None and training  # eval rows all weigh the same
     for column in [job.label, *([job.weight] if weighted else [])]:
         if column not in arrow.column_names:
@@ -224,7 +224,7 @@ def labelled(
     weight = check_weights(arrow[job.weight], n_rows, f"{name}: column {job.weight!r}") if weighted else None
     whose = f"{name}: column {job.label!r}"
     if job.task == "regression":
-        return Labelled(rows.features, check_targets(arrow[job.label], whose, n_rows), weight), None
+        return LabelledRows(rows.features, check_targets(arrow[job.label], whose, n_rows), weight), None
     y = check_labels(numbers(arrow[job.label]), whose, n_rows)
     if classes is None:
         classes = np.unique(y).tolist()
@@ -233,12 +233,12 @@ def labelled(
     unseen = set(np.unique(y).tolist()) - set(classes)
     if unseen:
         raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
-    return Labelled(rows.features, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
+    return LabelledRows(rows.features, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
 
 
 def with_noisy_labels(
-    data: Labelled, rows: Rows, job: Job, path: str, options: SystemOptions, ledger: Ledger
-) -> tuple[Labelled, list[Any]]:
+    data: LabelledRows, rows: Rows, job: Job, path: str, options: SystemOptions, ledger: Ledger
+) -> tuple[LabelledRows, list[Any]]:
     """Put noisy labels in the place of true ones, drawn for the file's rows in its own order.
 
     Rows come in another order with every alignment; labels must not be drawn again with it.

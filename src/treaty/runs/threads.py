@@ -20,14 +20,14 @@ from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper
 from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, rows_first
-from treaty.systems.system import Cast, Labelled, Phase, Program, Progress, Seat, System
+from treaty.systems.system import Cast, LabelledRows, Phase, Program, Progress, Seat, System
 from treaty.systems.vertical.decisions import collect, predict_passive
 
 Role = Callable[[Party], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class RunRecord:
     """What each role returned, and what each party sent and received."""
 
     results: dict[str, Any]
@@ -43,7 +43,7 @@ def play(
     timeout: float = 3600.0,
     record_content: bool = False,
     link: Link | None = None,
-) -> Played:
+) -> RunRecord:
     """Run every role, which takes its `Party`, in a thread of its own.
 
     `links` say who talks to whom; `job` and `protocol` are put on every message; a party waits `timeout` seconds for
@@ -82,7 +82,7 @@ def play(
         raise
     if failures:
         raise root_cause(failures)
-    return Played(results, {name: party.transcript for name, party in parties.items()})
+    return RunRecord(results, {name: party.transcript for name, party in parties.items()})
 
 
 def root_cause(failures: Sequence[BaseException]) -> BaseException:
@@ -142,7 +142,7 @@ class Run:
     options: Any
     common: Any
     cast: Cast
-    data: Mapping[str, Labelled]  # of every owner; labels, class numbers, where a party has some
+    data: Mapping[str, LabelledRows]  # of every owner; labels, class numbers, where a party has some
     classes: list[Any] | None  # labels by class number; None for regression
     # tables by owner where columns are split, else the active party's alone; and labels
     eval_sets: Sequence[tuple[Mapping[str, Table], NDArray[np.float64]]] = ()
@@ -151,11 +151,11 @@ class Run:
     phase: Phase | None = None
     store: Path | None = None  # folder for what serves later fits on the same rows
 
-    def evals_of(self, name: str) -> list[Labelled]:
+    def evals_of(self, name: str) -> list[LabelledRows]:
         """Return the eval sets as a party has them: its own columns, and the labels at the active party."""
         none = np.zeros(0)
         return [
-            Labelled(tables[name], labels if name == self.cast.active else none, None, f"eval_{number}")
+            LabelledRows(tables[name], labels if name == self.cast.active else none, None, f"eval_{number}")
             for number, (tables, labels) in enumerate(self.eval_sets)
             if name in tables
         ]
@@ -163,7 +163,7 @@ class Run:
 
 def train_in_threads(
     run: Run, keepers: Mapping[str, Keeper], *, link: Link | None = None, record_content: bool = False
-) -> Played:
+) -> RunRecord:
     """Train with every party in a thread of its own; results are what the role programs return."""
     system, cast, every = run.system, run.cast, cores(run.n_jobs)
     # where rows are split all owners work at the same time; a party without rows waits then
@@ -199,7 +199,7 @@ def predict_in_threads(
     cast, threads = predicting_cast(active_of(parts), list(parts)), cores(n_jobs)
 
     def seat(party: Party) -> Seat:
-        rows = Labelled(tables[party.name], np.zeros(0))
+        rows = LabelledRows(tables[party.name], np.zeros(0))
         return Seat(
             party=party, options=settings[0], common=settings[1], cast=cast, data=rows, part=parts[party.name],
             threads=threads, phase=phase, alone=False,

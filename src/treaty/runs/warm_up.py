@@ -12,7 +12,7 @@ from treaty.runs.threads import Run, train_in_threads
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.blinded_lists import OwnList
 from treaty.systems.options import SystemOptions
-from treaty.systems.system import Labelled, System, cast_of
+from treaty.systems.system import LabelledRows, System, cast_of
 
 _SMALL = {
     "boosting": {"n_estimators": 1, "max_bin": 6, "min_child_samples": 1},
@@ -53,12 +53,12 @@ def _train(system: System, options: SystemOptions) -> None:
     columns = [rng.normal(size=n_rows).astype(np.float32) for _ in names]
     table = Table(Schema(names, (None,) * len(names)), columns, n_rows)
     labels = np.arange(n_rows) % 2 if regression else rng.integers(0, 2, n_rows)
-    data = Labelled(table, labels.astype(np.float64))
+    data = LabelledRows(table, labels.astype(np.float64))
     owners = [f"party{k}" for k in range(system.warm_up_owners)]
     cast = cast_of(system, owners, None, options)
     evals = {name: table for name in (owners if system.split == "columns" else [cast.active])}
     common = msgspec.convert(_SMALL[system.common.table], system.common).checked(options)
-    unlabelled = Labelled(table, np.zeros(0))
+    unlabelled = LabelledRows(table, np.zeros(0))
     rows = {name: data if system.split == "rows" or name == cast.active else unlabelled for name in owners}
     shown = {name: unlabelled for name in cast.having(*system.shows_columns)}
     run = Run(

@@ -37,7 +37,7 @@ Phase = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledRows:
     """A party's rows, with labels where it has some.
 
     Attributes
@@ -164,9 +164,9 @@ class Seat:
     options: Any
     common: Any
     cast: Cast
-    data: Labelled | None = None
+    data: LabelledRows | None = None
     classes: list[Category] | None = None
-    eval_sets: Sequence[Labelled] = ()
+    eval_sets: Sequence[LabelledRows] = ()
     threads: int = 1
     progress: Progress | None = None
     phase: Phase | None = None
@@ -181,7 +181,7 @@ class Seat:
     part: Any = None
 
     @property
-    def rows(self) -> Labelled:
+    def rows(self) -> LabelledRows:
         """`data`, at a party that must have some."""
         assert self.data is not None
         return self.data

@@ -212,15 +212,15 @@ def test_sealed_share_from_elsewhere_is_refused(fault, dropout):
     members = {u: Participant(this_round, keys[0][u], signing_key(u)) for u in keys[0]}
     aggregator = Aggregator(this_round, keys[1])
 
-    class Played:
+    class RunRecord:
         boxes = aggregator.pass_shares({u: p.share() for u, p in members.items()})
 
     if fault == "of another attempt":
         later = make_round(4, dropout=dropout, attempt=1)
         again = Sum(later, inputs_of(later), keys=keys if dropout == "reveal" else None)
-        boxes = Played.boxes["p0"] | {"p1": again.boxes["p0"]["p1"]}
+        boxes = RunRecord.boxes["p0"] | {"p1": again.boxes["p0"]["p1"]}
     else:
-        boxes = BOXES[fault](Played)
+        boxes = BOXES[fault](RunRecord)
     with pytest.raises(CryptoError, match="expected what p1 sealed for p0 and this round"):
         members["p0"].masked_input(np.zeros(4, np.int64), boxes)
 

@@ -22,7 +22,7 @@ from treaty.data.large import Scratch
 from treaty.data.run_log import RunLog
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.messaging.party import Party
-from treaty.runs.threads import Played, play, star
+from treaty.runs.threads import RunRecord, play, star
 from treaty.systems.alignment import blinded_lists
 from treaty.systems.alignment import roles as alignment
 from treaty.systems.alignment.blinded_lists import committed
@@ -54,7 +54,7 @@ def open_files(folder: Path) -> int:
     return sum(str(folder) in name and ".so" not in name for name in used)
 
 
-def run(columns: Columns, in_memory: int, *, how: Any = "error", logs: Path | None = None, **options: Any) -> Played:
+def run(columns: Columns, in_memory: int, *, how: Any = "error", logs: Path | None = None, **options: Any) -> RunRecord:
     lead = next(iter(columns))
 
     def role(name: str) -> Callable[[Party], Alignment]:
@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Columns, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def messages(played: Played, name: str) -> dict[tuple[str, str], list[tuple[str, bytes | None]]]:
+def messages(played: RunRecord, name: str) -> dict[tuple[str, str], list[tuple[str, bytes | None]]]:
     """All that a party sent and received, in order for each peer: whose messages come first depends on the threads."""
     found: dict[tuple[str, str], list[tuple[str, bytes | None]]] = {}
     for entry in played.transcripts[name].entries:

@@ -20,7 +20,7 @@ from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
-from treaty.runs.threads import Played, play, star
+from treaty.runs.threads import RunRecord, play, star
 from treaty.systems.alignment import blinded_lists, common_order
 from treaty.systems.alignment import roles as alignment
 from treaty.systems.alignment.blinded_lists import OwnList, bucket
@@ -43,7 +43,7 @@ def _small_lists() -> Iterator[None]:
         yield
 
 
-def run(columns: Columns, *, logs: Path | None = None, max_runs: int = 20, **options: Any) -> Played:
+def run(columns: Columns, *, logs: Path | None = None, max_runs: int = 20, **options: Any) -> RunRecord:
     """Align; the first party is the active one. Options `read_*` go to reading the ids."""
     lead = next(iter(columns))
     reading = {name: options.pop(name) for name in ("normalise", "on_duplicate") if name in options}
@@ -369,7 +369,7 @@ def test_match_of_a_random_point_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------- attacks that must fail (10.11)
 
 
-def sent(played: Played) -> bytes:
+def sent(played: RunRecord) -> bytes:
     return b"".join(entry.content or b"" for t in played.transcripts.values() for entry in t.entries)
 
 

@@ -15,7 +15,7 @@ from treaty.messaging.messages import decode_body
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
 from treaty.models.trees import record_split
-from treaty.runs.threads import Played, play
+from treaty.runs.threads import RunRecord, play
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.roles import leader as leader_program
 from treaty.systems.federboost_horizontal.roles import member as member_program
@@ -23,7 +23,7 @@ from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for
-from treaty.systems.system import Cast, Labelled, Seat, star
+from treaty.systems.system import Cast, LabelledRows, Seat, star
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -47,7 +47,9 @@ def options_of(**chosen: Any) -> Options:
     return Options(own, common)
 
 
-def dealt(task: str, n_parts: int, rows: int = 400, seed: int = 0) -> tuple[dict[str, Labelled], Labelled, list | None]:
+def dealt(
+    task: str, n_parts: int, rows: int = 400, seed: int = 0
+) -> tuple[dict[str, LabelledRows], LabelledRows, list | None]:
     """Deal a real table's rows out at random; return participants' rows, all of them in that order, and classes."""
     X, y = real_table(task, rows=rows)
     table = to_table(X)
@@ -55,14 +57,16 @@ def dealt(task: str, n_parts: int, rows: int = 400, seed: int = 0) -> tuple[dict
     y = np.asarray(y, np.float64) if classes is None else np.searchsorted(classes, y).astype(np.float64)
     who = np.random.default_rng(seed).integers(0, n_parts, len(y))
     parts = {
-        f"p{k}": Labelled(Table(table.schema, [c[who == k] for c in table.columns], int((who == k).sum())), y[who == k])
+        f"p{k}": LabelledRows(
+            Table(table.schema, [c[who == k] for c in table.columns], int((who == k).sum())), y[who == k]
+        )
         for k in range(n_parts)
     }
     order = np.argsort(who, kind="stable")
-    return parts, Labelled(Table(table.schema, [c[order] for c in table.columns], len(y)), y[order]), classes
+    return parts, LabelledRows(Table(table.schema, [c[order] for c in table.columns], len(y)), y[order]), classes
 
 
-def cast_of(parts: Mapping[str, Labelled], leader: str = "p0") -> Cast:
+def cast_of(parts: Mapping[str, LabelledRows], leader: str = "p0") -> Cast:
     """Everybody's role."""
     roles = {name: "leader" if name == leader else "member" for name in (*parts, leader)}
     return Cast(leader, roles, list(parts))
@@ -70,7 +74,7 @@ def cast_of(parts: Mapping[str, Labelled], leader: str = "p0") -> Cast:
 
 def seat_of(
     party: Party,
-    parts: Mapping[str, Labelled],
+    parts: Mapping[str, LabelledRows],
     options: Options,
     classes: list | None,
     leader: str = "p0",
@@ -84,7 +88,7 @@ def seat_of(
 
 def member(
     party: Party,
-    parts: Mapping[str, Labelled],
+    parts: Mapping[str, LabelledRows],
     options: Options,
     classes: list | None,
     leader: str = "p0",
@@ -95,7 +99,7 @@ def member(
 
 
 def train(
-    parts: Mapping[str, Labelled],
+    parts: Mapping[str, LabelledRows],
     options: Options,
     classes: list | None,
     *,
@@ -105,7 +109,7 @@ def train(
     timeout: float = 30.0,
     keepers: Mapping[str, Keeper] | None = None,
     **fields: Any,
-) -> Played:
+) -> RunRecord:
     """Train in threads; `roles` replaces some participants' programs, `fields` are the leader's seat's."""
     kept = keepers or {}
     programs: dict[str, Callable[[Party], object]] = {
@@ -119,14 +123,14 @@ def train(
     return play(programs, links, job="job", protocol=PROTOCOL, record_content=record_content, timeout=timeout)
 
 
-def bins_told(played: Played, name: str, schema) -> tuple[Bins, CommonBins]:
+def bins_told(played: RunRecord, name: str, schema) -> tuple[Bins, CommonBins]:
     """Return the bins that a participant was told."""
     (entry,) = [e for e in played.transcripts[name].entries if e.step == "CommonBins" and e.direction == "received"]
     told = decode_body(entry.content, CommonBins, peer="p0")
     return unpack_bins(told, schema, 255, "p0"), told
 
 
-def pooled_on(bins: Bins, rows: Labelled, options: Options, classes: list | None, objective=None):
+def pooled_on(bins: Bins, rows: LabelledRows, options: Options, classes: list | None, objective=None):
     """Grow the plain grower's trees on all rows and the same bins; return forest and splits."""
     objective = objective or objective_for(rows, classes, options.own, options.common)
     splits, forest = SplitTable(), Forest(objective, ("pooled",), classes)

@@ -34,7 +34,7 @@ from treaty.systems.horizontal.rows import common_rows
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for
-from treaty.systems.system import Labelled, Place
+from treaty.systems.system import LabelledRows, Place
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -104,7 +104,7 @@ def grown_on_one_table(model, rows, bins):
     common = BoostingOptions(**{name: value for name, value in model.get_params().items() if name in names}).checked(
         own
     )
-    objective = objective_for(Labelled(table, target, weight), classes, own, common)
+    objective = objective_for(LabelledRows(table, target, weight), classes, own, common)
     splits, forest = SplitTable(), Forest(objective, ("pooled",), classes)
     categorical = np.array([kind is not None for kind in table.schema.categories], np.bool_)
     source = ColumnSource(
@@ -725,7 +725,7 @@ def test_what_counts_as_missing_or_other_is_said(caplog):
 
 def test_what_is_said_of_an_eval_set_names_it(caplog):
     known = to_table(pd.DataFrame({"place": pd.Categorical(["a", "b"])})).schema
-    data = Labelled(to_table(pd.DataFrame({"place": pd.Categorical(["a", "c"])})), np.zeros(2), None, "eval_0")
+    data = LabelledRows(to_table(pd.DataFrame({"place": pd.Categorical(["a", "c"])})), np.zeros(2), None, "eval_0")
     common_rows(data, known, None, None, "north")
     common_rows(replace(data, name="train"), known, None, None, "north")
     said = [record.getMessage() for record in caplog.records]

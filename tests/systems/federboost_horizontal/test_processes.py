@@ -127,7 +127,7 @@ def test_a_killed_participant_ends_the_others_and_the_resumed_model_is_the_same(
     victim, sent = "east", random.randint(2, 40)  # after the one that says its first round is kept
     options = {"trees": 40, "subsample": 0.8, "colsample_bytree": 0.7, "random_state": 3}
     of_each = write_jobs(tmp_path, **options)
-    dies = {victim: ("", sent, "Kept")}
+    dies = {victim: ("", sent, "CheckpointReceipt")}
     processes = {name: start(job, name, dies=dies.get(name)) for name, job in of_each.items()}
     kept = tmp_path / "north" / "model" / "north.checkpoint"
     assert processes[victim].wait(60) == -signal.SIGKILL

@@ -40,7 +40,7 @@ from treaty.systems.horizontal.quantiles import (
     unpack_bins,
 )
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.pooled.rounds import Keep
+from treaty.systems.pooled.rounds import CheckpointRequest
 from treaty.systems.system import Vouching
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable
@@ -225,8 +225,13 @@ def member_of(name, begun=b"", vouching=None, job="job"):
 def test_masks_cancel_only_between_members_that_were_told_the_same():
     """Else a leader could have all but one of them sum other nodes, where they have no rows."""
     values = np.arange(500)
-    for others, cancel in (([Keep(1)], True), ([Keep(2)], False), ([], False), ([Keep(1), Keep(1)], False)):
-        made = members_told({"p0": [Keep(1)], "p1": [Keep(1)], "p2": others})
+    for others, cancel in (
+        ([CheckpointRequest(1)], True),
+        ([CheckpointRequest(2)], False),
+        ([], False),
+        ([CheckpointRequest(1), CheckpointRequest(1)], False),
+    ):
+        made = members_told({"p0": [CheckpointRequest(1)], "p1": [CheckpointRequest(1)], "p2": others})
         total = sum(one.masked(values) for one in made.values())
         assert np.array_equal(total, 3 * values.astype(np.uint64)) is cancel
         assert cancel or looks_uniform([total])

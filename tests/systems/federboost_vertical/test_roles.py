@@ -26,7 +26,7 @@ from treaty.errors import ConfigError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
-from treaty.runs.threads import Played, play
+from treaty.runs.threads import RunRecord, play
 from treaty.systems.federboost_vertical import buckets as packing
 from treaty.systems.federboost_vertical import roles as federboost_vertical
 from treaty.systems.federboost_vertical.buckets import Buckets
@@ -37,7 +37,7 @@ from treaty.systems.federboost_vertical.system import SYSTEM
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import Cast, Labelled
+from treaty.systems.system import Cast, LabelledRows
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
 from treaty.trees.ensemble import join_splits, margins_from_values
@@ -50,7 +50,7 @@ TO_PASSIVE = {
     "Verdict": Verdict,
     "Start": leading.Start,
     "ChosenSplits": ChosenSplits,
-    "Keep": leading.Keep,
+    "CheckpointRequest": leading.CheckpointRequest,
     "DecideRequest": decisions.DecideRequest,
     "Finish": decisions.Finish,
 }
@@ -58,7 +58,7 @@ TO_ACTIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
     "Buckets": Buckets,
-    "Kept": leading.Kept,
+    "CheckpointReceipt": leading.CheckpointReceipt,
     "RecordCount": decisions.RecordCount,
     "Decisions": decisions.Decisions,
 }
@@ -87,7 +87,7 @@ def play_training(
     fields: dict[str, dict[str, Any]] | None = None,
     seen: dict[str, BaseException] | None = None,
     **options: Any,
-) -> Played:
+) -> RunRecord:
     """Train with p0 active.
 
     `own` are options of one party alone, `fields` those of its seat (noise is the same in every test unless a store is
@@ -116,7 +116,7 @@ def play_training(
         )  # fmt: skip
 
 
-def messages(played: Played, kind: type, sender: str) -> list[Any]:
+def messages(played: RunRecord, kind: type, sender: str) -> list[Any]:
     """Return what a passive party sent, or what it was sent, of one kind."""
     allowed = TO_ACTIVE if kind.__name__ in TO_ACTIVE else TO_PASSIVE
     by = "p0" if allowed is TO_ACTIVE else sender
@@ -209,7 +209,7 @@ def varied() -> tuple[dict[str, Table], np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def noisy(varied) -> Played:
+def noisy(varied) -> RunRecord:
     """Return a training on them at epsilon 4."""
     return play_training(*varied)
 
@@ -219,7 +219,9 @@ def true_codes(table: Table) -> tuple[np.ndarray, Any]:
     return bins.transform(table).astype(int), bins
 
 
-def grown_on_buckets(tables: dict[str, Table], played: Played, y: np.ndarray, **options: Any) -> plain.Trained:
+def grown_on_buckets(
+    tables: dict[str, Table], played: RunRecord, y: np.ndarray, **options: Any
+) -> plain.TrainingOutcome:
     """Train the plain grower on the active party's true buckets and the others' noisy ones."""
     owners = []
     for name, table in tables.items():
@@ -248,7 +250,7 @@ def test_trees_are_those_of_the_grower_on_the_noisy_buckets(varied, options):
 
 def test_splits_are_recorded_in_terms_of_true_values_and_decided_by_them(varied):
     tables, y = varied
-    watched = {name: {"eval_sets": [Labelled(table, y, None, "again")]} for name, table in tables.items()}
+    watched = {name: {"eval_sets": [LabelledRows(table, y, None, "again")]} for name, table in tables.items()}
     played = play_training(tables, y, fields=watched)
     forest, parts = played.results["p0"].forest, [played.results[name] for name in tables]
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
@@ -479,7 +481,7 @@ def test_what_is_no_split_ends_the_job_at_its_owner_and_everywhere(change, text)
     [
         {"Buckets": lambda m: replace(m, packed=uint8(1))},
         {"Buckets": lambda m: GOOD},
-        {"Buckets": lambda m: leading.Kept()},
+        {"Buckets": lambda m: leading.CheckpointReceipt()},
     ],
 )
 def test_malformed_buckets_end_the_job_at_every_party(change):
@@ -530,7 +532,7 @@ def with_stores(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: {"store": folder} for name in ("p1", "p2")}
 
 
-def sent(played: Played, name: str) -> bytes:
+def sent(played: RunRecord, name: str) -> bytes:
     (message,) = messages(played, Buckets, name)
     return bytes(message.packed.data)
 
@@ -623,7 +625,7 @@ def test_checkpoints_are_kept_by_all(monkeypatch, tmp_path):
     monkeypatch.setattr(Keeper, "due", True)
     keepers = {name: {"keeper": Keeper(tmp_path / name)} for name in tables}
     played = play_training(tables, y, fields=keepers)
-    assert len(messages(played, leading.Kept, "p1")) == GROWTH["n_estimators"]
+    assert len(messages(played, leading.CheckpointReceipt, "p1")) == GROWTH["n_estimators"]
     for name in tables:
         assert load_checkpoint(tmp_path / name).part.model_id == played.results["p0"].model_id
 

@@ -30,7 +30,7 @@ VICTIM = "u03"
 
 
 @dataclass
-class Played:
+class RunRecord:
     """What an edge server has seen and opened, users' secrets, and what ended users."""
 
     users: list[str]
@@ -88,7 +88,7 @@ def server_seed(name):
 
 def play_domain(sums=DomainSums, script=lambda domain: [domain.total(1, LENGTH)], count=6, leaves=None, paper=False):
     """Play a domain whose edge server runs `script` on sums of class `sums`; users' failures are noted."""
-    played = Played([f"u{k:02}" for k in range(count)])
+    played = RunRecord([f"u{k:02}" for k in range(count)])
 
     class Noted(Participant):
         def __init__(self, this_round, seeds, signing_key):

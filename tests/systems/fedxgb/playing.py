@@ -28,7 +28,7 @@ from treaty.systems.fedxgb.user import user
 from treaty.systems.fedxgb.user_sums import Leaves, UserSums
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, Labelled, Seat
+from treaty.systems.system import Cast, LabelledRows, Seat
 
 STAGES = ("call", "setup", "shared", "masked", "prediction")
 PATIENCE = 20.0  # seconds: what must not be waited for in full
@@ -49,7 +49,9 @@ def options_of(**chosen: Any) -> Options:
     return Options(own, common.checked(own))
 
 
-def crowd_rows(task: str = "binary", users: int = 8, rows: int = 120) -> tuple[dict[str, Labelled], Labelled, Any]:
+def crowd_rows(
+    task: str = "binary", users: int = 8, rows: int = 120
+) -> tuple[dict[str, LabelledRows], LabelledRows, Any]:
     return dealt(task, users, rows)
 
 
@@ -117,7 +119,7 @@ class Crowded:
 
 
 def play_crowd(
-    parts: Mapping[str, Labelled],
+    parts: Mapping[str, LabelledRows],
     options: Options,
     classes: list | None,
     *,
@@ -191,7 +193,7 @@ def _note(crowded: Crowded, patched: ExitStack) -> None:
 
 
 def user_program(
-    parts: Mapping[str, Labelled],
+    parts: Mapping[str, LabelledRows],
     options: Options,
     classes: list | None,
     layout: Cast,

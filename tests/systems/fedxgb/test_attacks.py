@@ -62,7 +62,7 @@ PAPER = {"mode": "paper", "allow_insecure": True}
 
 
 @dataclass
-class Trained:
+class TrainingOutcome:
     """A training's model and transcripts, what users gave in plain, what edge servers opened, the server's masks."""
 
     model: Any
@@ -116,7 +116,7 @@ def train(mode):
         options = options_of(expose="model", **(PAPER if mode == "paper" else {}))
         crowded = play_crowd(parts, options, classes, layout=layout, record_content=True)
     assert not crowded.failures
-    return Trained(crowded.model, crowded.transcripts, domains(layout), given, opened, keys)
+    return TrainingOutcome(crowded.model, crowded.transcripts, domains(layout), given, opened, keys)
 
 
 def inputs(trained, mode):
@@ -250,7 +250,7 @@ def test_paper_mode_sums_vectors_that_came_also_of_cohorts_that_differ_by_one(st
     played = play_domain(PaperDomainSums, script, leaves=leaves, paper=True)
     assert not played.failures
     assert [VICTIM in remaining for _, remaining, _ in played.opened] == [True, stage == "masked", False]
-    assert played.last_step(VICTIM) == "Absent"
+    assert played.last_step(VICTIM) == "AbsenceNotice"
     for k, (opened, remaining, attempt) in enumerate(played.opened):
         assert (len(remaining), attempt) == (6 if VICTIM in remaining else 5, 0)
         assert np.array_equal(opened, np.sum([own_vector(u, k) for u in remaining], axis=0))
@@ -287,7 +287,7 @@ def test_whoever_drops_out_when_everybody_tells_one_answer_a_sum_and_never_both_
     leaves = {name: lambda _, stage, at=at: (number[0], stage) == at for name, at in stages.items()}
     played = play_domain(script=script, count=18, leaves=leaves)
     assert not played.failures
-    assert all(played.last_step(name) == "Absent" for name in stages)
+    assert all(played.last_step(name) == "AbsenceNotice" for name in stages)
     for k, (opened, remaining, attempt) in enumerate(played.opened):
         assert attempt == 0
         answers = played.of_sum(k, MaskShares)

@@ -257,7 +257,7 @@ def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeyp
 @pytest.mark.slow
 def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
     path = write_job(tmp_path, trees=200)
-    said = play_and_kill(path, "tokyo", "Survived", 60)
+    said = play_and_kill(path, "tokyo", "SurvivorReport", 60)
     assert set(said) == {"owner", "berlin", *USERS}  # the authority has gone by then
     assert "tokyo" in said["owner"]
     assert "tokyo" in said["user1"]

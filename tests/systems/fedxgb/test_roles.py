@@ -35,7 +35,7 @@ from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.user_sums import MaskKey
 from treaty.systems.horizontal.masked_sums import MaskedInput
-from treaty.systems.system import Labelled
+from treaty.systems.system import LabelledRows
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.growth import grow_tree
@@ -53,7 +53,10 @@ class RoundedFinder(SumsFinder):
 
 
 def grown_pooled(
-    crowded: Crowded, whole: Labelled, options, rows_of: Callable[[int], NDArray[np.int32] | None] = lambda number: None
+    crowded: Crowded,
+    whole: LabelledRows,
+    options,
+    rows_of: Callable[[int], NDArray[np.int32] | None] = lambda number: None,
 ) -> tuple[list[Tree], SplitTable]:
     """Grow the plain grower's trees on the crowd's bins, each on some of all rows; the others follow."""
     part, name = crowded.model, next(n for n in crowded.results if n.startswith("p"))
@@ -92,7 +95,7 @@ def described(trees: list[Tree], splits: SplitTable) -> list:
     return [node(tree, 0) for tree in trees]
 
 
-def assert_follow(crowded: Crowded, parts: dict[str, Labelled], names) -> None:
+def assert_follow(crowded: Crowded, parts: dict[str, LabelledRows], names) -> None:
     """Users' margins are what the server's model says of their rows, bit for bit."""
     for name in names:
         predicted = predict_pooled([crowded.model], [parts[name].table])
@@ -105,14 +108,14 @@ def assert_exact(crowded: Crowded) -> None:
         np.testing.assert_array_equal(sums.total, crowded.expected(sums))
 
 
-def parted(whole: Labelled, parts: dict[str, int]) -> dict[str, Labelled]:
+def parted(whole: LabelledRows, parts: dict[str, int]) -> dict[str, LabelledRows]:
     """Deal rows out in order, so many to each."""
     found, start = {}, 0
     for name, n in parts.items():
         rows = slice(start, start + n)
         weight = None if whole.weight is None else whole.weight[rows]
         table = Table(whole.table.schema, [c[rows] for c in whole.table.columns], n)
-        found[name], start = Labelled(table, whole.y[rows], weight), start + n
+        found[name], start = LabelledRows(table, whole.y[rows], weight), start + n
     assert start == whole.table.n_rows
     return found
 
@@ -141,7 +144,7 @@ def test_three_users_a_domain_with_gaps_and_categories_one_of_them_with_a_row_an
     X, y = real_table("binary", rows=100)
     X = with_categories(with_gaps(X))
     X.iloc[:, 1] = 1.0
-    whole = Labelled(to_table(X), y.astype(np.float64), np.linspace(0.2, 2.0, len(y)))
+    whole = LabelledRows(to_table(X), y.astype(np.float64), np.linspace(0.2, 2.0, len(y)))
     names = [f"p{k}" for k in range(3 * edges)]
     sizes = dict.fromkeys(names, 98 // (len(names) - 2)) | {"p0": 1, "p1": 0}
     sizes["p2"] += 100 - sum(sizes.values())

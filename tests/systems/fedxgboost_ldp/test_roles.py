@@ -24,7 +24,7 @@ from treaty.models.checkpoints import Keeper, load_checkpoint
 from treaty.privacy.label_rr import randomise_labels
 from treaty.privacy.ledger import Ledger, per_person, read_ledger
 from treaty.privacy.mechanisms import MECHANISMS, ON_GRID, STEPS, keystream
-from treaty.runs.threads import Played, play
+from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_ldp import noise as noisy_gradients
 from treaty.systems.fedxgboost_ldp import roles as fedxgboost_ldp
 from treaty.systems.fedxgboost_ldp.disclosures import disclosures
@@ -36,7 +36,7 @@ from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import side_by_side
 from treaty.systems.pooled.training import train
-from treaty.systems.system import Cast, Labelled
+from treaty.systems.system import Cast, LabelledRows
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
 from treaty.trees.growth import Exhausted
@@ -51,7 +51,7 @@ TO_PASSIVE = {
     "NoisyTree": NoisyTree,
     "ScoredSplitRequest": ScoredSplitRequest,
     "LevelDivision": LevelDivision,
-    "Keep": leading.Keep,
+    "CheckpointRequest": leading.CheckpointRequest,
     "DecideRequest": decisions.DecideRequest,
     "Finish": decisions.Finish,
 }
@@ -79,7 +79,7 @@ def play_training(
     fields: dict[str, dict[str, Any]] | None = None,
     seen: dict[str, BaseException] | None = None,
     **options: Any,
-) -> Played:
+) -> RunRecord:
     """Train with p0 active.
 
     `own` are options of one party alone, `change` maps messages by name to what is sent in their place, `fields` are
@@ -92,7 +92,7 @@ def play_training(
         party.send = lambda to, m: send(to, (change or {}).get(type(m).__name__, lambda m: m)(m))
         given = dict((fields or {}).get(name, {}))
         if name == "p0":
-            given = {"data": Labelled(tables[name], y, weight), **given}
+            given = {"data": LabelledRows(tables[name], y, weight), **given}
         options_of = {**GROWTH, **options, **(own or {}).get(name, {})}
         program = fedxgboost_ldp.active if name == "p0" else fedxgboost_ldp.passive
         try:
@@ -108,7 +108,7 @@ def play_training(
     )  # fmt: skip
 
 
-def sent_to(played: Played, name: str, kind: type) -> list[Any]:
+def sent_to(played: RunRecord, name: str, kind: type) -> list[Any]:
     """Return the messages of a kind that a passive party was sent."""
     return [message for _, message, _ in received(played.transcripts[name], TO_PASSIVE) if isinstance(message, kind)]
 
@@ -288,7 +288,7 @@ def varied() -> tuple[dict[str, Table], np.ndarray]:
     return {name: to_table(part, party=name) for name, part in cut(X, 3).items()}, y.astype(float)
 
 
-def exact_sums(played: Played, y: np.ndarray) -> tuple[list[int], list[int]]:
+def exact_sums(played: RunRecord, y: np.ndarray) -> tuple[list[int], list[int]]:
     """Return exact sums of gradients in the first tree's first levels as multiples of 2^-20.
 
     Those of the root and of left children, and those of right children, which follow from them.
@@ -681,7 +681,7 @@ def test_what_belongs_to_a_level_may_come_only_after_a_tree_and_a_split_once_a_l
     order.take(ScoredSplitRequest(Array.of(np.zeros(1, np.int32))))
     assert ScoredSplitRequest not in order.allowed
     assert {LevelDivision, NoisyTree} <= set(order.allowed)
-    order.take(leading.Keep(1))
+    order.take(leading.CheckpointRequest(1))
     assert not {ScoredSplitRequest, LevelDivision} & set(order.allowed)
 
 

@@ -12,7 +12,7 @@ from systems.vertical.playing import seat_of, star_of, tables_and_labels
 from treaty.data.table import Table
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
-from treaty.runs.threads import Played, play
+from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_smm import roles as smm
 from treaty.systems.fedxgboost_smm.dealer import DEALER, dealer
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
@@ -44,7 +44,7 @@ def play_secure(
     progress: Callable[[int, Any], None] | None = None,
     timeout: float = 30.0,
     **options: Any,
-) -> Played:
+) -> RunRecord:
     """Train with p0 active; `replace` puts another role in a party's place."""
     if tables is None or y is None:
         tables, y = tables_and_labels()

@@ -17,7 +17,7 @@ from systems.fedxgboost_smm.playing import OPTIONS, play_secure, received, words
 from systems.vertical.playing import tables_and_labels
 from treaty.data.binning import fit_bins
 from treaty.messaging.messages import Message
-from treaty.runs.threads import Played
+from treaty.runs.threads import RunRecord
 from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealOrder, DealRequest, DealtShares, HolderSeed
 from treaty.systems.fedxgboost_smm.paper.attacks import (
     NodeExchange,
@@ -37,7 +37,7 @@ BY_BACKEND = pytest.mark.parametrize("backend", BACKENDS)
 
 
 @pytest.fixture(scope="module")
-def played() -> dict[str, Played]:
+def played() -> dict[str, RunRecord]:
     return {backend: play_secure(backend=backend, n_estimators=4, max_depth=4) for backend in BACKENDS}
 
 
@@ -46,7 +46,7 @@ def uniform(values: np.ndarray) -> bool:
     return bool(stats.chisquare(counts).pvalue > NEVER)
 
 
-def queries(run: Played, name: str = "p1") -> list[np.ndarray]:
+def queries(run: RunRecord, name: str = "p1") -> list[np.ndarray]:
     """What a passive party was asked: of each vector (node) an array whose last axis but words is rows."""
     asked = [words(message.payload[0]) for message in received(run.transcripts[name], SumsRequest)]
     return [vector for query in asked for vector in query]

@@ -13,14 +13,14 @@ from treaty.linear.batches import batch_seed
 from treaty.linear.training import Optimiser, train
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, preparation_of
-from treaty.runs.threads import Played, play
+from treaty.runs.threads import RunRecord, play
 from treaty.systems.logistic.disclosures import disclosures
 from treaty.systems.logistic.options import SGD, FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.roles import active, coordinator, fixed_columns, passive
 from treaty.systems.logistic.setup import Solver, solver_of
 from treaty.systems.logistic.system import cast
 from treaty.systems.options import names_of
-from treaty.systems.system import Cast, Labelled, Place, Seat, mesh
+from treaty.systems.system import Cast, LabelledRows, Place, Seat, mesh
 
 LEAD = "coordinator"
 PROGRAMS = {"active": active, "passive": passive, LEAD: coordinator}
@@ -70,7 +70,7 @@ def said(owners: list[str], part: LinearPart | None = None, **changes: Any) -> d
 def seat_of(party: Party, tables: dict[str, Table], y: np.ndarray, *, store: Any = None, **changes: Any) -> Seat:
     """Return a party's seat of a training."""
     options, common = options_of(**changes)
-    data = Labelled(tables[party.name], y if party.name == "p0" else np.empty(0)) if party.name in tables else None
+    data = LabelledRows(tables[party.name], y if party.name == "p0" else np.empty(0)) if party.name in tables else None
     return Seat(
         party=party, options=options, common=common, cast=cast_of(list(tables), options), data=data,
         classes=[0, 1] if party.name == "p0" else None, store=store,
@@ -87,7 +87,7 @@ def play_logistic(
     record: bool = True,
     store: Any = None,
     **changes: Any,
-) -> Played:
+) -> RunRecord:
     """Train with p0 as the active party; `theirs` are other options of the others, `replace` other role programs."""
     options, _ = options_of(**changes)
     found = cast_of(list(tables), options)
@@ -115,6 +115,6 @@ def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> t
     return X, train(X, 2.0 * y - 1.0, optimiser)
 
 
-def weights_of(played: Played, tables: dict[str, Table]) -> np.ndarray:
+def weights_of(played: RunRecord, tables: dict[str, Table]) -> np.ndarray:
     """Return all parties' weights in the order of `pooled_weights`."""
     return np.concatenate([*(played.results[name].coef for name in tables), [played.results["p0"].intercept]])

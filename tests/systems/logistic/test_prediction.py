@@ -11,7 +11,7 @@ from treaty.messaging.messages import Array, decode_body, view
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.threads import play
 from treaty.systems.logistic.prediction import MarginPart, predict_active, predict_passive
-from treaty.systems.system import Labelled, Seat, mesh
+from treaty.systems.system import LabelledRows, Seat, mesh
 
 
 def model(parties):
@@ -31,7 +31,7 @@ def predicted(parts, tables, **replace):
     found = cast_of(list(parts), options)
 
     def run(party):
-        data = Labelled(tables[party.name], np.empty(0))
+        data = LabelledRows(tables[party.name], np.empty(0))
         own = Seat(party=party, options=options, common=common, cast=found, data=data, part=parts[party.name])
         return predict_active(own) if party.name == "p0" else predict_passive(own)
 

@@ -14,7 +14,7 @@ from treaty.models.linear import LinearPart, label_holder, load_linear_part, poo
 from treaty.systems import find_system
 from treaty.systems.logistic.options import SGD, QuasiNewton, RegressionOptions
 from treaty.systems.pooled.options import Pooled
-from treaty.systems.system import Labelled, Place, Seat
+from treaty.systems.system import LabelledRows, Place, Seat
 
 
 def trained(progress: Any = None, **given: Any) -> tuple[dict[str, LinearPart], dict[str, Any], np.ndarray]:
@@ -24,7 +24,8 @@ def trained(progress: Any = None, **given: Any) -> tuple[dict[str, LinearPart], 
     common = RegressionOptions(batch_size=120, max_iter=2, tol=0.0, random_state=7, **given)
     cast = system.cast({name: Place() for name in tables}, "p0", options)
     seat: Any = Seat(
-        party=None, options=options, common=common, cast=cast, data=Labelled(tables["p0"], y), classes=["no", "yes"],
+        party=None, options=options, common=common, cast=cast, data=LabelledRows(tables["p0"], y),
+        classes=["no", "yes"],
         progress=progress,
     )  # fmt: skip
     assert system.alone is not None

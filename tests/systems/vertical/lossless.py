@@ -17,7 +17,7 @@ from treaty.runs.threads import play
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import side_by_side
 from treaty.systems.pooled.training import train
-from treaty.systems.system import Cast, Labelled, System, star
+from treaty.systems.system import Cast, LabelledRows, System, star
 
 Frames = Mapping[str, pd.DataFrame]
 
@@ -49,9 +49,9 @@ def train_both(
         return system.train["active" if name == lead else "passive"](
             seat(
                 party, options, common, active=lead, owners=list(tables),
-                data=Labelled(tables[name], labels, weight) if name == lead else Labelled(tables[name], np.zeros(0)),
+                data=LabelledRows(tables[name], *((labels, weight) if name == lead else (np.zeros(0),))),
                 classes=classes if name == lead else None,
-                eval_sets=[Labelled(rows[name], held, None, of) for of, rows, held in evals],
+                eval_sets=[LabelledRows(rows[name], held, None, of) for of, rows, held in evals],
             )
         )  # fmt: skip
 
@@ -61,8 +61,8 @@ def train_both(
     pooled = train(
         seat(
             None, Pooled(), common, active="pooled", owners=["pooled"], classes=classes,
-            data=Labelled(side_by_side(tables), labels, weight),
-            eval_sets=[Labelled(side_by_side(rows), held, None, of) for of, rows, held in evals],
+            data=LabelledRows(side_by_side(tables), labels, weight),
+            eval_sets=[LabelledRows(side_by_side(rows), held, None, of) for of, rows, held in evals],
         )
     )  # fmt: skip
     return {name: played.results[name] for name in tables}, pooled, tables

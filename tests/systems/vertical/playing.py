@@ -11,11 +11,11 @@ from systems.seats import seat, split_options
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party
-from treaty.runs.threads import Played, play
+from treaty.runs.threads import RunRecord, play
 from treaty.systems.options import SystemOptions
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import Cast, Labelled, Seat, star
+from treaty.systems.system import Cast, LabelledRows, Seat, star
 
 OPTIONS = {"insecure_test_key_bits": 512, "n_estimators": 2, "min_child_samples": 5}
 
@@ -37,7 +37,7 @@ def seat_of(
     options, common = split_options(given, kind)
     if party.name in tables:
         labels = {"classes": [0, 1]} if party.name == "p0" else {}
-        own = Labelled(tables[party.name], y if party.name == "p0" else np.zeros(0))
+        own = LabelledRows(tables[party.name], y if party.name == "p0" else np.zeros(0))
         fields = {"data": own, **labels, **fields}
     return seat(party, options, common, active="p0", owners=list(tables), **fields)
 
@@ -57,7 +57,7 @@ def play_training(
     progress: Callable[[int, Any], None] | None = None,
     passive_options: dict[str, Any] | None = None,
     **options: Any,
-) -> Played:
+) -> RunRecord:
     """Train with p0 active; `replace` puts another role in a party's place."""
     chosen = {**OPTIONS, **options}
     theirs = {**chosen, **(passive_options or {})}

@@ -12,7 +12,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.messaging.order import Order
 from treaty.runs.threads import play
-from treaty.systems.pooled.rounds import Keep, Kept
+from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, tree_table
 from treaty.systems.vertical.decisions import DecideRequest, Finish
 from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeEnd, TreeStart
@@ -34,7 +34,7 @@ MESSAGES = {
     "split": SplitRequest(NONE, NONE, None),
     "end": TreeEnd(),
     "decide": DecideRequest(0, NONE),
-    "keep": Keep(1),
+    "keep": CheckpointRequest(1),
     "finish": Finish(),
 }
 
@@ -83,7 +83,7 @@ def test_within_a_tree_sums_and_then_at_most_one_split_are_asked_for_level_by_le
 def test_what_is_not_allowed_is_refused_naming_the_sender():
     def active(party):
         party.send("p1", MESSAGES["split"])
-        party.receive("p1", Kept)
+        party.receive("p1", CheckpointReceipt)
 
     def passive(party):
         party.receive("p0", *order_after("start").allowed)

@@ -13,12 +13,12 @@ from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
-from treaty.runs.threads import Played, play
+from treaty.runs.threads import RunRecord, play
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for, own_columns
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import Labelled, Seat
+from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -39,7 +39,7 @@ def grow(
     own = SecureBoost()
     common = BoostingOptions(**{"n_estimators": 5, "min_child_samples": 2, **options}).checked(own)
     tables = {name: to_table(frame, party=name, allow_no_features=True) for name, frame in frames.items()}
-    objective = objective_for(Labelled(tables["p0"], y), CLASSES[task], own, common)
+    objective = objective_for(LabelledRows(tables["p0"], y), CLASSES[task], own, common)
     forest = Forest(objective, tuple(tables), CLASSES[task])
     splits = {name: SplitTable() for name in tables}
     sources = [own_columns(table, common.max_bin, splits[name], 1) for name, table in tables.items()]
@@ -76,7 +76,7 @@ def at(
     return lambda party: program(
         seat(
             party, options or SecureBoost(), active=lead, owners=list(tables), part=parts[party.name],
-            data=Labelled(tables[party.name], np.zeros(0)), **fields,
+            data=LabelledRows(tables[party.name], np.zeros(0)), **fields,
         )
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def predict(
     names: Sequence[str],
     replace: Mapping[str, Callable[[Party], Any]] | None = None,
     timeout: float = 20.0,
-) -> Played:
+) -> RunRecord:
     """Play the roles, the first party being active, with the contents of all messages recorded."""
     lead, *others = names
     roles = dict.fromkeys(names, passive) | {lead: active} | dict(replace or {})

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.psi import hashing
 from treaty.data.ids import Ids
-from treaty.data.large import WORDS, Scratch, Sorted, records
+from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
@@ -50,7 +50,7 @@ class SealOpening(Message):
     opening: Array
 
 
-def ranked(ids: Ids, matches: Sorted, key: bytes, threads: int, scratch: Scratch) -> Sorted:
+def ranked(ids: Ids, matches: SortedRecords, key: bytes, threads: int, scratch: Scratch) -> SortedRecords:
     """Sort common ids, of type `PAIR` and by number, by a pseudorandom function under `key`; return type `RANKED`."""
     order = scratch.sorted(RANKED, "drawn", WORDS, len(matches))
     for part in matches.parts():
@@ -63,7 +63,9 @@ def ranked(ids: Ids, matches: Sorted, key: bytes, threads: int, scratch: Scratch
     return order
 
 
-def prove(party: Party, peer: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch) -> None:
+def prove(
+    party: Party, peer: str, ids: Ids, matches: SortedRecords, common: SortedRecords, threads: int, scratch: Scratch
+) -> None:
     """Step 7 of the active party: show a passive one that both have the same ids, then check what it shows.
 
     `matches` are the common ids by number (`PAIR`), `common` the same in the common order (`RANKED`). Raises
@@ -79,7 +81,7 @@ def prove(party: Party, peer: str, ids: Ids, matches: Sorted, common: Sorted, th
 
 
 def verify(
-    party: Party, active: str, ids: Ids, matches: Sorted, common: Sorted, threads: int, scratch: Scratch
+    party: Party, active: str, ids: Ids, matches: SortedRecords, common: SortedRecords, threads: int, scratch: Scratch
 ) -> None:
     """Step 7 of a passive party: check that the active one has the same ids, then show it the same; see `prove`."""
     key, opening = secrets.token_bytes(32), secrets.token_bytes(32)
@@ -92,7 +94,7 @@ def verify(
     other.close()
 
 
-def _values(*orders: Sorted) -> Iterator[NDArray[np.uint64]]:
+def _values(*orders: SortedRecords) -> Iterator[NDArray[np.uint64]]:
     return (part["value"] for order in orders for part in order.parts())
 
 

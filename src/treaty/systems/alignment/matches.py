@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import Integers
-from treaty.data.large import WORDS, Scratch, Sorted, records
+from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import PeerProtocolError
 from treaty.systems.alignment.blinded_lists import OwnList
 
@@ -30,7 +30,7 @@ def in_both(left: NDArray[np.uint64], right: NDArray[np.uint64], peer: str) -> t
     return first, second - len(left)
 
 
-def matched(mine: Sorted, theirs: Sorted, n_ids: int, peer: str, scratch: Scratch) -> Sorted:
+def matched(mine: SortedRecords, theirs: SortedRecords, n_ids: int, peer: str, scratch: Scratch) -> SortedRecords:
     """Return the own ids that are also in a peer's list, of type `PAIR`, by number.
 
     `mine` and `theirs` are the double-encrypted lists, of types `MINE` and `THEIRS`, by value, in the same parts; both
@@ -48,7 +48,7 @@ def matched(mine: Sorted, theirs: Sorted, n_ids: int, peer: str, scratch: Scratc
     return pairs
 
 
-def held_by_all(pairs: dict[str, Sorted], n_ids: int, scratch: Scratch) -> dict[str, Sorted]:
+def held_by_all(pairs: dict[str, SortedRecords], n_ids: int, scratch: Scratch) -> dict[str, SortedRecords]:
     """Keep each peer's matches of ids that all peers have; the others are closed."""
     if len(pairs) == 1:
         return pairs
@@ -62,7 +62,9 @@ def held_by_all(pairs: dict[str, Sorted], n_ids: int, scratch: Scratch) -> dict[
     return kept
 
 
-def confirmed(told: Sorted, own: OwnList, made: Sorted, size: int, n_ids: int, active: str, scratch: Scratch) -> Sorted:
+def confirmed(
+    told: SortedRecords, own: OwnList, made: SortedRecords, size: int, n_ids: int, active: str, scratch: Scratch
+) -> SortedRecords:
     """Return the own ids that the active party says are common, of type `PAIR`, by number.
 
     `told` are places in the own list with values (`THEIRS`, by place); `made` the `size` values of step 3 (`VALUE`, by

@@ -49,7 +49,7 @@ import numpy as np
 from treaty.compute import Integers, pieces
 from treaty.crypto.psi import ristretto
 from treaty.data.ids import Ids, OnDuplicate
-from treaty.data.large import IN_MEMORY, WORDS, Scratch, Sorted, records
+from treaty.data.large import IN_MEMORY, WORDS, Scratch, SortedRecords, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.messaging.agreement import agree
@@ -219,7 +219,7 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
 
 def _exchange(
     party: Party, lists: _Lists, options: AlignmentOptions, scratch: Scratch
-) -> tuple[dict[str, Sorted], dict[str, Sorted]]:
+) -> tuple[dict[str, SortedRecords], dict[str, SortedRecords]]:
     """Go through steps 2 to 4 with all peers at once; return, by peer, the own and its list double-encrypted.
 
     The next batch is sent before answers to the last are awaited, so that both sides compute at the same time.
@@ -262,7 +262,9 @@ def _exchange(
     return mine, theirs
 
 
-def _send_matches(party: Party, peer: str, pairs: Sorted, size: int, key: bytes, batch: int, scratch: Scratch) -> None:
+def _send_matches(
+    party: Party, peer: str, pairs: SortedRecords, size: int, key: bytes, batch: int, scratch: Scratch
+) -> None:
     """Step 6: tell a peer the common ids in the order of its own list; any other would tell of the others' lists."""
     told = scratch.sorted(PAIR, "place", size, len(pairs))
     for part in pairs.parts():
@@ -310,8 +312,8 @@ def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS)
 
 
 def _receive_matches(
-    party: Party, active: str, own: OwnList, made: Sorted, size: int, n_ids: int, scratch: Scratch
-) -> tuple[Sorted, bytes]:
+    party: Party, active: str, own: OwnList, made: SortedRecords, size: int, n_ids: int, scratch: Scratch
+) -> tuple[SortedRecords, bytes]:
     """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order."""
     told = scratch.sorted(THEIRS, "place", own.size, own.size)
     outside = False
@@ -388,7 +390,7 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
     return _Lists(OwnList(ids, domain, options.threads, scratch), sizes, changed)
 
 
-def _common_rows(ids: Ids, common: Sorted, lay_out: Callable[[Integers], tuple[Integers, Integers]]) -> Integers:
+def _common_rows(ids: Ids, common: SortedRecords, lay_out: Callable[[Integers], tuple[Integers, Integers]]) -> Integers:
     """Return own rows in the common order: one of each id or, with "expand", all, laid out by their numbers."""
     if ids.on_duplicate != "expand":
         return common.column("row")

@@ -26,7 +26,7 @@ from treaty.privacy.zcdp import NoiseBudget, budget, level_coordinates, noise_fo
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.horizontal.quantiles import most_probes
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Labelled
+from treaty.systems.system import LabelledRows
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
@@ -139,7 +139,7 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str) -> str:
     return f"{noise.budget}. In the ledger: {cost(ledger.entries())}"
 
 
-def check_noise(options: FederBoostHorizontal, data: Labelled, classes: object) -> None:
+def check_noise(options: FederBoostHorizontal, data: LabelledRows, classes: object) -> None:
     """Refuse noise where a gradient's bound depends on the data: in a regression, or with sample weights."""
     if options.epsilon_total is not None and (classes is None or data.weight is not None):
         raise ConfigError(

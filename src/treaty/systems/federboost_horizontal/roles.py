@@ -18,7 +18,7 @@ sums                member ->      rows, values below probes (`horizontal.quanti
 `CommonBins`
 `TreeStep`          leader -> all  splits of the last level or values of finished       TLS
                                    trees, and which nodes' sums come next
-`Keep`, `Kept`      both ways      write a checkpoint; it is written                    TLS
+`CheckpointRequest`, `CheckpointReceipt`      both ways      write a checkpoint; it is written                    TLS
 `ModelEnd`          leader -> all  how many rounds the model has                        TLS
 ==================  =============  ===================================================  ===============================
 
@@ -91,9 +91,9 @@ from treaty.systems.horizontal.rows import (
     schema_of,
 )
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.pooled.rounds import Keep, Kept
+from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import objective_for, watched
-from treaty.systems.system import Labelled, Seat
+from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import Forest, RoundState, run_rounds
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
@@ -113,7 +113,7 @@ CONVERSATION: OrderTable = {
     "new": {Count: "search", CommonBins: "rounds"},
     "search": {ProbeRequest: "search", Count: "search", CommonBins: "rounds"},
     "resumed": {CommonBins: "rounds"},
-    "rounds": {TreeStep: "rounds", Keep: "rounds", ModelEnd: "finished"},
+    "rounds": {TreeStep: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"},
     "finished": {},
 }
 """What the leader may tell a member when, once keys are agreed on; `TreeMember` checks what a `TreeStep` says."""
@@ -193,10 +193,10 @@ def _begin(seat: Seat) -> tuple[_ModelSetup, Checkpoint | None]:
     return setup, found
 
 
-def _leaders_rows(seat: Seat, setup: _ModelSetup) -> tuple[Labelled, list[Labelled]]:
+def _leaders_rows(seat: Seat, setup: _ModelSetup) -> tuple[LabelledRows, list[LabelledRows]]:
     """Return own rows, none where the leader brings none, and eval sets, in everybody's columns and classes."""
     name, schema, classes = seat.party.name, setup.schema, setup.message.classes
-    none = Labelled(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
+    none = LabelledRows(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
     rows = none if seat.data is None else common_rows(seat.data, schema, seat.classes, classes, name)
     return rows, [common_rows(watched_rows, schema, seat.classes, classes, name) for watched_rows in seat.eval_sets]
 
@@ -206,7 +206,7 @@ def _lead_rounds(
     collector: Collector,
     own: OwnRows,
     noise: SumNoise,
-    watching: Sequence[Labelled],
+    watching: Sequence[LabelledRows],
     keep: Callable[[int, float], None],
 ) -> None:
     """Grow the rounds that are missing; have everybody keep a checkpoint when one is due."""
@@ -221,8 +221,8 @@ def _lead_rounds(
         if keeper is not None and keeper.due:
             began = time.perf_counter()
             trees.flush()
-            collector.tell_all(Keep(done))
-            collector.hear_all(Kept)
+            collector.tell_all(CheckpointRequest(done))
+            collector.hear_all(CheckpointReceipt)
             keep(done, began)
         if progress is not None:
             progress(done, part)
@@ -256,7 +256,7 @@ def member(seat: Seat) -> ModelPart:
     return own.part
 
 
-def _join(seat: Seat) -> tuple[Labelled, Membership, _ModelSetup]:
+def _join(seat: Seat) -> tuple[LabelledRows, Membership, _ModelSetup]:
     """Describe own rows, bring them to everybody's columns and classes, become a member of the sums, pay for noise."""
     party, lead, data, members = seat.party, seat.cast.active, seat.rows, seat.cast.owners
     party.send(lead, describe(data, seat.classes))
@@ -271,7 +271,7 @@ def _join(seat: Seat) -> tuple[Labelled, Membership, _ModelSetup]:
 
 
 def _search(
-    seat: Seat, sums: Membership, order: Order, rows: Labelled, setup: _ModelSetup
+    seat: Seat, sums: Membership, order: Order, rows: LabelledRows, setup: _ModelSetup
 ) -> tuple[OwnRows, CommonBins]:
     """Take part in the search for bins; return a training without trees, and the bins as told."""
     lead, classes = seat.cast.active, setup.message.classes
@@ -283,7 +283,7 @@ def _search(
 
 
 def _resume_with_leader(
-    seat: Seat, sums: Membership, order: Order, rows: Labelled, message: ModelBegin, printed: bytes
+    seat: Seat, sums: Membership, order: Order, rows: LabelledRows, message: ModelBegin, printed: bytes
 ) -> tuple[OwnRows, CommonBins]:
     """Resume the training that the leader resumes; return also the bins as told, which are the checkpoint's."""
     lead, told = seat.cast.active, sums.next(order)
@@ -314,12 +314,14 @@ def _follow_rounds(
                     sums.give(noise.on_trees(vector, forest.objective))
                 if forest.rounds > before and progress is not None:
                     progress(forest.rounds, own.part)
-            case Keep() as due:
+            case CheckpointRequest() as due:
                 if due.rounds != forest.rounds:
-                    raise PeerProtocolError(lead, f"expected {forest.rounds} rounds, got others - at Keep from {lead}")
+                    raise PeerProtocolError(
+                        lead, f"expected {forest.rounds} rounds, got others - at CheckpointRequest from {lead}"
+                    )
                 if seat.keeper is not None:
                     keep(due.rounds)
-                seat.party.send(lead, Kept())
+                seat.party.send(lead, CheckpointReceipt())
             case ModelEnd() as end:
                 forest.cut(end.rounds)
 
@@ -359,7 +361,7 @@ def _sum_rules(options: FederBoostHorizontal) -> SumRules:
     return SumRules(recover=options.dropout == "accept", allow_two=may_be_two(options))
 
 
-def _fresh(seat: Seat, setup: _ModelSetup, rows: Labelled, bins: Bins, objective: Objective, spent: str) -> OwnRows:
+def _fresh(seat: Seat, setup: _ModelSetup, rows: LabelledRows, bins: Bins, objective: Objective, spent: str) -> OwnRows:
     """Return a training without trees."""
     message, name = setup.message, seat.party.name
     part = ModelPart(

@@ -20,12 +20,12 @@ from treaty.systems.horizontal.quantiles import (
 )
 from treaty.systems.horizontal.sums import Collector
 from treaty.systems.pooled.training import objective_for
-from treaty.systems.system import Labelled, Seat
+from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.objectives import Objective
 
 
 def agree_on_bins(
-    seat: Seat, collector: Collector, rows: Labelled, classes: list[Category] | None, noise: SumNoise
+    seat: Seat, collector: Collector, rows: LabelledRows, classes: list[Category] | None, noise: SumNoise
 ) -> tuple[Bins, Objective, str]:
     """As the leader, with own `rows`: open the number of rows and the gradients' bounds, then search for bins.
 
@@ -56,7 +56,7 @@ def agree_on_bins(
 
 
 def answer_search(
-    seat: Seat, sums: Membership, order: Order, rows: Labelled, objective: Objective, noise: SumNoise
+    seat: Seat, sums: Membership, order: Order, rows: LabelledRows, objective: Objective, noise: SumNoise
 ) -> CommonBins:
     """Take part in the search for bins, until the leader tells them.
 

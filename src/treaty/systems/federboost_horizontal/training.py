@@ -16,7 +16,7 @@ from treaty.models.checkpoints import ANEW, Checkpoint, Keeper
 from treaty.models.trees import ModelPart, keep_records, record_split, records_used
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import own_seed
-from treaty.systems.system import Labelled, Seat
+from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import Forest, draw
 from treaty.trees.ensemble import Tree, join_splits, margins_from_values
 from treaty.trees.shard import RowShard
@@ -65,7 +65,7 @@ class OwnRows:
     subsample: float = 1.0
 
     @classmethod
-    def of(cls, seat: Seat, rows: Labelled, part: ModelPart, bins: Bins, draws: Draws) -> OwnRows:
+    def of(cls, seat: Seat, rows: LabelledRows, part: ModelPart, bins: Bins, draws: Draws) -> OwnRows:
         """Bin rows and take them down the trees there are."""
         assert part.forest is not None
         codes, threads = bins.transform(rows.table, seat.threads), seat.threads
@@ -131,7 +131,7 @@ def members_checkpoint(keeper: Keeper | None, model_id: str, rounds: int) -> Che
     return found
 
 
-def resume(seat: Seat, found: Checkpoint, rounds: int, rows: Labelled, printed: bytes) -> OwnRows:
+def resume(seat: Seat, found: Checkpoint, rounds: int, rows: LabelledRows, printed: bytes) -> OwnRows:
     """Resume a training after `rounds` rounds; the checkpoint's later trees are dropped.
 
     Raises ConfigError when the checkpoint is of other options, parties or rows (`printed` is their `fingerprint`).

@@ -17,7 +17,7 @@ message               from -> to     content                                    
                                      records split on
 `ChosenSplits`        active ->      of each split on their columns in the last trees:   TLS
                                      feature, buckets going left
-`Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
+`CheckpointRequest`, `CheckpointReceipt`        both ways      write a checkpoint; it is written                   TLS
 `DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
 `Decisions`           passive ->     which rows go left at each record, by true values   TLS
 `Finish`              active ->      training is over                                    TLS
@@ -51,7 +51,7 @@ from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
 from treaty.privacy.bucket_rr import BucketLedger, chances, unbiased
 from treaty.systems.federboost_vertical.buckets import Buckets, noisy_buckets, unpack_buckets
-from treaty.systems.pooled.rounds import Keep, Kept
+from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
@@ -262,7 +262,7 @@ def passive(seat: Seat) -> ModelPart:
         owner.record(*owner.asked(chosen))
         follower.report(chosen.rounds)
 
-    def keep(request: Keep) -> Kept:
+    def keep(request: CheckpointRequest) -> CheckpointReceipt:
         kept = follower.keep(request)
         follower.report(request.rounds)
         return kept
@@ -271,7 +271,9 @@ def passive(seat: Seat) -> ModelPart:
         follower.report(seat.common.n_estimators)
         return RecordCount(len(part.splits))
 
-    return follower.follow(Order(CONVERSATION, "training"), {ChosenSplits: record, Keep: keep, Finish: end})
+    return follower.follow(
+        Order(CONVERSATION, "training"), {ChosenSplits: record, CheckpointRequest: keep, Finish: end}
+    )
 
 
 def _open_ledger(seat: Seat) -> BucketLedger:

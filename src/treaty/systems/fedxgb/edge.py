@@ -46,7 +46,7 @@ from treaty.systems.fedxgb.secpred.routing import (
     layout_of,
 )
 from treaty.systems.fedxgb.secpred.shares import holders_of, shares_of
-from treaty.systems.fedxgb.server_sums import Sum, Survived, Users
+from treaty.systems.fedxgb.server_sums import Sum, SurvivorReport, Users
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import Membership, SumRules, ToldDigest, join
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
@@ -167,7 +167,7 @@ def _open_sum(seat: Seat, domain: DomainSums, told: Sum, membership: Membership 
         seat.party.send(seat.cast.active, MaskedInput(Array.of(opened.view(np.uint64))))
     else:
         membership.give(opened)
-    seat.party.send(seat.cast.active, Survived(remaining, attempt))
+    seat.party.send(seat.cast.active, SurvivorReport(remaining, attempt))
 
 
 def _pass_on(seat: Seat, domain: DomainSums, told: Message, everybody: Sequence[str], at_start: bytes) -> None:

@@ -24,7 +24,7 @@ from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys
 from treaty.systems.fedxgb.cohorts import Rules, Standing, cohort_of, select, without_some
 from treaty.systems.fedxgb.user_sums import (
-    Absent,
+    AbsenceNotice,
     Agreement,
     Agreements,
     Call,
@@ -198,7 +198,10 @@ class DomainSums(SumAggregator):
         while True:
             try:
                 came = self._party.gather(
-                    [name for name in names if name in self.there], kind, Absent, timeout=until - time.monotonic()
+                    [name for name in names if name in self.there],
+                    kind,
+                    AbsenceNotice,
+                    timeout=until - time.monotonic(),
                 )
             except PeerProtocolError as error:
                 self._expel(error)

@@ -70,7 +70,7 @@ from treaty.systems.fedxgb.server_sums import Crowd, Users
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, Opening, choose_bins, pack_bins
 from treaty.systems.horizontal.rows import checkpoint_with, common_rows, printed_rows
 from treaty.systems.pooled.training import objective_for, watched
-from treaty.systems.system import Labelled, Seat
+from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import BoostingPlan, Forest, RoundState, run_rounds
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.objectives import Objective
@@ -189,7 +189,7 @@ class _AllRows:
 def _search(seat: Seat, crowd: Crowd, schema: Schema) -> _AllRows:
     """Open the number of rows and the bounds of gradients, then search for bins."""
     common = seat.common
-    none = Labelled(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
+    none = LabelledRows(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
     objective = objective_for(none, seat.classes, seat.options, common)
     opening = Opening(schema, bounds=True)
     crowd.tell(Count())

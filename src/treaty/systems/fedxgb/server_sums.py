@@ -34,7 +34,7 @@ class Sum(Message):
     length: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Survived(Message):
+class SurvivorReport(Message):
     """Whose vectors are in the domain's sum, none where it could not be opened, and the attempt that opened it."""
 
     users: list[str]
@@ -103,9 +103,11 @@ class Crowd:
         total = self._collector.total(length).view(np.uint64)
         self.cohort = []
         for edge in self._edges:
-            survived = self._party.receive(edge, Survived)
+            survived = self._party.receive(edge, SurvivorReport)
             if not self._domains[edge] >= set(survived.users) or len(set(survived.users)) < len(survived.users):
-                raise PeerProtocolError(edge, f"expected users of the domain, got others - at Survived from {edge}")
+                raise PeerProtocolError(
+                    edge, f"expected users of the domain, got others - at SurvivorReport from {edge}"
+                )
             nonce = server_mask(self._party, self._number, survived.attempt, self._heard.digest)
             keys = [mask_key(self._seeds[name], nonce) for name in survived.users if self._masked]
             add_masks(total, [], keys)

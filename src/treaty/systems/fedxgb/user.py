@@ -44,7 +44,7 @@ from treaty.systems.horizontal.quantiles import (
 )
 from treaty.systems.horizontal.rows import common_rows, own_seed, schema_of
 from treaty.systems.pooled.training import objective_for
-from treaty.systems.system import Labelled, Seat
+from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import draw
 from treaty.trees.objectives import Objective
 from treaty.trees.slots import Cells, SlotShard
@@ -150,7 +150,7 @@ class _Instructions:
             return None
 
 
-def _answer_search(instructions: _Instructions, rows: Labelled, objective: Objective, max_bin: int) -> CommonBins:
+def _answer_search(instructions: _Instructions, rows: LabelledRows, objective: Objective, max_bin: int) -> CommonBins:
     """Contribute to the search for bins; return the ones agreed on."""
     opening, edge = Opening(rows.table.schema, bounds=True), instructions.edge
     instructions.next()  # Count
@@ -184,7 +184,7 @@ class _Follower:
     """
 
     def __init__(
-        self, seat: Seat, rows: Labelled, objective: Objective, agreed: CommonBins, summary: RowSummary
+        self, seat: Seat, rows: LabelledRows, objective: Objective, agreed: CommonBins, summary: RowSummary
     ) -> None:
         self._party, self._common, self._edge = seat.party, seat.common, seat.cast.edges[seat.party.name]
         if summary.n_rows < rows.table.n_rows:

@@ -16,7 +16,7 @@ message               from -> to            content                             
                                             lost users shares of their mask keys
 `Agreement`,          user -> edge -> all   tags on the list of survivors, for each peer      tags under the channels
 `Agreements`
-`Absent`              user -> edge          it takes no further part in this tree             TLS
+`AbsenceNotice`              user -> edge          it takes no further part in this tree             TLS
 ====================  ====================  ================================================  =======================
 
 The edge server learns who takes part. The sum it opens lies under one mask per user that the server alone can remove;
@@ -75,7 +75,7 @@ class Call(Message):
     attempt: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Absent(Message):
+class AbsenceNotice(Message):
     """The sender takes no further part in this tree."""
 
 
@@ -166,7 +166,7 @@ class UserSums:
 
     def withdraw(self) -> None:
         """Take no further part in this tree."""
-        self._party.send(self._edge, Absent())
+        self._party.send(self._edge, AbsenceNotice())
         self.awake = False
 
     def give(self, call: Call, values: NDArray[np.int64], *others: type[M]) -> M | None:

@@ -21,7 +21,7 @@ message               from -> to     content                                    
 `ScoredSplitAnswer`   passive ->     record numbers, which rows of the nodes go left     TLS
 `LevelDivision`       active ->      which nodes of the last level were split, and how:  TLS; made of what was
                                      which of their rows go left, and their totals       sent
-`Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
+`CheckpointRequest`, `CheckpointReceipt`        both ways      write a checkpoint; it is written                   TLS
 `DecideRequest`       active ->      record numbers (eval rows, prediction, `refit`)     TLS
 `Decisions`           passive ->     which rows go left at each record                   TLS
 `Finish`              active ->      training is over                                    TLS

@@ -19,7 +19,7 @@ from treaty.messaging.messages import Message, encode_body
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
 from treaty.systems.horizontal.quantiles import CommonBins
-from treaty.systems.system import TRAIN, Labelled
+from treaty.systems.system import TRAIN, LabelledRows
 from treaty.trees.boosting import RoundState
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def conform(table: Table, schema: Schema, party: str) -> Table:
     return matched
 
 
-def describe(data: Labelled, classes: list[Category] | None) -> RowsDescription:
+def describe(data: LabelledRows, classes: list[Category] | None) -> RowsDescription:
     """Return the description of a participant's rows."""
     schema = data.table.schema
     empty = [bool(np.isnan(column).all()) for column in data.table.columns]
@@ -133,8 +133,8 @@ def all_classes(described: Mapping[str, RowsDescription]) -> list[Category] | No
 
 
 def common_rows(
-    data: Labelled, schema: Schema, own: list[Category] | None, classes: list[Category] | None, party: str
-) -> Labelled:
+    data: LabelledRows, schema: Schema, own: list[Category] | None, classes: list[Category] | None, party: str
+) -> LabelledRows:
     """Bring rows to everybody's columns and class numbers; errors and warnings name the party, and an eval set."""
     y, whose = data.y, party if data.name == TRAIN else f"{party}: {data.name}"
     if own is not None and classes is not None and own != classes:
@@ -146,7 +146,7 @@ def common_rows(
     return replace(data, table=conform(data.table, schema, whose), y=y)
 
 
-def printed_rows(rows: Sequence[Labelled], classes: list[Category] | None) -> bytes:
+def printed_rows(rows: Sequence[LabelledRows], classes: list[Category] | None) -> bytes:
     """Return the `fingerprint` of a party's training rows and eval sets."""
     return fingerprint([(of.table, (of.y, of.weight)) for of in rows], classes or ())
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from treaty.messaging.messages import Message
 
 
-class Keep(Message):
+class CheckpointRequest(Message):
     """A round is finished: write a checkpoint. Tells how many rounds there are."""
 
     rounds: int
 
 
-class Kept(Message):
+class CheckpointReceipt(Message):
     """The checkpoint is written, if one is."""

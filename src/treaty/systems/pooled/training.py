@@ -25,7 +25,7 @@ from treaty.privacy.label_rr import stored_noisy_labels
 from treaty.privacy.ledger import Entry, Ledger
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Labelled, Seat
+from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import EvalSet, Forest, RoundState, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
@@ -33,7 +33,7 @@ from treaty.trees.objectives import Objective, make_objective
 
 
 def objective_for(
-    data: Labelled, classes: list[Category] | None, options: SystemOptions, common: BoostingOptions
+    data: LabelledRows, classes: list[Category] | None, options: SystemOptions, common: BoostingOptions
 ) -> Objective:
     """Choose the loss: squared error without classes, logistic for two, softmax for more."""
     name = "squared_error" if classes is None else "logistic" if len(classes) == 2 else "softmax"
@@ -181,7 +181,7 @@ def train(seat: Seat) -> ModelPart:
     return part
 
 
-def watched(rows: Labelled, splits: SplitTable, threads: int) -> EvalSet:
+def watched(rows: LabelledRows, splits: SplitTable, threads: int) -> EvalSet:
     """Return an eval set of rows at a party that holds all their columns and the whole model."""
     matrix = rows.table.matrix()
 

@@ -20,7 +20,7 @@ import msgspec
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.systems.pooled.rounds import Keep, Kept
+from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import Training, begin
 from treaty.systems.system import Seat
 from treaty.systems.vertical.decisions import Finish, decided_by_all
@@ -68,9 +68,9 @@ def grow(
         if keeper is not None and keeper.due:
             began = time.perf_counter()
             for peer in party.peers:
-                party.send(peer, Keep(progressed.rounds))
+                party.send(peer, CheckpointRequest(progressed.rounds))
             for peer in party.peers:
-                party.receive(peer, Kept)
+                party.receive(peer, CheckpointReceipt)
             training.keep(seat, progressed, began)
         if progress is not None:
             progress(progressed.rounds, part)

@@ -118,7 +118,7 @@ def ascending(sent: Array, limit: int, active: str, what: str) -> NDArray[np.int
     return numbers
 
 
-class SplitsNamed(Protocol):
+class NamedSplits(Protocol):
     """A message that names splits: int32 features (k,), packed bits of bins left (k, 32)."""
 
     @property
@@ -151,7 +151,7 @@ class SplitOwner:
         left = left_bins[node, codes[rows, features[node]]]
         return SplitAnswer(self.record(features, left_bins), Array.of(np.packbits(left)))
 
-    def asked(self, request: SplitsNamed) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def asked(self, request: NamedSplits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject impossible splits."""
         active, bins, what = self._active, self._bins, type(request).__name__
         features = view(request.features, np.int32, (None,), peer=active, what=f"{what}.features")

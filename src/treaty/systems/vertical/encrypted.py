@@ -21,7 +21,7 @@ message               from -> to     content                                    
 `SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
 `SplitColumns`        passive ->     reveal="column": which rows of the table go left    TLS
 `TreeEnd`             active ->      the tree is grown                                   TLS
-`Keep`, `Kept`        both ways      write a checkpoint; it is written                   TLS
+`CheckpointRequest`, `CheckpointReceipt`        both ways      write a checkpoint; it is written                   TLS
 `DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
 `Decisions`           passive ->     which rows go left at each record                   TLS
 `Finish`              active ->      training is over                                    TLS

@@ -19,7 +19,7 @@ from treaty.messaging.messages import Message
 from treaty.messaging.order import Order
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
-from treaty.systems.pooled.rounds import Keep, Kept
+from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, decide
@@ -31,7 +31,7 @@ Handlers = Mapping[type[Message], Callable[[Any], Message | None]]
 
 def between_trees(state: str) -> dict[type[Message], str | tuple[str, str]]:
     """Return what every order of messages allows between trees: to decide rows and keep checkpoints, or to finish."""
-    return {DecideRequest: state, Keep: state, Finish: "finished"}
+    return {DecideRequest: state, CheckpointRequest: state, Finish: "finished"}
 
 
 class Follower:
@@ -68,8 +68,8 @@ class Follower:
         self._seat.party.round = self._done
 
     def follow(self, order: Order, handlers: Handlers) -> ModelPart:
-        """Answer the active party until `Finish`; `DecideRequest`, `Keep` and `Finish` have handlers already."""
-        handlers = {DecideRequest: self.decide, Keep: self.keep, Finish: self._finish, **handlers}
+        """Answer the active party until `Finish`; it, `DecideRequest` and `CheckpointRequest` have handlers already."""
+        handlers = {DecideRequest: self.decide, CheckpointRequest: self.keep, Finish: self._finish, **handlers}
         while order.allowed:
             self._answer(order, handlers)
         return self.part
@@ -78,12 +78,12 @@ class Follower:
         """Tell the active party which rows of an eval set go left."""
         return decide(request, self._active, self._matrices, self.part.splits, self._seat.threads)
 
-    def keep(self, _: Keep) -> Kept:
+    def keep(self, _: CheckpointRequest) -> CheckpointReceipt:
         """Write a checkpoint, where this party keeps them."""
         keeper, given = self._seat.keeper, self._seat.given
         if keeper is not None:
             keeper.keep(lambda: checkpoint_of(self.part, given, self._fingerprint))
-        return Kept()
+        return CheckpointReceipt()
 
     def _finish(self, _: Finish) -> None:
         self.report(self._done)

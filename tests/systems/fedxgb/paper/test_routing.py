@@ -35,7 +35,7 @@ from treaty.systems.fedxgb.paper.routing import (
     Sides,
 )
 from treaty.systems.options import converted
-from treaty.systems.system import Labelled
+from treaty.systems.system import LabelledRows
 
 USERS = 9
 
@@ -44,7 +44,7 @@ def shown_of(**chosen: object):
     return options_of(expose="paper", allow_insecure=True, **chosen)
 
 
-def gapped(task: str = "binary", users: int = USERS) -> tuple[dict[str, Labelled], list | None]:
+def gapped(task: str = "binary", users: int = USERS) -> tuple[dict[str, LabelledRows], list | None]:
     """Rows of users, a value in three missing at random, more often in one class."""
     parts, _, classes = crowd_rows(task, users, rows=150)
     rng = np.random.default_rng(3)
@@ -56,7 +56,7 @@ def gapped(task: str = "binary", users: int = USERS) -> tuple[dict[str, Labelled
 
 
 @cache
-def small() -> tuple[dict[str, Labelled], Crowded]:
+def small() -> tuple[dict[str, LabelledRows], Crowded]:
     """Return a training whose messages are recorded."""
     parts, classes = gapped()
     return parts, play_crowd(parts, shown_of(max_depth=3), classes, edges=3, record_content=True)
@@ -71,7 +71,7 @@ def same_model(one: ModelPart, other: ModelPart) -> bool:
     ) and one.forest.trees == other.forest.trees
 
 
-def assert_margins(crowded: Crowded, parts: dict[str, Labelled], names: list[str]) -> None:
+def assert_margins(crowded: Crowded, parts: dict[str, LabelledRows], names: list[str]) -> None:
     for name in names:
         assert np.array_equal(crowded.results[name].T, predict_pooled([crowded.model], [parts[name].table])), name
 
@@ -242,7 +242,7 @@ def test_categories_are_refused():
     X, y = real_table("binary", rows=90)
     table, schema = with_categories(X), to_table(with_categories(X)).schema
     parts = {
-        f"p{k}": Labelled(to_table(table.iloc[k::USERS], schema=schema), y[k::USERS].astype(float))
+        f"p{k}": LabelledRows(to_table(table.iloc[k::USERS], schema=schema), y[k::USERS].astype(float))
         for k in range(USERS)
     }
     with pytest.raises(ConfigError, match=r'numeric columns under expose="paper".*mean radius'):

@@ -17,12 +17,12 @@ from treaty.data.table import Table, to_table
 from treaty.messaging.messages import encode_body
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, predict_pooled
-from treaty.runs.threads import Played, play
+from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgb.secpred import roles as secpred
 from treaty.systems.fedxgb.secpred.routing import layout_of
 from treaty.systems.fedxgb.secpred.shares import Comparison
 from treaty.systems.horizontal.quantiles import pack_bins
-from treaty.systems.system import Labelled
+from treaty.systems.system import LabelledRows
 from treaty.trees.slots import VALUE_BITS
 
 USERS = ["ann", "ben", "cat"]
@@ -42,7 +42,7 @@ def trained(task: str, n_estimators: int = 3, max_depth: int = 3) -> tuple[Model
     labels = y[:110].astype(np.float64) if classes is None else np.searchsorted(classes, y[:110]).astype(np.float64)
     options = options_of(n_estimators=n_estimators, max_depth=max_depth, min_child_samples=2, max_bin=8)
     bins = fit_bins(table, 8, 1)
-    forest, splits = pooled_on(bins, Labelled(table, labels), options, classes)
+    forest, splits = pooled_on(bins, LabelledRows(table, labels), options, classes)
     for tree in forest.trees:
         tree.value[:] = np.rint(tree.value * 2.0**VALUE_BITS) / 2.0**VALUE_BITS
     told = encode_body(pack_bins(bins, forest.objective))
@@ -68,7 +68,7 @@ def play_prediction(
     patience: float = 10.0,
     most_rows: int | None = None,
     comparison: Comparison = "shamir",
-) -> Played:
+) -> RunRecord:
     names = [f"edge{k}" for k in range(edges)]
     programs: dict[str, Callable[[Party], object]] = {
         "server": lambda party: secpred.server(party, part, edges=names, most_rows=most_rows, comparison=comparison)

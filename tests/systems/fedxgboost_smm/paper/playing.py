@@ -13,7 +13,7 @@ from systems.vertical.playing import seat_of, star_of
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party
-from treaty.runs.threads import Played, play
+from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper import roles as paper
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
@@ -46,7 +46,7 @@ def play_training(
     passive_options: dict[str, Any] | None = None,
     sizes: Sizes | None = None,
     **options: Any,
-) -> Played:
+) -> RunRecord:
     """Train with p0 active; `replace` puts another role in a party's place, `sizes` are everybody's."""
     theirs = {**options, **(passive_options or {})}
     roles: dict[str, Any] = dict.fromkeys(

@@ -41,7 +41,7 @@ from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import gather_sound
 from treaty.systems.fedxgb.secpred.routing import come_to_all
 from treaty.systems.fedxgb.secpred.shares import play_among
-from treaty.systems.fedxgb.user_sums import Absent
+from treaty.systems.fedxgb.user_sums import AbsenceNotice
 from treaty.trees.slots import SlotSplits
 
 logger = logging.getLogger(__name__)
@@ -182,12 +182,12 @@ class SeenRows:
         found: dict[str, Words] = {}
         waiting = self.users
         while waiting:
-            said = gather_sound(self._party, waiting, ComparedShares, Absent, timeout=self._patience)
+            said = gather_sound(self._party, waiting, ComparedShares, AbsenceNotice, timeout=self._patience)
             for name, what in said.items():
                 if isinstance(what, ComparedShares) and (shares := self._checked(name, what, trees)) is not None:
                     found[name] = shares
             # absent from sums; their rows still go down
-            waiting = [name for name, what in said.items() if isinstance(what, Absent)]
+            waiting = [name for name, what in said.items() if isinstance(what, AbsenceNotice)]
         return found
 
     def _checked(self, name: str, said: ComparedShares, trees: int) -> Words | None:

@@ -29,7 +29,7 @@ message               from -> to     content                                    
                                      left, the node's rows
 2 `WonNodes`          active ->      which nodes the owner won, their rows               TLS
 `SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
-`TreeEnd`, `Keep`, `Kept`, `DecideRequest`, `Decisions`, `Finish`: as in `vertical.encrypted`
+`TreeEnd`, `CheckpointRequest`, `CheckpointReceipt`, `DecideRequest`, `Decisions`, `Finish`: as in `vertical.encrypted`
 ====================  =============  ==================================================  ========================
 
 Z are some of U's columns, picked at random. All nodes of a level travel in one message each way; no sums are obtained
