@@ -160,14 +160,14 @@ def test_jobs_whose_roles_do_not_fit_are_refused(split, tmp_path):
         (text.replace('role = "coordinator"', 'role = "coordinator"\ntable = "p1.csv"'), "to have no table"),
         (text + '[parties.two]\nrole = "coordinator"\n', "at one party"),
         (text.replace("[quasi-newton]", "[quasi-newton]\ncoordinator = false"), "at one party"),
-        (text.replace('"quasi-newton"', '"secureboost"').replace("batch_size = 120", ""), "at one party|option"),
+        (text.replace('"quasi-newton"', '"secureboost"').replace("batch_size = 120", ""), "no role and edge|option"),
     ]:
         path.write_text(wrong)
         with pytest.raises(ConfigError, match=words):
-            load_job(path)
+            check_training(load_job(path))
     path.write_text(text)
     job = load_job(path)
-    with pytest.raises(ConfigError, match="no part in predictions"):
+    with pytest.raises(ConfigError, match="lead, the coordinator, has no part of the model"):
         predict_party(job, "lead")
 
 
@@ -196,11 +196,11 @@ def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
     ],
     ids=["task", "weight", "eval_tables", "noisy_labels", "dealer"],
 )
-def test_what_only_jobs_of_trees_have_is_refused_when_the_job_is_read(split, tmp_path, change, words):
+def test_what_only_jobs_of_trees_have_is_refused_before_anybody_connects(split, tmp_path, change, words):
     path = job_file(tmp_path, split)
     path.write_text(path.read_text().replace(*change, 1))
     with pytest.raises(ConfigError, match=words):
-        load_job(path)
+        check_training(load_job(path))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_labels_that_are_not_of_two_classes_name_party_column_and_count(split, t
         run_all(load_job(job_file(tmp_path, (X, y))), "train")
 
 
-def test_predict_warns_of_margins_beyond_the_range_of_the_taylor_loss(split, tmp_path, capsys, monkeypatch):
+def test_predict_warns_of_margins_beyond_the_range_of_the_taylor_loss(split, tmp_path, monkeypatch):
     job_file(tmp_path, split)
     part = LinearPart(
         model_id="", party="p0", schema=Schema((), ()), preparation=preparation_of(Table(Schema((), ()), [], 1)),
@@ -240,5 +240,6 @@ def test_predict_warns_of_margins_beyond_the_range_of_the_taylor_loss(split, tmp
         monkeypatch.setattr(cli, "predict_party", lambda job, name, steps, found=found: (range(3), found))
         path = tmp_path / "job.toml"
         command = ["predict", str(path), "--as", "p0", "--output", str(tmp_path / "out.csv")]
-        assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
-        assert ("66.7% of rows have a margin beyond 4" in capsys.readouterr().err) == (scale > 4)
+        done = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert done.exit_code == 0
+        assert ("66.7% of rows have a margin beyond 4" in done.stderr) == (scale > 4)
