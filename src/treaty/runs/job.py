@@ -151,13 +151,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def system(self) -> System:
         """The record of the job's system."""
-        system = find_system(self.protocol)
-        if system.split == "none":
-            known = ", ".join(name for systems in SYSTEMS.values() for name in systems if name != system.name)
-            raise ConfigError(
-                f"a job runs between parties: expected protocol to be one of {known}, got {system.name!r}"
-            )
-        return system
+        return _between_parties(self.protocol)
 
     @property
     def by_row(self) -> bool:
@@ -240,7 +234,7 @@ def _named_tables(raw: Any) -> Any:
     protocol = raw.get("protocol", "secureboost")
     if not isinstance(protocol, str):
         raise ConfigError(f"expected protocol to be a system's name, got {protocol!r}")
-    system = find_system(protocol)
+    system = _between_parties(protocol)
     tables = {"own": system.name, "common": system.common.table}
     others = {"options", "boosting", "regression", *(name for systems in SYSTEMS.values() for name in systems)}
     for name in raw:
@@ -257,6 +251,15 @@ def _named_tables(raw: Any) -> Any:
             raise ConfigError(f"expected [{name}] to be a table of options, got {raw[name]!r}")
     fields = {name: value for name, value in raw.items() if name not in tables.values()}
     return fields | {field: raw.get(table, {}) for field, table in tables.items()}
+
+
+def _between_parties(protocol: str) -> System:
+    """Return the record of a system, which must be one between parties."""
+    system = find_system(protocol)
+    if system.split == "none":
+        known = ", ".join(name for systems in SYSTEMS.values() for name in systems if name != system.name)
+        raise ConfigError(f"a job runs between parties: expected protocol to be one of {known}, got {system.name!r}")
+    return system
 
 
 def _table_of(option: str, system: System) -> str | None:

@@ -477,7 +477,7 @@ def test_wrong_data_is_named(rows, given, message):
     [
         ({"goss": True}, "goss"),
         ({"encryption": "ou"}, "FederBoostHorizontal has no option 'encryption'"),
-        ({"dropout": "accept"}, "expected 4 or more, got 3"),
+        ({"dropout": "accept"}, "expected 4 participants or more, got 3"),
         ({"dropout": "ignore"}, "dropout='ignore'"),
         ({"delta": 1e-5}, "delta goes with epsilon_total"),
         ({"early_stopping_rounds": 2}, "eval_set"),

@@ -320,7 +320,7 @@ def test_users_without_an_edge_server_are_dealt_out(tmp_path):
         ('expose = "model"', "", "expected 3 edge servers or more, got 2"),
         ('expose = "model"', 'expose = "model"\nedges = 3', "expected edges to be 2"),
         ('expose = "model"', 'expose = "model"\ndropout = 0.1', "leave it out of a job"),
-        ('"fedxgb"', '"federboost-horizontal"', "role and edge with protocol 'fedxgb' alone"),
+        ('"fedxgb"', '"federboost-horizontal"', "expected no role and edge with protocol 'federboost-horizontal'"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused_in_one_line(tmp_path, old, new, words):

@@ -66,7 +66,6 @@ def test_weights_of_rows_and_paper_mode_without_consent_are_refused(split):
         treaty.LogisticRegression(treaty.SGD(mode="paper"), **GIVEN).fit(X, y)
 
 
-@pytest.mark.slow
 def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(split):
     X, y = split
     fast = {**GIVEN, "insecure_test_key_bits": 768, "max_iter": 1}
@@ -161,16 +160,15 @@ def test_jobs_whose_roles_do_not_fit_are_refused(split, tmp_path):
         (text.replace('role = "coordinator"', 'role = "coordinator"\ntable = "p1.csv"'), "to have no table"),
         (text + '[parties.two]\nrole = "coordinator"\n', "at one party"),
         (text.replace("[quasi-newton]", "[quasi-newton]\ncoordinator = false"), "at one party"),
-        (text.replace('"quasi-newton"', '"secureboost"').replace("batch_size = 120", ""), "at one party|option"),
+        (text.replace('"quasi-newton"', '"secureboost"').replace("batch_size = 120", ""), "no role and edge|option"),
     ]:
         path.write_text(wrong)
         with pytest.raises(ConfigError, match=words):
             check_training(load_job(path))
     path.write_text(text)
-    with pytest.raises(
-        ConfigError, match="lead, the coordinator, has no part of the model: expected --as p0 or p1 or p2"
-    ):
-        predict_party(load_job(path), "lead")
+    job = load_job(path)
+    with pytest.raises(ConfigError, match="lead, the coordinator, has no part of the model"):
+        predict_party(job, "lead")
 
 
 def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
@@ -244,4 +242,4 @@ def test_predict_warns_of_margins_beyond_the_range_of_the_taylor_loss(split, tmp
         command = ["predict", str(path), "--as", "p0", "--output", str(tmp_path / "out.csv")]
         done = CliRunner().invoke(app, command, catch_exceptions=False)
         assert done.exit_code == 0
-        assert ("66.7% of rows have a margin beyond 4" in done.output) == (scale > 4)
+        assert ("66.7% of rows have a margin beyond 4" in done.stderr) == (scale > 4)
