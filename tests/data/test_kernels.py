@@ -99,6 +99,7 @@ def test_cuts_equal_the_literal_rule_on_many_rows(q: int) -> None:
     assert cuts_of(column, q).tolist() == literal_cuts(literal_bins(column, q)).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(columns(), st.integers(2, 40))
 def test_cuts_ascend_and_are_fewer_than_max_bin(column: np.ndarray, q: int) -> None:
@@ -108,6 +109,7 @@ def test_cuts_ascend_and_are_fewer_than_max_bin(column: np.ndarray, q: int) -> N
     assert not np.signbit(cuts[cuts == 0]).any()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(columns(), st.integers(2, 40))
 def test_no_bin_is_empty_and_every_cut_lies_above_the_lower_value(column: np.ndarray, q: int) -> None:
@@ -115,6 +117,7 @@ def test_no_bin_is_empty_and_every_cut_lies_above_the_lower_value(column: np.nda
     assert len(np.unique(np.searchsorted(cuts, column, side="right"))) == len(cuts) + 1
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(columns(), st.integers(2, 40))
 def test_a_value_of_more_than_its_share_of_rows_has_a_bin_of_its_own_while_bins_last(
@@ -167,6 +170,7 @@ def test_order_of_rows_does_not_show_in_the_bits_of_the_cuts() -> None:
         assert cuts_of(rng.permutation(column), 3).tobytes() == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(columns(), st.lists(values_of_any_size, max_size=255, unique=True))
 def test_code_is_the_number_of_cuts_not_above_the_value(column: np.ndarray, cuts: list[float]) -> None:

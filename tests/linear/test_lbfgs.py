@@ -67,6 +67,7 @@ def descend(A, b, cuts, *, iterations=40, memory=3, period=2, learning_rate=0.4,
     return np.array(path), kept
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(seed=SEEDS, n=st.integers(3, 10), cut=st.integers(1, 2), parties=st.integers(2, 3))
 def test_slices_walk_the_path_of_the_whole(seed, n, cut, parties):

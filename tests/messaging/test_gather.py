@@ -69,6 +69,7 @@ def test_gather_takes_any_of_the_classes_named(quick):
     assert [type(message) for message in found.values()] == [Count, Other]
 
 
+@pytest.mark.slow
 def test_gather_of_hundreds_of_threads_misses_those_that_fail():
     users = [f"u{n:03}" for n in range(300)]
 
@@ -474,6 +475,7 @@ def test_gathering_and_leaving_out_work_over_both_channels(ends):
     assert run_role(clinic, lambda: 42) == 42
 
 
+@pytest.mark.slow
 def test_killed_process_is_absent_and_can_be_left_out(grpc_end, process, connect):
     clinic, shop = grpc_end("clinic", ["lab", "shop"]), grpc_end("shop", ["clinic"])
     child = process("lab", clinic, "idle")

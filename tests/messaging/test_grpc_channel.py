@@ -47,6 +47,7 @@ def test_large_messages_cross_in_both_directions_at_once(grpc_end, connect, toge
     }
 
 
+@pytest.mark.slow
 def test_connect_waits_for_a_peer_that_starts_later(grpc_end, together):
     clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
     address = lab.address
@@ -65,6 +66,7 @@ def test_connect_waits_for_a_peer_that_starts_later(grpc_end, together):
     assert bytes(clinic.receive(5).frame) == b"here"
 
 
+@pytest.mark.slow
 def test_connect_names_every_peer_that_was_not_reachable(grpc_end, together):
     clinic = grpc_end("clinic", ["lab", "shop"])
     lab, shop = grpc_end("lab", ["clinic"]), grpc_end("shop", ["clinic"])
@@ -78,6 +80,7 @@ def test_connect_names_every_peer_that_was_not_reachable(grpc_end, together):
     assert "lab" not in str(outcome["clinic"])
 
 
+@pytest.mark.slow
 def test_connect_names_a_peer_that_never_dialled_us(grpc_end):
     clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
     with pytest.raises(PeerLost, match="not connected with lab: lab has not dialled us") as caught:
@@ -161,6 +164,7 @@ def test_a_message_taken_in_just_before_the_peer_leaves_counts_as_sent(grpc_end,
     assert outcome == {"clinic": None, "lab": None}
 
 
+@pytest.mark.slow
 def test_a_peer_that_comes_after_another_has_gone_is_told(grpc_end, together):
     """Else it would wait for the hub, which has ended meanwhile, until its own patience is over."""
     clinic, lab, shop = grpc_end("clinic", ["lab", "shop"]), grpc_end("lab", ["clinic"]), grpc_end("shop", ["clinic"])

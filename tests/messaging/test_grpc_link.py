@@ -51,6 +51,7 @@ def connect_clinic_and_shop(clinic, shop, together, lab_address):
     assert outcome == {"clinic": None, "shop": None}
 
 
+@pytest.mark.slow
 def test_killed_process_is_noticed_within_5_seconds_while_waiting_for_another(
     clinic, shop, clinic_party, process, together
 ):
@@ -101,6 +102,7 @@ def test_process_that_holds_pythons_lock_is_not_taken_for_dead(clinic, shop, cli
         clinic_party.receive("shop", Rows, timeout=0.2)
 
 
+@pytest.mark.slow
 def test_process_that_ends_after_its_goodbye_is_not_a_death(clinic, shop, clinic_party, process, together):
     child = process("lab", clinic, "goodbye")
     connect_clinic_and_shop(clinic, shop, together, child.address)
@@ -215,6 +217,7 @@ def test_message_whose_answer_is_lost_is_resent_and_dropped_by_its_number(monkey
     proxy.close()
 
 
+@pytest.mark.slow
 def test_message_cut_off_half_way_is_resent_and_arrives_once(proxied):
     clinic, lab, proxy = proxied
     proxy.cut_after = proxy.carried + 10_000_000
@@ -227,6 +230,7 @@ def test_message_cut_off_half_way_is_resent_and_arrives_once(proxied):
     assert clinic.receive(1.5) is None  # nobody was declared lost
 
 
+@pytest.mark.slow
 def test_broken_idle_connection_is_dialled_again(proxied):
     clinic, lab, proxy = proxied
     proxy.cut()
@@ -235,6 +239,7 @@ def test_broken_idle_connection_is_dialled_again(proxied):
     assert bytes(lab.receive(5).frame) == b"abc"
 
 
+@pytest.mark.slow
 def test_dead_network_is_noticed_by_keepalive(proxied):
     clinic, _, proxy = proxied
     proxy.flowing.clear()
@@ -245,6 +250,7 @@ def test_dead_network_is_noticed_by_keepalive(proxied):
     proxy.flowing.set()
 
 
+@pytest.mark.slow
 def test_others_are_told_of_a_lost_peer_without_its_address(proxied):
     clinic, _, proxy = proxied
     proxy.close()
@@ -253,6 +259,7 @@ def test_others_are_told_of_a_lost_peer_without_its_address(proxied):
     assert caught.value.public == "lab is lost: its connection broke"
 
 
+@pytest.mark.slow
 def test_others_are_told_of_failed_deliveries_without_an_address(proxied, monkeypatch):
     clinic, _, proxy = proxied
     monkeypatch.setattr(grpc_link, "RESEND_LIMIT", 1)
@@ -285,6 +292,7 @@ def test_restarted_process_is_not_taken_for_the_one_before(proxied, grpc_end):
         clinic.receive(5)
 
 
+@pytest.mark.slow
 @either_way
 def test_peer_that_takes_nothing_is_given_up_after_the_timeout(proxied, size):
     clinic, lab, _ = proxied
@@ -396,6 +404,7 @@ def test_interrupt_in_a_delivery_does_not_keep_later_ones_from_arriving(proxied,
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_certificate_other_than_the_pinned_one_is_an_error_at_both_sides(grpc_end, connect, identities):
     impostor = make_identity("lab")
     clinic = grpc_end("clinic", ["lab"])
@@ -414,6 +423,7 @@ def test_certificate_other_than_the_pinned_one_is_an_error_at_both_sides(grpc_en
     assert f"lab has {fingerprint(impostor.certificate)}" in at_lab
 
 
+@pytest.mark.slow
 def test_peer_that_does_not_speak_tls_is_named(grpc_end, monkeypatch):
     monkeypatch.setattr(grpc_channel, "REFUSAL_PATIENCE", 1.0)
     listener = socket.create_server(("127.0.0.1", 0))

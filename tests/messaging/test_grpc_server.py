@@ -91,6 +91,7 @@ def test_deliveries_of_either_kind_share_one_count(clinic, dial, ways):
     assert clinic.receive(0) is None
 
 
+@pytest.mark.slow
 def test_delivery_that_the_sender_has_given_up_is_not_taken_in(clinic, dial, deliver):
     channel = dial("lab")
     deliver(channel, [b"abc"])
@@ -262,6 +263,7 @@ def test_address_in_use_is_a_config_error(clinic, identities):
         GrpcChannel("lab", clinic.address, key=key, certificate=certificate, peers=peers)
 
 
+@pytest.mark.slow
 def test_closing_does_not_wait_for_a_delivery_that_never_ends(clinic, dial):
     stop = threading.Event()
 

@@ -114,6 +114,7 @@ def test_hardly_a_row_is_rebuilt_from_bins_of_many_rows_noise_or_one_tree(cancer
     assert got.mean < base.mean + 0.05
 
 
+@pytest.mark.slow
 def test_fewer_fractional_bits_leave_fewer_rows_to_rebuild(cancer):
     rebuilt = [attack(*cancer, min_child_samples=20, fractional_bits=bits)[-1].mostly for bits in (16, 8, 4)]
     assert rebuilt == sorted(rebuilt, reverse=True)

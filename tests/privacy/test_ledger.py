@@ -282,6 +282,7 @@ def test_the_command_prints_what_was_paid(tmp_path):
     assert isinstance(CliRunner().invoke(app, ["ledger", str(tmp_path / "none")]).exception, ConfigError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["fedxgboost-ldp", "federboost-horizontal"])
 def test_every_fit_has_a_line_of_its_own(tmp_path, protocol):
     X, y = real_table("binary", rows=150)

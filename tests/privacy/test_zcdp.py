@@ -69,6 +69,7 @@ def test_epsilon_grows_with_rho(rhos, delta):
     assert epsilon_of(rhos[0], delta) <= epsilon_of(rhos[1], delta)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=10)
 @given(epsilon=st.floats(0.01, 50.0), delta=DELTAS)
 def test_rho_is_the_largest_within_epsilon(epsilon, delta):

@@ -138,6 +138,7 @@ def test_parties_started_apart_with_their_own_files_train_together(tmp_path):
     assert len(parts["clinic"].forest.trees) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tmp_path):
     job = write_job(tmp_path, trees=2000, alone=True, rows=500)
     processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
@@ -160,6 +161,7 @@ def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tm
     assert np.mean(predicted["prediction"] == y) > 0.9
 
 
+@pytest.mark.slow
 def test_a_wrong_certificate_is_one_error_at_every_party(tmp_path):
     job = write_job(tmp_path, alone=True)
     (tmp_path / "stranger").mkdir()
@@ -217,6 +219,7 @@ def test_a_failing_party_fails_the_whole_command_with_its_words(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_party_that_says_much_does_not_stand_still(tmp_path, monkeypatch, caplog):
     """A pipe takes 64 KiB, then whoever writes to it waits for a reader."""
     job, start_process = load_job(write_job(tmp_path)), subprocess.Popen

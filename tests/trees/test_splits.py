@@ -62,6 +62,7 @@ def nodes_with_rules(draw):
     return nodes, rules, categorical, features
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=400)
 @given(case=nodes_with_rules(), threads=st.integers(1, 3))
 def test_scan_finds_what_the_specification_says(case, threads):

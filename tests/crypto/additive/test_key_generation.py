@@ -87,6 +87,7 @@ def test_paillier_primes_have_no_small_subgroups():
         assert prime.bit_length() == 1024
 
 
+@pytest.mark.slow
 def test_default_paillier_key_is_of_3072_bits():
     assert generate_paillier_key().public.n.bit_length() == 3072
 

@@ -122,6 +122,7 @@ def test_known_key_gives_the_known_ciphertext():
     assert PlainKey(key).from_packed(packed) == [(1 + n * message) * pow(h, 3 * n, n * n) % (n * n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "threads"), [(2048, 1), slow(2048, 2), slow(3072, 1), slow(3072, 2), slow(4096, 1)])
 def test_real_keys_encrypt_randomise_and_decrypt(bits, threads):
     key = generate_paillier_key(bits)
@@ -174,6 +175,7 @@ def test_randomiser_raises_the_nth_power_of_h(key, plain):
     assert [plain.decrypt(f) for f in factors] == [0] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2048, 3072])
 def test_randomness_covers_the_order_of_h_and_80_bits_more(bits):
     key = generate_paillier_key(bits)

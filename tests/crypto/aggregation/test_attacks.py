@@ -109,6 +109,7 @@ def lying_aggregator(dropout, told_less, colluders, told=None):
 HONEST = [f"p{i}" for i in range(1, 9)]  # p0 is honest too; colluders are the last ones
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["share", "reveal"]), st.sets(st.sampled_from(HONEST)), st.integers(0, 2))
 def test_aggregator_that_lies_about_survivors_opens_no_input(dropout, told_less, count):

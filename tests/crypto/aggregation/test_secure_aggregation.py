@@ -22,6 +22,7 @@ def plain(values, names):
     return np.sum([values[u] for u in names], axis=0, dtype=np.int64)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_opened_sum_is_numpys_or_the_round_is_void(data):

@@ -82,6 +82,7 @@ def record(patch, name):
 # ---------------------------------------------------------------- products are exact
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_bin_sums_are_exact(data):

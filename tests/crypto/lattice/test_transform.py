@@ -39,6 +39,7 @@ def prime_and_polynomials(draw, count=1):
     return prime, *(draw(arrays(np.int64, degree, elements=draw(kinds), fill=draw(kinds))) for _ in range(count))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(prime_and_polynomials())
 def test_transform_holds_the_values_at_odd_powers_of_the_root_and_is_undone(drawn):

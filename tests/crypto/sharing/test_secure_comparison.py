@@ -37,6 +37,7 @@ def negative(setting, shares, prepared=None, tamper=lambda number, sent: None):
 # ---------------------------------------------------------------- right
 
 
+@pytest.mark.slow
 def test_every_pair_of_bin_codes_is_compared_rightly():
     """All 65,536 pairs of 8-bit codes, as predictions compare them."""
     x, y = (codes.reshape(-1) for codes in np.meshgrid(np.arange(256), np.arange(256)))

@@ -209,6 +209,7 @@ def test_memory_of_an_answer_does_not_grow_with_the_columns(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_server_keeps_received_ciphertexts_without_copying():
     rng = np.random.default_rng(9)
     codes = rng.integers(0, 16, (3000, 6)).astype(np.uint8)

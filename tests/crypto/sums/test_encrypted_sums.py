@@ -30,6 +30,7 @@ def test_unknown_cipher_is_a_configuration_error():
         make_server("rot13", client.setup(), CODES, OFFSETS, threads=1)
 
 
+@pytest.mark.slow
 @CIPHERS
 def test_key_bits_reach_the_cipher(cipher):
     setup = make_client(cipher, BOUNDS, threads=1, key_bits=2048).setup()

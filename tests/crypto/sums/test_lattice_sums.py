@@ -588,6 +588,7 @@ print(digest, os.read(reader, 100).decode())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_process_encrypts_under_other_secrets():
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=100, check=True)

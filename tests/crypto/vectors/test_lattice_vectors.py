@@ -40,6 +40,7 @@ def test_shares_add_up_to_the_products_of_several_batches(vector_bits):
         assert found == [sum(int(x) * int(v) for x, v in zip(of, vector, strict=True)) for of in matrix[:, rows]]
 
 
+@pytest.mark.slow
 def test_what_a_client_opens_is_uniform_whatever_the_products():
     parameters, _, server, client = both(np.random.default_rng(0), columns=1)
     rows, vector = np.arange(40), np.full(40, 1 << 40)

@@ -416,6 +416,7 @@ def test_same_ids_look_different_in_every_run_and_at_every_party() -> None:
     assert sum(map(len, lists)) == len(set().union(*lists)) == 2 * 3 * SMALLEST
 
 
+@pytest.mark.slow
 def test_shuffling_step_3_breaks_matching_and_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of step 3 is the only link between the active party's ids and their double encryptions."""
     rng = np.random.default_rng(0)

@@ -506,6 +506,7 @@ def test_with_consent_training_goes_on_without_the_lost(when):
         assert repr(part.splits) == repr(first.splits)
 
 
+@pytest.mark.slow
 def test_with_consent_training_goes_on_without_one_that_falls_silent():
     """The others wait for the leader all of the job's timeout, the leader a part of it for any of them."""
     parts, _, classes = dealt("binary", 5)

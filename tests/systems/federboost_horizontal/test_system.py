@@ -30,7 +30,10 @@ def test_the_active_party_leads_with_or_without_rows():
     ("places", "words"),
     [
         ({**THREE, "east": Place(has_rows=False)}, "got none of east"),
-        ({**THREE, "east": Place(role="user")}, "expected no role and edge with protocol 'federboost-horizontal', got them at east"),
+        (
+            {**THREE, "east": Place(role="user")},
+            "expected no role and edge with protocol 'federboost-horizontal', got them at east",
+        ),
         ({**THREE, "east": Place(edge="e0")}, "got them at east"),
         ({"north": Place(), "south": Place()}, "expected 3 participants"),
     ],

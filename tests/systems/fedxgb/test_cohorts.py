@@ -14,6 +14,7 @@ from treaty.systems.fedxgb.cohorts import Rules, Standing, cohort_of, permitted,
 NAMES = [f"u{k}" for k in range(12)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_opened_cohort_equals_or_differs_enough_from_every_earlier_one(data):

@@ -71,6 +71,7 @@ def same_but_for_rounding(ours, theirs):
 # ---------------------------------------------------------------- the model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
 def test_trees_are_those_of_participants_that_sum_under_masks(task, weighted):
@@ -113,6 +114,7 @@ def test_lost_users_are_away_from_every_tenth_round_on():
     assert roc_auc_score(y, lost.predict_proba(X)[:, 1]) > 0.95
 
 
+@pytest.mark.slow
 def test_so_many_columns_are_drawn_for_each_tree():
     X, y = real_table("binary")
     model = estimator("binary", feature_sample=2, max_depth=4, random_state=0, n_estimators=8).fit(deal_out(X, y))
@@ -266,6 +268,7 @@ def test_the_model_so_far_is_kept_and_cannot_be_gone_on_from(monkeypatch, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_demo_prints_scores_bytes_and_what_each_role_learned():
     done = CliRunner().invoke(app, ["demo", "--protocol", "fedxgb", "--trees", "2"], catch_exceptions=False)
     assert done.exit_code == 0

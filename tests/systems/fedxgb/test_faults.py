@@ -58,6 +58,7 @@ def assert_went_on_without(crowded, parts, gone, *, since=1):
     assert_follow(crowded, parts, set(parts) - set(gone))
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("stage", all_but_first_slow(*STAGES))
 def test_sums_go_on_without_a_user_that_dies(crowd, stage, shown):
@@ -225,6 +226,7 @@ def test_who_sends_what_no_user_sends_is_left_out_for_good(crowd, kind, change):
     assert_went_on_without(crowded, parts, ["p4"])
 
 
+@pytest.mark.slow
 def test_malformed_frame_leaves_its_sender_out_for_good(crowd):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3, **SHOWN)
@@ -233,6 +235,7 @@ def test_malformed_frame_leaves_its_sender_out_for_good(crowd):
     assert_went_on_without(crowded, parts, ["p4"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "change"),
     [

@@ -48,6 +48,7 @@ def two_inputs():
 # ---------------------------------------------------------------- users
 
 
+@pytest.mark.slow
 def test_users_of_a_hidden_model_are_told_the_way_and_the_value_of_their_own_rows_alone():
     parts, _, classes = crowd_rows("multiclass", users=9, rows=120)
     options = options_of(max_depth=3)
@@ -62,6 +63,7 @@ def test_users_of_a_hidden_model_are_told_the_way_and_the_value_of_their_own_row
             assert uniform(*(numbers(m.shares) for m in told))
 
 
+@pytest.mark.slow
 def test_model_reaches_users_where_it_is_shown_and_edge_servers_never_where_it_is_not():
     """What the other tests look for is there to be found."""
     parts, _, classes = crowd_rows(users=9, rows=120)

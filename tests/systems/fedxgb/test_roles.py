@@ -157,6 +157,7 @@ def test_three_users_a_domain_with_gaps_and_categories_one_of_them_with_a_row_an
     assert_follow(crowded, parts, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", all_but_first_slow("binary", "multiclass", "regression"))
 def test_hidden_model_is_the_shown_one(task):
     parts, _, classes = crowd_rows(task, users=9)
@@ -170,6 +171,7 @@ def test_hidden_model_is_the_shown_one(task):
         np.testing.assert_array_equal(mine, yours)
 
 
+@pytest.mark.slow
 def test_columns_and_rows_are_sampled():
     parts, whole, classes = crowd_rows(users=6)
     told = {}
@@ -216,6 +218,7 @@ def crowd():
     return parts, whole, classes, one_large(list(parts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "number", "at"),
     [
@@ -244,6 +247,7 @@ def test_sums_are_the_survivors_whenever_users_drop_out(stage, number, at, crowd
     assert_follow(crowded, parts, parts)
 
 
+@pytest.mark.slow
 def test_tree_is_the_plain_growers_on_the_rows_of_those_who_came(crowd):
     """Users who miss a tree follow it, and their gradients in the next are those of everybody else."""
     parts, whole, classes, layout = crowd
@@ -363,6 +367,7 @@ def missing_the_search(parts, classes):
     return play_crowd(parts, options, classes, layout=one_large(list(parts)), leaves=leaves)
 
 
+@pytest.mark.slow
 def test_who_is_not_in_the_first_sum_takes_part_in_no_tree_and_follows_the_model():
     """Sums are packed by the rows that the first sum has: with more of them, counts would run over."""
     parts, whole, classes = crowd_rows(users=12, rows=128)

@@ -67,6 +67,7 @@ def test_labels_randomised_once_pay_once_whatever_the_trees(tmp_path):
     assert [(e.mechanism, e.epsilon) for e in read_ledger(tmp_path / "p0.noise")] == [("label_rr", 1.5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["memory", "grpc"])
 def test_labels_that_cost_too_much_are_not_drawn(tmp_path, transport):
     X, y = real_table("binary")

@@ -56,6 +56,7 @@ def test_a_dealer_helps_to_train_and_is_not_needed_afterwards(tmp_path):
     assert one_line(asked.stderr) == "treaty: helper, the dealer, has no part of the model: expected --as bank or shop"
 
 
+@pytest.mark.slow
 def test_a_job_that_lacks_its_dealer_is_refused_before_anybody_connects(tmp_path):
     path, _ = write_job(tmp_path)
     path.write_text(path.read_text().replace('[parties.helper]\nrole = "dealer"\n', ""))

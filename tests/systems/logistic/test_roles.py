@@ -175,6 +175,7 @@ def test_coordinator_sees_uniform_numbers_of_each_party(parties):
             assert ((counts - expected) ** 2 / expected).sum() < 44.3  # chi-squared, 15 degrees: false alarm 1e-4
 
 
+@pytest.mark.slow
 def test_active_party_without_coordinator_learns_one_passive_partys_products_and_the_sum_of_several():
     tables, y = linear_tables(2, rows=260)
     played = play_logistic(tables, y, encryption="lattice", coordinator=False, **SMALL)

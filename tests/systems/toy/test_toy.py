@@ -124,6 +124,7 @@ def test_a_job_file_names_its_record_and_parties_train_apart(tmp_path, split):
     np.testing.assert_allclose(predicted["probability_1"], pooled.predict_proba(shown)[:, 1], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_wrong_option_in_its_table_is_one_line(tmp_path, split):
     path = write_job(tmp_path, *split)
     path.write_text(path.read_text().replace("most_columns", "n_estimators"))

@@ -79,6 +79,7 @@ def assert_margins(crowded: Crowded, parts: dict[str, LabelledRows], names: list
 # ---------------------------------------------------------------- right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "edges", "other"),
     [("binary", 3, "nothing"), slow("multiclass", 3, "model"), slow("regression", 5, "model")],
@@ -94,6 +95,7 @@ def test_trees_and_margins_are_those_of_other_ways(task, edges, other):
         assert np.array_equal(paper.results[name], plain.results[name])
 
 
+@pytest.mark.slow
 def test_missing_values_go_both_ways():
     """So that the test above tells where they go."""
     _, crowded = small()
@@ -161,6 +163,7 @@ def test_others_go_on_without_a_user_that(how):
     assert_margins(crowded, parts, [name for name in parts if name != "p4"])
 
 
+@pytest.mark.slow
 def test_a_user_that_shares_no_bins_ends_the_training():
     parts, classes = gapped()
     real = ComparedRows.compare

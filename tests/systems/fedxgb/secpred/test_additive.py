@@ -118,6 +118,7 @@ def test_a_tree_without_splits_and_a_user_without_rows_are_nothing_special():
         assert_plain(mixed, tables, play_prediction(mixed, tables, **ADDITIVE).results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "edges"), [("binary", 3), slow("multiclass", 4), slow("regression", 3)])
 def test_training_gives_the_trees_and_margins_of_shamir_shares(task, edges):
     """With users of the dealer's domain and of an edge server that has no part in it."""
@@ -210,6 +211,7 @@ def test_either_share_of_a_users_rows_says_nothing_and_both_say_all(prediction):
         assert len(np.unique(own[0])) == own[0].size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edges", [3, 4])
 def test_in_training_only_two_edge_servers_have_shares(edges):
     parts, _, classes = crowd_rows(users=3 * edges)
@@ -297,6 +299,7 @@ def test_in_prediction_dealer_and_a_user_find_leaf_values_only_in_shares_as_comp
     assert np.any(found == true) == (not anew)
 
 
+@pytest.mark.slow
 def test_sides_go_to_users_in_other_shares_than_those_computed():
     """Other bits at each level, the same at both servers; with those computed, the dealer and a user try splits."""
     computed, route_level = {0: [], 1: []}, crowd_dealer.route_level
@@ -359,6 +362,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", GARBAGE)
 @pytest.mark.parametrize("edge", ["edge0", "edge1"])
 def test_others_get_theirs_when_a_user_sends_one_server(fault, edge):

@@ -137,6 +137,7 @@ LIES: dict[str, Callable[[ModelPart], Callable[[Party], None]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", LIES)
 def test_others_get_theirs_when_a_user(how):
     part, new = trained("binary")
