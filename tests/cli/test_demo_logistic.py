@@ -32,6 +32,7 @@ def test_parties_fit_what_the_pooled_table_gives(protocol):
         assert words in shown
 
 
+@pytest.mark.slow
 def test_pooled_alone_needs_no_other_party():
     shown = played("--protocol", "pooled")
     assert "weights within" not in shown

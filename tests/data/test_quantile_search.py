@@ -120,6 +120,7 @@ def test_an_exact_search_agrees_with_fit_bins_on_many_rows_of_many_features(q: i
         assert bins_of(ours, column) == bins_of(pooled, column)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(columns(), st.integers(2, 12), any_value, any_value)
 def test_values_beyond_a_declared_domain_count_as_its_ends(column: np.ndarray, q: int, a: float, b: float) -> None:
@@ -356,6 +357,7 @@ def test_settings_out_of_range_are_refused(wrong: dict) -> None:
         QuantileSearch(**{"n_features": 2, "max_bin": 4, "least_rows": 1, **wrong})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "label", "key"),
     [("credit1.parquet", "SeriousDlqin2yrs", "id"), ("credit2.parquet", "default.payment.next.month", "ID")],

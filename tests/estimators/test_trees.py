@@ -106,6 +106,7 @@ def test_nan_beside_text_is_a_missing_label():
         treaty.GBDTClassifier().fit(X, [np.nan, *map(str, y[1:])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 @pytest.mark.parametrize("change", [lambda X: X, with_gaps, with_categories], ids=["plain", "missing", "categories"])
 @pytest.mark.parametrize("protocol", ["pooled", "secureboost"])

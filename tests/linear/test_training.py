@@ -252,6 +252,7 @@ def test_training_that_diverges_all_the_same_says_so():
         fit(X * 1e100, y, max_iter=30, tol=0.0)
 
 
+@pytest.mark.slow
 def test_safeguards_hold_on_give_me_some_credit_without_clipping(monkeypatch):
     """The corrected formulas alone diverge there for learning rates of 0.15 and more."""
     folders = [folder for folder in (os.environ.get("TREATY_DATA"), REPOSITORY.parent / "shared" / "data") if folder]

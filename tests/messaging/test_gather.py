@@ -104,6 +104,7 @@ def test_gather_of_hundreds_of_threads_misses_those_that_fail():
     assert heard == [everyone, rest, rest]
 
 
+@pytest.mark.slow
 def test_dead_aborting_leaving_and_silent_peers_are_absent():
     users = ["dead", "aborting", "leaving", "silent", "fine"]
     parties = cohort(*users)
@@ -236,6 +237,7 @@ def test_late_message_of_a_missed_round_is_dropped_by_the_next_gather(quick):
     assert numbers(clinic.gather("a", Count)) == {"a": 1}
 
 
+@pytest.mark.slow
 def test_late_message_of_a_missed_round_is_dropped_by_receive_too(quick):
     clinic, late = quick["clinic"], quick["a"]
     assert clinic.gather("a", Count, timeout=0.05) == {}

@@ -194,6 +194,7 @@ def test_small_frames_are_posted_and_larger_ones_streamed(monkeypatch, grpc_end,
     assert ways == ["_post"] * 4 + ["_deliver"]
 
 
+@pytest.mark.slow
 @either_way
 def test_message_whose_answer_is_lost_is_resent_and_dropped_by_its_number(monkeypatch, grpc_end, connect, size):
     real, numbers = Server._take, []
@@ -307,6 +308,7 @@ def test_peer_that_takes_nothing_is_given_up_after_the_timeout(proxied, size):
     assert bytes(lab.receive(0).frame) == b"next"
 
 
+@pytest.mark.slow
 @either_way
 def test_closing_ends_a_delivery_under_way(proxied, together, size):
     clinic, lab, _ = proxied

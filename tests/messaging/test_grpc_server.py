@@ -237,6 +237,7 @@ def tls_without_certificate(host, port):
             pass
 
 
+@pytest.mark.slow
 def test_strangers_at_the_port_do_not_disturb_the_job(clinic, grpc_end, connect):
     lab, shop = grpc_end("lab", ["clinic"]), grpc_end("shop", ["clinic"])
     assert set(connect([clinic, lab, shop]).values()) == {None}

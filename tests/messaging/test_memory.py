@@ -70,6 +70,7 @@ def test_request_and_answer_take_two_delays():
     assert 0.3 <= time.monotonic() - start < PATIENCE
 
 
+@pytest.mark.slow
 def test_frames_to_several_peers_share_the_uplink():
     channels = memory_channels(["clinic", "lab", "shop"], SLOW)
     start = time.monotonic()

@@ -251,6 +251,7 @@ def test_ties_with_xgboost_are_rare():
     assert sum(outcome.inner_nodes for outcome in outcomes) >= 9000
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     n_rows=st.integers(2, 150),

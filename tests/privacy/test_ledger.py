@@ -181,6 +181,7 @@ def test_the_key_stays_and_other_folders_have_others(tmp_path):
     assert Ledger(None).key != Ledger(None).key
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_cannot_both_take_the_last_of_a_budget(tmp_path):
     script = (
         "import sys; from pathlib import Path; from treaty.privacy.ledger import Entry, Ledger\n"
@@ -252,6 +253,7 @@ def test_reading_what_is_no_ledger_is_a_config_error(tmp_path, content):
         read_ledger(tmp_path)
 
 
+@pytest.mark.slow
 def test_noise_on_sums_is_entered_by_every_participant_and_jobs_add_up(tmp_path):
     X, y = real_table("binary", rows=150)
     rows = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("north", "south", "east"))}

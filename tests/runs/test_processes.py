@@ -278,6 +278,7 @@ def test_keys_are_made_once_and_shown_by_fingerprint(tmp_path):
     assert "bank.key.pem" in one_line(again.stderr)
 
 
+@pytest.mark.slow
 def test_help_names_every_command():
     done = subprocess.run([*TREATY, "--help"], capture_output=True, text=True, check=True)
     assert all(command in done.stdout for command in ("demo", "train", "predict", "keys"))

@@ -75,6 +75,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", range(TREES))
 @pytest.mark.parametrize("stop", [stop_active, stop_passive], ids=["active", "passive"])
 @pytest.mark.parametrize("case", all_but_first_slow(*CASES))
@@ -96,6 +97,7 @@ def test_a_fit_stopped_at_any_tree_at_either_side_goes_on_to_the_same_model(monk
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reveal", ["column", "node"])
 @pytest.mark.parametrize("stop", [stop_active, stop_passive], ids=["active", "passive"])
 def test_a_fit_under_the_lattice_map_goes_on_to_the_same_model(monkeypatch, tmp_path, stop, reveal):
@@ -132,6 +134,7 @@ def test_no_finished_round_is_grown_again(monkeypatch, tmp_path):
     assert resumed.n_iter_ == TREES
 
 
+@pytest.mark.slow
 def test_a_finished_number_of_rounds_may_be_raised(monkeypatch, tmp_path):
     X, y = real_table("binary")
     tables = cut(X, 2)

@@ -119,6 +119,7 @@ def test_what_is_shown_of_a_sample_is_within_the_limit_too(seed, limit):
         assert abs(y[list(node)].mean() - y.mean()) <= limit
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), limit=st.floats(0.05, 0.5), least=st.sampled_from([1, 3, 5]))
 @example(seed=12, limit=0.4, least=3)  # hidden nodes that end as leaves: all of the next level is shown again

@@ -80,6 +80,7 @@ def test_paillier_key_has_the_asked_size_and_h_generates_the_squares(bits):
             assert all(pow(h, order // prime, n) != 1 for prime in {*small, *(half // x for x in small)})
 
 
+@pytest.mark.slow
 def test_paillier_primes_have_no_small_subgroups():
     key = generate_paillier_key(2048)
     for prime in (key._p, key._q):

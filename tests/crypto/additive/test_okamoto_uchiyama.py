@@ -90,6 +90,7 @@ def test_product_of_ciphertexts_decrypts_to_the_sum(key, plain, values):
     assert plain.signed(key.decrypt(total, 1)) == [sum(values)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2048, 3072])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_real_keys_encrypt_add_randomise_and_decrypt(bits, threads):
@@ -127,6 +128,7 @@ def test_owner_randomness_is_uniform_in_the_subgroups(side):
     assert ((counts - expected) ** 2 / expected).sum() < chi_square_limit(order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "subgroup_bits", "expected"), [(2048, 512, 592), (2048, 0, 1446), (3072, 512, 592), (3072, 0, 2128)]
 )

@@ -94,6 +94,7 @@ def test_small_and_odd_sizes_encrypt_and_decrypt(bits):
     assert [PlainKey(key).decrypt(c) for c in PlainKey(key).from_packed(packed)] == messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [512, 2048])
 def test_phe_reads_our_ciphertexts_and_we_read_its(bits):
     key = generate_paillier_key(bits, insecure_test_key_bits=None if bits == 2048 else bits)

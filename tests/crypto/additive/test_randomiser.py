@@ -204,6 +204,7 @@ def test_no_two_answer_ciphertexts_share_an_exponent(drawn, cipher):
     assert public.randomness_bits - 12 <= max(drawn).bit_length() <= public.randomness_bits
 
 
+@pytest.mark.slow
 def test_background_work_ends_with_its_server():
     client = make_client("paillier", SumsBounds(4, 10, 10), threads=1, key_bits=2048)
     codes, offsets = np.zeros((4, 400), np.uint8), np.arange(401, dtype=np.int32) * 32

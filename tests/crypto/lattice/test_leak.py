@@ -83,6 +83,7 @@ def test_unflooded_answers_are_solved_exactly_by_who_takes_all_noise_for_unknown
     assert np.abs(left - known @ np.rint(solution)).max() < 0.51 * (SMALL + 1) / 15  # q' is almost 16 q
 
 
+@pytest.mark.slow
 def test_flooded_answers_leave_the_client_guessing(monkeypatch):
     known, left = play(monkeypatch, flooded=True)
     for unknowns in (ROWS, ROWS + 2 * SMALL):

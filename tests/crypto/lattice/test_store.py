@@ -510,6 +510,7 @@ def test_leaks_far_below_the_limit_are_not_lost_to_rounding(store: HintStore) ->
     assert store.spent(["age"]) == LEAK_LIMIT / 2 + 100 * 2.0**-90
 
 
+@pytest.mark.slow
 def test_processes_that_reserve_at_once_lose_nothing_and_stop_at_the_limit_together(folder: Path) -> None:
     code = """
 store, done = HintStore(Path(sys.argv[1])), 0
@@ -574,6 +575,7 @@ def test_threads_share_a_store(store: HintStore) -> None:
     assert len(set(sent)) == 20
 
 
+@pytest.mark.slow
 def test_processes_may_make_open_and_close_a_store_at_once(folder: Path) -> None:
     code = """
 for number in sys.stdin:

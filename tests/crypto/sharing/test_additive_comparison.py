@@ -21,6 +21,7 @@ def signs(first, second, bits=64):
     return Play([sign_bit(i, values, dealt[i]) for i, values in enumerate((first, second))])
 
 
+@pytest.mark.slow
 def test_a_million_pairs_are_compared_rightly_by_two_servers():
     rng = np.random.default_rng(1)
     x, y = rng.integers(-(2**62), 2**62, (2, 1_000_000))

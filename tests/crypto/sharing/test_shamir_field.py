@@ -123,6 +123,7 @@ def test_combining_is_a_matrix_product(n, k, data):
     ]
 
 
+@pytest.mark.slow
 @kernels_may_compile
 @given(st.integers(0, 5), st.integers(1, 4), st.integers(0, 9), st.data())
 def test_inner_products_are_those_of_integers(n, k, d, data):

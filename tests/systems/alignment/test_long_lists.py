@@ -114,6 +114,7 @@ def messages(played: RunRecord, name: str) -> dict[tuple[str, str], list[tuple[s
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_random")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_files_change_neither_messages_nor_results(case: tuple[Columns, dict[str, Any]]) -> None:

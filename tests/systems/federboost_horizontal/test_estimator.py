@@ -271,6 +271,7 @@ def test_any_table_gives_the_same_model(kind):
     assert hasattr(model, "feature_names_in_") == (kind != "numpy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "label", "bins"),
     [("credit2.parquet", "default.payment.next.month", 24), ("credit1.parquet", "SeriousDlqin2yrs", 26)],
@@ -350,6 +351,7 @@ def test_what_needs_covers_says_that_they_are_left_out():
     assert sum(model.importances("count")["pooled"].values()) > TREES
 
 
+@pytest.mark.slow
 def test_early_stopping_watches_the_leaders_rows():
     X, y = real_table("binary", rows=400)
     rows = share_out(X.iloc[:250], y[:250])
@@ -544,6 +546,7 @@ def stop_member(monkeypatch, round_):
     monkeypatch.setattr(TreeMember, "take", stopping)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_", range(TREES))
 @pytest.mark.parametrize("stop", [stop_leader, stop_member], ids=["leader", "participant"])
 @pytest.mark.parametrize("task", all_but_first_slow(*TASKS))

@@ -358,6 +358,7 @@ def test_a_roster_with_a_key_its_owner_did_not_vouch_for_is_refused():
         unpinned.advertise(Roster({**keys, "south": own.key}, {**vouched, "south": own.vouched}), "server")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "words"),
     [

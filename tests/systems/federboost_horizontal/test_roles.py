@@ -493,6 +493,7 @@ def test_a_lost_participant_ends_the_training_by_default():
 
 # 6 messages begin a training; a sum takes 4 of a participant (shares, vector, signature, shares of others): the first,
 # one of the search for bins, those of the first tree and two later ones
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [7, 48, 142, *map(slow, [6, 8, 9, 47, 49, 50, 141, *range(143, 153), 179, 180])])
 def test_with_consent_training_goes_on_without_the_lost(when):
     parts, whole, classes = dealt("binary", 5)
@@ -535,6 +536,7 @@ def test_with_consent_training_goes_on_without_one_that_falls_silent():
     assert len(ended[0].forest.trees) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "spoiled"),
     [
@@ -569,6 +571,7 @@ def test_with_consent_training_goes_on_without_one_that_sends_what_no_member_doe
     )
 
 
+@pytest.mark.slow
 def test_rounds_after_a_loss_are_those_of_the_remaining_rows():
     parts, whole, classes = dealt("binary", 5)
     options = options_of(dropout="accept", max_bin=8)

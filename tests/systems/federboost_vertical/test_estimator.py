@@ -128,6 +128,7 @@ def stop_passive(monkeypatch, tree):
     monkeypatch.setattr(SplitOwner, "record", stopping)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [stop_active, stop_passive], ids=["active", "passive"])
 @pytest.mark.parametrize("tree", range(TREES))
 @pytest.mark.parametrize("unbiased", [None, True])
@@ -239,6 +240,7 @@ def run_job(job, monkeypatch):
     return load_reports(job)
 
 
+@pytest.mark.slow
 def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkeypatch, drawn, tmp_path):
     X, y = real_table("binary", rows=80)
     X = X.assign(patient=[f"p{number}" for number in range(len(X))])

@@ -126,6 +126,7 @@ def test_so_many_columns_are_drawn_for_each_tree():
 # ---------------------------------------------------------------- what a fitted model is good for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
 def test_a_fitted_model_serves_as_a_pooled_one_does(task, tmp_path):
     X, y = real_table(task)
@@ -221,6 +222,7 @@ def test_other_protocols_have_no_edge_servers():
         estimator("binary", "federboost-horizontal", edges=3).fit(deal_out(*real_table("binary"), 3))
 
 
+@pytest.mark.slow
 def test_labels_come_with_each_users_rows_alone():
     X, y = real_table("binary")
     with pytest.raises(ConfigError, match="expected y=None"):

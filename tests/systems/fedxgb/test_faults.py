@@ -152,6 +152,7 @@ def test_a_domain_that_gives_nothing_for_many_trees_warns_once(crowd, caplog):
     ]
 
 
+@pytest.mark.slow
 def test_authority_waits_for_edge_servers_longer_than_for_users():
     roles = {"edge": "edge", "absent": "user"}
 
@@ -353,6 +354,7 @@ def test_who_asks_for_another_role_is_not_certified(crowd, caplog):
     assert "authority certifies nobody as p4: it did not ask as user" in caplog.text
 
 
+@pytest.mark.slow
 def test_other_options_at_a_user_are_told_from_the_servers(crowd):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3, **SHOWN)

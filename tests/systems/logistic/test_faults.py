@@ -56,6 +56,7 @@ def garbage(field, *, shape=None):
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "who", "step", "field"),
     [
@@ -151,6 +152,7 @@ def setting(cipher, key_bits):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["ou", "paillier"])
 def test_a_key_shorter_than_agreed_is_refused(cipher):
     """2048 bits are a size that others may agree on."""

@@ -66,6 +66,7 @@ def test_weights_of_rows_and_paper_mode_without_consent_are_refused(split):
         treaty.LogisticRegression(treaty.SGD(mode="paper"), **GIVEN).fit(X, y)
 
 
+@pytest.mark.slow
 def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(split):
     X, y = split
     fast = {**GIVEN, "insecure_test_key_bits": 768, "max_iter": 1}

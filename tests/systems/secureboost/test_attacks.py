@@ -98,6 +98,7 @@ def test_the_purity_guard_stops_clustering():
     assert clustered(tables, y, n_estimators=5, purity_guard=0.4) < 0.6  # measured 0.5: no node below a root was shown
 
 
+@pytest.mark.slow
 def test_a_tighter_purity_guard_stops_clustering_over_more_trees():
     """At 0.4 the passive party wins roots of late trees (0.916 of 0.994 is left): its own splits cannot be hidden."""
     tables, y = breast_cancer()
@@ -105,6 +106,7 @@ def test_a_tighter_purity_guard_stops_clustering_over_more_trees():
     assert clustered(tables, y, n_estimators=20, purity_guard=0.2) < 0.6  # measured 0.5
 
 
+@pytest.mark.slow
 def test_a_tight_purity_guard_weakens_clustering_of_credit_cards():
     tables, y = credit_cards()
     assert clustered(tables, y, n_estimators=10) > 0.74  # measured 0.778; the model has 0.78 on rows it has not seen
@@ -141,6 +143,7 @@ def test_the_lattice_map_stops_clustering_of_credit_cards_unless_nodes_are_revea
     assert attack_auc(cluster_scores(chosen, len(y)), y) < 0.6  # measured 0.545
 
 
+@pytest.mark.slow
 def test_label_noise_keeps_what_only_a_label_tells():
     """Labels shuffled among rows: whatever is found of them was in no feature, but leaked from that very label.
 

@@ -132,6 +132,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ANSWERS)
 def test_wrong_answers_end_the_job_at_every_party(case):
     name, change, expected = ANSWERS[case]

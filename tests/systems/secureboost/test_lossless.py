@@ -66,6 +66,7 @@ def test_sample_weights_give_the_pooled_trees(task):
     assert_lossless(*fit_both(task, tables, y, weight), tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -147,6 +148,7 @@ def test_imbalanced_labels_give_the_pooled_trees():
     assert_lossless(*fit_both("binary", tables, y, min_child_weight=0.1), tables)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_small_tables_give_the_pooled_trees(data):

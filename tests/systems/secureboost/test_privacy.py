@@ -232,6 +232,7 @@ def test_reduced_leakage_sends_passive_parties_nothing_of_the_first_trees():
         assert starts == [3, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guard", [0.35, 0.5])
 def test_no_node_shown_under_the_purity_guard_is_purer(guard):
     tables, y = tables_and_labels()

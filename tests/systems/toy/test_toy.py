@@ -13,6 +13,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 import treaty
+from marks import all_but_first_slow
 from runs.job_files import TREATY, finish, one_line, start
 from systems.toy.system import SYSTEM, Toy
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
@@ -37,7 +38,7 @@ def split():
     return cut(with_gaps(with_categories(X)), 3), y
 
 
-@pytest.mark.parametrize("transport", ["memory", "grpc"])
+@pytest.mark.parametrize("transport", all_but_first_slow("memory", "grpc"))
 @pytest.mark.parametrize("protocol", [Toy(), Toy.system], ids=["options", "name"])
 def test_an_estimator_trains_and_predicts_with_it(split, protocol, transport):
     tables, y = split

@@ -178,6 +178,7 @@ def test_a_user_that_shares_no_bins_ends_the_training():
         play_crowd(parts, shown_of(), classes, edges=3)
 
 
+@pytest.mark.slow
 def test_a_lost_edge_server_ends_the_training():
     parts, classes = gapped()
     real = SeenRows.route
@@ -195,6 +196,7 @@ def test_a_lost_edge_server_ends_the_training():
 # ---------------------------------------------------------------- what is told
 
 
+@pytest.mark.slow
 def test_users_are_told_columns_and_leaf_values_but_no_threshold():
     parts, crowded = small()
     forest, splits = crowded.model.forest, crowded.model.splits

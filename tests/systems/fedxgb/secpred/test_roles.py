@@ -44,6 +44,7 @@ def test_new_rows_have_gaps_and_categories_that_the_model_splits_on():
     assert (new.iloc[:, 0] == "z").any()
 
 
+@pytest.mark.slow
 def test_small_pieces_of_rows_and_trees_give_the_same():
     part, new = trained("multiclass")
     tables = shards(part, new.iloc[:20])
@@ -71,6 +72,7 @@ def test_trees_without_splits_and_of_different_depths_are_summed():
     assert_plain(mixed, tables, play_prediction(mixed, tables).results)
 
 
+@pytest.mark.slow
 def test_a_crowds_model_is_kept_with_its_bins_and_predicts(tmp_path):
     parts, _, classes = crowd_rows("multiclass", 6)
     part = play_crowd(parts, options_of(expose="model"), classes).model
