@@ -19,10 +19,14 @@ from treaty.messaging.certificates import (
 )
 
 
+def files(folder):
+    return folder / "clinic.key.pem", folder / "clinic.cert.pem"
+
+
 def test_written_identity_loads_again_with_a_private_key_file(tmp_path):
     written = write_identity(tmp_path / "keys", "clinic")
     assert (tmp_path / "keys" / "clinic.key.pem").stat().st_mode & 0o777 == 0o600
-    assert load_identity(tmp_path / "keys", "clinic") == written
+    assert load_identity(*files(tmp_path / "keys"), "clinic") == written
     assert load_certificate(tmp_path / "keys" / "clinic.cert.pem") == written.certificate
 
 
@@ -44,12 +48,12 @@ def test_key_file_open_to_others_is_refused(tmp_path):
     write_identity(tmp_path, "clinic")
     (tmp_path / "clinic.key.pem").chmod(0o640)
     with pytest.raises(ConfigError, match="run chmod 600"):
-        load_identity(tmp_path, "clinic")
+        load_identity(*files(tmp_path), "clinic")
 
 
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*clinic.key.pem: No such file"):
-        load_identity(tmp_path, "clinic")
+        load_identity(*files(tmp_path), "clinic")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a.b", "*", "ä", "x" * 64, "../x", "a\n"])

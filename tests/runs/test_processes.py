@@ -35,7 +35,7 @@ from treaty.models.checkpoints import load_checkpoint
 from treaty.models.trees import load_part
 from treaty.runs import processes
 from treaty.runs.job import load_job
-from treaty.runs.party import find_part
+from treaty.runs.party import find_part, train_party
 from treaty.runs.processes import PORTS, free_ports
 from treaty.runs.warm_up import compile_kernels
 
@@ -265,6 +265,13 @@ def test_a_wrong_job_file_says_what_is_wrong(tmp_path, change, words):
     assert all(word in one_line(done.stderr) for word in words), done.stderr
     with pytest.raises(treaty.ConfigError):
         load_job(job)
+
+
+def test_a_party_refuses_its_key_file_if_others_can_read_it(tmp_path):
+    job = load_job(write_job(tmp_path, alone=True))
+    (tmp_path / "lab.key.pem").chmod(0o644)
+    with pytest.raises(treaty.ConfigError, match=r"lab\.key\.pem; run chmod 600 on it"):
+        train_party(job, "lab")
 
 
 @pytest.mark.slow

@@ -87,13 +87,13 @@ def write_identity(folder: str | Path, name: str) -> Identity:
     return identity
 
 
-def load_identity(folder: str | Path, name: str) -> Identity:
-    """Read what `write_identity` wrote.
+def load_identity(key_file: str | Path, certificate_file: str | Path, name: str) -> Identity:
+    """Read a party's key and certificate from PEM files, as `write_identity` writes them.
 
     Refuses a key file open to other users, a key that is not the certificate's, and a certificate not valid for
     `name`.
     """
-    key_file, certificate_file = _files(folder, name)
+    key_file = Path(key_file)
     key = _read(key_file)
     if os.name == "posix" and key_file.stat().st_mode & 0o077:
         raise ConfigError(f"expected a key file only its owner can read, got {key_file}; run chmod 600 on it")

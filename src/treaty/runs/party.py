@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import cores
 from treaty.errors import ConfigError, PeerLost
-from treaty.messaging.certificates import load_certificate
+from treaty.messaging.certificates import load_certificate, load_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
@@ -311,9 +311,8 @@ def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Result]) 
         peer: Peer(str(job.parties[peer].address), load_certificate(str(job.parties[peer].certificate)))
         for peer in peers
     }
-    channel = GrpcChannel(
-        name, me.address, key=Path(me.key).read_bytes(), certificate=load_certificate(me.certificate), peers=pinned
-    )
+    identity = load_identity(me.key, me.certificate, name)
+    channel = GrpcChannel(name, me.address, key=identity.key, certificate=identity.certificate, peers=pinned)
     may_be_absent = [peer for peer in system.may_be_absent(cast, own) if name != peer]
     try:
         party = Party(name, job.name, system.name, channel, peers, timeout=job.timeout)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, DataError
-from treaty.messaging.certificates import Identity, check_certificate, load_certificate
+from treaty.messaging.certificates import check_certificate, load_certificate, load_identity
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import Ledger
@@ -146,4 +146,4 @@ def pinned_vouching(job: Job, name: str, members: list[str]) -> Vouching:
         check_certificate(certificate, who)
     if own.key is None or own.certificate is None:
         raise ConfigError(f"to run as {name} the job must name parties.{name}.key and parties.{name}.certificate")
-    return Vouching(Identity(Path(own.key).read_bytes(), load_certificate(own.certificate)), pinned)
+    return Vouching(load_identity(own.key, own.certificate, name), pinned)
