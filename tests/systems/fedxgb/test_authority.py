@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from treaty.errors import PeerLost, PeerProtocolError
 from treaty.messaging.party import Party
@@ -91,11 +92,13 @@ def test_who_asks_for_another_role_or_not_at_all_is_not_certified(caplog):
 
 
 def test_authority_that_signs_another_key_is_noticed():
+    key = Ed25519PrivateKey.generate()
+
     def wrong(party: Party) -> None:
         for name in ROLES:
             party.receive(name, KeyRequest)
         for name in ROLES:
-            party.send(name, KeyCertificate(bytes(32), bytes(64)))
+            party.send(name, KeyCertificate(key.public_key().public_bytes_raw(), key.sign(b"another key")))
 
     with pytest.raises(PeerProtocolError, match="that the authority certified, got others - from authority"):
         certified(authority=wrong)
