@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -179,3 +181,27 @@ def test_threads_keep_to_cores_without_keeping_others():
 def test_processes_are_dealt_the_cores_there_are(monkeypatch, usable, expected):
     monkeypatch.setattr(processes, "usable_cores", lambda: list(usable))
     assert processes._dealt_out(["a", "b", "c"]) == expected
+
+
+def test_processes_that_compile_different_signatures_at_once_do_not_mix_them_up(tmp_path, monkeypatch):
+    module = tmp_path / "halves.py"
+    module.write_text(
+        "from treaty.compute import kernel\n@kernel\ndef half(x):\n    return x / 2 if x > 1 else x - x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cache = tmp_path / "__pycache__"
+
+    def half(value):
+        """Call the kernel as a process does that has just started."""
+        sys.modules.pop("halves", None)
+        return importlib.import_module("halves").half(value)
+
+    assert half(np.float64(3)) == 1.5
+    (listed,) = cache.glob("*.nbi")
+    of_floats = listed.read_bytes()
+    listed.unlink()  # the other process looked before this one had saved
+    assert half(np.int64(6)) == 3
+    listed.write_bytes(of_floats)  # and the list of this one was written last
+    assert half(np.float64(5.5)) == 2.75
+    assert half(np.int64(8)) == 4
+    assert len(list(cache.glob("*.nbc"))) == 2

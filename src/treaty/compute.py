@@ -6,6 +6,7 @@ Kernels release the interpreter lock and run under ordinary threads; numba's own
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from numba.core.caching import IndexDataCacheFile
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -33,9 +35,26 @@ def kernel(function: F) -> F:
     """
     options = {"nogil": True, "error_model": "numpy"}
     try:
-        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+        compiled: Any = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # neither the package's folder nor the home folder can be written to
         return numba.njit(**options)(function)  # type: ignore[no-any-return]
+    compiled._cache._cache_file.__class__ = _SharedCacheFile
+    return compiled  # type: ignore[no-any-return]
+
+
+class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]
+    """A kernel's cache that several processes may fill at once: every signature has a file of its own.
+
+    Numba numbers the files of a kernel's signatures and writes the list of them first. Two processes that compile
+    different signatures then give both the same number, and whoever loads one of them runs the code of the other: that
+    crashes (numba issues 4807 and 10128 are of this kind). Here the name of a file follows from the signature, and a
+    file is whole before it is listed. An entry that another process overwrites in the list is compiled again.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        name = self._data_name(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:6]))
+        self._save_data(name, data)
+        self._save_index({**self._load_index(), key: name})
 
 
 def cores(n_jobs: int | None = None) -> int:

@@ -82,7 +82,7 @@ def run_all(
                 ],
                 stdout=subprocess.DEVNULL,
                 stderr=None if progress and name == job.active and sys.stderr.isatty() else errors[name],
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
             )
             for name in (job.parties if verb == "train" else owners_of_model(job))
         }
