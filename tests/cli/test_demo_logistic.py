@@ -7,6 +7,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from marks import all_but_first_slow
 from treaty.cli import demos
 from treaty.cli.main import app
 from treaty.errors import ConfigError
@@ -20,7 +21,7 @@ def played(*options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("protocol", ["quasi-newton", "sgd"])
+@pytest.mark.parametrize("protocol", all_but_first_slow("quasi-newton", "sgd"))
 def test_parties_fit_what_the_pooled_table_gives(protocol):
     shown = played("--protocol", protocol, "--transport", "memory", "--split", "mean radius,mean area/mean texture")
     (apart,) = re.findall(r"weights within (\S+)\)", shown)

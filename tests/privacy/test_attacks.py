@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from marks import all_but_first_slow
 from systems.vertical.playing import OPTIONS, play_training, tables_and_labels
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, encode_body
@@ -53,7 +54,9 @@ def samples_of(transcript, n_rows):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"subsample": 0.6}, {"max_depth": 5, "min_child_samples": 1}], ids=["plain", "subsample", "deep"]
+    "options",
+    all_but_first_slow({}, {"subsample": 0.6}, {"max_depth": 5, "min_child_samples": 1}),
+    ids=["plain", "subsample", "deep"],
 )
 def test_cells_are_the_nodes_of_the_trees_as_far_as_the_party_was_told(options):
     tables, y = tables_and_labels()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,30 +68,49 @@ def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = Fa
     return folder / "job.toml"
 
 
-def test_three_processes_train_and_predict_what_pooled_training_gives(tmp_path):
-    job = write_job(tmp_path)
-    done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=True)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Return the job of a finished training of three processes, and what the command printed."""
+    job = write_job(tmp_path_factory.mktemp("trained"))
+    return job, subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def pooled() -> tuple[treaty.GBDTClassifier, dict[str, pd.DataFrame]]:
+    """Return what `trained` must give, by training on one table, and the columns of each party."""
+    X, y = real_table("binary", rows=300)
+    tables = {"clinic": X.iloc[:, :4], "lab": X.iloc[:, 4:8], "imaging": X.iloc[:, 8:]}
+    return treaty.GBDTClassifier(n_estimators=3, min_child_samples=5).fit(tables, y), tables
+
+
+def test_three_processes_train_and_say_what_they_sent_and_learned(trained):
+    job, done = trained
     assert done.stderr == ""
     assert [line.partition(":")[0] for line in done.stdout.splitlines()[:3]] == ["clinic", "lab", "imaging"]
     assert "MB sent" in done.stdout
-    subprocess.run(
-        [*TREATY, "predict", str(job), "--output", str(tmp_path / "out.parquet")], check=True, capture_output=True
-    )
-    X, y = real_table("binary", rows=300)
-    tables = {"clinic": X.iloc[:, :4], "lab": X.iloc[:, 4:8], "imaging": X.iloc[:, 8:]}
-    pooled = treaty.GBDTClassifier(n_estimators=3, min_child_samples=5).fit(tables, y)
-    predicted = pd.read_parquet(tmp_path / "out.parquet")
-    np.testing.assert_array_equal(predicted["probability_1"], pooled.predict_proba(tables)[:, 1])
-    np.testing.assert_array_equal(predicted["prediction"], pooled.predict(tables))
+    report = json.loads((job.parent / "model" / "lab.report.json").read_text())
+    assert report["sent"]["clinic"]["bytes"] > 0
+    assert set(report["learned"]) == {"clinic", "lab", "imaging"}
+
+
+def test_three_processes_predict_what_pooled_training_gives(trained, pooled):
+    job, (model, tables) = trained[0], pooled
+    out = job.parent / "out.parquet"
+    subprocess.run([*TREATY, "predict", str(job), "--output", str(out)], check=True, capture_output=True)
+    predicted = pd.read_parquet(out)
+    np.testing.assert_array_equal(predicted["probability_1"], model.predict_proba(tables)[:, 1])
+    np.testing.assert_array_equal(predicted["prediction"], model.predict(tables))
+
+
+@pytest.mark.slow
+def test_three_processes_explain_what_pooled_training_gives(trained, pooled):
+    job, (model, tables) = trained[0], pooled
     subprocess.run([*TREATY, "explain", str(job), "--ending", "parquet"], check=True, capture_output=True)
-    found = {name: pd.read_parquet(tmp_path / "model" / f"{name}.contributions.parquet") for name in tables}
+    found = {name: pd.read_parquet(job.parent / "model" / f"{name}.contributions.parquet") for name in tables}
     for name in ("lab", "imaging"):
         assert list(found[name].columns) == list(tables[name].columns)
         np.testing.assert_allclose(found["clinic"][f"all of {name}"], found[name].sum(axis=1), atol=1e-9)
-    np.testing.assert_allclose(found["clinic"].sum(axis=1), pooled.decision_function(tables), atol=1e-9)
-    report = json.loads((tmp_path / "model" / "lab.report.json").read_text())
-    assert report["sent"]["clinic"]["bytes"] > 0
-    assert set(report["learned"]) == {"clinic", "lab", "imaging"}
+    np.testing.assert_allclose(found["clinic"].sum(axis=1), model.decision_function(tables), atol=1e-9)
 
 
 @pytest.mark.slow
@@ -125,17 +145,6 @@ def test_parties_listen_at_ports_that_no_outgoing_connection_is_lent():
     if lent.exists():
         first, last = map(int, lent.read_text().split())
         assert not set(PORTS) & set(range(first, last + 1))
-
-
-@pytest.mark.slow
-def test_parties_started_apart_with_their_own_files_train_together(tmp_path):
-    job = write_job(tmp_path, alone=True)
-    processes = {name: start(job, name) for name in ("imaging", "lab", "clinic")}
-    for name, (code, said) in finish(processes, 60).items():
-        assert (code, said) == (0, ""), (name, said)
-    parts = {name: load_part(tmp_path / "model" / f"{name}.part") for name in processes}
-    assert len({part.model_id for part in parts.values()}) == 1
-    assert len(parts["clinic"].forest.trees) == 3
 
 
 @pytest.mark.slow
@@ -334,9 +343,9 @@ def test_job_files_hold_plain_data_only(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failing_rerun_leaves_the_finished_model(tmp_path):
-    job = write_job(tmp_path)
-    subprocess.run([*TREATY, "train", str(job)], check=True, capture_output=True)
+def test_a_failing_rerun_leaves_the_finished_model(trained, tmp_path):
+    shutil.copytree(trained[0].parent, tmp_path, dirs_exist_ok=True)
+    job = tmp_path / "job.toml"
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").glob("*.part")}
     assert len(before) == 3
     (tmp_path / "lab.csv").write_text("id,a,b\n1,1,2\n")  # another number of rows

@@ -162,39 +162,51 @@ def test_two_edge_servers_and_a_dealer_apart_give_the_same_model(tmp_path):
     assert any("no two of the first three" in fact for fact in reports["user3"].learned["edge"])
 
 
-def test_a_hidden_model_of_parties_apart_is_the_estimators_at_the_server_alone(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """Return the job of a finished training of nine users whose model is hidden from them."""
     users = [f"user{k}" for k in range(9)]
-    path = write_job(tmp_path, edges=(*EDGES, "oslo"), users=users, expose="nothing")
+    path = write_job(tmp_path_factory.mktemp("trained"), edges=(*EDGES, "oslo"), users=users, expose="nothing")
     threads, said = play(path)
     for thread in threads:
         thread.join(60)
     assert said == {}
+    return path
+
+
+def test_a_hidden_model_of_parties_apart_is_the_estimators_at_the_server_alone(trained):
     expected = fitted(n_estimators=3, edges=2)
-    job = load_job(path)
+    job = load_job(trained)
     part = find_part(job, "owner")
     assert part.forest.trees == expected.parts_["pooled"].forest.trees
     assert any(len(tree.left) > 1 for tree in part.forest.trees)
     assert part.forest.classes == ["ill", "well"]
     assert len(part.forest.history["eval_0"]) == 3
-    assert [file.name for file in (tmp_path / "model").glob("*.part")] == ["owner.part"]
-    assert not list((tmp_path / "model").glob("*.checkpoint"))
+    assert [file.name for file in (trained.parent / "model").glob("*.part")] == ["owner.part"]
+    assert not list((trained.parent / "model").glob("*.checkpoint"))
     reports = load_reports(job)
     assert set(reports) == set(job.parties)
     assert set(reports["user3"].sent) == {*EDGES, "oslo", "notary"}
     assert "MaskedInput" in reports["user3"].sent["berlin"]["by_type"]
     assert "MaskedInput" not in reports["user3"].sent["tokyo"]["by_type"]
     assert set(reports["user3"].learned) == {"server", "edge", "user", "authority"}
+
+
+@pytest.mark.slow
+def test_commands_on_a_hidden_model_are_the_servers_alone(trained, monkeypatch):
+    path, folder = trained, trained.parent
+    expected = fitted(n_estimators=3, edges=2)
     monkeypatch.setattr(cli, "run_all", lambda *arguments, **options: None)  # it has run
     done = CliRunner().invoke(app, ["train", str(path)], catch_exceptions=False)
     assert "owner.part" in done.stdout
     assert "user3: took part" in done.stdout
     done = CliRunner().invoke(app, ["predict", str(path)], catch_exceptions=False)
     assert "owner.predictions.csv" in done.stdout.replace("\n", "")
-    predicted = pd.read_csv(tmp_path / "model" / "owner.predictions.csv")
+    predicted = pd.read_csv(folder / "model" / "owner.predictions.csv")
     p = expected.predict_proba(rows().drop(columns="y"))
     np.testing.assert_allclose(predicted["probability_well"], p[:, 1], rtol=1e-12)
     assert CliRunner().invoke(app, ["explain", str(path)], catch_exceptions=False).exit_code == 0
-    explained = pd.read_csv(tmp_path / "model" / "owner.contributions.csv")
+    explained = pd.read_csv(folder / "model" / "owner.contributions.csv")
     np.testing.assert_allclose(np.log(p[:, 1] / p[:, 0]), explained.sum(axis=1), atol=1e-9)
     for verb in ("predict", "explain"):
         with pytest.raises(ConfigError, match="user1 has no part of the model: expected --as owner"):

@@ -118,17 +118,27 @@ def job_file(folder: Path, split, **options) -> Path:
     return path
 
 
-def test_a_job_file_is_trained_and_predicted_in_processes(split, pooled, tmp_path):
-    path = job_file(tmp_path, split)
-    job = load_job(path)
+@pytest.fixture(scope="module")
+def trained(split, tmp_path_factory) -> Path:
+    """Return the job of a finished training of four processes."""
+    path = job_file(tmp_path_factory.mktemp("trained"), split)
+    run_all(load_job(path), "train")
+    return path
+
+
+def test_a_job_file_is_trained_in_processes(trained):
+    job, folder = load_job(trained), trained.parent
     assert job.cast().roles == {"p0": "active", "p1": "passive", "p2": "passive", "lead": "coordinator"}
-    run_all(job, "train")
     weights = np.concatenate([find_part(job, name).coef for name in job.cast().owners])
     assert len(weights) == 12
-    assert (tmp_path / "p0.batches").exists(), "the partition is kept beside the table"
-    assert (tmp_path / "model" / "lead.report.json").exists()
-    assert not (tmp_path / "model" / "lead.part").exists()
-    run_all(job, "predict", arguments=["--output", str(tmp_path / "out.csv")])
+    assert (folder / "p0.batches").exists(), "the partition is kept beside the table"
+    assert (folder / "model" / "lead.report.json").exists()
+    assert not (folder / "model" / "lead.part").exists()
+
+
+@pytest.mark.slow
+def test_the_model_of_a_job_file_predicts_in_processes(trained, split, pooled, tmp_path):
+    run_all(load_job(trained), "predict", arguments=["--output", str(tmp_path / "out.csv")])
     found = pd.read_csv(tmp_path / "out.csv")
     assert set(found.columns) == {"id", "prediction", "probability_benign", "probability_malignant"}
     assert found.set_index("id").loc["person 0", "prediction"] in ("benign", "malignant")

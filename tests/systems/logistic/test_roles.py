@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from marks import all_but_first_slow
 from systems.logistic.playing import (
     LEAD,
     PAPER,
@@ -60,7 +61,7 @@ def same_weights(tables, y, **changes):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("parties", all_but_first_slow(3, 2))
 def test_weights_are_those_of_the_pooled_optimiser(form, parties):
     same_weights(*linear_tables(parties, rows=260), **SMALL, **FORMS[form])
 

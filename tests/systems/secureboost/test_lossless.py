@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treaty
+from marks import all_but_first_slow
 from systems.vertical.lossless import unusual_tables
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.crypto.sums import lattice_sums
@@ -32,7 +33,7 @@ def assert_lossless(federated, pooled, tables: dict) -> None:
     np.testing.assert_array_equal(getattr(federated, predict)(tables), getattr(pooled, predict)(tables))
 
 
-@pytest.mark.parametrize("parties", [2, 3, 5])
+@pytest.mark.parametrize("parties", all_but_first_slow(3, 2, 5))
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 @pytest.mark.parametrize("change", [lambda X: X, with_gaps, with_categories], ids=["plain", "missing", "categories"])
 def test_trees_and_predictions_equal_the_pooled_growers(parties, task, change):

@@ -36,6 +36,8 @@ Index = NDArray[np.int64]
 
 _MASK = np.uint64((1 << DIGIT_BITS) - 1)
 _ZERO, _ONE, _WORD = np.uint64(0), np.uint64(1), np.uint64(64)
+# Typed: for a literal 0 the called kernels would be compiled once more.
+_START: int = np.intp(0)  # type: ignore[assignment]
 _DIGIT = np.uint64(DIGIT_BITS)
 
 
@@ -224,13 +226,13 @@ def power_rows(bases: Words, out: Words, windows: Bytes, one: Words, m: Words) -
     table = _scratch(32 * width)  # powers 0..15 of two bases
     for r in range(0, count, 2):
         o1, o2 = r * width, min(r + 1, count - 1) * width
-        _copy(one, 0, table, 0, m)
-        _copy(one, 0, table, 16 * width, m)
+        _copy(one, _START, table, _START, m)
+        _copy(one, _START, table, 16 * width, m)
         for k in range(1, 16):
             p = (k - 1) * width
             _multiply_pair(table, p + width, p + 17 * width, table, p, p + 16 * width, bases, o1, o2, m, t)
-        _copy(one, 0, out, o1, m)
-        _copy(one, 0, out, o2, m)
+        _copy(one, _START, out, o1, m)
+        _copy(one, _START, out, o2, m)
         for window in windows:
             for _ in range(4):
                 _multiply_pair(out, o1, o2, out, o1, o2, out, o1, o2, m, t)
@@ -243,14 +245,14 @@ def fixed_base_table(base: Words, table: Words, entries: int, one: Words, m: Wor
     """table[i, d] = base^{d entries^i} for d < entries (a power of two). Montgomery working forms."""
     width = m.size - HEADER
     t, power = np.empty(width + 2, np.uint64), _scratch(width)
-    _copy(base, 0, power, 0, m)
+    _copy(base, _START, power, _START, m)
     for start in range(0, table.size, entries * width):
-        _copy(one, 0, table, start, m)
+        _copy(one, _START, table, start, m)
         for d in range(1, entries):
             o = start + d * width
-            _multiply_pair(table, o, o, table, o - width, o - width, power, 0, 0, m, t)
+            _multiply_pair(table, o, o, table, o - width, o - width, power, _START, _START, m, t)
         o = start + (entries - 1) * width
-        _multiply_pair(power, 0, 0, power, 0, 0, table, o, o, m, t)
+        _multiply_pair(power, _START, _START, power, _START, _START, table, o, o, m, t)
 
 
 @kernel
@@ -312,10 +314,10 @@ def segment_products(raw: Bytes, index: NDArray[np.int32], starts: Index, out: W
                 position[lane] += 1
                 active += 1
             else:
-                _copy(one, 0, item, o, m)
-                _copy(one, 0, product, o, m)
+                _copy(one, _START, item, o, m)
+                _copy(one, _START, product, o, m)
         if active > 0:
-            _multiply_pair(product, 0, width, product, 0, width, item, 0, width, m, t)
+            _multiply_pair(product, _START, width, product, _START, width, item, _START, width, m, t)
 
 
 @kernel
@@ -337,16 +339,16 @@ def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words
                 if j >= starts[row]:
                     _unpack(raw, j, item, o, m)
                 else:
-                    _copy(one, 0, item, o, m)
+                    _copy(one, _START, item, o, m)
             if step == 0:
-                _copy(item, 0, total, 0, m)
+                _copy(item, _START, total, _START, m)
                 _copy(item, width, total, width, m)
                 continue
             for _ in range(bits):
-                _multiply_pair(total, 0, width, total, 0, width, total, 0, width, m, t)
-            _multiply_pair(total, 0, width, total, 0, width, item, 0, width, m, t)
-        _multiply_pair(total, 0, width, total, 0, width, factors, r * width, r2 * width, m, t)
-        _pack(total, 0, out, r, m)
+                _multiply_pair(total, _START, width, total, _START, width, total, _START, width, m, t)
+            _multiply_pair(total, _START, width, total, _START, width, item, _START, width, m, t)
+        _multiply_pair(total, _START, width, total, _START, width, factors, r * width, r2 * width, m, t)
+        _pack(total, _START, out, r, m)
         _pack(total, width, out, r2, m)
 
 
@@ -356,7 +358,7 @@ def all_in_range(raw: Bytes, count: int, m: Words) -> bool:
     width = m.size - HEADER
     x = np.empty(width, np.uint64)
     for item in range(count):
-        _unpack(raw, item, x, 0, m)
+        _unpack(raw, item, x, _START, m)
         below, nonzero = False, False
         for y in range(width):  # the highest differing word decides
             if x[y] != m[HEADER + y]:
@@ -394,13 +396,13 @@ def bucket_rows(
     for j in range(first, stop, 2):
         j2 = min(j + 1, stop - 1)
         o1, o2 = j * width, j2 * width
-        _copy(one, 0, out, o1, m)
-        _copy(one, 0, out, o2, m)
+        _copy(one, _START, out, o1, m)
+        _copy(one, _START, out, o2, m)
         for position in range((bits - 1) // window * window, -1, -window):
             for _ in range(window):
                 _multiply_pair(out, o1, o2, out, o1, o2, out, o1, o2, m, t)
             for d in range(2 * entries):
-                _copy(one, 0, buckets, d * width, m)
+                _copy(one, _START, buckets, d * width, m)
             shift = np.uint64(position)
             for i in range(len(rows)):
                 d1 = int(np.intp((exponents[i, pairs[j, 1]] >> shift) & mask)) * width
@@ -408,9 +410,11 @@ def bucket_rows(
                 b1, b2 = int(i * across + pairs[j, 0] * width), int(i * across + pairs[j2, 0] * width)
                 _multiply_pair(buckets, d1, d2, buckets, d1, d2, bases, b1, b2, m, t)
             for lane in range(4):  # running products of the highest buckets, and the product of these
-                _copy(one, 0, running, lane * width, m)
+                _copy(one, _START, running, lane * width, m)
             for d in range(entries - 1, 0, -1):
                 p = d * width
-                _multiply_pair(running, 0, width, running, 0, width, buckets, p, p + half, m, t)
-                _multiply_pair(running, 2 * width, 3 * width, running, 2 * width, 3 * width, running, 0, width, m, t)
+                _multiply_pair(running, _START, width, running, _START, width, buckets, p, p + half, m, t)
+                _multiply_pair(
+                    running, 2 * width, 3 * width, running, 2 * width, 3 * width, running, _START, width, m, t
+                )
             _multiply_pair(out, o1, o2, out, o1, o2, running, 2 * width, 3 * width, m, t)
