@@ -3,11 +3,27 @@ import os
 import pytest
 from hypothesis import settings
 
+from treaty.runs.warm_up import compile_kernels
+from treaty.systems import SYSTEMS, find_system
+
 # The same examples in every run, whatever the machine's load: a failure is of a change. `HYPOTHESIS_PROFILE=explore`
 # draws others.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_sessionstart() -> None:
+    """Compile the kernels of all systems in each worker of several, from either end of the list.
+
+    The workers meet in the middle, and then load what another has compiled: left to the tests, all would compile the
+    same kernels at the same time.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker:
+        systems = [find_system(name, model) for model, named in SYSTEMS.items() for name in named]
+        for system in systems if int(worker.removeprefix("gw")) % 2 == 0 else reversed(systems):
+            compile_kernels(system)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
