@@ -3,10 +3,18 @@
 Each message is checked against the place it claims. When it comes in: job, protocol, sender (the name the channel
 has authenticated), receiver, and ``seq``, which must be exactly the next number of its ordered pair. When the role
 asks for it: round and message class. Whatever does not fit is a `PeerProtocolError`.
+
+`Order` says which classes a role may ask for when: a table of states, the messages allowed in each, and the state that
+follows. In use::
+
+    order = Order(TABLE, "between trees")
+    message = party.receive(active, *order.allowed)  # refuses every other message
+    order.take(message)
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -135,3 +143,25 @@ class Conversation:
 
     def _error(self, text: str) -> PeerProtocolError:
         return PeerProtocolError(self.peer, f"{text} from {self.peer} to {self.me}")
+
+
+Table = Mapping[str, Mapping[type[Message], str | tuple[str, str]]]
+"""State -> message -> next state. A pair is for messages that come in pieces: the state after a piece whose `last` is
+false, and after the last one."""
+
+
+class Order:
+    """Where a conversation stands in its table."""
+
+    def __init__(self, table: Table, state: str) -> None:
+        self._table, self.state = table, state
+
+    @property
+    def allowed(self) -> tuple[type[Message], ...]:
+        """Messages that may come now; none when the conversation is over."""
+        return tuple(self._table[self.state])
+
+    def take(self, message: Any) -> None:
+        """Move to the state after `message`, one of those `allowed`."""
+        following = self._table[self.state][type(message)]
+        self.state = following if isinstance(following, str) else following[message.last]

@@ -745,6 +745,7 @@ def test_targets_beyond_measure_are_refused_where_they_are():
         treaty.GBDTRegressor("federboost-horizontal", n_estimators=1).fit(parts)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_split_for_all_the_noise_is_said(caplog):
     X, y = real_table("binary", rows=300)
     parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from marks import all_but_first_slow
 from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, seat_of, uniform
-from systems.fedxgb.test_roles import BOTH, SHOWN, assert_exact, assert_follow
+from systems.fedxgb.test_roles import SHOWN, assert_exact, assert_follow
 from treaty.crypto.sharing import secure_routing
 from treaty.crypto.sharing.secure_routing import share_integers
 from treaty.data.table import Table
@@ -141,7 +142,7 @@ def test_shares_of_rows_are_uniform_to_as_many_edge_servers_as_may_collude(edges
     assert not uniform(*received(other))
 
 
-@BOTH
+@pytest.mark.parametrize("shown", all_but_first_slow({}, SHOWN), ids=["hidden", "shown"])
 def test_what_edge_servers_receive_and_open_is_uniform_and_a_planted_leak_is_not(shown, monkeypatch):
     parts, other, classes = two_inputs()
     options = options_of(n_estimators=1, **shown)

@@ -18,8 +18,8 @@ from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
 from treaty.messaging.agreement import Terms, Verdict
+from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array
-from treaty.messaging.order import Order
 from treaty.models.checkpoints import Keeper, load_checkpoint
 from treaty.privacy.label_rr import randomise_labels
 from treaty.privacy.ledger import Ledger, per_person, read_ledger

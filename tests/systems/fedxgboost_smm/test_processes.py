@@ -36,24 +36,37 @@ def write_job(folder: Path) -> tuple[Path, dict[str, pd.DataFrame]]:
     return folder / "job.toml", tables
 
 
-def test_a_dealer_helps_to_train_and_is_not_needed_afterwards(tmp_path):
-    job, tables = write_job(tmp_path)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, dict[str, pd.DataFrame], str]:
+    """Return the job of a finished training of three processes, the owners' tables and what the command printed."""
+    job, tables = write_job(tmp_path_factory.mktemp("trained"))
     done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=True)
-    assert "helper: took part" in done.stdout
-    assert "encryption: dealer, as the job says" in done.stdout
+    return job, tables, done.stdout
+
+
+def test_a_dealer_helps_to_train_and_learns_nothing(trained):
+    job, own, printed = trained
+    assert "helper: took part" in printed
+    assert "encryption: dealer, as the job says" in printed
+    model = job.parent / "model"
+    reports = {name: json.loads((model / f"{name}.report.json").read_text()) for name in (*own, "helper")}
+    assert all(set(report["learned"]) == {"bank", "shop", "helper"} for report in reports.values())
+    assert "it has no data" in reports["shop"]["learned"]["helper"][0]
+    assert set(reports["helper"]["sent"]) == {"bank", "shop"}
+    assert not (model / "helper.part").exists()
+    with pytest.raises(treaty.ConfigError, match=r"helper, the dealer, has no part of the model: .* --as bank or shop"):
+        CliRunner().invoke(app, ["predict", str(job), "--as", "helper"], catch_exceptions=False)
+
+
+@pytest.mark.slow
+def test_predictions_without_the_dealer_are_those_of_pooled_training(trained):
+    job, tables, _ = trained
     subprocess.run([*TREATY, "predict", str(job)], check=True, capture_output=True)
-    predicted = pd.read_csv(tmp_path / "model" / "predictions.csv")
+    predicted = pd.read_csv(job.parent / "model" / "predictions.csv")
     rows = predicted["id"].str.removeprefix("person ").astype(int)
     own = {name: table.drop(columns="y", errors="ignore").iloc[rows] for name, table in tables.items()}
     pooled = treaty.GBDTClassifier(n_estimators=2, min_child_samples=5).fit(own, tables["bank"]["y"].iloc[rows])
     np.testing.assert_array_equal(predicted["probability_1"], pooled.predict_proba(own)[:, 1])
-    reports = {name: json.loads((tmp_path / "model" / f"{name}.report.json").read_text()) for name in (*own, "helper")}
-    assert all(set(report["learned"]) == {"bank", "shop", "helper"} for report in reports.values())
-    assert "it has no data" in reports["shop"]["learned"]["helper"][0]
-    assert set(reports["helper"]["sent"]) == {"bank", "shop"}
-    assert not (tmp_path / "model" / "helper.part").exists()
-    with pytest.raises(treaty.ConfigError, match=r"helper, the dealer, has no part of the model: .* --as bank or shop"):
-        CliRunner().invoke(app, ["predict", str(job), "--as", "helper"], catch_exceptions=False)
 
 
 @pytest.mark.slow

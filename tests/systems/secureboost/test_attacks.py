@@ -77,6 +77,7 @@ def clustered(tables, y, **options):
 # ---------------------------------------------------------------- instance clustering
 
 
+@pytest.mark.slow
 def test_clustering_tells_labels_from_plain_transcripts():
     tables, y = breast_cancer()
     assert clustered(tables, y, n_estimators=5) > 0.95  # measured 0.986

@@ -106,6 +106,7 @@ def write_job(folder: Path, tables: dict, y: np.ndarray, *, alone: bool = False)
     return folder / "job.toml"
 
 
+@pytest.mark.slow
 def test_a_job_file_names_its_record_and_parties_train_apart(tmp_path, split):
     tables, y = split
     tables = {name: table.select_dtypes("number") for name, table in tables.items()}

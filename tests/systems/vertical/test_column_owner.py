@@ -9,8 +9,8 @@ import pytest
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
+from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array
-from treaty.messaging.order import Order
 from treaty.runs.threads import play
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, tree_table

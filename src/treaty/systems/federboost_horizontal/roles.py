@@ -53,9 +53,9 @@ from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.agreement import Term, agree
+from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import Table as OrderTable
 from treaty.messaging.messages import Message, encode_body
-from treaty.messaging.order import Order
-from treaty.messaging.order import Table as OrderTable
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import model_job

@@ -6,7 +6,7 @@ from treaty.data.binning import Bins
 from treaty.data.columns import Category
 from treaty.data.quantile_search import sorted_keys
 from treaty.errors import PeerProtocolError
-from treaty.messaging.order import Order
+from treaty.messaging.conversation import Order
 from treaty.systems.federboost_horizontal.noise import SEARCH_ROUNDS, SumNoise
 from treaty.systems.horizontal.members import Membership
 from treaty.systems.horizontal.quantiles import (

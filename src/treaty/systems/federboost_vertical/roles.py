@@ -44,8 +44,8 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError, PeerProtocolError
+from treaty.messaging.conversation import Order, Table
 from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.order import Order, Table
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart

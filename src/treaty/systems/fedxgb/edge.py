@@ -11,8 +11,8 @@ from treaty.compute import stay_on_one_core
 from treaty.crypto.aggregation.round import RoundVoid
 from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.errors import PeerProtocolError
+from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.order import Order
 from treaty.systems.fedxgb.authority import (
     Credentials,
     authority_of,

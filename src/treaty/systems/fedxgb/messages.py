@@ -8,8 +8,8 @@ import msgspec
 
 from treaty.data.columns import Category
 from treaty.errors import ConfigError
+from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message
-from treaty.messaging.order import Table
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper.routing import HiddenThresholds, ShownSplits, Sides

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from treaty.compute import stay_on_one_core
 from treaty.data.quantile_search import sorted_keys
 from treaty.errors import CryptoError, PeerProtocolError
+from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message, view
-from treaty.messaging.order import Order
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import Credentials, authority_of
 from treaty.systems.fedxgb.messages import (

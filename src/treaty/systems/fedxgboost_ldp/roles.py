@@ -53,8 +53,8 @@ from typing import Annotated
 import msgspec
 
 from treaty.errors import ConfigError, PeerProtocolError
+from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message
-from treaty.messaging.order import Order
 from treaty.models.checkpoints import noise_folder
 from treaty.models.decisions import leaves
 from treaty.models.trees import ModelPart

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
+from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.order import Table
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_ldp.scores import ScoresFinder, TreeGradients
 from treaty.systems.vertical.column_owner import ascending

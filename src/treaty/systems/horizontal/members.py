@@ -44,8 +44,8 @@ from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.crypto.aggregation.participant import Participant
 from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking, pairwise_input
 from treaty.errors import PeerProtocolError
+from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array, Message, encode_body
-from treaty.messaging.order import Order
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, contribute
 from treaty.systems.system import Vouching

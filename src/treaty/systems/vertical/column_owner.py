@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from treaty.crypto.payload import Payload
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
+from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.order import Table
 from treaty.messaging.party import Party
 from treaty.models.trees import record_split
 from treaty.privacy.commitment import COMMITMENT_BYTES
@@ -44,7 +44,7 @@ def show_layout(seat: Seat) -> tuple[Bins, NDArray[np.uint8]]:
 
 
 def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:
-    """Return the order (`messaging.order`) of messages to a passive party: per level sums, then at most one split.
+    """Return the `Order` of messages to a passive party: per level sums, then at most one split.
 
     The arguments are a system's own messages: `start` begins a tree, `sums` asks about nodes of a level (the level's
     last request has `last` set), `split` names splits.

@@ -48,8 +48,8 @@ from treaty.crypto.payload import Payload
 from treaty.crypto.sums.encrypted_sums import SumsBounds, SumsClient, SumsServer, make_client, make_server
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
+from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array
-from treaty.messaging.order import Order
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder
 from treaty.models.trees import ModelPart

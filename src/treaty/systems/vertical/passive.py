@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from treaty.errors import ConfigError
+from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message
-from treaty.messaging.order import Order
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest

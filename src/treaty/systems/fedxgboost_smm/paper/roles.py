@@ -58,7 +58,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from treaty.errors import ConfigError
-from treaty.messaging.order import Order
+from treaty.messaging.conversation import Order
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, check_consent
 from treaty.systems.fedxgboost_smm.paper.candidates import (
