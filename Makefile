@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+# Tests start many processes: each would compile the package's and the tests' Python files anew if bytecode is not kept.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .PHONY: demo test test-slow test-all lint type docs bench clean
 
