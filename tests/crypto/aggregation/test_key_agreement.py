@@ -4,6 +4,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from treaty.crypto.aggregation import key_agreement
 from treaty.crypto.aggregation.key_agreement import Advertisement, EphemeralKeys, agree, seal, unseal, verifies
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.errors import CryptoError
@@ -147,3 +148,16 @@ def test_signature_is_of_its_key_and_content(signing, roster):
         (roster["ann"], b"", b"content"), (roster["ann"], signature[:-1], b"content"),
     ]:  # fmt: skip
         assert not verifies(public, signed, content)
+
+
+@pytest.mark.parametrize("public", [*key_agreement._SMALL_ORDER])
+def test_no_signature_is_valid_under_a_key_of_small_order(public):
+    for key in (public, public[:31] + bytes([public[31] | 0x80])):
+        for point in ("00" * 32, "01" + "00" * 31):
+            signature = bytes.fromhex(point) + bytes(32)
+            assert not any(verifies(key, signature, bytes([k])) for k in range(64))
+
+
+def test_without_the_check_signatures_of_zeros_are_valid_under_a_key_of_zeros(monkeypatch):
+    monkeypatch.setattr(key_agreement, "_SMALL_ORDER", frozenset())
+    assert any(verifies(bytes(32), bytes(64), bytes([k])) for k in range(64))

@@ -34,6 +34,17 @@ from treaty.errors import CryptoError
 
 SEED_BYTES = 32
 _NONCE_BYTES = 12
+# Ed25519 keys of small order, but for the sign in the last bit: a signature of zeros is valid under them by chance.
+_SMALL_ORDER = frozenset(
+    bytes.fromhex(key)
+    for key in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        *(first + "ff" * 30 + "7f" for first in ("ec", "ed", "ee")),
+    )
+)
 
 
 class Advertisement(NamedTuple):
@@ -157,7 +168,9 @@ def transcript(advertisements: Mapping[str, Advertisement], scope: bytes) -> byt
 
 
 def verifies(public: bytes, signature: bytes, content: bytes) -> bool:
-    """Tell whether an Ed25519 signature is valid; a malformed key or signature is not."""
+    """Tell whether an Ed25519 signature is valid; under a malformed key or one of small order none is."""
+    if len(public) == 32 and public[:31] + bytes([public[31] & 0x7F]) in _SMALL_ORDER:
+        return False
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
     except (InvalidSignature, ValueError):
