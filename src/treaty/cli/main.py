@@ -155,8 +155,7 @@ def train(
         return
     if cores is not None:
         keep_to([int(number) for number in cores.split(",")])
-    common = described.settings()[1]
-    rounds = getattr(common, "n_estimators", None) or common.max_iter
+    rounds = described.settings()[1].most_rounds
     with TrainingBar(party, rounds, shown=party == described.active) as bar:
         part = train_party(described, party, bar, resume=resume, phase=bar.phase)
     if part is None:

@@ -86,8 +86,7 @@ def train(
     progress = _Progress(run, finished)
     with ExitStack() as held:
         keepers = held.enter_context(_keepers(checkpoint, system, cast.having(*system.has_model), cast.active))
-        rounds = getattr(run.common, "n_estimators", None) or run.common.max_iter
-        bar = held.enter_context(TrainingBar(system.name, rounds, shown=transport == "memory"))
+        bar = held.enter_context(TrainingBar(system.name, run.common.most_rounds, shown=transport == "memory"))
         progress.bar = bar
         run = replace(run, progress=progress, phase=bar.phase, store=checkpoint)
         noisy: Path | None = None

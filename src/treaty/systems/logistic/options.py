@@ -53,6 +53,11 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     may_change: ClassVar[frozenset[str]] = frozenset()
 
+    @property
+    def most_rounds(self) -> int:
+        """Rounds of a training that does not stop early."""
+        return self.max_iter
+
     def checked(self, own: SystemOptions) -> RegressionOptions:
         """Return these options; a system's own `check` looks at what depends on it."""
         return self

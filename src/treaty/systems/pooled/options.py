@@ -74,6 +74,11 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     may_change: ClassVar[frozenset[str]] = frozenset({"n_estimators"})
     """Options that may differ between a training and its resumption."""
 
+    @property
+    def most_rounds(self) -> int:
+        """Rounds of a training that does not stop early."""
+        return self.n_estimators
+
     def checked(self, own: SystemOptions) -> BoostingOptions:
         """Return these options with `min_child_samples` resolved by the system's mode.
 
