@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import arguments, cpu_of_others, report, seconds, verdict
-from treaty.crypto.additive.packing import SumsBounds
 from treaty.crypto.lattice import kernels
 from treaty.crypto.lattice.lanes import WORDS
 from treaty.crypto.lattice.linear_map import LinearMapServer, SecretMatrix, zeros_on_lines
+from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.lattice_sums import sums_parameters
 
 COLUMNS, BAR = 12, 1.3

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from treaty.trees.ensemble import margins_from_values
-from treaty.trees.kernels import MIN_GAIN
+from treaty.trees.splits import MIN_GAIN
 from trees.oracle import gain_of
 from trees.plain import Codes, TrainingOutcome, random_codes, random_labels, train
 

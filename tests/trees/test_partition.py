@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treaty.compute import share
 from treaty.trees import partition
-from treaty.trees.partition import BLOCK, RowPartition
+from treaty.trees.partition import BLOCK, RowPartition, add_leaf_values, count_left, look_up_left, scatter_rows
 
 
 class NaivePartition:
@@ -139,3 +140,49 @@ def test_leaf_values_reach_every_row_whether_or_not_it_was_moved_to_its_leaf(n_r
         for part in naive.nodes[leaf]:
             expected[part] = value
     np.testing.assert_array_equal(margins, expected)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5),
+    n_bins=st.lists(st.sampled_from([1, 2, 3, 8, 256]), min_size=1, max_size=5),
+    threads=st.integers(1, 4),
+    seed=st.integers(0, 2**32),
+)
+def test_look_up_left_decides_each_row_by_its_node(sizes, n_bins, threads, seed):
+    rng = np.random.default_rng(seed)
+    n_rows = sum(sizes) + 5
+    codes = rng.integers(0, np.array(n_bins), (n_rows, len(n_bins))).astype(np.uint8)
+    nodes = np.split(rng.permutation(n_rows)[: sum(sizes)].astype(np.int32), np.cumsum(sizes)[:-1])
+    features = rng.integers(0, len(n_bins), len(nodes)).astype(np.int32)
+    left_bins = rng.random((len(nodes), 256)) < 0.5
+    rows = np.concatenate(nodes)
+    starts = np.cumsum([0, *(len(node) for node in nodes)])
+    columns = np.ascontiguousarray(codes.T)
+    left = np.zeros(len(rows), np.bool_)
+    share(lambda a, b: look_up_left(columns, rows, starts, features, left_bins, a, b, left), len(rows), threads)
+    expected = [left_bins[k, codes[row, features[k]]] for k, node in enumerate(nodes) for row in node]
+    assert left.tolist() == expected
+
+
+def test_count_left_counts_each_block():
+    left = np.array([1, 0, 1, 1, 0, 0, 1], np.bool_)
+    counts = np.full(4, -1, np.int64)
+    count_left(left, np.array([0, 2, 4, 7]), np.array([2, 4, 7, 7]), 0, 4, counts)
+    assert counts.tolist() == [1, 2, 1, 0]
+
+
+def test_scatter_rows_keeps_the_order_of_both_sides():
+    rows = np.array([9, 8, 7, 6, 5], np.int32)
+    left = np.array([0, 1, 0, 1, 1], np.bool_)
+    out = np.full(5, -1, np.int32)
+    one = [np.array([value]) for value in (0, 0, 5, 0, 3)]
+    scatter_rows(rows, left, *one, 0, 1, out)
+    assert out.tolist() == [8, 6, 5, 9, 7]
+
+
+def test_add_leaf_values_adds_to_the_rows_of_each_leaf():
+    rows = np.array([3, 0, 2, 1], np.int32)
+    margins = np.array([10.0, 20.0, 30.0, 40.0])
+    add_leaf_values(rows, np.array([0, 3, 1]), np.array([1, 4, 1]), np.array([0.5, -1.0, 99.0]), 0, 3, margins)
+    assert margins.tolist() == [10.0, 19.0, 30.0, 40.5]

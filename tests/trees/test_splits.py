@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.trees.kernels import MIN_GAIN
-from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, scan
+from treaty.trees.splits import MIN_GAIN, Level, SplitRules, Splits, best_of, complete_sums, scan
 from trees.oracle import add, best_split, node_slots
 
 RULES = SplitRules(grad_unit=1.0, hess_unit=1.0, min_child_weight=0.0)

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from treaty.compute import Flags, Floats, Int32s, Integers, pieces, share
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
-from treaty.trees.kernels import look_up_left
-from treaty.trees.partition import RowPartition
+from treaty.trees.partition import RowPartition, look_up_left
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan, settle
 
 _SCANNED_BYTES = 64 << 20  # of sums of a tree's last level that are completed and scanned at a time

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from treaty.compute import Flags, Floats, Int32s, Integers, kernel, share
-from treaty.trees.kernels import add_leaf_values, count_left, scatter_rows
 
 BLOCK = 1 << 14  # rows moved by one thread at a time
 _SMALL = 1 << 17  # rows that are moved before a second thread would start
@@ -185,3 +184,66 @@ def _place_blocks(blocks: Any, counts: Any, nodes: Any, children: Any, bounds: A
             to_right += blocks[3, block] - counts[block]
             block += 1
     return lefts, rights
+
+
+@kernel
+def look_up_left(
+    columns: Any, rows: Any, starts: Any, features: Any, left_bins: Any, first: int, last: int, left: Any
+) -> None:
+    """Write into ``left[first:last]`` whether each row of each node goes left.
+
+    Node k holds ``rows[starts[k]:starts[k + 1]]`` and splits on ``features[k]``; ``left_bins[k]`` is bool (256,).
+    """
+    node = 0
+    while starts[node + 1] <= first and node + 2 < starts.shape[0]:
+        node += 1
+    i = np.uint64(first)
+    while i < np.uint64(last):
+        column = columns[np.uint64(features[node])]
+        table = left_bins[node]
+        stop = min(np.uint64(last), np.uint64(starts[node + 1]))
+        while i < stop:
+            left[i] = table[np.uint64(column[np.uint64(rows[i])])]
+            i += np.uint64(1)
+        node += 1
+
+
+@kernel
+def count_left(left: Any, block_starts: Any, block_stops: Any, first: int, last: int, counts: Any) -> None:
+    """Count the true values of `left` in each block ``first..last``."""
+    for block in range(first, last):
+        total = np.int64(0)
+        for i in range(np.uint64(block_starts[block]), np.uint64(block_stops[block])):
+            total += np.int64(left[i])
+        counts[block] = total
+
+
+@kernel
+def scatter_rows(
+    rows: Any, left: Any, sources: Any, masks: Any, sizes: Any, lefts: Any, rights: Any, first: int, last: int, out: Any
+) -> None:
+    """Move blocks of rows to their children, keeping their order.
+
+    Block b reads ``rows[sources[b]:][:sizes[b]]`` and ``left[masks[b]:][:sizes[b]]`` and writes the left ones from
+    ``out[lefts[b]]``, the right ones from ``out[rights[b]]`` on.
+    """
+    for block in range(first, last):
+        source = np.uint64(sources[block])
+        mask = np.uint64(masks[block])
+        to_left = np.uint64(lefts[block])
+        to_right = np.uint64(rights[block])
+        for i in range(np.uint64(sizes[block])):
+            row = rows[source + i]
+            goes = np.uint64(left[mask + i])
+            out[to_left if goes else to_right] = row
+            to_left += goes
+            to_right += np.uint64(1) - goes
+
+
+@kernel
+def add_leaf_values(rows: Any, starts: Any, stops: Any, values: Any, first: int, last: int, margins: Any) -> None:
+    """Add ``values[k]`` to the margins of ``rows[starts[k]:stops[k]]`` for leaves ``first..last``."""
+    for leaf in range(first, last):
+        value = values[leaf]
+        for i in range(np.uint64(starts[leaf]), np.uint64(stops[leaf])):
+            margins[np.uint64(rows[i])] += value

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from treaty.compute import Flags, Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
-from treaty.trees.kernels import look_up_left
 from treaty.trees.objectives import Objective
-from treaty.trees.partition import RowPartition
+from treaty.trees.partition import RowPartition, look_up_left
 
 
 @dataclass(slots=True)

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.additive.packing import Packing, SumsBounds
+from treaty.crypto.additive.packing import Packing
+from treaty.crypto.payload import SumsBounds
 from treaty.errors import CryptoError
 
 

@@ -13,8 +13,9 @@ from hypothesis.extra.numpy import arrays
 
 from crypto.lattice.oracle import coefficient, coefficients, fingerprints, mirrored, multiply, transform
 from treaty.crypto.lattice.kernels import forward_transform, inverse_transform
+from treaty.crypto.lattice.linear_map import shoup_quotients
 from treaty.crypto.lattice.parameters import DEGREE, PRIMES
-from treaty.crypto.lattice.transform import shoup_quotients, tables
+from treaty.crypto.lattice.transform import tables
 
 
 def forward(p, prime):

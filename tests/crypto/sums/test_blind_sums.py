@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from treaty.crypto.additive.packing import SumsBounds
+from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.encrypted_sums import make_client, make_server
 from treaty.errors import CryptoError
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.additive.packing import SumsBounds
 from treaty.crypto.lattice import store as store_module
 from treaty.crypto.lattice.linear_map import LinearMapServer
 from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums import lattice_sums
 from treaty.crypto.sums.encrypted_sums import make_client, make_server
 from treaty.crypto.sums.lattice_sums import BINDING_BYTES, sums_parameters

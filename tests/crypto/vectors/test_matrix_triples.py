@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from treaty.crypto.additive.packing import SumsBounds
+from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums import triple_sums
 from treaty.crypto.sums.triple_sums import TripleSumsClient, TripleSumsServer
 from treaty.crypto.vectors.matrix_triples import (

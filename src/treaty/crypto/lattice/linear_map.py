@@ -35,10 +35,9 @@ from treaty.crypto.lattice.lanes import WORDS
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters
 from treaty.crypto.lattice.sampling import errors, flood, public_ring_elements, ternary
-from treaty.crypto.lattice.transform import Tables, shoup_quotients, tables
+from treaty.crypto.lattice.transform import Residues, Tables, tables
 from treaty.errors import CryptoError
 
-Residues = NDArray[np.uint32]
 Digits = NDArray[np.uint16]
 
 
@@ -295,3 +294,8 @@ class LinearMapServer:
         )
         sums: NDArray[np.uint64] = copies.sum(axis=1)[rows, : len(modulus)] % self._primes.astype(np.uint64)
         return sums.astype(np.int64)
+
+
+def shoup_quotients(values: Residues, prime: int) -> Residues:
+    """floor(values 2^32 / prime)."""
+    return ((values.astype(np.uint64) << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)

@@ -47,8 +47,3 @@ def tables(prime: int, degree: int) -> Tables:
         return factors.astype(np.uint32), ((factors << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)
 
     return Tables(np.uint32(prime), *powers(root), *powers(pow(root, -1, prime)))
-
-
-def shoup_quotients(values: Residues, prime: int) -> Residues:
-    """floor(values 2^32 / prime)."""
-    return ((values.astype(np.uint64) << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)

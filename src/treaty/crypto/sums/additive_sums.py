@@ -40,9 +40,9 @@ from numpy.typing import NDArray
 
 from treaty.compute import concurrently, pieces
 from treaty.crypto.additive.montgomery import Modulus
-from treaty.crypto.additive.packing import Packing, SumsBounds
+from treaty.crypto.additive.packing import Packing
 from treaty.crypto.additive.randomiser import RandomisableKey, Randomiser, ReadyFactors
-from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.bin_products import Items, bin_products, level_pieces
 from treaty.crypto.sums.joint_sums import Block, keep_features, plan_blocks
 from treaty.crypto.sums.whole_table import bins_of

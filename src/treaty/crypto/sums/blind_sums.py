@@ -20,8 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.packing import SumsBounds
-from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey, AdditiveSumsClient, AdditiveSumsServer
 from treaty.errors import CryptoError
 

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from treaty.crypto import parameters
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
-from treaty.crypto.additive.packing import Packing, SumsBounds
+from treaty.crypto.additive.packing import Packing
 from treaty.crypto.lattice.store import HintStore
-from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.additive_sums import (
     AdditivePrivateKey,
     AdditivePublicKey,

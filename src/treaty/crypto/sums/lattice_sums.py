@@ -30,13 +30,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.packing import SumsBounds
 from treaty.crypto.lattice.arrays import NewHint
 from treaty.crypto.lattice.linear_map import Digits, LinearMapClient, LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
 from treaty.crypto.lattice.store import HintStore, Reservation
-from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
 from treaty.errors import ConfigError, CryptoError
 

@@ -30,11 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import pieces
-from treaty.crypto.additive.packing import SumsBounds
 from treaty.crypto.aggregation.masks import UsedNonces
 from treaty.crypto.lattice.arrays import NewHint
 from treaty.crypto.lattice.store import IN_MEMORY
-from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
 from treaty.crypto.vectors import matrix_triples as triples
 from treaty.crypto.vectors.matrix_triples import VECTOR_WORDS, Words

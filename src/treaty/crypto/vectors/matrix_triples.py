@@ -43,8 +43,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import concurrently, kernel, pieces, share
-from treaty.crypto.additive.packing import SumsBounds
 from treaty.crypto.aggregation.masks import add_masks, mask_key, mask_nonce
+from treaty.crypto.payload import SumsBounds
 from treaty.errors import CryptoError
 
 Words = NDArray[np.uint64]

@@ -23,8 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.packing import SumsBounds
-from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.triple_sums import TripleSumsClient, TripleSumsServer
 from treaty.crypto.vectors.matrix_triples import SEED_BYTES, VECTOR_WORDS, Dealer, Words
 from treaty.errors import PeerProtocolError

@@ -53,8 +53,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.packing import SumsBounds
-from treaty.crypto.payload import Payload
+from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient, SumsServer
 from treaty.messaging.agreement import agree
 from treaty.models.trees import ModelPart

@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.multiplier import HAS_IFMA
-from treaty.crypto.additive.packing import Packing, SumsBounds
+from treaty.crypto.additive.packing import Packing
 from treaty.crypto.lattice.parameters import LEAK_LIMIT, Parameters
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS
+from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters
 from treaty.errors import CryptoError
 from treaty.messaging.messages import Message
