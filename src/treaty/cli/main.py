@@ -256,7 +256,7 @@ def explain(
     beyond a prediction.
     """
     described = load_job(job)
-    if party is None and described.by_row and not described.system.cannot_explain:
+    if party is None and described.by_row and "explain" not in described.system.cannot:
         (party,) = owners_of_model(described)  # the server
     if party is None:
         check_explainable(described)

@@ -191,11 +191,11 @@ def _keepers(folder: Path | None, system: System, owners: Iterable[str], active:
         except OSError as error:
             raise ConfigError(f"cannot keep checkpoints in {folder}: {error.strerror}; expected a folder") from None
         names = [ALONE] if system.split == "none" else dict.fromkeys([*owners, active])
-        keepers = {name: Keeper(checkpoint_file(folder, name), resume=not system.cannot_resume) for name in names}
+        keepers = {name: Keeper(checkpoint_file(folder, name), resume="resume" not in system.cannot) for name in names}
         left = checkpoint_file(folder, active)
-        if system.cannot_resume and left.exists():
+        if "resume" in system.cannot and left.exists():
             raise ConfigError(
-                f"{system.cannot_resume}; take the model so far from the checkpoint, or remove it to begin anew - "
+                f"{system.cannot['resume']}; take the model so far from the checkpoint, or remove it to begin anew - "
                 f"at {left}"
             )
     try:

@@ -53,7 +53,7 @@ def train_in_processes(
         raise ConfigError(simulated)
     check_names(cast.roles)  # which those of files are made of
     # of systems without resuming, checkpoints are not looked for
-    resume = checkpoints is not None and not system.cannot_resume
+    resume = checkpoints is not None and "resume" not in system.cannot
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         job = _written_job(run, Path(name), weighted, checkpoints, noisy_labels)
         owners = cast.having(*system.has_model) if system.split == "columns" else [cast.active]

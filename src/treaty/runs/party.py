@@ -130,8 +130,8 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
     simulated = system.only_simulated(job.settings()[0])
     if simulated:
         raise ConfigError(simulated)
-    if resume and system.cannot_resume:
-        raise ConfigError(system.cannot_resume)
+    if resume and "resume" in system.cannot:
+        raise ConfigError(system.cannot["resume"])
     _check_identities(job, cast, system)
     for party in cast.owners if name is None else [name]:
         if not job.by_row and party in cast.owners and job.parties[party].table is None:
@@ -223,8 +223,8 @@ def check_explainable(job: Job) -> None:
     ------
     ConfigError
     """
-    if job.system.cannot_explain:
-        raise ConfigError(job.system.cannot_explain)
+    if "explain" in job.system.cannot:
+        raise ConfigError(job.system.cannot["explain"])
     if job.settings()[0].hides_decisions:
         raise ConfigError("he_inference hides the decisions that contributions are made of; take it out of the job")
 

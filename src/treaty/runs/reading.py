@@ -56,7 +56,7 @@ def read_by_column(
     aligning = None if phase is None else partial(phase, "aligning")
     with among_owners(party, cast):
         rows = open_rows(
-            party, job, path, None, threads=threads, kept=None if system.cannot_resume else order_file(job, name),
+            party, job, path, None, threads=threads, kept=None if "resume" in system.cannot else order_file(job, name),
             again=resume, in_order=system.orders_by_id, progress=aligning,
         )  # fmt: skip
     seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}

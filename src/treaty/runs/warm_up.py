@@ -8,16 +8,19 @@ import numpy as np
 from treaty.crypto.psi import hashing, ristretto
 from treaty.data.ids import read_ids
 from treaty.data.table import Schema, Table
+from treaty.errors import ConfigError
 from treaty.runs.threads import Run, train_in_threads
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.blinded_lists import OwnList
 from treaty.systems.options import SystemOptions
-from treaty.systems.system import LabelledRows, System, cast_of
+from treaty.systems.system import Cast, LabelledRows, System, cast_of
 
 _SMALL = {
     "boosting": {"n_estimators": 1, "max_bin": 6, "min_child_samples": 1},
     "regression": {"max_iter": 1, "period": 1, "batch_size": 40, "tol": 0.0, "memory": 1},
 }
+
+_MOST_OWNERS = 32
 
 
 def compile_kernels(system: System | None = None, options: SystemOptions | None = None) -> None:
@@ -45,6 +48,18 @@ def _compile_alignment() -> None:
     ristretto.validate(ristretto.from_uniform(np.ones((1, 64), np.uint8)))
 
 
+def _fewest(system: System, options: SystemOptions) -> tuple[list[str], Cast]:
+    """Return as many owners as the system asks for at least, and who plays which role."""
+    owners = ["party0"]
+    while True:
+        owners.append(f"party{len(owners)}")
+        try:
+            return owners, cast_of(system, owners, None, options)
+        except ConfigError:  # too few
+            if len(owners) == _MOST_OWNERS:
+                raise
+
+
 def _train(system: System, options: SystemOptions) -> None:
     """Play a training of two columns (one of a regression) and a few rows."""
     rng = np.random.default_rng(0)
@@ -54,8 +69,7 @@ def _train(system: System, options: SystemOptions) -> None:
     table = Table(Schema(names, (None,) * len(names)), columns, n_rows)
     labels = np.arange(n_rows) % 2 if regression else rng.integers(0, 2, n_rows)
     data = LabelledRows(table, labels.astype(np.float64))
-    owners = [f"party{k}" for k in range(system.warm_up_owners)]
-    cast = cast_of(system, owners, None, options)
+    owners, cast = _fewest(system, options)
     evals = {name: table for name in (owners if system.split == "columns" else [cast.active])}
     common = msgspec.convert(_SMALL[system.common.table], system.common).checked(options)
     unlabelled = LabelledRows(table, np.zeros(0))

@@ -285,10 +285,9 @@ class System:
         Roles without training rows whose tables say which columns and classes there are.
     orders_by_id : bool
         Whether aligned rows are put in the order of their ids, so that every job on them has the same.
-    cannot_resume : str
-        Why an interrupted training has to start again; empty where it can be resumed.
-    cannot_explain : str
-        Why contributions cannot be computed; empty where they can.
+    cannot : mapping of str to str
+        Why an interrupted training has to start again ("resume"), and why contributions cannot be computed ("explain");
+        without what the system can do.
     absences : callable or None
         ``absences(cast, options, common) -> {name: absence}``: who drops out when, in a run between threads.
     only_simulated : callable
@@ -297,8 +296,6 @@ class System:
     warm_up : callable
         ``warm_up(options) -> [options, ...]``: options of small trainings whose kernels are the ones a training under
         these options needs (None: under any).
-    warm_up_owners : int
-        How many parties with rows such a training has.
     alone : callable or None
         With ``split="none"``: ``alone(tables, seat) -> {name: part}``, trains in one place.
     """
@@ -323,12 +320,10 @@ class System:
     named_roles: frozenset[str] = frozenset()
     shows_columns: frozenset[str] = frozenset()
     orders_by_id: bool = False
-    cannot_resume: str = ""
-    cannot_explain: str = ""
+    cannot: Mapping[str, str] = field(default_factory=dict)
     absences: Callable[[Cast, Any, Any], Mapping[str, Any]] | None = None
     only_simulated: Callable[[Any], str] = lambda options: ""
     warm_up: Callable[[Any], list[Any]] = lambda options: []
-    warm_up_owners: int = 2
     alone: Callable[[Mapping[str, Table], Seat], dict[str, Any]] | None = None
 
 

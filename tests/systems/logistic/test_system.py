@@ -82,8 +82,7 @@ def test_records_of_federated_systems_say_how_they_are_played(name):
     assert set(system.predict) == system.has_model == {"active", "passive"}
     assert system.apart == {"coordinator"}
     assert system.orders_by_id
-    assert system.cannot_resume
-    assert system.cannot_explain
+    assert system.cannot.keys() == {"resume", "explain"}
     options = system.options()
     places = {name: Place() for name in ("a", "b")}
     cast = system.cast({**places, **system.helpers(places, options)}, "a", options)

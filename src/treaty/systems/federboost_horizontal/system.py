@@ -50,10 +50,9 @@ SYSTEM = System(
     has_model=frozenset({"leader", "member"}),
     may_lose=may_lose,
     vouched=lambda cast, name: cast.owners,  # members check also the keys of whom they do not talk to
-    cannot_explain=(
-        "contributions need how many rows reached each node, which a federboost-horizontal model leaves out: "
-        "participants could tell each other's rows from it"
-    ),
+    cannot={
+        "explain": "contributions need how many rows reached each node, which a federboost-horizontal model leaves "
+        "out: participants could tell each other's rows from it"
+    },
     warm_up=lambda options: [FederBoostHorizontal()],
-    warm_up_owners=3,
 )

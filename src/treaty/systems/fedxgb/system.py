@@ -5,8 +5,7 @@ from __future__ import annotations
 from treaty.systems.fedxgb.authority import authority
 from treaty.systems.fedxgb.disclosures import disclosures
 from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.edge_sums import LEAST
-from treaty.systems.fedxgb.layout import EDGES, cast_of, dropouts, helpers, links, only_simulated
+from treaty.systems.fedxgb.layout import cast_of, dropouts, helpers, links, only_simulated
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.server import server
 from treaty.systems.fedxgb.user import user
@@ -40,9 +39,8 @@ SYSTEM = System(
     may_lose=users,
     may_be_absent=users,
     vouched=vouching_edges,
-    cannot_resume="cannot resume: users of protocol 'fedxgb' do not come back as they were",
+    cannot={"resume": "cannot resume: users of protocol 'fedxgb' do not come back as they were"},
     absences=dropouts,
     only_simulated=only_simulated,
     warm_up=lambda options: [FedXGB()],
-    warm_up_owners=LEAST * EDGES,
 )

@@ -20,13 +20,12 @@ from treaty.systems.system import Cast, Place, System, mesh
 
 COORDINATOR = "coordinator"
 
-CANNOT_RESUME = (
-    "a logistic regression cannot be resumed: it starts anew, with the batches of the earlier run; leave --resume out"
-)
-CANNOT_EXPLAIN = (
-    "contributions (TreeSHAP) are those of trees; in a logistic regression a column adds its weight times its prepared "
-    "value: see coef of each party's part"
-)
+CANNOT = {
+    "resume": "a logistic regression cannot be resumed: it starts anew, with the batches of the earlier run; leave "
+    "--resume out",
+    "explain": "contributions (TreeSHAP) are those of trees; in a logistic regression a column adds its weight times "
+    "its prepared value: see coef of each party's part",
+}
 
 
 def cast(places: Mapping[str, Place], active: str, options: FederatedRegression) -> Cast:
@@ -119,8 +118,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         predict={"active": predict_active, "passive": predict_passive},
         apart=frozenset({COORDINATOR}),
         orders_by_id=True,
-        cannot_resume=CANNOT_RESUME,
-        cannot_explain=CANNOT_EXPLAIN,
+        cannot=CANNOT,
         warm_up=partial(warm_up, kind),
     )
 
@@ -134,8 +132,7 @@ POOLED = System(
     cast=in_one_place,
     disclosures=lambda cast, options, common, part: DISCLOSED,
     has_model=frozenset({"alone"}),
-    cannot_resume=CANNOT_RESUME,
-    cannot_explain=CANNOT_EXPLAIN,
+    cannot=CANNOT,
     alone=train_pooled,
 )
 QUASI_NEWTON = _federated(QuasiNewton)
