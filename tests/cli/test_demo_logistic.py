@@ -41,10 +41,10 @@ def test_pooled_alone_needs_no_other_party():
 
 
 def test_what_it_cannot_fit_is_refused(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"expected protocol to be one of pooled, quasi-newton, sgd, got 'secureboost'"
-    ):
+    with pytest.raises(ConfigError, match="one of pooled, quasi-newton, sgd, got 'secureboost': leave --model out"):
         played("--protocol", "secureboost")
+    with pytest.raises(ConfigError, match=r"one of pooled, secureboost, .*, got 'sgd': add --model logistic"):
+        CliRunner().invoke(app, ["demo", "--protocol", "sgd"], catch_exceptions=False)
     (tmp_path / "wine.csv").write_text("a,b,kind\n" + "\n".join(f"{k},{k % 7},{k % 3}" for k in range(30)) + "\n")
     with pytest.raises(ConfigError, match="two classes, got 3"):
         played("--protocol", "pooled", "--data", str(tmp_path / "wine.csv"), "--label", "kind")

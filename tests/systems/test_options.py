@@ -101,6 +101,30 @@ def test_an_option_of_elsewhere_is_refused_with_the_place_it_belongs_to(kind):
         kind("ou")
 
 
+@pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
+def test_what_belongs_to_the_estimator_is_refused_with_its_place(kind):
+    for name, where in [("active", "at the top of a job file"), ("n_jobs", "at the top"), ("transport", "has none")]:
+        words = f"no option '{name}'; {name} is an option of GBDTClassifier, GBDTRegressor and LogisticRegression"
+        with pytest.raises(ConfigError, match=rf"{words} \(.*{where}"):
+            kind(**{name: 1})
+
+
+def test_a_name_with_a_slip_is_recognised_everywhere(tmp_path):
+    for wrong in (lambda: treaty.SecureBoost(encrypton="ou"), lambda: treaty.SecureBoost().set_params(encrypton="ou")):
+        with pytest.raises(ConfigError, match=r"^SecureBoost has no option 'encrypton'; did you mean 'encryption'\?$"):
+            wrong()
+    for wrong in (lambda: treaty.GBDTClassifier(max_dept=3), lambda: treaty.GBDTClassifier().set_params(max_dept=3)):
+        with pytest.raises(ConfigError, match=r"GBDTClassifier has no parameter 'max_dept'; did you mean 'max_depth'"):
+            wrong()
+    with pytest.raises(ConfigError, match=r"the job has no field 'activ'; did you mean 'active'\?"):
+        load_job(written(tmp_path, job_text("secureboost", head='activ = "a"')))
+
+
+def test_what_may_be_left_out_is_called_none():
+    with pytest.raises(ConfigError, match=r"^option rl_trees='x': expected `int \| None`, got `str`$"):
+        converted({"rl_trees": "x"}, treaty.SecureBoost, "SecureBoost")
+
+
 def test_nobody_has_an_option_that_nobody_has():
     assert option_owners("colour", None) == []
     assert place_of("colour", BoostingOptions) == ""
@@ -235,9 +259,15 @@ def test_an_estimator_refuses_a_systems_option_with_its_place(estimator):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (treaty.GBDTClassifier(treaty.QuasiNewton()), "QuasiNewton|quasi-newton"),
-        (treaty.GBDTRegressor("sgd"), "sgd"),
-        (treaty.LogisticRegression(treaty.SecureBoost()), "SecureBoost|secureboost"),
+        (
+            treaty.GBDTClassifier(treaty.QuasiNewton()),
+            "^QuasiNewton is a system of LogisticRegression, not of GBDTClassifier$",
+        ),
+        (treaty.GBDTRegressor("sgd"), "one of pooled, secureboost, .* got 'sgd', a system of LogisticRegression$"),
+        (
+            treaty.LogisticRegression(treaty.SecureBoost()),
+            "^SecureBoost is a system of GBDTClassifier and GBDTRegressor, not of LogisticRegression$",
+        ),
         (
             treaty.GBDTClassifier("secure-boost"),
             "expected protocol to be one of pooled, secureboost, .* 'secure-boost'",
@@ -305,12 +335,49 @@ def test_a_job_file_with_an_option_in_the_wrong_table_says_which_is_right(tmp_pa
         load_job(written(tmp_path, job_text(name) + f'\n[{other}]\nmode = "paper"'))
     with pytest.raises(ConfigError, match=rf"expected options in \[{name}\] and \[{table}\], got a table \[options\]"):
         load_job(written(tmp_path, job_text(name) + '\n[options]\nmode = "paper"'))
+    for of, right in [
+        ('active = "a"', "at the top of the job"), ("n_jobs = 1", "at the top of the job"),
+        ("timeout = 5", "at the top of the job"), ('role = "edge"', r"in \[parties.NAME"), ('on = "id"', r"in \[align"),
+    ]:  # fmt: skip
+        for place, line in [(name, {"own": of}), (table, {"common": of})]:
+            with pytest.raises(ConfigError, match=rf"\[{place}\] has no option '{of.split()[0]}'; it belongs {right}"):
+                load_job(written(tmp_path, job_text(name, **line)))
+    with pytest.raises(ConfigError, match=rf"\[{table}\] has no option 'transport'; .*\(a job file has none: its par"):
+        load_job(written(tmp_path, job_text(name, common='transport = "grpc"')))
     for field in ("own", "common"):  # what the tables are called inside
         with pytest.raises(ConfigError, match=f"the job has no field '{field}'"):
             load_job(written(tmp_path, job_text(name) + f'\n[{field}]\nmode = "paper"'))
     text = job_text(name, head=f"{table} = 5").replace(f"\n[{table}]", "")
     with pytest.raises(ConfigError, match=rf"expected \[{table}\] to be a table of options, got 5 - in the job"):
         load_job(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        ('mode = "paper"', r"it belongs in \[secureboost\]"),
+        ("max_depth = 3", r"it belongs in \[boosting\]"),
+        ("timeout = 5", "it belongs at the top of the job"),
+        ('tabel = "a.csv"', "did you mean 'table'"),
+        ('colour = "red"', "it has address, certificate, key, id, table, "),
+    ],
+)
+def test_a_field_that_a_party_or_the_alignment_lacks_is_refused_with_its_place(tmp_path, line, right):
+    text = job_text("secureboost").replace("[parties.b]", f"[parties.b]\n{line}")
+    name = line.split()[0]
+    with pytest.raises(ConfigError, match=rf"^\[parties.b\] has no field '{name}'; {right}.* - in the job"):
+        load_job(written(tmp_path, text))
+    text = job_text("secureboost") + f"\n[align]\n{line}"
+    with pytest.raises(ConfigError, match=rf"^\[align\] has no field '{name}'; "):
+        load_job(written(tmp_path, text))
+
+
+def test_what_is_no_table_of_a_party_is_one_error_and_what_may_be_left_out_is_none(tmp_path):
+    text = job_text("secureboost").replace('[parties.b]\ntable = "b.csv"', "[parties]\nb = 5")
+    with pytest.raises(ConfigError, match="Expected `object`, got `int`"):
+        load_job(written(tmp_path, text))
+    with pytest.raises(ConfigError, match=r"Expected `int \| None`, got `str` - at `\$.n_jobs` - in the job"):
+        load_job(written(tmp_path, job_text("secureboost", head='n_jobs = "x"')))
 
 
 @pytest.mark.parametrize("name", ["pooled", "secure-boost", "no.such.module:SYSTEM"])

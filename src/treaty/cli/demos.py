@@ -25,7 +25,7 @@ from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier
 from treaty.linear.batches import fewest_rows
 from treaty.models.linear import preparation_of
-from treaty.systems import Model, find_system
+from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.alignment.roles import disclosures
 from treaty.systems.options import SystemOptions, converted, names_of
 from treaty.systems.pooled.options import Pooled
@@ -96,6 +96,9 @@ def run_demo(
         If there is no such system or cipher, a file is named without its label column, or parties, columns or rows are
         too few for it.
     """
+    if protocol not in SYSTEMS[model] and any(protocol in known for known in SYSTEMS.values()):
+        hint = "add --model logistic" if model == "trees" else "leave --model out"
+        raise ConfigError(f"expected --protocol to be one of {', '.join(SYSTEMS[model])}, got {protocol!r}: {hint}")
     system = find_system(protocol or ("secureboost" if model == "trees" else "quasi-newton"), model)
     options = _options(system, encryption, parties)
     if system.split == "rows" and (split is not None or encryption != "auto"):

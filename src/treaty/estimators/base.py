@@ -20,8 +20,8 @@ from treaty.estimators.inputs import check_one_kind, known_tables, training_tabl
 from treaty.estimators.saving import SavedEstimator, write_model
 from treaty.runs.fit import TrainedModel
 from treaty.runs.threads import Run
-from treaty.systems import Model, find_system
-from treaty.systems.options import SystemOptions, converted, names_of, place_of, plain
+from treaty.systems import ESTIMATORS, Model, find_system
+from treaty.systems.options import SystemOptions, advice, converted, names_of, plain
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import LabelledRows, System, cast_of
 
@@ -40,7 +40,7 @@ def one_column(y: Any) -> Any:
     return y if y is None or len(shape) == 1 else column_or_1d(y, warn=True)
 
 
-def _refuse_misplaced(estimator: type, misplaced: Iterable[str], protocol: Any) -> None:
+def _refuse_misplaced(estimator: type[BaseEstimator], misplaced: Iterable[str], protocol: Any) -> None:
     """Raise ConfigError for parameters that an estimator lacks, naming who has them: `protocol`'s system above all."""
     kind = estimator.__name__
     for name in misplaced:
@@ -48,7 +48,7 @@ def _refuse_misplaced(estimator: type, misplaced: Iterable[str], protocol: Any) 
         if own is not None and name in names_of(own):
             where = f"it belongs to the system: {kind}({own.__name__}({name}=...))"
         else:
-            where = place_of(name, None) or "see docs/options.md"
+            where = advice(name, estimator._get_param_names(), None)
         raise ConfigError(f"{kind} has no parameter {name!r}; {where}")
 
 
@@ -116,7 +116,8 @@ class TableEstimator(BaseEstimator):
         except ConfigError:
             system = find_system(type(given).system)
         if system.common is not self._common:
-            raise ConfigError(f"{type(given).__name__} is a system of another model than {type(self).__name__}'s")
+            owner = ESTIMATORS["trees" if self._model == "logistic" else "logistic"]
+            raise ConfigError(f"{type(given).__name__} is a system of {owner}, not of {type(self).__name__}")
         return system, given
 
     def _settings(self, **changed: Any) -> tuple[System, Any, Any]:

@@ -15,7 +15,7 @@ import msgspec
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate
 from treaty.errors import ConfigError
 from treaty.systems import SYSTEMS, find_system
-from treaty.systems.options import converted, names_of, place_of
+from treaty.systems.options import advice, converted, names_of
 from treaty.systems.system import Cast, Place, System
 
 Address = Annotated[str, msgspec.Meta(pattern=r"^.+:\d{1,5}$")]
@@ -161,24 +161,15 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def settings(self) -> tuple[Any, Any]:
         """Return the checked options: the system's own, and the common ones."""
         system = self.system
-        for values, table in ((self.own, system.name), (self.common, system.common.table)):
-            for name in values:
-                where = _table_of(name, system)
-                if where not in (None, table):
-                    raise ConfigError(f"[{table}] has no option {name!r}; it belongs in [{where}]")
+        _check_names(f"[{system.name}]", self.own, system.options, system)
+        _check_names(f"[{system.common.table}]", self.common, system.common, system)
         own = converted(self.own, system.options, f"[{system.name}]")
         common = converted(self.common, system.common, f"[{system.common.table}]").checked(own)
         own.check(common)
         return own, common
 
     def cast(self) -> Cast:
-        """Return who plays which role.
-
-        Raises
-        ------
-        ConfigError
-            When roles are wrong or missing, or parties so few that nothing would be hidden.
-        """
+        """Return who plays which role; ConfigError for wrong roles, or parties so few that nothing would be hidden."""
         system = self.system
         places = {
             # a copy of the file names only its own party's table, where tables are split by column
@@ -213,7 +204,7 @@ def load_job(path: str | Path) -> Job:
     except OSError as error:
         raise ConfigError(f"cannot read the job {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, ConfigError) as error:
-        raise ConfigError(f"{error} - in the job {path}") from None
+        raise ConfigError(f"{str(error).replace('| null`', '| None`')} - in the job {path}") from None
     if job.active not in job.parties:
         raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {path}")
     if len(job.parties) < 2:
@@ -243,13 +234,14 @@ def _named_tables(raw: Any) -> Any:
                 f"expected options in [{system.name}] and [{system.common.table}], got a table [{name}]: the job's "
                 f"protocol is {system.name!r}"
             )
-        if name in tables or name not in (*Job.__struct_fields__, *tables.values()):
-            table = _table_of(name, system)
-            where = f"it belongs in [{table}]" if table else place_of(name, Job)
-            raise ConfigError(f"the job has no field {name!r}" + (f"; {where}" if where else ""))
         if name in tables.values() and not isinstance(raw[name], dict):
             raise ConfigError(f"expected [{name}] to be a table of options, got {raw[name]!r}")
     fields = {name: value for name, value in raw.items() if name not in tables.values()}
+    _check_names("the job", fields, Job, system)
+    _check_names("[align]", raw.get("align"), Align, system)
+    parties = raw.get("parties")
+    for name, member in parties.items() if isinstance(parties, dict) else ():
+        _check_names(f"[parties.{name}]", member, Member, system)
     return fields | {field: raw.get(table, {}) for field, table in tables.items()}
 
 
@@ -262,11 +254,17 @@ def _between_parties(protocol: str) -> System:
     return system
 
 
-def _table_of(option: str, system: System) -> str | None:
-    """Return which of a job's two tables has an option of this name, if either."""
-    if option in names_of(system.options):
-        return system.name
-    return str(system.common.table) if option in names_of(system.common) else None
+def _check_names(table: str, given: Any, kind: Any, system: System) -> None:
+    """Refuse a name that a table of the file does not have; the error says where it belongs, or what is meant."""
+    places = {f"in [{system.name}]": system.options, f"in [{system.common.table}]": system.common}
+    places |= {"at the top of the job": Job, "in [parties.NAME]": Member, "in [align]": Align}
+    known = {where: [name for name in names_of(of) if name not in ("own", "common")] for where, of in places.items()}
+    here = next(names for where, names in known.items() if places[where] is kind)
+    for name in given if isinstance(given, dict) else ():
+        if name not in here:
+            belongs = [f"it belongs {where}" for where, names in known.items() if name in names]
+            what = "option" if kind in (system.options, system.common) else "field"
+            raise ConfigError(f"{table} has no {what} {name!r}; {[*belongs, advice(name, here, kind)][0]}")
 
 
 def _check_classifies(job: Job, path: Path) -> None:

@@ -45,31 +45,29 @@ OPTIONS = {  # public classes, and where they are defined
     "SGD": "treaty.systems.logistic.options",
 }
 
+ESTIMATORS: dict[Model, str] = {"trees": "GBDTClassifier and GBDTRegressor", "logistic": "LogisticRegression"}
+
 _COMMON = {  # the estimators' own options: who takes them, and the class
-    "GBDTClassifier and GBDTRegressor ([boosting] in a job file)": ("treaty.systems.pooled.options", "BoostingOptions"),
-    "LogisticRegression ([regression] in a job file)": ("treaty.systems.logistic.options", "RegressionOptions"),
+    f"{ESTIMATORS['trees']} ([boosting] in a job file)": ("treaty.systems.pooled.options", "BoostingOptions"),
+    f"{ESTIMATORS['logistic']} ([regression] in a job file)": ("treaty.systems.logistic.options", "RegressionOptions"),
+}
+_OF_ESTIMATORS = {  # what every estimator has beside these, and where a job file has it
+    **dict.fromkeys(("protocol", "active", "n_jobs"), "at the top of a job file"),
+    "transport": "a job file has none: its parties talk over gRPC",
 }
 
 
 def find_system(name: str, model: Model | None = None) -> System:
     """Return the record of a system: by its name in the table, or as ``package.module:NAME`` of one defined elsewhere.
 
-    Parameters
-    ----------
-    name : str
-    model : {"trees", "logistic"} or None
-        What it trains; None looks through both.
-
-    Raises
-    ------
-    ConfigError
-        When there is none of that name.
+    `model` says what it trains; None looks through both. ConfigError when there is none of that name.
     """
     known = {name: where for of, named in SYSTEMS.items() if model in (None, of) for name, where in named.items()}
     where = known.get(name, name)
     module, _, attribute = where.partition(":")
     if not attribute:
-        raise ConfigError(f"expected protocol to be one of {', '.join(known)}, got {name!r}")
+        other = "".join(f", a system of {ESTIMATORS[of]}" for of, named in SYSTEMS.items() if name in named)
+        raise ConfigError(f"expected protocol to be one of {', '.join(known)}, got {name!r}{other}")
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
@@ -91,4 +89,6 @@ def option_owners(name: str, but: Any) -> list[str]:
     """Return the estimators (with their table of a job file) and systems, other than `but`, that have this option."""
     owners = {who: getattr(import_module(module), kind) for who, (module, kind) in _COMMON.items()}
     owners |= {of: option_class(of) for of in OPTIONS}
-    return [who for who, kind in owners.items() if kind is not but and name in names_of(kind)]
+    every = f"GBDTClassifier, GBDTRegressor and LogisticRegression ({_OF_ESTIMATORS.get(name)})"
+    found = [who for who, kind in owners.items() if kind is not but and name in names_of(kind)]
+    return [every] if name in _OF_ESTIMATORS else found

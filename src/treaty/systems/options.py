@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -59,17 +59,12 @@ class SystemOptions:
         unknown = [name for name in given if name not in names_of(cls)]
         if args or unknown:
             said = f"{args[0]!r} without a name" if args else f"option {unknown[0]!r}"
-            where = "" if args else place_of(unknown[0], cls)
-            raise ConfigError(f"{cls.__name__} has no {said}; {where or 'it has ' + ', '.join(names_of(cls))}")
+            known = names_of(cls)
+            raise ConfigError(f"{cls.__name__} has no {said}; {advice('' if args else unknown[0], known, cls)}")
         return super().__new__(cls)
 
     def check(self, common: Any) -> None:
-        """Refuse options that do not go together; `common` are the `BoostingOptions` or `RegressionOptions`.
-
-        Raises
-        ------
-        ConfigError
-        """
+        """Refuse options that do not go together; `common` are the `BoostingOptions` or `RegressionOptions`."""
 
     @property
     def label_epsilon(self) -> float | None:
@@ -86,13 +81,7 @@ class SystemOptions:
         return {name: getattr(self, name) for name in names_of(type(self))}
 
     def set_params(self, **given: Any) -> Self:
-        """Set options by name.
-
-        Raises
-        ------
-        ConfigError
-            For a name this system does not have.
-        """
+        """Set options by name; ConfigError for a name that this system does not have."""
         type(self)(**given)  # refuses unknown names
         for name, value in given.items():
             setattr(self, name, value)
@@ -134,9 +123,7 @@ def converted(values: Mapping[str, Any], kind: type[Options], owner: str) -> Opt
     values = {name: plain(value) for name, value in values.items()}
     unknown = [name for name in values if name not in names_of(kind)]
     if unknown:
-        near = get_close_matches(unknown[0], names_of(kind), 1, 0.85)
-        hint = f"did you mean {near[0]!r}?" if near else place_of(unknown[0], kind)
-        raise ConfigError(f"{owner} has no option {unknown[0]!r}" + (f"; {hint}" if hint else ""))
+        raise ConfigError(f"{owner} has no option {unknown[0]!r}; {advice(unknown[0], names_of(kind), kind)}")
     try:
         options = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -168,6 +155,12 @@ def place_of(name: str, kind: Any) -> str:
     return f"{name} is an option of {', '.join(owners)}" if owners else ""
 
 
+def advice(name: str, known: Sequence[str], kind: Any) -> str:
+    """Say what to do about a name that is not among the `known` ones of `kind`: take it elsewhere, or write another."""
+    near = get_close_matches(name, known, 1, 0.8)
+    return place_of(name, kind) or (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}")
+
+
 def plain(value: Any) -> Any:
     """Return an option's value without numpy's types; "inf" stands for infinity, which JSON lacks."""
     return math.inf if value == "inf" else value.item() if isinstance(value, np.generic) else value
@@ -175,7 +168,7 @@ def plain(value: Any) -> Any:
 
 def _explained(message: str, values: Mapping[str, Any], kind: type) -> str:
     """Put the option's name and value into msgspec's words."""
-    text, _, path = message.partition(" - at `$.")
+    text, _, path = message.replace("null", "None").partition(" - at `$.")
     name = path.rstrip("`")
     if name not in values:
         return message
