@@ -2,62 +2,75 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from typing import Any
 
-import msgspec
-
-from treaty.systems import OPTIONS, option_class
+from treaty import GBDTClassifier, LogisticRegression
+from treaty.systems import OPTIONS, SYSTEMS, find_system, option_class
 from treaty.systems.logistic.options import RegressionOptions
+from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 
 
 def meanings(options: type) -> dict[str, tuple[str, str]]:
-    """Return kind and meaning of each option from the class's docstring; the kind is empty where it says none."""
-    found = {}
-    body = (inspect.getdoc(options) or "").partition("----------\n")[2]
-    for names, kind, meaning in re.findall(r"^(\w[\w, ]*?)(?: : (.+))?\n((?:    .+\n?)+)", body, flags=re.M):
-        for name in names.split(", "):
-            found[name] = (re.sub(r", default .*", "", kind), " ".join(meaning.split()))
+    """Return kind and meaning of each option from the docstrings of the class and, for what it leaves out, its bases.
+
+    A meaning "As for `SecureBoost`." is looked up there.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for base in reversed(options.__mro__):
+        body = inspect.cleandoc(base.__doc__ or "").partition("----------\n")[2].partition("\n\n")[0]
+        for names, kind, text in re.findall(r"^(\w[\w, ]*?)(?: : (.+))?\n((?:    .+\n?)+)", body, flags=re.M):
+            for name in names.split(", "):
+                other = re.fullmatch(r"As for `(\w+)`\.", text.strip())
+                inherited, meaning = meanings(option_class(other[1]))[name] if other else found.get(name, ("", ""))
+                kind_here = re.sub(r",? ?default .*", "", kind) or inherited
+                found[name] = (kind_here, meaning if other else " ".join(text.split()))
     return found
 
 
-def defaults(options: type) -> dict[str, Any]:
-    """Return the default of each option, in order."""
-    if issubclass(options, msgspec.Struct):
-        return {field.name: field.default for field in msgspec.structs.fields(options)}
-    return {field.name: field.default for field in dataclasses.fields(options)}
-
-
-def print_table(options: type) -> None:
-    """Print a row per option."""
+def print_table(options: type, names: list[str]) -> None:
+    """Print a row for each of these options or parameters of a class."""
     print("| option | default | kind | meaning |")
     print("|---|---|---|---|")
-    said = meanings(options)
-    for name, default in defaults(options).items():
+    said, parameters = meanings(options), inspect.signature(options).parameters
+    for name in names:
         kind, meaning = said[name]
-        print(f"| `{name}` | `{default!r}` | {kind.replace('|', ' or ')} | {meaning} |")
+        print(f"| `{name}` | `{parameters[name].default!r}` | {kind.replace('|', ' or ')} | {meaning} |")
 
 
-def print_system(name: str) -> None:
+def print_system(kind: Any) -> None:
     """Print what a system is, and its own options."""
-    kind = option_class(name)
     summary = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
-    print(f'\n## {name}\n\nIn a job file: `protocol = "{kind.system}"` and a table `[{kind.system}]`. {summary}\n')
-    print_table(kind)
+    models = [model for model, known in SYSTEMS.items() if kind.system in known]
+    if find_system(kind.system, models[0]).split == "none":
+        place = "Job files have no such system, as a job runs between parties."
+    else:
+        place = f'In a job file: `protocol = "{kind.system}"` and a table `[{kind.system}]`.'
+    print(f"\n## {kind.__name__}\n\n{summary} {place}\n")
+    print_table(kind, names_of(kind))
 
 
 print("# Options\n")
 print(
-    "Each system has options of its own, given to its class: `GBDTClassifier(SecureBoost(rl_trees=1), max_depth=4)`. Options "
-    "that every boosting, or every regression, has are given to the estimator. `None` means the system's own default. "
-    "`make docs` makes this page from the classes.\n"
+    "Each system has options of its own, given to its class: `GBDTClassifier(SecureBoost(rl_trees=1), max_depth=4)`. "
+    "Options that every boosting, or every regression, has are given to the estimator. `None` means the system's own "
+    "default. `make docs` makes this page from the classes.\n"
 )
-print("## All boosted trees\n\nParameters of `GBDTClassifier` and `GBDTRegressor`; in a job file the table `[boosting]`.\n")
-print_table(BoostingOptions)
+alone = [name for name in inspect.signature(GBDTClassifier).parameters if name not in names_of(BoostingOptions)]
+assert set(alone) == set(inspect.signature(LogisticRegression).parameters) - set(names_of(RegressionOptions))
+print("## Of the estimator alone\n")
+print(
+    "Parameters of `GBDTClassifier`, `GBDTRegressor` and `LogisticRegression`; the systems of the last are `Pooled`, "
+    "`QuasiNewton` and `SGD`. In a job file `protocol`, `active` and `n_jobs` stand at the top; `transport` does not: "
+    "the parties always talk over gRPC.\n"
+)
+print_table(GBDTClassifier, alone)
+print("\n## All boosted trees\n")
+print("Parameters of `GBDTClassifier` and `GBDTRegressor`; in a job file the table `[boosting]`.\n")
+print_table(BoostingOptions, names_of(BoostingOptions))
 print("\n## All logistic regressions\n\nParameters of `LogisticRegression`; in a job file the table `[regression]`.\n")
-print_table(RegressionOptions)
+print_table(RegressionOptions, names_of(RegressionOptions))
 for name in OPTIONS:
-    print_system(name)
+    print_system(option_class(name))

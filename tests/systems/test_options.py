@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import runpy
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,7 @@ from treaty.systems.pooled.options import BoostingOptions
 EVERY = {name: option_class(name) for name in OPTIONS}
 FEDERATED = [name for name in CLASSES if name != "pooled"]
 SHARED = {"mode", "allow_insecure"}
+DOCS = Path(__file__).parents[2] / "docs"
 LINEAR = {"quasi-newton", "sgd"}
 
 
@@ -165,6 +167,19 @@ def test_docstrings_describe_every_option(kind):
         for name in line.partition(" : ")[0].replace(",", " ").split()
     }
     assert set(names_of(kind)) <= described
+
+
+def test_the_page_of_options_is_what_the_classes_say(capsys):
+    runpy.run_path(str(DOCS / "options.py"))
+    page = (DOCS / "options.md").read_text()
+    assert capsys.readouterr().out == page, "run `make docs`"
+    sections = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])
+    assert {*EVERY, "Of the estimator alone"} <= set(sections)
+    for title, text in sections.items():
+        rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+        assert all(kind and "As for" not in meaning for _, _, kind, meaning in rows), title
+        assert len({meaning for *_, meaning in rows}) == len(rows), f"two options of {title} have one meaning"
+        assert ("In a job file: `protocol" in text) == (title in EVERY and title != "Pooled")
 
 
 # ---------------------------------------------------------------- on estimators

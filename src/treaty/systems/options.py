@@ -104,21 +104,9 @@ def names_of(kind: Any) -> list[str]:
 
 
 def converted(values: Mapping[str, Any], kind: type[Options], owner: str) -> Options:
-    """Build options from plain values, with types and ranges checked.
+    """Build options of a `SystemOptions` or a struct of common ones from plain values; refuse wrong types and ranges.
 
-    Parameters
-    ----------
-    values : mapping
-        By name. Numpy's numbers count as Python's, "inf" as infinity, which JSON lacks.
-    kind : type
-        A `SystemOptions` or a struct of common options.
-    owner : str
-        Where the values were given, for errors: ``SecureBoost`` or ``[boosting]``.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown option, a wrong type, or a value out of range.
+    Numpy's numbers count as Python's, "inf" as infinity. `owner` says where the values were given: ``[boosting]``.
     """
     values = {name: plain(value) for name, value in values.items()}
     unknown = [name for name in values if name not in names_of(kind)]

@@ -18,8 +18,10 @@ class FederBoostHorizontal(SystemOptions):
 
     Parameters
     ----------
-    mode, allow_insecure
-        ``mode="paper"`` permits two participants, each of whom sees the other's part of a sum.
+    mode : {"safe", "paper"}, default "safe"
+        "paper" permits two participants, each of whom sees the other's part of a sum.
+    allow_insecure : bool, default False
+        Without effect: this system has nothing that needs consent beside `mode`.
     dropout : {"accept"} or None, default None
         What a lost participant means. None: training stops, and goes on from checkpoints when everybody is back.
         "accept": it goes on without, and the leader may tell the lost one's histograms apart.

@@ -17,8 +17,10 @@ class FederBoostVertical(SystemOptions):
 
     Parameters
     ----------
-    mode, allow_insecure
-        ``mode="paper"`` permits buckets in the clear (``epsilon=inf``).
+    mode : {"safe", "paper"}, default "safe"
+        "paper" permits buckets in the clear (``epsilon=inf``).
+    allow_insecure : bool, default False
+        Without effect: this system has nothing that needs consent beside `mode`.
     epsilon : float or None, default None
         Privacy parameter per value of each passive column; None is 4, infinite is no noise, in paper mode alone. A
         person's values in all columns add up.

@@ -18,15 +18,17 @@ class FedXGB(SystemOptions):
 
     Parameters
     ----------
-    mode, allow_insecure
-        ``mode="paper"`` is the published secure aggregation, which hides no user from its edge server.
+    mode : {"safe", "paper"}, default "safe"
+        "paper" is the published secure aggregation, which hides no user from its edge server; needs `allow_insecure`.
+    allow_insecure : bool, default False
+        Consent to ``mode="paper"`` or ``expose="paper"``.
     dropout : float or None, default None
         In a `fit` between threads, the share of each domain's users, rounded down, that is lost at every tenth round,
         until the next tenth. None is 0. Between processes users may always vanish.
     edges : int or None, default None
         How many edge servers `fit` plays; users are assigned to them in turn. None is 3.
     max_users : int or None, default None
-        Largest number of users of a domain that take part in a round; the steadiest do. None: all.
+        Largest number of users of a domain that take part in a round: those that dropped out least. None: all.
     feature_sample : int or None, default None
         How many columns are drawn for each tree, in place of `colsample_bytree`.
     expose : {"nothing", "paper", "model"} or None, default None

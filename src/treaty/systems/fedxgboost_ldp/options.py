@@ -17,8 +17,10 @@ class FedXGBoostLDP(SystemOptions):
 
     Parameters
     ----------
-    mode, allow_insecure
-        ``mode="paper"`` sends exact sums beside the noise, so that no epsilon holds; it needs `allow_insecure`.
+    mode : {"safe", "paper"}, default "safe"
+        "paper" sends exact sums beside the noise, so that no epsilon holds; it needs `allow_insecure`.
+    allow_insecure : bool, default False
+        Consent to paper mode; every party has to give its own.
     mechanism : {"piecewise", "laplace", "duchi", "hybrid", "label_rr"} or None, default None
         Noise on every row's gradient, which each tree costs `epsilon`; None is "piecewise". "label_rr" trains on labels
         that were randomised once instead, which costs `epsilon` for all trees together.
@@ -31,9 +33,10 @@ class FedXGBoostLDP(SystemOptions):
         With `epsilon_total`: releases cost what an accountant finds at this delta, where that is less than their sum.
     split_score : {"first_order", "second_order"} or None, default None
         What splits are chosen by: sums of gradients alone, or with hessians (None).
-    clip, clip_hess : float or None, default None
-        Gradients are clipped to [-clip, clip] before noise, and hessians, where they carry any, to [0, clip_hess].
-        None: the largest there can be, which for two classes is 1 and 1/4.
+    clip : float or None, default None
+        Gradients are clipped to [-clip, clip] before noise. None: the largest there can be, for two classes 1.
+    clip_hess : float or None, default None
+        Hessians that carry noise are clipped to [0, clip_hess]. None: the largest there can be, for two classes 1/4.
     refit : bool or None, default None
         Whether leaf values of the finished model are computed anew from true labels; nobody is sent them. None is
         False: leaf values are made of what passive parties were sent.

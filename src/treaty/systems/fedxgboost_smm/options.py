@@ -23,8 +23,10 @@ class FedXGBoostSMM(SystemOptions):
 
     Parameters
     ----------
-    mode, allow_insecure
-        ``mode="paper"`` is the published, broken protocol; it needs `allow_insecure` of every party.
+    mode : {"safe", "paper"}, default "safe"
+        "paper" is the published, broken protocol; it needs `allow_insecure`.
+    allow_insecure : bool, default False
+        Consent to paper mode; every party has to give its own.
     backend : {"lattice", "dealer", "ou"} or None, default None
         In safe mode, how the exact matrix product is computed. "lattice", which None is too, needs no third party; with
         "dealer" a third party without data hands out random matrices, by far the fastest once every bin of every row

@@ -30,8 +30,10 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         Training ends when the losses of two epochs differ by less; 0 for all of `max_iter`.
     l2 : float
         Penalty of l2 / 2 times the sum of squared weights beside the mean loss; not on the intercept.
-    memory, period : int
-        Quasi-Newton: how many correction pairs are kept, and iterations from one to the next.
+    memory : int
+        Quasi-Newton: how many correction pairs are kept.
+    period : int
+        Quasi-Newton: iterations from one correction pair to the next.
     fractional_bits : int
         Numbers are encrypted as multiples of 2^-fractional_bits.
     random_state : int or None
@@ -120,8 +122,10 @@ class QuasiNewton(FederatedRegression):
 
     Parameters
     ----------
-    mode, allow_insecure
-        ``mode="paper"`` shows the coordinator every gradient, step and loss; it needs `allow_insecure` of every party.
+    mode : {"safe", "paper"}, default "safe"
+        "paper" shows the coordinator every gradient, step and loss; it needs `allow_insecure`.
+    allow_insecure : bool, default False
+        Consent to paper mode; every party has to give its own.
     coordinator : bool or None, default None
         Whether a third party without data holds the key (None is True), or the parties do without.
     encryption : {"auto", "lattice", "ou", "paillier"} or None, default None

@@ -25,18 +25,27 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         Levels of splits, 1 to 24.
     learning_rate : float
         Factor on every leaf weight.
-    reg_lambda, reg_alpha, min_split_loss, min_child_weight : float
-        As in XGBoost.
+    reg_lambda : float
+        L2 penalty on leaf weights, as in XGBoost.
+    reg_alpha : float
+        L1 penalty on leaf weights, as in XGBoost.
+    min_split_loss : float
+        Least gain of a split, as in XGBoost.
+    min_child_weight : float
+        Least sum of hessians in a leaf, as in XGBoost.
     min_child_samples : int or None
         Fewest training rows in a leaf, a privacy rule: None is 20 in safe mode, 1 in paper mode.
-    subsample, colsample_bytree : float
-        Share of rows and of columns drawn for each tree.
+    subsample : float
+        Share of rows drawn for each tree.
+    colsample_bytree : float
+        Share of columns drawn for each tree.
     goss : bool
-        Gradient-based one-side sampling (Ke et al., LightGBM, 2017) in place of `subsample`: of each tree, the
-        `top_rate` share of rows with the largest gradients and `other_rate` of all rows drawn from the rest, whose
-        gradients count (1 - top_rate) / other_rate times.
-    top_rate, other_rate : float
-        See `goss`.
+        Whether rows of a tree are drawn by gradient-based one-side sampling (Ke et al., LightGBM, 2017) in place of
+        `subsample`.
+    top_rate : float
+        With `goss`: the share of rows, those with the largest gradients, that are all taken.
+    other_rate : float
+        With `goss`: the share of all rows drawn from the rest; their gradients count (1 - top_rate) / other_rate times.
     base_score : float
         Probability (classifiers of two classes) or margin that training starts from.
     fractional_bits : int
@@ -80,13 +89,7 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return self.n_estimators
 
     def checked(self, own: SystemOptions) -> BoostingOptions:
-        """Return these options with `min_child_samples` resolved by the system's mode.
-
-        Raises
-        ------
-        ConfigError
-            When options do not go together.
-        """
+        """Return these options with `min_child_samples` resolved by the system's mode; refuse a contradiction."""
         if self.goss and self.subsample < 1.0:
             raise ConfigError("goss draws the rows of each tree itself; leave subsample at 1")
         if self.goss and self.top_rate + self.other_rate > 1.0:
@@ -142,8 +145,10 @@ class Pooled(SystemOptions):
 
     Parameters
     ----------
-    mode, allow_insecure
-        Of boosted trees, ``mode="paper"`` lets leaves hold single rows, as it does in the other systems.
+    mode : {"safe", "paper"}, default "safe"
+        Of boosted trees: "paper" lets leaves hold single rows, as it does in the other systems.
+    allow_insecure : bool, default False
+        Without effect: nothing is sent.
     solver : {"quasi-newton", "sgd"} or None, default None
         Of `LogisticRegression`: how weights are found; None is "quasi-newton".
     loss : {"taylor", "logistic"} or None, default None

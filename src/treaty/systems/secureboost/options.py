@@ -18,8 +18,10 @@ class SecureBoost(SystemOptions):
 
     Parameters
     ----------
-    mode, allow_insecure
-        ``mode="paper"`` lets leaves hold single rows, and with `allow_insecure` lets `rerandomise` be False.
+    mode : {"safe", "paper"}, default "safe"
+        "paper" lets leaves hold single rows, and with `allow_insecure` lets `rerandomise` be False.
+    allow_insecure : bool, default False
+        Consent to ``rerandomise=False``.
     encryption : {"auto", "lattice", "ou", "paillier"} or None, default None
         Cipher of encrypted sums. "lattice" is the hinted lattice map, by far the fastest; passive parties do not see
         which rows are in a node. "ou" is Okamoto-Uchiyama, which sends less where tables are long and trees deep.
