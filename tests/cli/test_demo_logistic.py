@@ -57,6 +57,25 @@ def test_a_cipher_that_there_is_not_is_refused_before_any_data_is_read(model, mo
         CliRunner().invoke(app, ["demo", "--model", model, "--encryption", "foo"], catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--model logistic --trees 5", "^--model logistic has no trees: leave --trees out$"),
+        ("--protocol pooled --transport grpc", "^protocol 'pooled' sends nothing: leave --transport out$"),
+        ("--model logistic --protocol pooled --transport memory", "leave --transport out"),
+        ("--split a/b --parties 2", "^--split says how many parties there are: leave --parties out$"),
+        ("--protocol federboost-horizontal --split a/b", "splits rows: use --parties in place of --split$"),
+        ("--protocol federboost-vertical --encryption ou", "has no cipher to choose: leave --encryption out$"),
+        ("--protocol fedxgb --encryption ou", "^protocol 'fedxgb' has no cipher to choose: leave --encryption out$"),
+        ("--model logistic --protocol pooled --encryption ou", "has no cipher to choose: leave --encryption out$"),
+    ],
+)
+def test_an_option_that_would_not_be_used_is_refused(options, words, monkeypatch):
+    monkeypatch.setattr(demos, "load_data", lambda *_: pytest.fail("data are read"))
+    with pytest.raises(ConfigError, match=words):
+        CliRunner().invoke(app, ["demo", *options.split()], catch_exceptions=False)
+
+
 @pytest.mark.slow
 def test_as_many_parties_as_there_are_names_have_rows_enough():
     shown = played("--protocol", "sgd", "--parties", "10", "--transport", "memory")

@@ -85,45 +85,43 @@ def run_demo(
     label: str | None,
     split: str | None,
     transport: str | None,
-    trees: int,
+    trees: int | None,
     encryption: str,
 ) -> None:
-    """Train between made-up organisations, predict on held-back rows, and print what came of it.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such system or cipher, a file is named without its label column, or parties, columns or rows are
-        too few for it.
-    """
+    """Train between made-up organisations, predict on held-back rows, and print what came of it."""
     if protocol not in SYSTEMS[model] and any(protocol in known for known in SYSTEMS.values()):
         hint = "add --model logistic" if model == "trees" else "leave --model out"
         raise ConfigError(f"expected --protocol to be one of {', '.join(SYSTEMS[model])}, got {protocol!r}: {hint}")
     system = find_system(protocol or ("secureboost" if model == "trees" else "quasi-newton"), model)
-    options = _options(system, encryption, parties)
-    if system.split == "rows" and (split is not None or encryption != "auto"):
-        raise ConfigError(
-            f"--split and --encryption are about columns; protocol {system.name!r} splits rows: use --parties"
-        )
+    cipher = next((name for name in ("encryption", "backend") if name in names_of(system.options)), None)
+    named = encryption != "auto"
+    unused = {
+        "--model logistic has no trees: leave --trees out": trees is not None and model == "logistic",
+        f"protocol {system.name!r} sends nothing: leave --transport out": transport and system.split == "none",
+        f"protocol {system.name!r} splits rows: use --parties in place of --split": split and system.split == "rows",
+        "--split says how many parties there are: leave --parties out": split and parties,
+        f"protocol {system.name!r} has no cipher to choose: leave --encryption out": named and not cipher,
+    }
+    refused = [words for words, given in unused.items() if given]
+    if refused:
+        raise ConfigError(refused[0])
+    options = _options(system, {cipher: encryption} if cipher and named else {}, parties)
+    rounds = 20 if trees is None else trees
     among_users = "user" in system.train
     played = {} if system.split == "none" else {"transport": transport or ("memory" if among_users else "grpc")}
     if model == "logistic":
         scenario = _regression(console, options, parties or 2, load_data(data, label), split, played)
     elif system.split == "rows":
-        scenario = _by_row(console, system, options, parties or 3, load_data(data, label), trees, played)
+        scenario = _by_row(console, system, options, parties or 3, load_data(data, label), rounds, played)
     else:
-        scenario = _by_column(console, options, parties or 3, load_data(data, label), split, trees, played)
+        scenario = _by_column(console, options, parties or 3, load_data(data, label), split, rounds, played)
     _play(console, scenario, system)
 
 
-def _options(system: System, encryption: str, parties: int | None) -> SystemOptions:
-    """Return the system's options; the cipher is called `backend` where a matrix product is what is chosen."""
-    given: dict[str, Any] = {}
-    if encryption != "auto":
-        given["backend" if "backend" in names_of(system.options) else "encryption"] = encryption
-    if "edges" in names_of(system.options):
-        given["edges"] = parties or 3
-    own = converted(given, system.options, system.name)
+def _options(system: System, given: dict[str, Any], parties: int | None) -> SystemOptions:
+    """Return the system's options, checked; the parties of one with edge servers are these."""
+    edges = {"edges": parties or 3} if "edges" in names_of(system.options) else {}
+    own = converted(given | edges, system.options, system.name)
     own.check(system.common().checked(own))
     return own
 

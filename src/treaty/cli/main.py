@@ -65,9 +65,9 @@ def demo(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="Of trees: secureboost, federboost-vertical, fedxgboost-smm or fedxgboost-ldp, split by column; "
-            "federboost-horizontal, split by row; fedxgb, among users of a few rows; or pooled for the plain grower. "
-            "Of logistic: quasi-newton, sgd or pooled. By default the first."
+            help="With --model trees: secureboost, federboost-vertical, fedxgboost-smm or fedxgboost-ldp, split by "
+            "column; federboost-horizontal, split by row; fedxgb, among users of a few rows; or pooled, on one table "
+            "(default secureboost). With --model logistic: quasi-newton, sgd or pooled (default quasi-newton)."
         ),
     ] = None,
     model: Annotated[
@@ -78,8 +78,8 @@ def demo(
         typer.Option(
             min=2,
             max=10,
-            help="How many organisations the table is cut among: 3, or 2 of logistic; of fedxgb, edge servers of four "
-            "users.",
+            help="How many organisations the table is cut among. Default 3 (2 with --model logistic). With fedxgb: the "
+            "number of edge servers; each has four users.",
         ),
     ] = None,
     data: Annotated[str, typer.Option(help="breast (scikit-learn's, built in), or a CSV or Parquet file.")] = "breast",
@@ -94,12 +94,12 @@ def demo(
         Literal["grpc", "memory"] | None,
         typer.Option(help="grpc: one process each, mutual TLS; memory: threads. By default memory for fedxgb alone."),
     ] = None,
-    trees: Annotated[int, typer.Option(min=1, help="Boosting rounds.")] = 20,
+    trees: Annotated[int | None, typer.Option(min=1, help="Boosting rounds. Default 20.")] = None,
     encryption: Annotated[
         str,
         typer.Option(
-            help="Of secureboost: auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier. Of fedxgboost-smm its "
-            "backend: lattice, dealer or ou."
+            help="With secureboost, quasi-newton and sgd: auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier. "
+            "With fedxgboost-smm its backend: lattice, dealer or ou."
         ),
     ] = "auto",
 ) -> None:
