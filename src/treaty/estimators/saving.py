@@ -55,6 +55,8 @@ def read_saved(folder: str | Path) -> SavedEstimator:
     except OSError as error:
         raise ConfigError(f"cannot read the model {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        if "missing required field `system`" in str(error):
+            raise ConfigError(f"{path} was saved by an earlier version of Treaty; fit and save it again") from None
         raise ConfigError(f"expected a saved model, got something else - at {path} ({error})") from None
 
 
