@@ -166,9 +166,9 @@ def between_parties(data: Data, count: int) -> list[dict[str, object]]:
 
     As published with keys of 192 bits: weights do not depend on them, and with long ones an epoch takes minutes.
     """
-    middle = data.x.shape[1] // 2
+    x, middle = data.x, data.x.shape[1] // 2
     cuts = [
-        tuple(({"guest": data.x[rows][:, :middle], "host": data.x[rows][:, middle:]}, data.y[rows]) for rows in split)
+        tuple(({"active": x[rows][:, :middle], "passive": x[rows][:, middle:]}, data.y[rows]) for rows in split)
         for split in splits(data, count, test_size=0.2)
     ]
     table: list[dict[str, object]] = []
@@ -198,7 +198,7 @@ def between_parties(data: Data, count: int) -> list[dict[str, object]]:
                     "batch": batch,
                     "method": method,
                     "form": name,
-                    "cipher": apart.parts_["guest"].encryption,
+                    "cipher": apart.parts_["active"].encryption,
                     "splits": len(found),
                     "epochs": shown(values[:, 0], 1),
                     "as pooled": "yes" if same else "NO",

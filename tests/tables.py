@@ -42,7 +42,7 @@ def cut(X: pd.DataFrame, parties: int) -> dict[str, pd.DataFrame]:
     return {f"p{k}": X.iloc[:, a:b] for k, (a, b) in enumerate(pairwise(edges))}
 
 
-def cut_for_guest(X: pd.DataFrame, parties: int) -> dict[str, pd.DataFrame]:
+def cut_for_active(X: pd.DataFrame, parties: int) -> dict[str, pd.DataFrame]:
     """Give the first party all columns but three, or but one for each other: small batches hide labels from few."""
     first = X.shape[1] - max(3, parties - 1)
     edges = np.linspace(first, X.shape[1], parties).astype(int)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +134,14 @@ def train(
     plan = BoostingPlan(n_columns=sum(len(part.n_bins) for part in parts), **of_plan)
     boost(finder, y, weight, forest, rules, plan, threads=threads, **options)
     return TrainingOutcome(parts, forest, rules, finder.margins())
+
+
+def leaves_from_values(trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[np.float32]) -> NDArray[np.int32]:
+    """The leaf of each row in each tree, (n_rows, n_trees): margins of trees in which a node's value is its number."""
+    numbers = np.zeros((len(matrix), len(trees)))  # an output for each tree
+    numbered = [replace(tree, value=np.arange(len(tree.value), dtype=float)) for tree in trees]
+    margins_from_values(numbered, splits, matrix, numbers)
+    return numbers.astype(np.int32)
 
 
 def random_codes(

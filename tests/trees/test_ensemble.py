@@ -10,7 +10,6 @@ from treaty.trees.ensemble import (
     Tree,
     join_splits,
     leaves_from_bits,
-    leaves_from_values,
     margins_from_bits,
     margins_from_values,
 )
@@ -121,12 +120,9 @@ def test_walking_by_values_and_by_bits_equals_a_recursive_walk(
     np.testing.assert_array_equal(by_values, expected)
     np.testing.assert_array_equal(by_bits, expected)
     leaves = _naive_leaves(trees, tables, parts)
-    for found in (
-        leaves_from_values(trees, splits, np.hstack(parts), threads),
-        leaves_from_bits(trees, splits.base, np.vstack(bits), n_rows, threads),
-    ):
-        assert found.dtype == np.int32
-        np.testing.assert_array_equal(found, leaves)
+    found = leaves_from_bits(trees, splits.base, np.vstack(bits), n_rows, threads)
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, leaves)
 
 
 @pytest.mark.parametrize("n_rows", [1, 63, 64, 65, 512, 777, 2049], ids=lambda n: f"{n}-rows")
@@ -140,8 +136,7 @@ def test_walking_many_rows_is_the_same_with_any_number_of_threads(n_rows):
         bits = np.vstack([table.decide(part, threads=threads) for table, part in zip(tables, parts, strict=True)])
         margins_from_bits(trees, splits.base, bits, by_bits, threads)
         results += [by_values, by_bits]
-        leaves = leaves_from_values(trees, splits, np.hstack(parts), threads)
-        np.testing.assert_array_equal(leaves_from_bits(trees, splits.base, bits, n_rows, threads), leaves)
+        leaves = leaves_from_bits(trees, splits.base, bits, n_rows, threads)
         np.testing.assert_array_equal(leaves, _naive_leaves(trees, tables, parts))
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])

@@ -86,8 +86,8 @@ def _laplace(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
 def duchi(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
     """Return one of two numbers, (e^epsilon + 1) / (e^epsilon - 1) or its negative (Duchi et al. 2018); see `laplace`.
 
-    The larger comes with a chance of 1/2 + t (e^epsilon - 1) / (2 (e^epsilon + 1)), a multiple of 2^-63 that is
-    rounded towards 1/2. From epsilon 29 on the rounding shows: the other one comes with 2^-43 at least.
+    The larger has a probability of 1/2 + t (e^epsilon - 1) / (2 (e^epsilon + 1)), a multiple of 2^-63 that is
+    rounded towards 1/2. From epsilon 29 on the rounding shows: the other one has a probability of at least 2^-43.
     """
     return _duchi(_steps(t, epsilon), epsilon, randomness or keystream())
 

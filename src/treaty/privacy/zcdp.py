@@ -60,11 +60,6 @@ class Releases:
         convolution_gap(self.sigma, self.honest)
 
     @property
-    def sensitivity(self) -> float:
-        """Largest L2 norm, in units, of what one row adds to a vector."""
-        return math.sqrt(self.coordinates)
-
-    @property
     def rho(self) -> float:
         """Cost of all of them to a row, in zCDP."""
         return self.count * self.coordinates * (1.0 / self.sigma + convolution_gap(self.sigma, self.honest)) ** 2 / 2.0

@@ -18,7 +18,7 @@ from treaty.messaging.certificates import check_names
 from treaty.models.linear import LinearPart
 from treaty.runs.job import Job, Member
 from treaty.runs.party import find_part, part_file
-from treaty.runs.processes import PartyFailed, run_all, traffic_of
+from treaty.runs.processes import PartyFailure, run_all, traffic_of
 from treaty.runs.threads import Run, Traffic, active_of
 from treaty.systems.options import given
 from treaty.systems.system import LabelledRows, System
@@ -44,7 +44,7 @@ def train_in_processes(
     ------
     ConfigError
         For a name that cannot stand in a certificate; nothing is written then.
-    PartyFailed
+    PartyFailure
         When a process fails, with the error of each. What was finished is told to ``run.progress`` first.
     """
     system, cast = run.system, run.cast
@@ -59,7 +59,7 @@ def train_in_processes(
         owners = cast.having(*system.has_model) if system.split == "columns" else [cast.active]
         try:
             run_all(job, "train", progress=True, arguments=["--resume"] if resume else [])
-        except PartyFailed:
+        except PartyFailure:
             for party in owners:
                 with suppress(ConfigError):  # raised where nothing was finished
                     _tell(run, _with_classes(find_part(job, party), run))

@@ -41,7 +41,7 @@ FAILED_WITH_OTHERS = 1  # exit code of errors that are not about a party's own o
 GRACE = FAREWELL_TIMEOUT + 5.0
 
 
-class PartyFailed(TreatyError):
+class PartyFailure(TreatyError):
     """One or more of the parties' processes ended with an error; the message holds what each said."""
 
 
@@ -53,7 +53,7 @@ def run_all(
     Every party must name its table, but for a leader without rows; addresses, keys and certificates are made up where
     they are missing. `arguments` go to the active party's command, or `to_all`; with `progress` it draws its bar.
 
-    Raises PartyFailed when a process fails, with the error of each. A training goes on without `expendable` parties,
+    Raises PartyFailure when a process fails, with the error of each. A training goes on without `expendable` parties,
     which are warned of, as is everything that processes which end well say on standard error.
     """
     if verb == "train":
@@ -100,7 +100,7 @@ def run_all(
         failed.sort(key=lambda name: started[name].returncode == FAILED_WITH_OTHERS)
         told = "\n".join(f"{name}: {_end(started[name], said[name])}" for name in failed)
         if set(failed) - set(may_fail):
-            raise PartyFailed(told)
+            raise PartyFailure(told)
         for name in sorted(set(said) - set(failed)):
             for line in said[name].splitlines():  # what a party that ended well warns of
                 logger.warning("%s: %s", name, line)

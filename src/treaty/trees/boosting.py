@@ -10,7 +10,7 @@ import numpy as np
 
 from treaty.compute import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
-from treaty.trees.growth import Exhausted, SplitFinder, grow_tree
+from treaty.trees.growth import NoMoreTrees, SplitFinder, grow_tree
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
@@ -176,7 +176,7 @@ def run_rounds(
     eval_sets: Sequence[EvalSet] = (),
     early_stopping_rounds: int | None = None,
 ) -> None:
-    """Add rounds to a forest until there are `n_estimators`, early stopping ends them, or `grow` raises `Exhausted`.
+    """Add rounds to a forest until there are `n_estimators`, early stopping ends them, or `grow` raises `NoMoreTrees`.
 
     `grow` returns the trees of the next round, one per output; `after_round` gets the number of finished rounds.
     Finished rounds survive an error.
@@ -194,7 +194,7 @@ def run_rounds(
                 break
         try:
             new = grow()
-        except Exhausted:
+        except NoMoreTrees:
             break
         forest.trees.extend(new)
         for e, e_margins in zip(eval_sets, eval_margins, strict=True):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from treaty.compute import Flags, Floats, Int32s, Integers, share
 from treaty.trees.walking import Nodes, NodeSplits, record_bits, walk_bits, walk_values
 
-_NO_MARGINS = np.zeros((0, 1))  # for the walking kernels: this result is not wanted
+_NO_MARGINS = np.zeros((0, 1))  # for `walk_bits`: this result is not wanted
 _NO_LEAVES = np.zeros((0, 0), np.int32)
 
 
@@ -116,29 +116,6 @@ def margins_from_values(
     `matrix`, float32 (n_rows, n_features), has all owners' columns side by side; tree i adds to output ``i %
     n_outputs`` of `margins` (n_rows, n_outputs).
     """
-    _walk_values(trees, splits, matrix, margins, _NO_LEAVES, threads)
-
-
-def leaves_from_values(
-    trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[np.float32], threads: int = 1
-) -> Int32s:
-    """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree.
-
-    `matrix` is as in `margins_from_values`.
-    """
-    leaves = np.empty((len(matrix), len(trees)), np.int32)
-    _walk_values(trees, splits, matrix, _NO_MARGINS, leaves, threads)
-    return leaves
-
-
-def _walk_values(
-    trees: Sequence[Tree],
-    splits: JoinedSplits,
-    matrix: NDArray[np.float32],
-    margins: Floats,
-    leaves: Int32s,
-    threads: int,
-) -> None:
     nodes = _stack(trees, splits.base)
     feature, threshold = np.zeros(len(nodes.left), np.uint32), np.zeros(len(nodes.left), np.float32)
     missing_left = np.zeros(len(nodes.left), np.bool_)
@@ -150,7 +127,7 @@ def _walk_values(
     missing_left[inner] = splits.missing_left[split]
     category_start[inner], category_stop[inner] = splits.category_start[split], splits.category_start[split + 1]
     of_node = NodeSplits(feature, threshold, missing_left, category_start, category_stop, splits.category_left)
-    share(lambda a, b: walk_values(matrix, nodes, of_node, a, b, margins, leaves), len(matrix), threads, least=256)
+    share(lambda a, b: walk_values(matrix, nodes, of_node, a, b, margins), len(matrix), threads, least=256)
 
 
 def margins_from_bits(

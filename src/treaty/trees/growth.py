@@ -17,7 +17,7 @@ from treaty.trees.ensemble import Tree
 from treaty.trees.splits import Level, SplitRules, Splits
 
 
-class Exhausted(Exception):
+class NoMoreTrees(Exception):
     """A split finder may not start another tree."""
 
 
@@ -27,7 +27,7 @@ class SplitFinder(Protocol):
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> Integers:
         """Take a tree's gradients (n_rows,), sampled rows (None: all) and columns; return the root's totals (3,).
 
-        Raises `Exhausted` when no further tree may be grown: the finished rounds are the model.
+        Raises `NoMoreTrees` when no further tree may be grown: the finished rounds are the model.
         """
 
     def best_splits(self, level: Level) -> Splits:

@@ -25,7 +25,7 @@ class Nodes(NamedTuple):
 
 
 class NodeSplits(NamedTuple):
-    """The split of each node; in a leaf, anything valid."""
+    """The split of each node; entries of leaves are unused, but have to be valid."""
 
     feature: NDArray[np.uint32]
     threshold: NDArray[np.float32]
@@ -65,28 +65,19 @@ def record_bits(
 
 
 @kernel
-def _arrive(
-    at: Any, size: Any, batch: int, tree: int, start: Any, value: Any, margins: Any, leaves: Any
-) -> None:  # fmt: skip
-    """Write the leaf of `tree` that each row of a batch reached; without `leaves`, add its value to the margins."""
-    if leaves.shape[0] > 0:
-        for row in range(size):
-            leaves[np.uint64(batch) + row, np.uint64(tree)] = np.int32(np.int64(at[row]) - start[tree])
-    else:
-        output = np.uint64(tree % margins.shape[1])
-        for row in range(size):
-            margins[np.uint64(batch) + row, output] += value[np.uint64(at[row])]
+def _add_values(at: Any, size: Any, batch: int, tree: int, value: Any, margins: Any) -> None:
+    """Add to the margins the value of the leaf of `tree` that each row of a batch reached."""
+    output = np.uint64(tree % margins.shape[1])
+    for row in range(size):
+        margins[np.uint64(batch) + row, output] += value[np.uint64(at[row])]
 
 
 @kernel
-def walk_values(
-    matrix: Any, nodes: Nodes, splits: NodeSplits, first: int, last: int, margins: Any, leaves: Any
-) -> None:
+def walk_values(matrix: Any, nodes: Nodes, splits: NodeSplits, first: int, last: int, margins: Any) -> None:
     """Walk rows ``first..last`` to their leaves; splits are decided from the matrix.
 
     ``matrix`` is float32 (n_rows, n_features) in C order. Leaf values are added to ``margins`` (n_rows, n_outputs),
-    tree i to output ``i % n_outputs``. If ``leaves`` (n_rows, n_trees) has rows, it gets leaf numbers within each tree
-    instead.
+    tree i to output ``i % n_outputs``.
 
     All rows of a batch take one step together and a row in a leaf stays there: without branches, which no processor
     can predict here, this is forty times faster than walking row by row.
@@ -113,14 +104,15 @@ def walk_values(
                         code = np.int64(x) if 0.0 <= x < unseen else unseen  # any other value must not become an index
                         goes = category_left[category_start[node] + code] != 0
                     at[row] = left[node] + (one - np.uint32(goes))
-            _arrive(at, size, batch, tree, start, value, margins, leaves)
+            _add_values(at, size, batch, tree, value, margins)
 
 
 @kernel
 def walk_bits(packed: Any, nodes: Nodes, first: int, last: int, margins: Any, leaves: Any) -> None:
     """Walk rows ``first..last`` to their leaves; ``packed[split]`` has a node's decisions, see `record_bits`.
 
-    The rest is as in `walk_values`.
+    The rest is as in `walk_values`, but where ``leaves`` (n_rows, n_trees) has rows, it gets leaf numbers within each
+    tree, and ``margins`` nothing.
     """
     start, depth, split, left, leaf, value = nodes
     one = np.uint32(1)
@@ -136,4 +128,9 @@ def walk_bits(packed: Any, nodes: Nodes, first: int, last: int, margins: Any, le
                     byte = packed[np.uint64(split[node]), row >> np.uint64(3)]
                     goes = ((byte >> (np.uint64(7) - (row & np.uint64(7)))) & np.uint64(1) != 0) | leaf[node]
                     at[position] = left[node] + (one - np.uint32(goes))
-            _arrive(at, size, batch, tree, start, value, margins, leaves)
+            if leaves.shape[0] > 0:
+                for position in range(size):
+                    leaf_number = np.int64(at[position]) - start[tree]
+                    leaves[np.uint64(batch) + position, np.uint64(tree)] = np.int32(leaf_number)
+            else:
+                _add_values(at, size, batch, tree, value, margins)

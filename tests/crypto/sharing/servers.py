@@ -43,6 +43,11 @@ class Play:
         return sum(array.nbytes for sent in self.rounds for array in sent.values())
 
 
+def rounds_of(setting):
+    """Rounds of a comparison, as the text says."""
+    return 1 + int(np.ceil(np.log2(setting.bits + 2)))
+
+
 def prepared_for(setting, rows):
     return Play([prepare(setting, i, rows) for i in range(setting.servers)]).results
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from crypto.sharing.servers import FALSE_ALARM, MALFORMED, Play, opened, prepared_for, share
+from crypto.sharing.servers import FALSE_ALARM, MALFORMED, Play, opened, prepared_for, rounds_of, share
 from treaty.crypto.additive.montgomery import from_words
 from treaty.crypto.sharing import shamir_field as field
 from treaty.crypto.sharing.additive_comparison import deal, sign_bit
@@ -132,7 +132,7 @@ def test_rounds_and_bytes_are_those_of_the_text(servers, degree, bits):
     assert len(offline.rounds) == 2
     assert offline.nbytes == 16 * pairs * rows * (2 * (bits + 2) / (servers - degree) + 1 + bits + 1)
     online = negative(setting, share(setting, np.arange(rows) % 7), offline.results)
-    assert len(online.rounds) == setting.online_rounds == 1 + int(np.ceil(np.log2(bits + 2)))
+    assert len(online.rounds) == rounds_of(setting)
     assert online.nbytes == 16 * pairs * rows * (2 + bits)
     everybody = {(i, j) for i in range(servers) for j in range(servers) if i != j}
     assert all(sent.keys() == everybody for sent in offline.rounds + online.rounds)

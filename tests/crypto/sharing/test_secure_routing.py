@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from crypto.sharing.hidden_trees import LAYOUT, Tree, random_codes
-from crypto.sharing.servers import FALSE_ALARM, Play, prepared_for
+from crypto.sharing.servers import FALSE_ALARM, Play, prepared_for, rounds_of
 from treaty.crypto.sharing import shamir_field as field
 from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.secret_sharing import make_shares
@@ -95,7 +95,7 @@ def test_many_trees_go_in_the_rounds_of_one_and_only_their_sum_is_opened():
         left, paths, play = play_level(setting, shared, weights, thresholds, paths, threads=2)
         assert left.shape == (3, 4, 50, 2)
         assert np.array_equal(open_bits(setting, left), [sides[level] for sides, _ in walked])
-        assert len(play.rounds) == (3 if level else 1) + setting.online_rounds
+        assert len(play.rounds) == (3 if level else 1) + rounds_of(setting)
     values = np.concatenate([tree.values for tree in trees])
     found = open_integers(setting, predicted(setting, paths.reshape(3, -1, 50, 2), values))
     assert np.array_equal(found, sum(t.values[leaves] for t, (_, leaves) in zip(trees, walked, strict=True)))
@@ -115,7 +115,7 @@ def test_rows_go_right_where_only_thresholds_are_hidden():
         thresholds, prepared = share_integers(setting, np.array(thresholds)), prepared_for(setting, 200)
         play = Play([route_shown(setting, i, values[i], thresholds[i], node, prepared[i]) for i in range(3)])
         assert all(np.array_equal(found, sides[level]) for found in play.results)
-        assert len(play.rounds) == setting.online_rounds + 1
+        assert len(play.rounds) == rounds_of(setting) + 1
         node = 2 * node + 1 - sides[level]
 
 
@@ -170,7 +170,7 @@ def test_rounds_and_bytes_are_those_of_the_text(servers, degree, level):
     _, paths, play = play_level(setting, shared, *Tree(level + 1, rng).encoded(level), paths)
     numbers = setting.bits + 2 + (2 * nodes if level else 1)
     assert play.nbytes == 16 * servers * (servers - 1) * rows * numbers
-    assert len(play.rounds) == (3 if level else 1) + setting.online_rounds
+    assert len(play.rounds) == (3 if level else 1) + rounds_of(setting)
     everybody = {(i, j) for i in range(servers) for j in range(servers) if i != j}
     assert all(sent.keys() == everybody for sent in play.rounds)
 

@@ -264,11 +264,11 @@ def test_a_server_answers_no_vector_twice_and_skips_none():
     job = small_job()
     query, _ = job.ask([np.arange(100), np.arange(100, 200)])
     later, _ = job.ask([np.arange(50)])
-    with pytest.raises(CryptoError, match="expected vector 0, got 2: masks serve once"):
+    with pytest.raises(CryptoError, match="expected vector 0, got 2: a mask may be used only once"):
         job.servers["shop"].answer(later)
     job.dealt = {"shop": np.zeros((2, 2, 11), np.uint64)}
     job.servers["shop"].answer(query)
-    with pytest.raises(CryptoError, match="expected vector 2, got 0: masks serve once"):
+    with pytest.raises(CryptoError, match="expected vector 2, got 0: a mask may be used only once"):
         job.servers["shop"].answer(query)
 
 

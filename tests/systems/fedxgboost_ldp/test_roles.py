@@ -39,7 +39,7 @@ from treaty.systems.pooled.training import train
 from treaty.systems.system import Cast, LabelledRows
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
-from treaty.trees.growth import Exhausted
+from treaty.trees.growth import NoMoreTrees
 from treaty.trees.objectives import Logistic, Softmax
 from treaty.trees.splits import SplitRules, scan
 
@@ -433,7 +433,7 @@ def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
 
     first = noisy(6.0)
     sent = [tree(first) for _ in range(4)]
-    with pytest.raises(Exhausted):
+    with pytest.raises(NoMoreTrees):
         tree(noisy(5.0, first_tree=3))
     assert len(ledger.entries()) == 4
     resumed = noisy(6.0, first_tree=3)
@@ -443,7 +443,7 @@ def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
         again = noisy(1.0, first_tree=3)
         np.testing.assert_array_equal(tree(again), sent[3])
     assert len(ledger.entries()) == 6
-    with pytest.raises(Exhausted):
+    with pytest.raises(NoMoreTrees):
         tree(noisy(6.0, first_tree=6))
 
 

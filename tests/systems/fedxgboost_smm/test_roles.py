@@ -303,7 +303,7 @@ def active(party):
         (DealOrder, lambda m: DealOrder(m.rows, {"p1": 3}), PeerProtocolError, "expected the bins of p1, p2"),
         (DealOrder, lambda m: DealOrder(0, m.slots), PeerProtocolError, "rows"),
         (DealRequest, lambda m: DealRequest(m.first + 1, m.count), CryptoError, "deal for vector 0"),
-        (DealRequest, lambda m: DealRequest(0, m.count), CryptoError, "masks serve once"),
+        (DealRequest, lambda m: DealRequest(0, m.count), CryptoError, "a mask may be used only once"),
         (
             SumsRequest,
             lambda m: SumsRequest(m.payload[:1], m.last),
@@ -314,7 +314,7 @@ def active(party):
             SumsRequest,
             lambda m: SumsRequest([m.payload[0], Array.of(np.array([0]))], m.last),
             CryptoError,
-            "masks serve once",
+            "a mask may be used only once",
         ),
     ],
     ids=["parties", "rows", "skipped", "repeated", "no number", "repeated vector"],

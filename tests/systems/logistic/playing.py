@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tables import cut, cut_for_guest, real_table
+from tables import cut, cut_for_active, real_table
 from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.training import Optimiser, train
@@ -34,7 +34,7 @@ PAPER = {"mode": "paper", "allow_insecure": True}
 def linear_tables(parties: int = 2, rows: int = 300, *, wide: bool = False) -> tuple[dict[str, Table], np.ndarray]:
     """Return tables; passive parties have few columns, as many as batches of 120 hide labels from, or all but one."""
     X, y = real_table("binary", rows=rows)
-    parts = cut(X, parties) if wide else cut_for_guest(X, parties)
+    parts = cut(X, parties) if wide else cut_for_active(X, parties)
     return {name: to_table(part, party=name) for name, part in parts.items()}, y.astype(float)
 
 

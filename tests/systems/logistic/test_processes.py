@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import treaty
 from flat import flat, option_lines
-from tables import cut_for_guest, real_table
+from tables import cut_for_active, real_table
 from treaty.cli import main as cli
 from treaty.cli.main import app
 from treaty.data.table import Schema, Table
@@ -22,7 +22,7 @@ from treaty.models.linear import LinearPart, preparation_of
 from treaty.models.trees import read_file
 from treaty.runs.job import load_job
 from treaty.runs.party import check_training, find_part, predict_party
-from treaty.runs.processes import PartyFailed, run_all
+from treaty.runs.processes import PartyFailure, run_all
 from treaty.systems.logistic.batches import FORMAT, _Kept
 
 GIVEN = {"batch_size": 120, "max_iter": 2, "period": 1, "tol": 0.0, "random_state": 3}
@@ -31,7 +31,7 @@ GIVEN = {"batch_size": 120, "max_iter": 2, "period": 1, "tol": 0.0, "random_stat
 @pytest.fixture(scope="module")
 def split():
     X, y = real_table("binary", rows=260)
-    return cut_for_guest(X, 3), np.where(y == 1, "benign", "malignant")
+    return cut_for_active(X, 3), np.where(y == 1, "benign", "malignant")
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_labels_that_are_not_of_two_classes_name_party_column_and_count(split, t
     X, _ = split
     rows = np.arange(260)
     y, found = (np.array(["a", "b", "c"])[rows % 3], 3) if labels == "three classes" else (rows / 7.0, 260)
-    with pytest.raises(PartyFailed, match=rf"^p0: expected labels of two classes in column 'kind', got {found} "):
+    with pytest.raises(PartyFailure, match=rf"^p0: expected labels of two classes in column 'kind', got {found} "):
         run_all(load_job(job_file(tmp_path, (X, y))), "train")
 
 

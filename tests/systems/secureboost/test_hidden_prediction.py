@@ -36,7 +36,8 @@ from treaty.systems.secureboost.hidden_terms import (
 )
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical.decisions import Decisions, RecordCount, collect, predict_active, predict_passive
-from treaty.trees.ensemble import SplitTable, Tree, join_splits, leaves_from_values, margins_from_values
+from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
+from trees.plain import leaves_from_values
 from trees.test_ensemble import _random_forest
 
 BITS = 512  # of test keys: two outputs in a plaintext

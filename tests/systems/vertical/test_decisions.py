@@ -22,7 +22,8 @@ from treaty.systems.vertical.decisions import (
     predict_active,
     predict_passive,
 )
-from treaty.trees.ensemble import join_splits, leaves_from_values, margins_from_values
+from treaty.trees.ensemble import join_splits, margins_from_values
+from trees.plain import leaves_from_values
 
 
 def shorten(part, records: int) -> None:

@@ -79,7 +79,7 @@ def multiply_word_form(out: Words, o: int, a: Words, i: int, b: Words, j: int, m
 
 @kernel
 def _reduce(x: Words, o: int, over: np.uint64, m: Words) -> None:
-    """Subtract n from x[o:] (plus over * 2^{64 words}) when that leaves no borrow; either form."""
+    """Subtract n from x[o:] (plus over * 2^{64 words}) when that is not negative: packed words, or 52-bit digits."""
     width = m.size - HEADER
     if over == _ZERO:
         for y in range(width - 1, -1, -1):

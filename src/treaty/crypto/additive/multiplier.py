@@ -75,7 +75,7 @@ def load_word(typing_context: Any, raw: Any, offset: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def unpack_digits(typing_context: Any, raw: Any, offset: Any, out: Any, o: Any) -> Any:
-    """Thirteen words of raw bytes as sixteen 52-bit digits at `out[o:]`; reads one word further."""
+    """Write the 13 words at `raw[offset:]` as sixteen 52-bit digits at `out[o:]`; word 14 is read but not used."""
     signature = types.void(raw, types.intp, out, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

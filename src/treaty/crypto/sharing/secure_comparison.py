@@ -84,11 +84,6 @@ class Setting:
         """The points at which the servers' shares are values of a polynomial."""
         return range(1, self.servers + 1)
 
-    @property
-    def online_rounds(self) -> int:
-        """Rounds of `less_than`."""
-        return 1 + (self.bits + 1).bit_length()
-
 
 class RandomNumbers:
     """One server's shares of random numbers for `left` comparisons to come.

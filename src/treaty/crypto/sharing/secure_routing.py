@@ -116,7 +116,7 @@ def route_level(
     if paths is not None:
         _check(paths, (*trees, nodes, len(rows)), "paths")
     elif nodes != 1:
-        raise CryptoError(f"expected paths of rows to {nodes} nodes, got none; only the root has none")
+        raise CryptoError(f"expected paths of rows to {nodes} nodes, got none: they are required below the root")
     values = field.inner_products(rows, weights.reshape(-1, columns, 2), threads)
     values = values.reshape(*trees, nodes, len(rows), 2)
     values = yield from reduce_degree(setting, own, field.subtract(values, thresholds[..., None, :]))

@@ -176,7 +176,7 @@ class TripleSumsServer(WholeTableServer):
         features = self._growing()
         nodes, first = self.nodes_of(query), int(query[1][0])
         if first != self._next:
-            raise CryptoError(f"expected vector {self._next}, got {first}: masks serve once - in a query")
+            raise CryptoError(f"expected vector {self._next}, got {first}: a mask may be used only once - in a query")
         self._next += nodes
         words = query[0].reshape(VECTOR_WORDS * nodes, -1)
         slots, sizes = slots_of(self._offsets, features), self._bins[features]

@@ -207,7 +207,8 @@ class Dealer:
         """
         if first != self._next or count < 1:
             raise CryptoError(
-                f"expected to deal for vector {self._next}, and one at least, got {first} and {count}: masks serve once"
+                f"expected to deal for vector {self._next}, and one at least, got {first} and {count}: "
+                "a mask may be used only once"
             )
         lacking = count - min(map(len, self._made.values()), default=count)
         if lacking > 0:

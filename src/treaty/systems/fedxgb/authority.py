@@ -80,7 +80,7 @@ def authority_of(cast: Cast) -> str:
 
 
 def patience_of(seat: Seat) -> float:
-    """Return the seconds after which a silent user is lost for the tree, and one that takes no message for good.
+    """Return after how many seconds a user is dropped: for this tree if silent, for the job if it accepts no message.
 
     With users lost one after another, others wait up to ten times as long: their `timeout` must not be shorter.
     """

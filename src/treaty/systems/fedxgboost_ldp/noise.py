@@ -19,7 +19,7 @@ from treaty.privacy.mechanisms import ON_GRID, STEPS, clip_to_steps, keystream, 
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.fedxgboost_ldp.scores import TreeGradients
 from treaty.systems.vertical.encrypted_columns import Int32, Int64
-from treaty.trees.growth import Exhausted
+from treaty.trees.growth import NoMoreTrees
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
@@ -111,7 +111,7 @@ class NoisyGradients:
         """Return the gradients of the next tree; rows outside its sample get no noise, and 0.
 
         `grad` and `hess` (n_rows,) are in the objective's fixed point, `rows` are the tree's sample (None: all). Raises
-        `Exhausted`, before anything is drawn, when this tree, or all trees of its round together, would cost a person
+        `NoMoreTrees`, before anything is drawn, when this tree, or all trees of its round together, would cost a person
         more than `epsilon_total`.
         """
         n_outputs = self._objective.n_outputs
@@ -189,12 +189,12 @@ class NoisyGradients:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """End the training where the budget is spent: note why in `stopped`, and raise `Exhausted`."""
+        """End the training where the budget is spent: note why in `stopped`, and raise `NoMoreTrees`."""
         try:
             yield
         except BudgetSpent as spent:
             self.stopped = str(spent)
-            raise Exhausted from None
+            raise NoMoreTrees from None
 
     def _entry(self, draw: str, tree: int) -> Entry:
         epsilon = math.inf if self._paper else self.epsilon  # exact sums go beside the noise

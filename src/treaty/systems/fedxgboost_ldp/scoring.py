@@ -165,7 +165,7 @@ class ScoreSplits(ScoresFinder):
     """The split finder of the active party: owners report scores, and only the best one's owner splits the node.
 
     `sources` are in party order, those of others `ScoredColumns`. ``release(grad, hess, rows)`` makes a tree's
-    gradients, or raises `Exhausted`. With `first_order` scores leave hess out, which is not sent then; with `exact`
+    gradients, or raises `NoMoreTrees`. With `first_order` scores leave hess out, which is not sent then; with `exact`
     (paper mode) all are told exact totals.
     """
 

@@ -15,7 +15,7 @@ shares, `Survivors`,  both ways          (``dropout="accept"``) see `masked_sums
 `MaskShares`
 `SurvivorSignature`,  both ways          (``dropout="accept"``) signatures on the list of  they are signatures
 `SurvivorSignatures`                     survivors
-`SumOpened`,          collector -> all   (``dropout="accept"``) it worked; or mask again   TLS
+`OpenedSum`,          collector -> all   (``dropout="accept"``) it worked; or mask again   TLS
 `SumVoid`
 ====================  =================  ================================================  ===========================
 
@@ -97,8 +97,8 @@ class SurvivorSignatures(Message):
     of: dict[str, bytes]
 
 
-class SumOpened(Message):
-    """The sum is open."""
+class OpenedSum(Message):
+    """Tells that the sum was opened; it holds nothing."""
 
 
 class SumVoid(Message):
@@ -258,7 +258,7 @@ class Membership:
             mine = self.member.participant(len(values), attempt)
             contribution = _SignedContribution(self.member, mine, values, collector)
             void = contribute(party, collector, mine, contribution, SurvivorSignatures, SumVoid)
-            if void is None and isinstance(party.receive(collector, SumOpened, SumVoid), SumOpened):
+            if void is None and isinstance(party.receive(collector, OpenedSum, SumVoid), OpenedSum):
                 return
         raise RoundVoid(f"{self.member.name} took part in {ATTEMPTS} attempts at a sum, and all were void")
 

@@ -125,9 +125,10 @@ def choose_bins(
 ) -> tuple[Bins, Integers]:
     """Search for quantiles as the leader; return the bins and, of each numeric feature, the fewest rows in an interval.
 
-    ``total(own, length)`` opens the next sum; `ask` sends probes to all participants; `opened` is the sum of `opening`;
-    `own` are the leader's own rows, if it has some; `least_rows` and `most_rounds` are `QuantileSearch`'s. The second
-    result, int64 (n_numeric,), is over intervals between neighbouring probes.
+    `opened` is the sum of all participants' `opening` vectors. In each round of the search ``ask(probes)`` sends probes
+    to the participants, and ``total(counts, length)`` adds their counts to those of the leader's `own` rows (None: it
+    has none) and returns the sum. `least_rows` and `most_rounds` are `QuantileSearch`'s. The second result, int64
+    (n_numeric,), is over intervals between neighbouring probes.
     """
     search = QuantileSearch(len(opening.numeric), max_bin, least_rows=least_rows, most_rounds=most_rounds)
     search.present(opening.present(opened))

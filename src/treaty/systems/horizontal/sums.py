@@ -21,8 +21,8 @@ from treaty.systems.horizontal.members import (
     MaskKeyPairs,
     Member,
     MemberKey,
+    OpenedSum,
     Roster,
-    SumOpened,
     SumRules,
     SumVoid,
     SurvivorSignature,
@@ -111,7 +111,7 @@ class Collector(SumAggregator):
                     raise
                 self._send_all(SumVoid())
             else:
-                self._send_all(SumOpened())
+                self._send_all(OpenedSum())
                 return total
         raise AssertionError("the last attempt returns or raises")
 

@@ -30,7 +30,7 @@ def side_by_side(tables: Mapping[str, Table]) -> Table:
         return next(iter(tables.values()))
     names = tuple(f"{party}.{name}" for party, table in tables.items() for name in table.schema.names)
     if len(set(names)) < len(names):
-        raise DataError("two columns are called the same once the party is put in front; rename a party")
+        raise DataError("expected unique names of columns, got two that are the same as 'party.column'; rename a party")
     return Table(
         schema=Schema(names, tuple(kind for table in tables.values() for kind in table.schema.categories)),
         columns=[column for table in tables.values() for column in table.columns],
