@@ -300,43 +300,6 @@ def test_help_names_every_command():
     assert all(command in done.stdout for command in ("demo", "train", "predict", "keys"))
 
 
-@pytest.mark.slow
-def test_the_demo_prints_scores_bytes_and_what_was_learned():
-    done = subprocess.run(
-        [*TREATY, "demo", "--trees", "2", "--transport", "memory"], capture_output=True, text=True, check=True
-    )
-    assert all(
-        word in done.stdout
-        for word in ("AUC", "XGBoost", "bit for bit the same", "clinic -> laboratory", "learned", "imaging")
-    )
-
-
-@pytest.mark.slow
-def test_the_demo_cuts_a_file_as_told(tmp_path):
-    X, y = real_table("binary")
-    with_categories(X).iloc[:, :4].assign(y=y).to_csv(tmp_path / "t.csv", index=False)
-    names = list(X.columns[:4])
-    command = [
-        *TREATY,
-        "demo",
-        "--data",
-        str(tmp_path / "t.csv"),
-        "--label",
-        "y",
-        "--trees",
-        "1",
-        "--protocol",
-        "pooled",
-    ]
-    done = subprocess.run(
-        [*command, "--split", f"{names[1]}/{names[0]},{names[2]}"], capture_output=True, text=True, check=True
-    )
-    assert "clinic" in done.stdout
-    wrong = subprocess.run([*command, "--split", "a/b"], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2
-    assert "unknown a" in one_line(wrong.stderr)
-
-
 def test_job_files_hold_plain_data_only(tmp_path):
     job = load_job(write_job(tmp_path))
     assert msgspec.json.decode(msgspec.json.encode(job), type=type(job)) == job

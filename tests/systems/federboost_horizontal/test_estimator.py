@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +29,6 @@ from treaty.runs import fit as runs
 from treaty.systems.federboost_horizontal import search as horizontal_search
 from treaty.systems.federboost_horizontal.system import SYSTEM
 from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember
-from treaty.systems.horizontal.rows import common_rows
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for
@@ -724,18 +722,6 @@ def test_what_counts_as_missing_or_other_is_said(caplog):
     treaty.GBDTClassifier("federboost-horizontal", n_estimators=1).fit(parts)
     assert "p1: column 'place': 100 of 100 rows have categories" in caplog.text
     assert f"p2: column {X.columns[0]!r} is missing in all rows" in caplog.text
-
-
-def test_what_is_said_of_an_eval_set_names_it(caplog):
-    known = to_table(pd.DataFrame({"place": pd.Categorical(["a", "b"])})).schema
-    data = LabelledRows(to_table(pd.DataFrame({"place": pd.Categorical(["a", "c"])})), np.zeros(2), None, "eval_0")
-    common_rows(data, known, None, None, "north")
-    common_rows(replace(data, name="train"), known, None, None, "north")
-    said = [record.getMessage() for record in caplog.records]
-    assert [text.split(" rows have")[0] for text in said] == [
-        "north: eval_0: column 'place': 1 of 2",
-        "north: column 'place': 1 of 2",
-    ]
 
 
 def test_targets_beyond_measure_are_refused_where_they_are():

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,7 @@ from runs.job_files import (
 )
 from tables import real_table, with_gaps
 from treaty.cli.main import app
-from treaty.errors import ConfigError, PeerProtocolError
+from treaty.errors import ConfigError
 from treaty.messaging.certificates import make_identity, write_identity
 from treaty.models.checkpoints import load_checkpoint
 from treaty.models.trees import load_part
@@ -37,8 +36,6 @@ from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems import find_system
-from treaty.systems.horizontal.members import Member, Roster, SumRules, ToldDigest
-from treaty.systems.system import Vouching
 
 MEMBERS = ("north", "south", "east")
 OPTIONS = {"min_child_samples": 5, "max_bin": 16}
@@ -326,49 +323,3 @@ def test_a_job_that_cannot_be_is_refused_in_one_line(tmp_path, old, new, words):
     job.write_text(job.read_text().replace(old, new, 1))
     with pytest.raises(ConfigError, match=words):
         CliRunner().invoke(app, ["train", str(job), "--as", "north"], catch_exceptions=False)
-
-
-def test_two_participants_are_refused_but_in_paper_mode():
-    command = ["demo", "--protocol", "federboost-horizontal", "--parties", "2"]
-    with pytest.raises(ConfigError, match="expected 3 participants"):
-        CliRunner().invoke(app, command, catch_exceptions=False)
-
-
-def test_a_roster_with_a_key_its_owner_did_not_vouch_for_is_refused():
-    identities = {name: make_identity(name) for name in MEMBERS}
-    pinned = {name: identity.certificate for name, identity in identities.items()}
-
-    def member(name: str, vouching: Vouching, job: str = "job") -> Member:
-        party = SimpleNamespace(name=name, job=job, protocol="federboost-horizontal")
-        return Member(party, vouching, ToldDigest(b"begun"), SumRules())
-
-    members = {name: member(name, Vouching(identities[name], pinned)) for name in MEMBERS}
-    keys = {name: one.key.key for name, one in members.items()}
-    vouched = {name: one.key.vouched for name, one in members.items()}
-    members["north"].advertise(Roster(keys, vouched), "server")
-    stranger = member("east", Vouching(make_identity("east"), pinned)).key
-    other_run = member("east", Vouching(identities["east"], pinned), "another job").key
-    for forged in (stranger, other_run):
-        roster = Roster({**keys, "east": forged.key}, {**vouched, "east": forged.vouched})
-        with pytest.raises(PeerProtocolError, match="a key of east signed with the key of its certificate"):
-            members["south"].advertise(roster, "server")
-    unpinned = member("south", Vouching(identities["south"], {k: v for k, v in pinned.items() if k != "east"}))
-    own = unpinned.key
-    with pytest.raises(PeerProtocolError, match="a key of east"):
-        unpinned.advertise(Roster({**keys, "south": own.key}, {**vouched, "south": own.vouched}), "server")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("protocol", "words"),
-    [
-        ("federboost-horizontal", ["north alone", "east alone", "south -> north", "groups of as few as"]),
-        ("federboost-vertical", ["epsilon 4 per value and 40 per person", "noise of imaging", "clinic -> laboratory"]),
-    ],
-)
-def test_the_demo_prints_scores_bytes_and_what_was_learned(protocol, words):
-    command = ["demo", "--protocol", protocol, "--trees", "2", "--transport", "memory"]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert done.exit_code == 0
-    assert all(word in done.stdout for word in ("AUC", "XGBoost", "nothing pooled", "What each party learned", *words))
-    assert "DIFFERENT" not in done.stdout

@@ -7,21 +7,18 @@ import itertools
 import threading
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from marks import slow
 from systems.federboost_horizontal.playing import bins_told, dealt, member, options_of, pooled_on, train
+from systems.horizontal.uniform import looks_uniform
 from treaty.crypto.aggregation.round import RoundVoid
 from treaty.data.binning import fit_bins
-from treaty.data.quantile_search import QuantileSearch, sorted_keys
+from treaty.data.quantile_search import sorted_keys
 from treaty.errors import ConfigError, PeerAborted, PeerProtocolError, TreatyError
-from treaty.messaging.certificates import make_identity
 from treaty.messaging.messages import Array, decode_body
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
@@ -31,17 +28,11 @@ from treaty.systems.federboost_horizontal.training import Draws, OwnRows
 from treaty.systems.federboost_horizontal.trees import TreeMember, TreeStep
 from treaty.systems.horizontal import members as masked_members
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares
-from treaty.systems.horizontal.members import MaskKeyPairs, Member, Roster, SumRules, SurvivorSignature, ToldDigest
+from treaty.systems.horizontal.members import SurvivorSignature
 from treaty.systems.horizontal.quantiles import (
     ProbeRequest,
-    agreed_objective,
-    answer_probes,
-    pack_bins,
-    unpack_bins,
 )
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.pooled.rounds import CheckpointRequest
-from treaty.systems.system import Vouching
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import make_objective
@@ -131,14 +122,6 @@ def masked_vectors(played, leader="p0"):
     ]
 
 
-def looks_uniform(vectors) -> bool:
-    """Chi-squared on the bytes of all vectors, false alarms once in a million."""
-    counts = np.bincount(np.concatenate(vectors).view(np.uint8), minlength=256)
-    expected = counts.sum() / 256
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    return bool(abs(statistic - 255) < 4.9 * np.sqrt(2 * 255))
-
-
 def test_what_the_leader_receives_is_uniform_and_a_planted_leak_is_not(monkeypatch):
     parts, _, classes = dealt("binary", 3)
     options = options_of()
@@ -204,39 +187,6 @@ def test_no_interval_of_few_rows_is_probed():
 # ---------------------------------------------------------------- a leader that departs from the protocol
 
 
-def members_told(told):
-    """Members of a cohort of three of whom each was told what `told` says, ready to mask."""
-    made = {name: member_of(name, b"begun") for name in told}
-    roster = Roster({n: m.key.key for n, m in made.items()}, dict.fromkeys(made, b""))
-    pairs = MaskKeyPairs({n: m.advertise(roster, "p0") for n, m in made.items()})
-    for name, one in made.items():
-        one.agree(pairs)
-        for message in told[name]:
-            one.told.hear(message)
-    return made
-
-
-def member_of(name, begun=b"", vouching=None, job="job"):
-    """A member of sums, of no party in particular."""
-    party = SimpleNamespace(name=name, job=job, protocol="test")
-    return Member(party, vouching or Vouching(), ToldDigest(begun), SumRules())
-
-
-def test_masks_cancel_only_between_members_that_were_told_the_same():
-    """Else a leader could have all but one of them sum other nodes, where they have no rows."""
-    values = np.arange(500)
-    for others, cancel in (
-        ([CheckpointRequest(1)], True),
-        ([CheckpointRequest(2)], False),
-        ([], False),
-        ([CheckpointRequest(1), CheckpointRequest(1)], False),
-    ):
-        made = members_told({"p0": [CheckpointRequest(1)], "p1": [CheckpointRequest(1)], "p2": others})
-        total = sum(one.masked(values) for one in made.values())
-        assert np.array_equal(total, 3 * values.astype(np.uint64)) is cancel
-        assert cancel or looks_uniform([total])
-
-
 def test_every_message_to_all_counts_in_masks(monkeypatch):
     """A leader that tells one participant another split, or other probes, opens nothing."""
     parts, _, classes = dealt("binary", 3)
@@ -264,86 +214,6 @@ def test_every_message_to_all_counts_in_masks(monkeypatch):
             with contextlib.suppress(Exception):
                 train(parts, options_of(n_estimators=1), classes)
         assert any(len(sums) > 5 and looks_uniform([sums]) for sums in opened)
-
-
-def agreed_with(**changes):
-    _, whole, _ = dealt("binary", 3)
-    objective, bins = make_objective("logistic", whole.y, None), fit_bins(whole.table, 8)
-    return msgspec.structs.replace(pack_bins(bins, objective), **changes), objective, whole.table.schema
-
-
-@pytest.mark.parametrize(
-    ("changes", "noise"),
-    [
-        ({"weight_bound": 2.0**-30}, True),
-        ({"weight_bound": 2.0}, True),
-        ({"weight_bound": 0.5}, False),
-        ({"grad_clip": 3.0}, False),
-        ({"grad_clip": float("inf")}, False),
-        ({"grad_clip": float("nan")}, False),
-    ],
-)
-def test_bounds_that_would_outgrow_noise_or_sums_are_refused(changes, noise):
-    agreed, objective, _ = agreed_with(**changes)
-    with pytest.raises(PeerProtocolError, match="bounds"):
-        agreed_objective(agreed, objective, noise=noise, peer="p0")
-    told, objective, _ = agreed_with(weight_bound=1.0 if noise else 4.0)
-    assert agreed_objective(told, objective, noise=noise, peer="p0").weight_bound == told.weight_bound
-
-
-def test_more_or_endless_bins_are_refused():
-    agreed, _, schema = agreed_with()
-    assert unpack_bins(agreed, schema, 8, "p0").n_bins.max() == 8
-    with pytest.raises(PeerProtocolError, match="bins"):
-        unpack_bins(agreed, schema, 7, "p0")
-    cuts = np.frombuffer(agreed.cuts.data, np.float32).copy()
-    cuts[6] = np.inf
-    with pytest.raises(PeerProtocolError, match="cuts"):
-        unpack_bins(msgspec.structs.replace(agreed, cuts=Array.of(cuts)), schema, 8, "p0")
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(2, 8), st.integers(2, 12), st.integers(0, 2**32))
-def test_an_honest_search_never_asks_more_than_members_allow_and_noise_counts(max_bin, distinct, seed):
-    rng = np.random.default_rng(seed)
-    columns = [rng.choice(rng.normal(size=distinct), 200).astype(np.float32) for _ in range(2)]
-    ordered, search = sorted_keys(columns), QuantileSearch(2, max_bin, least_rows=1)
-    search.present(np.array([200, 200]))
-    while (probes := search.probes()) is not None:
-        message = ProbeRequest(Array.of(probes.keys), Array.of(probes.offsets))
-        search.take(answer_probes(message, ordered, max_bin, "p0", 1))
-
-
-def test_members_refuse_probes_beyond_the_search():
-    ordered = sorted_keys([np.arange(9, dtype=np.float32)])
-    for keys in (np.arange(9), np.array([4, 3]), np.array([4, 4])):
-        message = ProbeRequest(Array.of(keys.astype(np.uint32)), Array.of(np.array([0, len(keys)], np.int32)))
-        with pytest.raises(PeerProtocolError, match="at most 8 ascending probes"):
-            answer_probes(message, ordered, 4, "p0", 1)
-
-
-def test_whoever_was_lost_is_not_let_in_again():
-    """Else two attempts at one sum, with and without a member, would differ by its vector."""
-    one = members_told({"p0": [], "p1": [], "p2": []})["p0"]
-    one.without_lost(["p1", "p2"], "p0")
-    one.without_lost(["p1"], "p0")
-    with pytest.raises(PeerProtocolError, match="lost before"):
-        one.without_lost(["p1", "p2"], "p0")
-
-
-def test_rosters_of_others_and_keys_nobody_vouches_for_are_refused():
-    identities = {name: make_identity(name) for name in ("p0", "p1", "p2")}
-    pinned = {name: one.certificate for name, one in identities.items()}
-    made = {name: member_of(name, vouching=Vouching(one, pinned)) for name, one in identities.items()}
-    honest = Roster({n: m.key.key for n, m in made.items()}, {n: m.key.vouched for n, m in made.items()})
-    made["p1"].advertise(honest, "p0")
-    between = member_of("p2", vouching=Vouching(identities["p0"], pinned)).key
-    replaced = Roster({**honest.keys, "p2": between.key}, {**honest.vouched, "p2": between.vouched})
-    with pytest.raises(PeerProtocolError, match="p2 signed with the key of its certificate"):
-        made["p1"].advertise(replaced, "p0")
-    older = member_of("p2", vouching=Vouching(identities["p2"], pinned), job="another job").key
-    with pytest.raises(PeerProtocolError, match="p2 signed"):
-        made["p1"].advertise(Roster({**honest.keys, "p2": older.key}, {**honest.vouched, "p2": older.vouched}), "p0")
 
 
 # ---------------------------------------------------------------- too few, and noise

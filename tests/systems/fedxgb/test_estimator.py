@@ -9,14 +9,12 @@ import pytest
 import xgboost
 from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
-from typer.testing import CliRunner
 
 import treaty
 from flat import flat
 from marks import all_but_first_slow
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
-from treaty.cli.main import app
 from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import checkpoint_file, load_checkpoint
 from treaty.models.trees import forest_of
@@ -268,13 +266,3 @@ def test_the_model_so_far_is_kept_and_cannot_be_gone_on_from(monkeypatch, tmp_pa
     model.fit(rows, checkpoint=tmp_path)
     assert model.n_iter_ == TREES
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_the_demo_prints_scores_bytes_and_what_each_role_learned():
-    done = CliRunner().invoke(app, ["demo", "--protocol", "fedxgb", "--trees", "2"], catch_exceptions=False)
-    assert done.exit_code == 0
-    words = ["AUC", "XGBoost", "nothing pooled", "12 user -> 3 edge", "3 edge -> 3 edge", "What each party learned"]
-    assert all(word in done.stdout for word in words)
-    with pytest.raises(ConfigError, match="expected 3 edge servers or more, got 2"):
-        CliRunner().invoke(app, ["demo", "--protocol", "fedxgb", "--parties", "2"], catch_exceptions=False)

@@ -1,0 +1,82 @@
+"""``treaty demo`` of trees."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from typer.testing import CliRunner
+
+from runs.job_files import TREATY, one_line
+from tables import real_table, with_categories
+from treaty.cli.main import app
+from treaty.errors import ConfigError
+
+
+@pytest.mark.slow
+def test_the_command_alone_prints_scores_bytes_and_what_was_learned():
+    done = subprocess.run(
+        [*TREATY, "demo", "--trees", "2", "--transport", "memory"], capture_output=True, text=True, check=True
+    )
+    assert all(
+        word in done.stdout
+        for word in ("AUC", "XGBoost", "bit for bit the same", "clinic -> laboratory", "learned", "imaging")
+    )
+
+
+@pytest.mark.slow
+def test_a_file_is_cut_as_told(tmp_path):
+    X, y = real_table("binary")
+    with_categories(X).iloc[:, :4].assign(y=y).to_csv(tmp_path / "t.csv", index=False)
+    names = list(X.columns[:4])
+    command = [
+        *TREATY,
+        "demo",
+        "--data",
+        str(tmp_path / "t.csv"),
+        "--label",
+        "y",
+        "--trees",
+        "1",
+        "--protocol",
+        "pooled",
+    ]
+    done = subprocess.run(
+        [*command, "--split", f"{names[1]}/{names[0]},{names[2]}"], capture_output=True, text=True, check=True
+    )
+    assert "clinic" in done.stdout
+    wrong = subprocess.run([*command, "--split", "a/b"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "unknown a" in one_line(wrong.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("protocol", "words"),
+    [
+        ("federboost-horizontal", ["north alone", "east alone", "south -> north", "groups of as few as"]),
+        ("federboost-vertical", ["epsilon 4 per value and 40 per person", "noise of imaging", "clinic -> laboratory"]),
+    ],
+)
+def test_each_protocol_prints_scores_bytes_and_what_was_learned(protocol, words):
+    command = ["demo", "--protocol", protocol, "--trees", "2", "--transport", "memory"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert all(word in done.stdout for word in ("AUC", "XGBoost", "nothing pooled", "What each party learned", *words))
+    assert "DIFFERENT" not in done.stdout
+
+
+@pytest.mark.slow
+def test_fedxgb_prints_what_each_role_learned_and_needs_three_edge_servers():
+    done = CliRunner().invoke(app, ["demo", "--protocol", "fedxgb", "--trees", "2"], catch_exceptions=False)
+    assert done.exit_code == 0
+    words = ["AUC", "XGBoost", "nothing pooled", "12 user -> 3 edge", "3 edge -> 3 edge", "What each party learned"]
+    assert all(word in done.stdout for word in words)
+    with pytest.raises(ConfigError, match="expected 3 edge servers or more, got 2"):
+        CliRunner().invoke(app, ["demo", "--protocol", "fedxgb", "--parties", "2"], catch_exceptions=False)
+
+
+def test_two_participants_are_refused_but_in_paper_mode():
+    command = ["demo", "--protocol", "federboost-horizontal", "--parties", "2"]
+    with pytest.raises(ConfigError, match="expected 3 participants"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
