@@ -1,4 +1,4 @@
-"""The README's example runs and prints what the README says."""
+"""Examples run and print what the README, or a page, says of them."""
 
 import re
 from pathlib import Path
@@ -18,3 +18,10 @@ def test_the_readmes_example_prints_what_it_says(capsys):
 def test_every_page_the_readme_links_exists():
     for page in re.findall(r"\]\(([\w./]+\.md)\)", README.read_text()):
         assert (README.parent / page).is_file(), page
+
+
+def test_the_search_over_options_finds_what_the_page_says(capsys):
+    page = (README.parent / "docs/growth.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page.partition("## Choosing options")[2], flags=re.S).group(1)
+    exec(compile(code, "growth.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == code.rsplit("# ", 1)[1].strip()
