@@ -156,38 +156,53 @@ def test_a_participant_refuses_the_key_of_one_whose_certificate_is_another(tmp_p
         assert "south" in one_line(ended[name][1].removeprefix(LACKS))
 
 
-@pytest.mark.slow
-def test_the_whole_command_trains_then_each_predicts_its_own_rows(tmp_path):
-    write_jobs(tmp_path)
-    for name in MEMBERS:
-        (tmp_path / f"{name}.csv").write_bytes((tmp_path / name / "rows.csv").read_bytes())
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Return the job of a finished training of three processes that one command started, and what it printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    for name, rows in rows_of_each().items():
+        rows.to_csv(folder / f"{name}.csv", index=False)
     protocol, given = option_lines("federboost-horizontal", n_estimators=3, **OPTIONS)
     lines = ['name = "test"', protocol, 'active = "north"', 'label = "y"', "n_jobs = 1", *given]
     for name in MEMBERS:
         lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"']
-    job = tmp_path / "job.toml"
+    job = folder / "job.toml"
     job.write_text("\n".join(lines))
-    done = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=True)
+    return job, subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=True)
+
+
+def command(*words: object) -> None:
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0
+
+
+@pytest.mark.slow
+def test_one_command_trains_and_prints_what_was_learned_and_warned_of(trained):
+    job, done = trained
     assert "groups of as few as" in done.stdout
     assert LACKS in done.stderr  # what a process warns of, though all ended well
-    said = CliRunner().invoke(
-        app, ["predict", str(job), "--output", str(tmp_path / "out.parquet")], catch_exceptions=False
-    )
-    assert said.exit_code == 0
+    assert load_reports(load_job(job))["north"].spent
+
+
+@pytest.mark.slow
+def test_each_predicts_its_own_rows_the_same_together_and_alone(trained, tmp_path):
+    job, _ = trained
+    command("predict", job, "--output", tmp_path / "out.parquet")
+    command("predict", job, "--as", "south")
     expected = fitted(n_estimators=3)
     for name, table in rows_of_each().items():
         p = expected.predict_proba(table.drop(columns="y").reindex(columns=expected.feature_names_in_))
         predicted = pd.read_parquet(tmp_path / f"{name}.out.parquet")
         np.testing.assert_array_equal(predicted["probability_1"], p[:, 1])
-    one = CliRunner().invoke(app, ["predict", str(job), "--as", "south"], catch_exceptions=False)
-    assert one.exit_code == 0
-    found = pd.read_csv(tmp_path / "model" / "south.predictions.csv")
-    np.testing.assert_array_equal(
-        found["probability_1"], pd.read_parquet(tmp_path / "south.out.parquet")["probability_1"]
-    )
+        if name == "south":
+            alone = pd.read_csv(job.parent / "model" / "south.predictions.csv")
+            np.testing.assert_array_equal(alone["probability_1"], p[:, 1])
+
+
+@pytest.mark.slow
+def test_contributions_of_a_model_that_all_have_are_refused(trained):
     with pytest.raises(ConfigError, match="leaves out"):
-        CliRunner().invoke(app, ["explain", str(job)], catch_exceptions=False)
-    assert {name: bool(report.spent) for name, report in load_reports(load_job(job)).items()}["north"]
+        command("explain", trained[0])
 
 
 @pytest.mark.slow
