@@ -28,8 +28,8 @@ test-all: $(STAMP)
 	$(PYTEST)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs/options.py
+	$(BIN)/ruff format --check src tests benchmarks docs/options.py
 	$(BIN)/lint-imports
 
 type: $(STAMP)
