@@ -461,7 +461,8 @@ def test_hidden_inference_predicts_the_same(transport):
         hidden.predict_leaf(rows)
 
 
-@pytest.mark.parametrize("task", all_but_first_slow("multiclass", "binary", "regression"))
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_contributions_of_a_federated_model_are_xgboosts_of_the_joined_one(task):
     X, y = real_table(task)
     tables = cut(with_gaps(X), 3)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from marks import all_but_first_slow
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.psi import hashing, ristretto
 from treaty.data.ids import read_ids
@@ -144,7 +145,7 @@ def test_commitment_is_the_same_from_files() -> None:
         assert np.array_equal(committed(ids, key, 1, scratch), expected)
 
 
-@pytest.mark.parametrize("failing", ["no id in common", "a point that is none", "a failing curve"])
+@pytest.mark.parametrize("failing", all_but_first_slow("a point that is none", "no id in common", "a failing curve"))
 def test_files_are_gone_after_an_error(monkeypatch: pytest.MonkeyPatch, folder: Path, failing: str) -> None:
     seen: list[int] = []
     columns = {"a": list(range(100)), "b": list(range(50, 150))}

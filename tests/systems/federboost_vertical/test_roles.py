@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from marks import all_but_first_slow
 from systems.secureboost.test_privacy import leaks, received, secrets_of_active, secrets_of_party
 from systems.vertical.lossless import assert_lossless, read, train_both, unusual_tables
 from systems.vertical.playing import seat_of, star_of, tables_and_labels
@@ -147,7 +148,7 @@ def both(frames: dict, y: np.ndarray, weight: np.ndarray | None = None, **option
     return train_both(SYSTEM, frames, y, weight, **{**NO_NOISE, **GROWTH, **options})
 
 
-@pytest.mark.parametrize("parties", [2, 3, 5])
+@pytest.mark.parametrize("parties", all_but_first_slow(3, 2, 5))
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_without_noise_trees_and_predictions_equal_the_pooled_growers(parties, task):
     X, y = real_table(task)

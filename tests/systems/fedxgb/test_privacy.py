@@ -204,7 +204,7 @@ def lying(options, layout, kind, to, monkeypatch):
     return run
 
 
-LIES = pytest.mark.parametrize("kind", [ProbeRequest, RoundStart, Splits])
+LIES = pytest.mark.parametrize("kind", all_but_first_slow(RoundStart, ProbeRequest, Splits))
 
 
 @LIES

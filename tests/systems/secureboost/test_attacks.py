@@ -83,6 +83,7 @@ def test_clustering_tells_labels_from_plain_transcripts():
     assert clustered(tables, y, n_estimators=5) > 0.95  # measured 0.986
 
 
+@pytest.mark.slow
 def test_reduced_leakage_alone_does_not_stop_clustering():
     """Later trees part the rows much as the first does: one tree grown alone takes nothing from the attack."""
     tables, y = breast_cancer()

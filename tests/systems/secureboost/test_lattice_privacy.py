@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from marks import all_but_first_slow
 from systems.secureboost.test_privacy import (
     TO_ACTIVE,
     TO_PASSIVE,
@@ -151,7 +152,9 @@ def test_active_transcripts_hold_no_values_names_or_thresholds(reveal):
         assert not leaks([content for _, _, content in messages], secrets_of_party(tables, name, played.results[name]))
 
 
-@pytest.mark.parametrize("what", ["numbers of rows", "flags", "bits", "gradients", "labels", "packed labels"])
+@pytest.mark.parametrize(
+    "what", all_but_first_slow("gradients", "numbers of rows", "flags", "bits", "labels", "packed labels")
+)
 def test_the_search_finds_a_planted_leak(monkeypatch, samples, what):
     tables, y = tables_and_labels()
     pack, unpack, ask = encrypted_columns.pack, encrypted_columns.unpack, encrypted_columns.EncryptedGradients.ask

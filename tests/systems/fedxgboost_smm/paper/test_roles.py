@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import treaty
+from marks import all_but_first_slow
 from systems.fedxgboost_smm.paper.playing import (
     CONSENT,
     paper_seat,
@@ -62,7 +63,7 @@ def assert_lossless(federated, pooled, tables):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("parties", [2, 3, 5])
+@pytest.mark.parametrize("parties", all_but_first_slow(3, 2, 5))
 @pytest.mark.parametrize("change", [lambda X: X, with_gaps, with_categories], ids=["plain", "missing", "categories"])
 def test_trees_and_predictions_equal_the_pooled_growers(version, parties, change):
     X, y = real_table("binary")
