@@ -8,11 +8,10 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 
 .PHONY: demo test test-slow test-all lint type docs bench clean
 
-# Without --no-compile half of the set-up would be bytecode of files that nothing imports.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e . --group dev
+	$(BIN)/pip install --quiet -c constraints.txt -e . --group dev
 	touch $@
 
 demo: $(STAMP)
