@@ -48,10 +48,12 @@ def start(
     )
 
 
-def started_to_die(monkeypatch: pytest.MonkeyPatch, victim: str, dies: tuple[str, int, str]) -> None:
+def started_to_die(
+    monkeypatch: pytest.MonkeyPatch, victim: str, dies: tuple[str, int, str], by: signal.Signals = signal.SIGKILL
+) -> None:
     """Have a party that `run_all` starts be killed at a message of its own, see `dying_party`."""
     start_process = subprocess.Popen
-    dying = [sys.executable, str(DYING), *map(str, dies), str(int(signal.SIGKILL))]
+    dying = [sys.executable, str(DYING), *map(str, dies), str(int(by))]
 
     def starting(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
         if command[command.index("--as") + 1] == victim:

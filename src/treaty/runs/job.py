@@ -262,9 +262,10 @@ def _check_names(table: str, given: Any, kind: Any, system: System) -> None:
     here = next(names for where, names in known.items() if places[where] is kind)
     for name in given if isinstance(given, dict) else ():
         if name not in here:
-            belongs = [f"it belongs {where}" for where, names in known.items() if name in names]
+            where = next((where for where, names in known.items() if name in names), None)
             what = "option" if kind in (system.options, system.common) else "field"
-            raise ConfigError(f"{table} has no {what} {name!r}; {[*belongs, advice(name, here, kind)][0]}")
+            hint = f"it belongs {where}" if where else advice(name, here, kind)
+            raise ConfigError(f"{table} has no {what} {name!r}; {hint}")
 
 
 def _check_classifies(job: Job, path: Path) -> None:
