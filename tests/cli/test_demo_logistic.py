@@ -21,6 +21,7 @@ def played(*options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", all_but_first_slow("quasi-newton", "sgd"))
 def test_parties_fit_what_the_pooled_table_gives(protocol):
     shown = played("--protocol", protocol, "--transport", "memory", "--split", "mean radius,mean area/mean texture")

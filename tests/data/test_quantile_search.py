@@ -235,6 +235,7 @@ def test_an_interval_that_may_hold_a_heavy_value_is_not_probed_either_when_it_ha
     assert_only_large_intervals_are_probed(Run([column], 4, least_rows=45), column, 45)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(columns(), st.integers(2, 40), st.sampled_from([1.0, 10.0, 1e4]), st.integers(0, 9))
 def test_noise_neither_prolongs_the_search_nor_disorders_the_cuts(

@@ -15,6 +15,8 @@ from treaty.runs.warm_up import compile_kernels
 from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeStart
 from treaty.systems.vertical.transcripts import node_sets_from_transcript
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:

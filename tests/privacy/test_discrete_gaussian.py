@@ -235,6 +235,7 @@ def test_a_matrix_of_sigmas_is_refused():
 # ---------------------------------------------------------------- shares
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "honest"), [(math.sqrt(3), 3), (4.5, 7), (3.0, 1)])
 def test_shares_add_up_to_the_noise(sigma, honest):
     total = sum(noise_share(np.full(200_000, sigma), honest, key(sigma, each)) for each in range(honest))

@@ -98,6 +98,7 @@ def test_rows_are_rebuilt_from_exact_sums_with_min_child_samples_and_without(can
     assert got.mean > base.mean + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "guard",
     [

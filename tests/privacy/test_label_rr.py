@@ -77,6 +77,7 @@ def test_a_label_changes_now_and_then_at_any_epsilon(epsilon):
     assert randomise_labels(np.array([0, 0, 1]), 2, epsilon, scripted([0, 1, 2], [0])).tolist() == [1, 0, 1]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(epsilon=st.floats(1e-6, 40.0), n_classes=st.integers(2, 1000))
 def test_no_label_costs_more_than_epsilon(epsilon, n_classes):

@@ -42,6 +42,7 @@ def test_without_delta_epsilons_add_up(epsilons):
     assert per_person(entries) == math.fsum(epsilons)
 
 
+@pytest.mark.slow
 def test_at_a_delta_many_small_epsilons_cost_less_than_their_sum_and_never_more():
     small = [entry(k, 0.05) for k in range(400)]
     assert per_person(small) == pytest.approx(20.0)

@@ -93,6 +93,7 @@ def test_three_processes_train_and_say_what_they_sent_and_learned(trained):
     assert set(report["learned"]) == {"clinic", "lab", "imaging"}
 
 
+@pytest.mark.slow
 def test_three_processes_predict_what_pooled_training_gives(trained, pooled):
     job, (model, tables) = trained[0], pooled
     out = job.parent / "out.parquet"

@@ -145,6 +145,7 @@ def test_a_finished_number_of_rounds_may_be_raised(monkeypatch, tmp_path):
     same(fit(tables, y, tmp_path, n_estimators=8), fit(tables, y, n_estimators=8))
 
 
+@pytest.mark.slow
 def test_fewer_rounds_than_are_finished_give_the_shorter_model(monkeypatch, tmp_path):
     X, y = real_table("binary")
     tables = cut(X, 2)
@@ -275,6 +276,7 @@ def test_a_checkpoint_is_readable_by_its_owner_alone_and_holds_no_key(stopped):
     assert passive.part.forest is None
 
 
+@pytest.mark.slow
 def test_interrupted_fit_leaves_what_is_finished_and_it_predicts(monkeypatch):
     X, y = real_table("binary")
     tables = cut(X, 2)

@@ -239,6 +239,7 @@ class ByParty(treaty.GBDTClassifier):
         return super().predict(cut(X, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "option", "values"),
     [

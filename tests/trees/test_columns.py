@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marks import all_but_first_slow
 from treaty.trees.columns import JoinedFinder, SumsFinder
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import grow_tree
@@ -107,7 +108,7 @@ def _assert_same_trees(one, other):
     np.testing.assert_array_equal(one.margins, other.margins)
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("cut", all_but_first_slow(*CUTS.values()), ids=CUTS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_columns_cut_over_parties_give_the_trees_of_one_table(case, cut):
     options = {"n_estimators": 4, **case}
@@ -136,6 +137,7 @@ def test_trees_do_not_depend_on_the_number_of_threads(threads):
     _assert_same_trees(one, many)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     n_rows=st.integers(1, 60),

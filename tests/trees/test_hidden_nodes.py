@@ -93,6 +93,7 @@ def test_first_trees_equal_those_of_the_own_table():
     assert tree == alone.trees[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), limit=st.floats(0.05, 0.5))
 def test_others_never_see_nor_can_infer_a_node_beyond_the_limit(seed, limit):

@@ -266,6 +266,7 @@ def test_grad_bound_of_noisy_labels_is_tight(n_classes, epsilon):
     assert np.abs(objective.gradients(margins, y, None)[0]).max() >= objective.grad_bound - 1
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     n_classes=st.integers(2, 5),

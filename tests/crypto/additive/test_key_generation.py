@@ -59,6 +59,7 @@ def test_tiny_test_key_is_refused():
         generate_key(insecure_test_key_bits=64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [96, 97, 128, 255, 512, 1024])
 def test_paillier_key_has_the_asked_size_and_h_generates_the_squares(bits):
     key = generate_paillier_key(insecure_test_key_bits=bits)

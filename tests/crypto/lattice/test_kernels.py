@@ -84,6 +84,7 @@ def steps(monkeypatch, codes, offsets, features):
     return places // WORDS, rows // WORDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("bins", [2, 32, 33, 256])
 def test_no_addition_goes_where_one_of_the_last_three_went(monkeypatch, bins, how):

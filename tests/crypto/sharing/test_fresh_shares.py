@@ -90,6 +90,7 @@ def at_a_root(columns, n, rng, send):
     return Root(column, threshold, rows, masks, (keys, corrections), told)
 
 
+@pytest.mark.slow
 def test_dealer_and_a_user_find_splits_in_shares_as_computed_alone():
     rng = np.random.default_rng(5)
     agree, left = 0, 0

@@ -49,6 +49,7 @@ def test_any_threshold_of_shares_gives_the_secrets(secrets, points, data):
         assert at_zero([points[i] for i in few], [held[i][j] for i in few]) == secret
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(NUMBERS, min_size=1, max_size=4), st.lists(NUMBERS, min_size=4, max_size=4), POINTS)
 def test_opening_is_lagrange_at_zero(first, second, points):

@@ -147,6 +147,7 @@ def test_inner_products_of_any_length_carry_rightly(edge):
     assert set(from_words(found[0])) == {3000 * edge * (P - 1) % P}
 
 
+@pytest.mark.slow
 @kernels_may_compile
 @given(st.integers(2, 82), st.data())
 def test_comparison_factors_are_those_of_the_formula(length, data):

@@ -166,6 +166,7 @@ def test_answer_leaves_out_the_fullest_slot_and_empty_bins():
     assert len(answer[1]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 40, 100, 250])
 @CIPHERS
 def test_answers_made_in_pieces_give_the_plain_histogram(monkeypatch, cipher, most):

@@ -15,6 +15,8 @@ from treaty.crypto.sums.additive_sums import AdditiveSumsClient
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
 from treaty.errors import CryptoError
 
+pytestmark = pytest.mark.slow
+
 CIPHERS = pytest.mark.parametrize("cipher", ["ou", "paillier"])
 BOUNDS = {"ou": SumsBounds(10, 1 << 16, 1 << 16), "paillier": SumsBounds(10, 1 << 36, 1 << 36)}
 BITS = {"ou": 256, "paillier": 160}

@@ -85,6 +85,7 @@ def test_shares_of_threads_cover_all_cells(threads):
     assert plain == [pow(2, int(k), MODULUS.value) for k in np.diff(starts)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), max_size=5),

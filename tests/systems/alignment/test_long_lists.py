@@ -29,6 +29,8 @@ from treaty.systems.alignment import roles as alignment
 from treaty.systems.alignment.blinded_lists import committed
 from treaty.systems.alignment.roles import Alignment, AlignmentOptions, align_active, align_passive
 
+pytestmark = pytest.mark.slow
+
 Columns = dict[str, Any]
 SMALLEST, BATCH = 64, 16
 HELD, FEW = 1 << 20, 20

@@ -156,6 +156,7 @@ def test_trees_equal_the_pooled_growers_at_every_participant(seen, task, partici
     assert model.n_iter_ == TREES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [with_gaps, with_categories, lambda X: with_gaps(with_categories(X))])
 @pytest.mark.parametrize("active", ["south", "aggregator"])
 def test_trees_on_gaps_and_categories_equal_the_pooled_growers(seen, change, active):
@@ -163,6 +164,7 @@ def test_trees_on_gaps_and_categories_equal_the_pooled_growers(seen, change, act
     check_fit(seen, share_out(change(X), y), active=active)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_trees_on_weighted_rows_equal_the_pooled_growers(seen, task):
     X, y = real_table(task)
@@ -255,6 +257,7 @@ def test_classes_are_those_of_all_participants(labels):
     assert np.mean(model.predict(X) == named) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["polars", "numpy", "mixed"])
 def test_any_table_gives_the_same_model(kind):
     X, y = real_table("binary")
@@ -295,6 +298,7 @@ def test_auc_on_real_credit_data_is_that_of_pooled_training(file, label, bins):
 # ---------------------------------------------------------------- what a fitted model is good for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_a_fitted_model_serves_as_a_pooled_one_does(task, tmp_path):
     X, y = real_table(task)
@@ -321,6 +325,7 @@ def test_a_fitted_model_serves_as_a_pooled_one_does(task, tmp_path):
     np.testing.assert_array_equal(again.feature_importances_, model.feature_importances_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_to_xgboost_predicts_the_same_and_tells_nothing_of_covers(task, tmp_path):
     X, y = real_table(task)
@@ -390,6 +395,7 @@ def test_parameters_are_cloned_and_a_refit_forgets():
     assert plain.communication_ == {}
 
 
+@pytest.mark.slow
 def test_threads_are_shared_among_those_that_work_at_once(monkeypatch):
     X, y = real_table("binary")
     given = {}
@@ -619,6 +625,7 @@ def test_processes_go_on_from_what_threads_left(monkeypatch, tmp_path, rows):
     assert resumed.forest.trees == estimator("binary").fit(rows).parts_["pooled"].forest.trees
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [None, "aggregator"])
 def test_resuming_under_another_leader_is_refused(monkeypatch, tmp_path, rows, first):
     monkeypatch.setattr(Keeper, "due", True)

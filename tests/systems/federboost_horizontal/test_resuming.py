@@ -12,6 +12,8 @@ from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper
 from treaty.systems.federboost_horizontal.trees import TreeLeader
 
+pytestmark = pytest.mark.slow
+
 SAMPLED = {"subsample": 0.7, "colsample_bytree": 0.5, "n_estimators": 5}
 
 

@@ -46,7 +46,7 @@ def margins(part, rows):
 
 
 @TASKS
-@pytest.mark.parametrize(("members", "leader"), [(3, "p0"), (5, "p3"), (3, "server")])
+@pytest.mark.parametrize(("members", "leader"), [(3, "p0"), slow(5, "p3"), slow(3, "server")])
 def test_trees_are_the_plain_growers_on_the_same_bins(task, members, leader):
     parts, whole, classes = dealt(task, members)
     options = options_of()
@@ -244,6 +244,7 @@ def test_noise_is_larger_for_less_epsilon_and_scaled_to_what_a_row_changes():
     np.testing.assert_allclose(drawn.std(axis=0) / units, each, rtol=0.05)  # 10,000 each: 7 standard errors
 
 
+@pytest.mark.slow
 def test_leaves_and_splits_do_not_follow_noise():
     """Without it, what little hess a child seems to have goes into a leaf weight of hundreds."""
     parts, whole, classes = dealt("binary", 3)

@@ -55,6 +55,8 @@ from treaty.systems.fedxgb.user_sums import (
 )
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, Survivors
 
+pytestmark = pytest.mark.slow
+
 MODES = pytest.mark.parametrize("mode", ["paper", "safe"])
 PAPER = {"mode": "paper", "allow_insecure": True}
 

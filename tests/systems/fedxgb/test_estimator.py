@@ -164,6 +164,7 @@ def test_the_server_stops_early_by_rows_of_its_own():
     np.testing.assert_array_equal(model.predict_proba(X), fewer.predict_proba(X))
 
 
+@pytest.mark.slow
 def test_fitted_attributes_tell_what_happened():
     X, y = real_table("binary")
     rows = deal_out(X, y, 6)
@@ -229,6 +230,7 @@ def test_labels_come_with_each_users_rows_alone():
         estimator("binary").fit(deal_out(X, y)).predict({"user 1": X})
 
 
+@pytest.mark.slow
 def test_a_users_other_columns_are_named():
     rows = deal_out(*real_table("binary"))
     X, y = rows["user 3"]

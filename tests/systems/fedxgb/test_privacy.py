@@ -226,6 +226,7 @@ def matches(crowded, sums) -> bool:
     return all(len(g) == len(sums.total) for g in given) and np.array_equal(sums.total, np.sum(given, axis=0))
 
 
+@pytest.mark.slow
 @LIES
 def test_edge_server_that_tells_one_user_something_else_opens_nothing(kind, monkeypatch, caplog):
     """Keys are tagged for what their owner was told, and nobody goes on with keys for something else."""

@@ -123,6 +123,18 @@ def play_and_kill(path: Path, victim: str, kind: str, nth: int) -> dict[str, str
 # ---------------------------------------------------------------- trained apart
 
 
+def test_parties_apart_have_the_estimators_model(tmp_path):
+    path = write_job(tmp_path, trees=2)
+    threads, said = play(path)
+    for thread in threads:
+        thread.join(60)
+    assert said == {}
+    expected = fitted(n_estimators=2, edges=2).parts_["pooled"].forest.trees
+    assert any(len(tree.left) > 1 for tree in expected)
+    assert find_part(load_job(path), "owner").forest.trees == expected
+    assert "MaskedInput" in load_reports(load_job(path))["user1"].sent["tokyo"]["by_type"]
+
+
 @pytest.mark.slow
 def test_an_estimator_over_grpc_equals_the_one_in_threads():
     X, y = real_table("multiclass", rows=120)
@@ -174,6 +186,7 @@ def trained(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_hidden_model_of_parties_apart_is_the_estimators_at_the_server_alone(trained):
     expected = fitted(n_estimators=3, edges=2)
     job = load_job(trained)

@@ -96,6 +96,7 @@ def test_hints_of_the_lattice_map_serve_a_later_fit(tmp_path):
     assert sent[1] < 1000 < sent[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["dealer", "ou"])
 @pytest.mark.parametrize(
     "options",
@@ -117,6 +118,7 @@ def test_every_growth_option_gives_the_pooled_trees(backend, options):
     assert_lossless(*fit_both("binary", tables, y, weight, backend=backend, **options), tables)
 
 
+@pytest.mark.slow
 @BACKENDS
 def test_a_node_told_to_the_owner_of_its_split_gives_the_same_trees(backend):
     X, y = real_table("binary", rows=120)
@@ -141,6 +143,7 @@ def unusual_tables():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["dealer", "ou"])
 @pytest.mark.parametrize("case", unusual_tables())
 def test_unusual_tables_give_the_pooled_trees(backend, case):
@@ -384,6 +387,7 @@ class Interrupted(Exception):
     """What a party is stopped with."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["dealer", "ou"])
 def test_a_fit_broken_off_goes_on_with_fresh_masks_to_the_same_model(monkeypatch, tmp_path, backend):
     X, y = real_table("binary", rows=120)

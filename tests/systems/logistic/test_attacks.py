@@ -19,6 +19,8 @@ from treaty.models.linear import preparation_of
 from treaty.systems.logistic.paper import StepPart
 from treaty.systems.logistic.roles import InnerProducts, fixed_columns
 
+pytestmark = pytest.mark.slow
+
 # ---------------------------------------------------------------- residues of a batch, from real messages
 
 

@@ -72,17 +72,20 @@ def test_five_parties_train_by_gradient_descent(form):
     same_weights(*linear_tables(5, rows=340), protocol="sgd", max_iter=2, batch_size=160, **FORMS[form])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["lattice", "ou-two", "paillier", "paillier-paper"])
 def test_two_parties_train_by_gradient_descent(form):
     same_weights(*linear_tables(2, rows=260), protocol="sgd", max_iter=2, **FORMS[form])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["lattice", "ou", "ou-two", "ou-paper"])
 def test_epochs_that_let_the_loss_rise_are_undone_alike(form):
     _, fitted = same_weights(*linear_tables(2, rows=260), **FORMS[form], protocol="sgd", learning_rate=2.5, max_iter=4)
     assert fitted.losses[1] > 1.1 * fitted.losses[0], "the loss did not rise: the test proves nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["lattice", "ou-two", "ou-paper"])
 def test_training_ends_with_a_steady_loss_and_with_a_penalty(form):
     _, fitted = same_weights(
@@ -91,6 +94,7 @@ def test_training_ends_with_a_steady_loss_and_with_a_penalty(form):
     assert 1 < len(fitted.losses) < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coordinator", [True, False])
 def test_lattice_map_takes_rows_in_blocks_of_batches(coordinator, monkeypatch):
     monkeypatch.setattr(lattice_products, "DEGREE", 256)  # two batches of 120 rows in a block: the last has one

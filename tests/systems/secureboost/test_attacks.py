@@ -30,6 +30,8 @@ from treaty.systems.vertical.transcripts import node_sets_from_transcript
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marks import all_but_first_slow
 from systems.vertical.trained_models import at, grow, predict, split_table, take
 from treaty.crypto.additive.montgomery import from_words
 from treaty.errors import ConfigError, DataError, PeerProtocolError, TreatyError
@@ -73,8 +74,8 @@ def pooled(parts, tables):
     return plain, base + exact * unit, unit
 
 
-@pytest.mark.parametrize("dirty", [False, True], ids=["numbers", "categories-and-missing"])
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("dirty", all_but_first_slow(True, False), ids=["categories-and-missing", "numbers"])
+@pytest.mark.parametrize("parties", all_but_first_slow(3, 2))
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_hidden_margins_are_the_sums_of_rounded_leaf_values(task, parties, dirty):
     frames, y = split_table(task, parties, dirty=dirty)
@@ -98,6 +99,7 @@ def test_batches_and_threads_do_not_change_the_margins(monkeypatch):
     assert told == [("predicting", min(8 * k, 75) + 75 * group, 150) for group in range(2) for k in range(1, 11)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [256, 768, 1280], ids=["one-output", "three-outputs", "two-rows-of-three-outputs"])
 def test_any_number_of_rows_and_outputs_may_share_a_plaintext(bits):
     frames, y = split_table("multiclass", 2)

@@ -28,6 +28,8 @@ from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows
 from treaty.systems.vertical.encrypted_columns import SumsRequest
 
+pytestmark = pytest.mark.slow
+
 LATTICE = SecureBoost(encryption="lattice")
 SETTINGS = {"n_estimators": 2, "max_depth": 3, "max_bin": 4, "min_child_samples": 5}
 LARGEST_ERROR = 21

@@ -21,6 +21,8 @@ from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.growth import grow_tree
 from treaty.trees.splits import SplitRules
 
+pytestmark = pytest.mark.slow
+
 
 def wide_table(rows: int, features: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Draw columns of many different values, some missing, and labels that hang on a few of the last ones."""

@@ -44,12 +44,14 @@ def test_trees_and_predictions_equal_the_pooled_growers(parties, task, change):
     assert_lossless(federated, pooled, tables)
 
 
+@pytest.mark.slow
 def test_ten_parties_give_the_pooled_trees():
     X, y = real_table("binary")
     tables = {f"p{k}": X.iloc[:, k : k + (3 if k == 9 else 1)] for k in range(10)}
     assert_lossless(*fit_both("binary", tables, y), tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_one_side_sampling_with_weights_gives_the_pooled_trees(task):
     X, y = real_table(task)
@@ -269,6 +271,7 @@ def test_the_lattice_map_gives_the_trees_of_the_conventional_cipher_under_guards
     assert not np.array_equal(lattice.predict_proba(tables), unguarded.predict_proba(tables))
 
 
+@pytest.mark.slow
 @REVEAL
 def test_eval_losses_and_early_stopping_under_the_lattice_map_equal_the_pooled_ones(reveal):
     X, y = real_table("binary", rows=400)
@@ -281,6 +284,7 @@ def test_eval_losses_and_early_stopping_under_the_lattice_map_equal_the_pooled_o
     assert_lossless(federated, pooled, held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", unusual_tables())
 def test_the_lattice_map_gives_the_pooled_trees_of_unusual_tables(case):
     tables, (_, y) = unusual_tables()[case], real_table("binary")
@@ -294,6 +298,7 @@ def test_trees_without_any_column_of_a_party_equal_the_pooled_ones():
     assert_lossless(*lattice_both("binary", tables, y, **options), tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_levels_asked_for_in_several_messages_give_the_pooled_trees(monkeypatch, nodes):
     X, y = real_table("regression")

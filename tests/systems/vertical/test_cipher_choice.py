@@ -74,6 +74,7 @@ def test_columns_are_not_promised_where_rows_of_nodes_are_shown(own):
         SecureBoost(reveal="column", **own).check(BoostingOptions())
 
 
+@pytest.mark.slow
 def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_trees_are_deep():
     fast, slow = (
         choose(SumsBounds(100_000, 1 << 16, 1 << 14)),

@@ -37,6 +37,8 @@ from treaty.systems.fedxgb.paper.routing import (
 from treaty.systems.options import converted
 from treaty.systems.system import LabelledRows
 
+pytestmark = pytest.mark.slow
+
 USERS = 9
 
 

@@ -64,6 +64,8 @@ from treaty.systems.fedxgb.secpred.shares import SharedNumbers
 from treaty.systems.options import converted
 from treaty.trees.slots import VALUE_BITS
 
+pytestmark = pytest.mark.slow
+
 ADDITIVE = {"comparison": "additive"}
 EDGES = ["edge0", "edge1", "edge2"]
 

@@ -22,6 +22,8 @@ from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, null_vecto
 from treaty.systems.fedxgboost_smm.paper.transcripts import products_from_transcript
 from treaty.trees.candidates import candidate_columns
 
+pytestmark = pytest.mark.slow
+
 ROWS = 300
 
 

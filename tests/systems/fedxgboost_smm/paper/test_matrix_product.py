@@ -60,6 +60,7 @@ def test_vectors_are_drawn_anew_and_subsets_vary():
     assert counts[1:].min() > 20  # of 50 each: below with probability 1e-7
 
 
+@pytest.mark.slow
 def test_null_vectors_of_everything_but_the_matrix_are_precise():
     rng = np.random.default_rng(3)
     matrix = np.stack([rng.normal(size=200), np.ones(200)], axis=1)

@@ -74,6 +74,7 @@ def test_trees_and_predictions_equal_the_pooled_growers(version, parties, change
     assert_lossless(federated, pooled, tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("task", ["multiclass", "regression"])
 def test_other_losses_with_weights_give_the_pooled_trees(version, task):
@@ -85,6 +86,7 @@ def test_other_losses_with_weights_give_the_pooled_trees(version, task):
     assert_lossless(*fit_both(task, tables, y, version, weight=weight, **options), tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
     "options",
@@ -112,6 +114,7 @@ def test_eval_losses_and_early_stopping_equal_the_pooled_ones(version):
     assert_lossless(federated, pooled, held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("case", ["no features", "one column", "constant and missing"])
 def test_unusual_tables_give_the_pooled_trees(version, case):
@@ -222,6 +225,7 @@ def test_a_fit_saves_loads_and_says_what_was_learned(version, tmp_path):
     assert ("NullVectors", "MaskedGradients")[2 - version] not in sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("tree", [0, 2])
 def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, version, tree):
@@ -406,6 +410,7 @@ FROM_ACTIVE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("version", "name", "change", "words"), FROM_ACTIVE, ids=lambda v: v if v in (1, 2) else "")
 def test_malformed_requests_end_the_job_at_the_passive_party(version, name, change, words):
     tables, y = tables_and_labels(rows=200)
