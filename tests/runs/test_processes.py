@@ -259,7 +259,7 @@ def test_ending_the_command_ends_the_parties_it_started(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("active = ", "activ = "), ["activ"]),
+        slow(("active = ", "activ = "), ["activ"]),
         slow(('active = "clinic"', 'active = "nobody"'), ["nobody", "clinic"]),
         slow(("n_estimators = 3", 'n_estimators = "many"'), ["n_estimators", "many"]),
         (("n_estimators = 3", "n_trees = 3"), ["n_trees"]),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marks import all_but_first_slow
 from treaty.trees.boosting import draw
 from treaty.trees.objectives import make_objective
 from treaty.trees.slots import Cells, SlotShard, SlotTree
@@ -138,7 +139,7 @@ def dealt_rows(rng, n_rows, holders):
 @KINDS
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("depth_always", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", all_but_first_slow(*range(4)))
 def test_trees_are_the_plain_growers(objective, n_classes, weighted, depth_always, seed):
     """With gaps, categories and a constant column, over holders of many rows, of one and of none."""
     rng = np.random.default_rng(seed)

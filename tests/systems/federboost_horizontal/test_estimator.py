@@ -147,7 +147,7 @@ def check_fit(seen, rows, task="binary", *, must_split=True, **options):
 # ---------------------------------------------------------------- the pooled grower's model
 
 
-@pytest.mark.parametrize("active", [None, "east", "aggregator"])
+@pytest.mark.parametrize("active", all_but_first_slow("east", None, "aggregator"))
 @pytest.mark.parametrize("participants", all_but_first_slow(3, 5))
 @pytest.mark.parametrize("task", TASKS)
 def test_trees_equal_the_pooled_growers_at_every_participant(seen, task, participants, active):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marks import all_but_first_slow
 from systems.secureboost.test_privacy import leaks, received, secrets_of_active, secrets_of_party
 from systems.vertical.lossless import assert_lossless, train_both, unusual_tables
 from systems.vertical.playing import seat_of, star_of, tables_and_labels
@@ -132,7 +133,7 @@ def both(frames: dict, y: np.ndarray, weight: np.ndarray | None = None, **option
     return train_both(SYSTEM, frames, y, weight, **{**GROWTH, **options})
 
 
-@pytest.mark.parametrize("parties", [2, 3, 5])
+@pytest.mark.parametrize("parties", all_but_first_slow(3, 2, 5))
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
 def test_without_noise_trees_of_the_second_order_equal_the_pooled_growers(quiet, parties, task):
     X, y = real_table(task)

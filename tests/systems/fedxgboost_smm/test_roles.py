@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treaty
+from marks import all_but_first_slow
 from systems.fedxgboost_smm.playing import KEYS, options_of, play_secure, secure_seat
 from systems.vertical.playing import tables_and_labels
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
@@ -37,7 +38,7 @@ from treaty.systems.system import Cast, Place
 from treaty.systems.vertical import encrypted_columns
 from treaty.systems.vertical.encrypted_columns import Hint, Sums, SumsRequest
 
-BACKENDS = pytest.mark.parametrize("backend", ["dealer", "lattice", "ou"])
+BACKENDS = pytest.mark.parametrize("backend", all_but_first_slow("lattice", "dealer", "ou"))
 SMALL = {"n_estimators": 2, "max_depth": 3, "min_child_samples": 1, "max_bin": 6}
 
 

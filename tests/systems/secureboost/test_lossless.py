@@ -35,7 +35,11 @@ def assert_lossless(federated, pooled, tables: dict) -> None:
 
 @pytest.mark.parametrize("parties", all_but_first_slow(3, 2, 5))
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
-@pytest.mark.parametrize("change", [lambda X: X, with_gaps, with_categories], ids=["plain", "missing", "categories"])
+@pytest.mark.parametrize(
+    "change",
+    all_but_first_slow(with_categories, with_gaps, lambda X: X),
+    ids=["categories", "missing", "plain"],
+)
 def test_trees_and_predictions_equal_the_pooled_growers(parties, task, change):
     X, y = real_table(task)
     tables = cut(change(X), parties)
@@ -210,7 +214,7 @@ def lattice_both(task: str, tables: dict, y: np.ndarray, weight=None, eval_set=N
     return fit_both(task, tables, y, weight, eval_set, cipher, **{**SMALL, **options})
 
 
-REVEAL = pytest.mark.parametrize("reveal", ["column", "node"])
+REVEAL = pytest.mark.parametrize("reveal", all_but_first_slow("column", "node"))
 
 
 @REVEAL
