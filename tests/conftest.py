@@ -14,16 +14,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_sessionstart() -> None:
-    """Compile the kernels of all systems in each worker of several, from either end of the list.
+    """Compile the kernels of all systems in each worker of several, of ciphers or of trees first.
 
-    The workers meet in the middle, and then load what another has compiled: left to the tests, all would compile the
-    same kernels at the same time.
+    A worker loads what another has compiled: left to the tests, all would compile the same kernels at the same time.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker:
-        systems = [find_system(name, model) for model, named in SYSTEMS.items() for name in named]
-        for system in systems if int(worker.removeprefix("gw")) % 2 == 0 else reversed(systems):
-            compile_kernels(system)
+        kinds = list(SYSTEMS.items())
+        for model, named in kinds if int(worker.removeprefix("gw")) % 2 == 0 else reversed(kinds):
+            for name in reversed(named):
+                compile_kernels(find_system(name, model))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -59,6 +59,7 @@ def test_aligned_tables_train() -> None:
     assert model.score(aligned, y) > 0.99  # b tells the label, if rows of both belong together
 
 
+@pytest.mark.slow
 def test_repeated_ids_give_the_rows_of_a_join() -> None:
     left = pd.DataFrame({"id": [1, 1, 2, None, 4], "x": range(5)})
     right = pd.DataFrame({"id": [2, 1, 1, 1, 7], "y": range(5)})
@@ -68,12 +69,14 @@ def test_repeated_ids_give_the_rows_of_a_join() -> None:
     assert found == sorted(zip(joined["x"], joined["y"], strict=True))
 
 
+@pytest.mark.slow
 def test_only_the_active_table_comes_back_when_only_it_learns() -> None:
     aligned = align(ALL, result_to="active", active="shop")
     assert list(aligned) == ["shop"]
     assert sorted(aligned["shop"]["y"]) == list(range(30, 70))
 
 
+@pytest.mark.slow
 def test_logs_are_kept_per_party_and_show_progress(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     tables = {"bank": ALL["bank"], "shop": ALL["shop"]}

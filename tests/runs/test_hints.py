@@ -72,6 +72,7 @@ def test_changed_rows_get_a_new_hint(tmp_path):
     assert hint_bytes(moved) > 100_000
 
 
+@pytest.mark.slow
 def test_a_table_about_which_enough_was_told_is_asked_nothing_more(tmp_path):
     model = flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
     left = 1.5 * spent(tmp_path, model)

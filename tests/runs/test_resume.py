@@ -245,6 +245,7 @@ def test_a_party_that_lost_its_checkpoint_is_named(stopped):
         fit(tables, y, folder)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_fit_is_refused(stopped, monkeypatch, tmp_path_factory):
     tables, y, folder = stopped
     other = tmp_path_factory.mktemp("other")

@@ -109,6 +109,7 @@ def test_others_never_see_nor_can_infer_a_node_beyond_the_limit(seed, limit):
                 assert all(abs(y[list(node)].mean() - y.mean()) <= limit for node in pair)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), limit=st.floats(0.1, 0.4))
 def test_what_is_shown_of_a_sample_is_within_the_limit_too(seed, limit):

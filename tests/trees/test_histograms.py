@@ -38,6 +38,7 @@ def _check(source, codes, grad, hess, nodes, features, offsets):
     np.testing.assert_array_equal(sums, _naive(codes, grad, hess, nodes, features, offsets))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     n_rows=st.integers(0, 300),

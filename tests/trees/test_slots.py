@@ -29,6 +29,7 @@ def cells_of(table: Codes, objective, may_miss=None) -> Cells:
 # ---------------------------------------------------------------- packing
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_sums_over_holders_are_what_is_unpacked(data):

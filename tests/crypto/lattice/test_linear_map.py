@@ -128,6 +128,7 @@ def test_fields_as_wide_as_the_arithmetic_takes_stay_exact():
     assert_sums_exact(job, codes, sizes, random_vectors(rng, rows, 1, grad=top, hess=top))
 
 
+@pytest.mark.slow
 def test_all_256_codes_of_a_column_are_told_apart():
     codes = np.random.default_rng(0).permutation(np.arange(1024) % 256).astype(np.uint8)[np.newaxis]
     assert_sums_exact(job_of_bins(codes, [256]), codes, [256], random_vectors(np.random.default_rng(1), 1024, 1))
@@ -467,6 +468,7 @@ def test_query_words_look_uniform_whatever_the_vector(value):
             assert ((cells - expected) ** 2 / expected).sum() < stats.chi2.isf(FALSE_ALARM, 63)
 
 
+@pytest.mark.slow
 def test_answers_are_flooded_uniformly_over_the_whole_width_and_each_time_anew():
     """Also for one query: what is left of an answer once its sum is taken off fills the flood's range evenly."""
     rng, rows, repeats = np.random.default_rng(14), 300, 60

@@ -127,6 +127,7 @@ def test_flood_inequality_holds_for_every_message_size(count):
     assert {parameters.flood_bits > 0 for parameters in found} == {True, False}
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([5, 6, 7]), st.integers(8, 140), st.integers(1, 1 << 20), st.data())
 def test_flood_is_widest_at_the_very_edge_of_what_fits(count, message_bits, weight, data):

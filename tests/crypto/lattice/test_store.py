@@ -597,6 +597,7 @@ for number in sys.stdin:
             assert store.spent(["age"]) == 3 * times * 2.0**-60
 
 
+@pytest.mark.slow
 def test_second_opening_in_a_process_does_not_undo_the_locks_of_the_first(folder: Path) -> None:
     code = """
 with HintStore(Path(sys.argv[1])) as store:

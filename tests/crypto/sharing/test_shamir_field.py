@@ -54,6 +54,7 @@ def test_powers_are_those_of_integers(numbers, exponent):
     assert from_words(field.power(words(numbers), exponent)) == [pow(x, exponent, P) for x in numbers]
 
 
+@pytest.mark.slow
 @kernels_may_compile
 @given(ROWS)
 def test_square_root_of_a_square_is_the_root_that_is_a_square(numbers):

@@ -420,6 +420,7 @@ def test_sums_that_cannot_fit_are_refused_before_a_key_is_made():
         make_client("ou", SumsBounds(1 << 20, 1 << 40, 1 << 40), threads=1, insecure_test_key_bits=KEY_BITS)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2**32))
 def test_sums_of_sampled_columns_are_right_whatever_columns_are_left_out(seed):

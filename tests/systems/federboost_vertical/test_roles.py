@@ -372,6 +372,7 @@ def columns_of(message: Buckets, n_rows: int) -> NoisyColumns:
     return NoisyColumns(Fake(message), "shop", n_rows, 1)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_packed_buckets_come_back(data):

@@ -42,6 +42,7 @@ def test_training_ends_from_every_state_and_every_state_is_reached(which):
     assert reached == {*order, "over"} - ({"rows"} if which[0] in ("paper", "model") else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "state"), [(Splits, "bins"), (Values, "between trees")])
 def test_what_comes_out_of_order_is_refused(kind, state, monkeypatch):
     """The server tells a tree before bins are summed up, or its leaf values twice."""

@@ -39,6 +39,7 @@ def pooled(split):
     return treaty.LogisticRegression("pooled", **GIVEN).fit(*split)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["quasi-newton", "sgd"])
 def test_fit_between_threads_gives_the_pooled_model(split, protocol, tmp_path):
     X, y = split

@@ -64,6 +64,7 @@ def test_one_side_sampling_with_weights_gives_the_pooled_trees(task):
     assert_lossless(*fit_both(task, tables, y, weight, goss=True, random_state=1), tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_sample_weights_give_the_pooled_trees(task):
     X, y = real_table(task)
@@ -96,6 +97,7 @@ def test_every_growth_option_gives_the_pooled_trees(options):
     assert_lossless(*fit_both("binary", tables, y, **options), tables)
 
 
+@pytest.mark.slow
 def test_eval_losses_and_early_stopping_equal_the_pooled_ones():
     X, y = real_table("binary", rows=400)
     tables, held = cut(X.iloc[:200], 3), cut(X.iloc[200:300], 3)
