@@ -1,4 +1,4 @@
-"""How kernels are compiled and shared among threads; short names of array types.
+"""How kernels are compiled and shared among threads, and decoders built; short names of array types.
 
 Kernels release the interpreter lock and run under ordinary threads; numba's own parallel layers are not used: the
 "workqueue" layer aborts the process when two simulated parties call it at once, OpenMP's aborts after a fork.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
 
+import msgspec
 import numba
 import numpy as np
 from numba.core.caching import IndexDataCacheFile
@@ -55,6 +57,16 @@ class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]
         name = self._data_name(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:6]))
         self._save_data(name, data)
         self._save_index({**self._load_index(), key: name})
+
+
+_BUILDING = threading.Lock()
+
+
+@cache
+def decoder_of(kind: Hashable, dec_hook: Callable[[Any, Any], Any] | None = None) -> msgspec.msgpack.Decoder[Any]:
+    """Return a decoder of a type; built one at a time, for msgspec crashes where threads first decode one together."""
+    with _BUILDING:
+        return msgspec.msgpack.Decoder(kind, dec_hook=dec_hook)
 
 
 def cores(n_jobs: int | None = None) -> int:

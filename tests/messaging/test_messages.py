@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import msgspec
 import numpy as np
 import pytest
@@ -243,3 +246,38 @@ def test_clean_keeps_short_printable_text_and_cuts_the_rest():
     assert clean("Größe 3 µm") == "Größe 3 µm"
     assert clean("a\x1b[31m\r\nb") == "a?[31m??b"
     assert clean("x" * 400) == "x" * 297 + "..."
+
+
+AT_ONCE = """
+from __future__ import annotations
+import sys, threading
+from treaty.messaging.messages import Array, Message, decode_body, encode_body
+
+sys.setswitchinterval(1e-6)
+for k in range(300):
+    exec(f"class Inner{k}(Message):\\n    a: Array | None\\n    b: list[Array]\\n    c: bytes\\n")
+    fields = f"    a: Inner{k} | None\\n    b: list[Inner{k}]\\n    c: dict[str, str]\\n    d: int\\n"
+    exec(f"class Outer{k}(Message):\\n{fields}")
+kinds = [globals()[f"Outer{k}"] for k in range(300)]
+body = encode_body(kinds[-1](Inner299(None, [], b""), [], {}, 1))
+together = threading.Barrier(3)
+
+def decode():
+    for kind in kinds[:-1]:
+        together.wait()
+        assert decode_body(body, kind, peer="p").d
+
+threads = [threading.Thread(target=decode) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("decoded")
+"""
+
+
+@pytest.mark.slow
+def test_threads_may_decode_a_kind_for_the_first_time_at_once():
+    """Decoding with the library's own cache of types ends such a process with a segmentation fault."""
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "decoded\n"), done.stderr

@@ -14,10 +14,12 @@ Three methods, bytes in and out, no generated stubs:
 """
 
 import os
-from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar
+from collections.abc import Hashable, Iterator
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
+
+from treaty.compute import decoder_of
 
 # gRPC's C library reports every failed handshake and lost connection on standard error; we report them as
 # errors. It reads the variable when it is loaded, so this comes first; what the user has set stays.
@@ -82,7 +84,8 @@ def encode(value: msgspec.Struct) -> bytes:
 def decode(data: bytes, kind: type[T]) -> T:
     """Decode one of the structs above; raise ValueError unless the bytes are exactly one `kind`."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        value: T = decoder_of(cast(Hashable, kind)).decode(data)
+        return value
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

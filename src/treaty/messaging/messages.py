@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import decoder_of
 from treaty.errors import LocalProtocolError, PeerProtocolError
 
 Frame = bytes | memoryview
@@ -155,7 +156,8 @@ def encode_body(message: Message) -> bytes:
 def decode_envelope(frame: Frame, *, peer: str) -> Envelope[msgspec.Raw]:
     """Decode an envelope from `peer`, leaving the body untouched; raise PeerProtocolError if it is malformed."""
     try:
-        return msgspec.msgpack.decode(frame, type=Envelope[msgspec.Raw])
+        envelope: Envelope[msgspec.Raw] = decoder_of(Envelope[msgspec.Raw]).decode(frame)
+        return envelope
     except _MALFORMED as error:
         raise _malformed(error, "the envelope", peer) from None
 
@@ -167,7 +169,8 @@ def decode_body(body: Frame | msgspec.Raw, kind: type[M], *, peer: str) -> M:
     bytes left over.
     """
     try:
-        return msgspec.msgpack.decode(body, type=kind)
+        message: M = decoder_of(kind).decode(body)
+        return message
     except _MALFORMED as error:
         raise _malformed(error, kind.__name__, peer) from None
 
