@@ -127,8 +127,8 @@ def test_levels_of_one_tree_add_up_to_the_exact_gradients(table, gradients, tree
     assert np.mean(known) > 0.8
     assert known[both].all()
     np.testing.assert_allclose(found[known] / 2**16, gradients[tree][known] / 2**16, atol=1e-6)
-    classes = table[1][known] == 1
-    assert roc_auc_score(classes, -found[known, 0]) == 1.0
+    grad, classes = found[known, 0], table[1][known] == 1
+    assert grad[classes].max() < grad[~classes].min()
     assert not attacks.solved(nodes[:1], ROWS)[1].any()
 
 
