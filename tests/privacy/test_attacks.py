@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marks import all_but_first_slow
 from systems.vertical.playing import OPTIONS, play_training, tables_and_labels
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, encode_body
@@ -57,7 +56,7 @@ def samples_of(transcript, n_rows):
 
 @pytest.mark.parametrize(
     "options",
-    all_but_first_slow({}, {"subsample": 0.6}, {"max_depth": 5, "min_child_samples": 1}),
+    [{}, {"subsample": 0.6}, {"max_depth": 5, "min_child_samples": 1}],
     ids=["plain", "subsample", "deep"],
 )
 def test_cells_are_the_nodes_of_the_trees_as_far_as_the_party_was_told(options):

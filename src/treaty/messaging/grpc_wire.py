@@ -14,8 +14,8 @@ Three methods, bytes in and out, no generated stubs:
 """
 
 import os
-from collections.abc import Hashable, Iterator
-from typing import Annotated, Any, TypeVar, cast
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -38,7 +38,7 @@ WINDOW = 64 * CHUNK
 BULK_PING_TIMEOUT = 60.0
 """Seconds a ping may take on a connection that carries frames: on a slow link it queues behind megabytes."""
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -84,7 +84,7 @@ def encode(value: msgspec.Struct) -> bytes:
 def decode(data: bytes, kind: type[T]) -> T:
     """Decode one of the structs above; raise ValueError unless the bytes are exactly one `kind`."""
     try:
-        value: T = decoder_of(cast(Hashable, kind)).decode(data)
+        value: T = decoder_of(kind).decode(data)
         return value
     except RecursionError as error:
         raise ValueError("nested too deeply") from error

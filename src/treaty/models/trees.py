@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import decoder_of
 from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
@@ -138,10 +139,11 @@ def read_file(path: str | os.PathLike[str], content: type[Content], kind: str) -
         If there is no such file, or it is something else.
     """
     try:
-        whole = msgspec.msgpack.decode(Path(path).read_bytes(), type=_File)
+        whole = decoder_of(_File).decode(Path(path).read_bytes())
         if whole.format != kind:
             raise ConfigError(f"expected a file of format {kind!r}, got {whole.format[:40]!r} - at {path}")
-        return msgspec.msgpack.decode(whole.content, type=content, dec_hook=_decode)
+        read: Content = decoder_of(content, _decode).decode(whole.content)
+        return read
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, ValueError) as error:

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from marks import all_but_first_slow
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.psi import hashing, ristretto
 from treaty.data.ids import read_ids
@@ -117,7 +116,6 @@ def messages(played: RunRecord, name: str) -> dict[tuple[str, str], list[tuple[s
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_random")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_files_change_neither_messages_nor_results(case: tuple[Columns, dict[str, Any]]) -> None:
@@ -147,7 +145,7 @@ def test_commitment_is_the_same_from_files() -> None:
         assert np.array_equal(committed(ids, key, 1, scratch), expected)
 
 
-@pytest.mark.parametrize("failing", all_but_first_slow("a point that is none", "no id in common", "a failing curve"))
+@pytest.mark.parametrize("failing", ["a point that is none", "no id in common", "a failing curve"])
 def test_files_are_gone_after_an_error(monkeypatch: pytest.MonkeyPatch, folder: Path, failing: str) -> None:
     seen: list[int] = []
     columns = {"a": list(range(100)), "b": list(range(50, 150))}
@@ -215,7 +213,6 @@ def peak(count: int, in_memory: int) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("free_curve")
 def test_memory_grows_by_the_result_alone() -> None:
     peak(1 << 10, 1 << 8)  # what is loaded once

@@ -149,7 +149,6 @@ def reduced(basis):
     return rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("n_columns", "n_rows", "found"), [(2, 20, True), (3, 30, True), (1, 40, False)])
 def test_passive_party_finds_labels_as_a_short_vector_where_the_guard_refuses(n_columns, n_rows, found):
     """Ten rows a column are too few: margins are 0 in the first batch, so a passive party has X^T y in integers."""

@@ -79,13 +79,11 @@ def clustered(tables, y, **options):
 # ---------------------------------------------------------------- instance clustering
 
 
-@pytest.mark.slow
 def test_clustering_tells_labels_from_plain_transcripts():
     tables, y = breast_cancer()
     assert clustered(tables, y, n_estimators=5) > 0.95  # measured 0.986
 
 
-@pytest.mark.slow
 def test_reduced_leakage_alone_does_not_stop_clustering():
     """Later trees part the rows much as the first does: one tree grown alone takes nothing from the attack."""
     tables, y = breast_cancer()
@@ -102,7 +100,6 @@ def test_the_purity_guard_stops_clustering():
     assert clustered(tables, y, n_estimators=5, purity_guard=0.4) < 0.6  # measured 0.5: no node below a root was shown
 
 
-@pytest.mark.slow
 def test_a_tighter_purity_guard_stops_clustering_over_more_trees():
     """At 0.4 the passive party wins roots of late trees (0.916 of 0.994 is left): its own splits cannot be hidden."""
     tables, y = breast_cancer()
@@ -110,7 +107,6 @@ def test_a_tighter_purity_guard_stops_clustering_over_more_trees():
     assert clustered(tables, y, n_estimators=20, purity_guard=0.2) < 0.6  # measured 0.5
 
 
-@pytest.mark.slow
 def test_a_tight_purity_guard_weakens_clustering_of_credit_cards():
     tables, y = credit_cards()
     assert clustered(tables, y, n_estimators=10) > 0.74  # measured 0.778; the model has 0.78 on rows it has not seen
@@ -125,7 +121,6 @@ def own_columns_seen(tables, y, **options):
     return [[column.astype(np.int32)] for column in np.unpackbits(np.concatenate(bits), axis=1, count=len(y))]
 
 
-@pytest.mark.slow
 def test_the_lattice_map_leaves_nothing_to_cluster():
     tables, y = breast_cancer()
     assert clustered(tables, y, n_estimators=20, encryption="ou") > 0.97  # measured 0.994
@@ -136,7 +131,6 @@ def test_the_lattice_map_leaves_nothing_to_cluster():
     assert attack_auc(cluster_scores(chosen, len(y)), y) < 0.6  # measured 0.528
 
 
-@pytest.mark.slow
 def test_the_lattice_map_stops_clustering_of_credit_cards_unless_nodes_are_revealed():
     """With reveal="node" the nodes that a party splits itself say nearly as much as all nodes do."""
     tables, y = credit_cards()
@@ -147,7 +141,6 @@ def test_the_lattice_map_stops_clustering_of_credit_cards_unless_nodes_are_revea
     assert attack_auc(cluster_scores(chosen, len(y)), y) < 0.6  # measured 0.545
 
 
-@pytest.mark.slow
 def test_label_noise_keeps_what_only_a_label_tells():
     """Labels shuffled among rows: whatever is found of them was in no feature, but leaked from that very label.
 

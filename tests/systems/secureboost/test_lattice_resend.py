@@ -167,7 +167,6 @@ def roles_of_training():
     return dict.fromkeys(tables, role), links
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("when", ["within", "after"])
 def test_a_query_whose_connection_breaks_goes_out_again_with_the_same_bytes(linked, wire, encrypted, together, when):
     channels, proxy = linked

@@ -57,7 +57,6 @@ def grpc_channels(names, _link):
     return channels
 
 
-@pytest.mark.slow
 def test_hundreds_of_columns_in_255_bins_give_the_pooled_trees_in_messages_of_many_megabytes(monkeypatch):
     x, y = wide_table(320, 720)
     monkeypatch.setattr(simulation, "memory_channels", grpc_channels)
@@ -67,7 +66,6 @@ def test_hundreds_of_columns_in_255_bins_give_the_pooled_trees_in_messages_of_ma
     assert answers > 2 * (4 << 20)  # two of them: one is larger than gRPC's own limit
 
 
-@pytest.mark.slow
 def test_twelve_parties_give_the_pooled_trees():
     x, y = wide_table(300, 25)
     tables = {f"p{k}": x[:, 2 * k : 2 * k + (3 if k == 11 else 2)] for k in range(12)}

@@ -9,7 +9,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from marks import slow
 from systems.fedxgb.playing import (
     Crowded,
     crowd_rows,
@@ -81,10 +80,9 @@ def assert_margins(crowded: Crowded, parts: dict[str, LabelledRows], names: list
 # ---------------------------------------------------------------- right
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "edges", "other"),
-    [("binary", 3, "nothing"), slow("multiclass", 3, "model"), slow("regression", 5, "model")],
+    [("binary", 3, "nothing"), ("multiclass", 3, "model"), ("regression", 5, "model")],
 )
 def test_trees_and_margins_are_those_of_other_ways(task, edges, other):
     parts, classes = gapped(task, 3 * edges)
@@ -97,7 +95,6 @@ def test_trees_and_margins_are_those_of_other_ways(task, edges, other):
         assert np.array_equal(paper.results[name], plain.results[name])
 
 
-@pytest.mark.slow
 def test_missing_values_go_both_ways():
     """So that the test above tells where they go."""
     _, crowded = small()
@@ -107,7 +104,6 @@ def test_missing_values_go_both_ways():
 # ---------------------------------------------------------------- users that vanish or lie
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["masked", "prediction"])
 def test_rows_of_a_user_that_misses_sums_follow_the_trees(stage):
     parts, classes = gapped(users=12)
@@ -144,7 +140,6 @@ def wrong(how: str):
     return patch.object(ComparedRows, "compare", compare)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -165,7 +160,6 @@ def test_others_go_on_without_a_user_that(how):
     assert_margins(crowded, parts, [name for name in parts if name != "p4"])
 
 
-@pytest.mark.slow
 def test_a_user_that_shares_no_bins_ends_the_training():
     parts, classes = gapped()
     real = ComparedRows.compare
@@ -180,7 +174,6 @@ def test_a_user_that_shares_no_bins_ends_the_training():
         play_crowd(parts, shown_of(), classes, edges=3)
 
 
-@pytest.mark.slow
 def test_a_lost_edge_server_ends_the_training():
     parts, classes = gapped()
     real = SeenRows.route
@@ -198,7 +191,6 @@ def test_a_lost_edge_server_ends_the_training():
 # ---------------------------------------------------------------- what is told
 
 
-@pytest.mark.slow
 def test_users_are_told_columns_and_leaf_values_but_no_threshold():
     parts, crowded = small()
     forest, splits = crowded.model.forest, crowded.model.splits

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from crypto.sharing.dealer_attacks import leaf_values_found
-from marks import slow
 from systems.fedxgb.playing import (
     crowd_rows,
     dying,
@@ -120,8 +119,7 @@ def test_a_tree_without_splits_and_a_user_without_rows_are_nothing_special():
         assert_plain(mixed, tables, play_prediction(mixed, tables, **ADDITIVE).results)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("task", "edges"), [("binary", 3), slow("multiclass", 4), slow("regression", 3)])
+@pytest.mark.parametrize(("task", "edges"), [("binary", 3), ("multiclass", 4), ("regression", 3)])
 def test_training_gives_the_trees_and_margins_of_shamir_shares(task, edges):
     """With users of the dealer's domain and of an edge server that has no part in it."""
     parts, _, classes = crowd_rows(task, users=3 * edges)
@@ -136,7 +134,6 @@ def test_training_gives_the_trees_and_margins_of_shamir_shares(task, edges):
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["p0", "p2"], ids=["of a server that computes", "of the dealer"])
 def test_who_drops_out_as_its_rows_go_down_is_there_in_the_next_tree(name):
     parts, _, classes = crowd_rows(users=9)
@@ -213,7 +210,6 @@ def test_either_share_of_a_users_rows_says_nothing_and_both_say_all(prediction):
         assert len(np.unique(own[0])) == own[0].size
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("edges", [3, 4])
 def test_in_training_only_two_edge_servers_have_shares(edges):
     parts, _, classes = crowd_rows(users=3 * edges)
@@ -249,7 +245,6 @@ def leaf_values_of(heard, own, leaf, told):
     return leaf_values_found(own, leaf, (keys, corrections), told, len(true), len(corrections)), true
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("anew", [False, True], ids=["as computed", "anew"])
 def test_in_training_dealer_and_users_find_leaf_values_only_in_shares_as_computed(anew):
     parts, _, classes = crowd_rows(users=9)
@@ -301,7 +296,6 @@ def test_in_prediction_dealer_and_a_user_find_leaf_values_only_in_shares_as_comp
     assert np.any(found == true) == (not anew)
 
 
-@pytest.mark.slow
 def test_sides_go_to_users_in_other_shares_than_those_computed():
     """Other bits at each level, the same at both servers; with those computed, the dealer and a user try splits."""
     computed, route_level = {0: [], 1: []}, crowd_dealer.route_level
@@ -327,7 +321,6 @@ def test_sides_go_to_users_in_other_shares_than_those_computed():
     assert all(abs(mask.mean() - 0.5) < 6 * 0.5 / np.sqrt(mask.size) for mask in changed[0])
 
 
-@pytest.mark.slow
 def test_every_share_for_users_has_a_keystream_of_its_own():
     """Pieces, levels, trees and calls: no number is used twice under a seed, of which each run has a new one."""
     used, fresh = [], FreshShares._stream
@@ -364,7 +357,6 @@ GARBAGE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", GARBAGE)
 @pytest.mark.parametrize("edge", ["edge0", "edge1"])
 def test_others_get_theirs_when_a_user_sends_one_server(fault, edge):
@@ -404,7 +396,6 @@ def test_numbers_that_are_no_bins_spoil_their_own_rows_alone():
     assert_plain(part, tables, played.results)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["p1", "p2"], ids=["of a server that computes", "of the dealer"])
 def test_training_goes_on_without_a_user_that_shares_no_rows_or_dies(name):
     parts, _, classes = crowd_rows(users=9)
@@ -464,7 +455,6 @@ def test_a_lost_edge_server_ends_the_prediction_for_all(edge, kind):
         play_prediction(part, shards(part, new.iloc[:14]), roles={edge: dies}, **ADDITIVE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [WantedRows, WantedLevel, WantedLeaves])
 def test_a_dealer_that_dies_in_training_ends_it_for_all(wanted):
     parts, _, classes = crowd_rows(users=9)
