@@ -97,7 +97,7 @@ def test_costs_that_are_none_are_refused(wrong):
 
 def test_without_the_accountant_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ConfigError, match=r"pip install 'treaty\[dp\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'treaty-learn\[dp\]'"):
         epsilon_of(1.0, 1e-6)
 
 

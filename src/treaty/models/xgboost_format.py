@@ -34,7 +34,7 @@ def to_booster(
     try:
         import xgboost
     except ImportError as error:
-        raise ConfigError("to_xgboost() needs XGBoost: pip install 'treaty[xgboost]'") from error
+        raise ConfigError("to_xgboost() needs XGBoost: pip install 'treaty-learn[xgboost]'") from error
     unusable = [name for name in feature_names if any(mark in name for mark in "[]<")]
     if unusable:
         raise ConfigError(f"XGBoost allows no '[', ']' or '<' in column names; rename {', '.join(unusable)}")

@@ -107,7 +107,7 @@ def epsilon_of(rho: float, delta: float) -> float:
     try:
         from dp_accounting import ZCDpEvent, rdp  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ConfigError("accounting for noise needs dp-accounting: pip install 'treaty[dp]'") from error
+        raise ConfigError("accounting for noise needs dp-accounting: pip install 'treaty-learn[dp]'") from error
     accountant = rdp.RdpAccountant(_ORDERS)
     accountant.compose(ZCDpEvent(rho))
     return float(accountant.get_epsilon(delta))
@@ -125,7 +125,7 @@ def renyi_epsilon(epsilons: Sequence[float], rho: float, delta: float) -> float:
     try:
         from dp_accounting import NeighboringRelation, RandomizedResponseDpEvent, ZCDpEvent, rdp
     except ImportError as error:
-        raise ConfigError("accounting at a delta needs dp-accounting: pip install 'treaty[dp]'") from error
+        raise ConfigError("accounting at a delta needs dp-accounting: pip install 'treaty-learn[dp]'") from error
     if any(epsilon > _MOST_PURE for epsilon in epsilons):
         return math.inf  # floats cannot distinguish its chances
     accountant = rdp.RdpAccountant(_PURE_ORDERS, NeighboringRelation.REPLACE_ONE)

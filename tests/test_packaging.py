@@ -1,0 +1,55 @@
+"""What the distribution says of itself is true: its name, version, extras and dependencies."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import treaty
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+IMPORTED_AS = {"scikit-learn": "sklearn", "grpcio": "grpc", "dp-accounting": "dp_accounting"}
+OF_ANOTHER = {"llvmlite": "numba"}  # a module that comes with a dependency, which pins it
+TEXTS = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]
+
+
+def modules(requirements: list[str]) -> set[str]:
+    names = [re.match(r"[\w-]+", requirement).group() for requirement in requirements]
+    return {IMPORTED_AS.get(name, name) for name in names}
+
+
+def imported() -> set[str]:
+    """Return the top-level names of all other packages that ours import, anywhere in a file."""
+    found = set()
+    for path in ROOT.glob("src/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add(node.module.partition(".")[0])
+    return {OF_ANOTHER.get(name, name) for name in found - {"treaty"} - sys.stdlib_module_names}
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    extras = [requirement for extra in PROJECT["optional-dependencies"].values() for requirement in extra]
+    assert imported() == modules(PROJECT["dependencies"]) | modules(extras)
+
+
+def test_messages_and_pages_name_this_distribution_and_its_extras() -> None:
+    named = [found for path in TEXTS for found in re.findall(r"([\w.-]+)\[([a-z,]+)\]['\"`]", path.read_text())]
+    ours = [
+        (name, extra)
+        for name, extras in named
+        if name in ("treaty", ".", PROJECT["name"])
+        for extra in extras.split(",")
+    ]
+    assert {extra for _, extra in ours} == set(PROJECT["optional-dependencies"])
+    assert {name for name, _ in ours} == {".", PROJECT["name"]}
+
+
+def test_the_newest_release_of_the_changelog_is_this_version() -> None:
+    newest = re.search(r"^## \[(\d[\w.]*)\] - \d{4}-\d{2}-\d{2}$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest.group(1) == treaty.__version__
