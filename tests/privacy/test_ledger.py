@@ -120,6 +120,19 @@ def test_entries_stay_in_order_and_a_draw_is_paid_once(ledger):
     assert ledger.entries() == [entry(2), entry(1), entry(3)]
 
 
+def test_of_one_draw_that_is_entered_twice_the_dearer_cost_counts(ledger):
+    """Else the limit of a release would be checked, and written down, at its cheaper price."""
+    for number, costs in enumerate([(1.0, 3.0), (3.0, 1.0)]):
+        twice = [entry(number, epsilon) for epsilon in costs]
+        with pytest.raises(BudgetSpent, match="would pay"):
+            ledger.check(twice, most=2.0 + 3.0 * number)
+        ledger.spend(twice)
+        assert ledger.entries()[number] == entry(number, 3.0)
+    on_sums = [Entry("sums", "job", "discrete Gaussian", "sums", rho=rho, delta=1e-6) for rho in (0.2, 0.1)]
+    ledger.spend(on_sums)
+    assert ledger.entries()[2].rho == 0.2
+
+
 def test_what_would_cost_too_much_is_refused_whole_and_leaves_no_trace(ledger):
     ledger.spend([entry(1), entry(2)], most=2.0)
     with pytest.raises(BudgetSpent, match=r"may pay epsilon 2, has paid 2 and would pay 4 with gradients of tree 3"):

@@ -142,6 +142,22 @@ def test_values_of_the_wrong_type_are_named(kind):
             converted({name: object}, kind, kind.__name__)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "refused", "taken"),
+    [
+        (BoostingOptions, "learning_rate", [0.0, -0.1], 1e-9),
+        (RegressionOptions, "learning_rate", [0.0, -0.1], 1e-9),
+        (treaty.SecureBoost, "purity_guard", [0.0, 1.0, -0.1, 1.1], 0.999),
+    ],
+)
+def test_values_that_would_switch_an_option_off_are_refused(kind, name, refused, taken):
+    """Without a rate nothing is learned; a guard of 0 shows nothing and one of 1 everything."""
+    assert getattr(converted({name: taken}, kind, ""), name) == taken
+    for value in refused:
+        with pytest.raises(ConfigError, match=rf"^option {name}={value}: expected `float` [<>]"):
+            converted({name: value}, kind, "")
+
+
 def test_numpys_numbers_count_as_pythons_and_infinity_where_it_means_something():
     found = converted({"epsilon": np.float64(2.0)}, treaty.FederBoostVertical, "")
     assert (found.epsilon, type(found.epsilon)) == (2.0, float)

@@ -244,6 +244,18 @@ def test_noise_is_larger_for_less_epsilon_and_scaled_to_what_a_row_changes():
     np.testing.assert_allclose(drawn.std(axis=0) / units, each, rtol=0.05)  # 10,000 each: 7 standard errors
 
 
+def test_with_several_classes_noise_is_for_every_tree_of_a_round():
+    """A row is in each of them: with three classes the same budget is for three times as many sums."""
+    _, whole, _ = dealt("binary", 3)
+    schema, options = whole.table.schema, options_of(epsilon_total=2.0)
+    two, four = (plan_noise(*options, schema, list(range(n)), members=3) for n in (2, 4))
+    assert four.trees == pytest.approx(2.0 * two.trees)  # variance by the number of trees
+    assert (four.opening, four.search) == (two.opening, two.search)
+    shorter = options_of(epsilon_total=2.0, n_estimators=options.common.n_estimators * 4)
+    assert four.trees == pytest.approx(plan_noise(*shorter, schema, [0, 1], members=3).trees)
+    assert four.budget.epsilon == pytest.approx(two.budget.epsilon)
+
+
 @pytest.mark.slow
 def test_leaves_and_splits_do_not_follow_noise():
     """Without it, what little hess a child seems to have goes into a leaf weight of hundreds."""

@@ -75,3 +75,24 @@ def test_rosters_of_others_and_keys_nobody_vouches_for_are_refused():
     own = Roster({**honest.keys, "p1": unpinned.key.key}, {**honest.vouched, "p1": unpinned.key.vouched})
     with pytest.raises(PeerProtocolError, match="a key of p2"):
         unpinned.advertise(own, "p0")
+
+
+@pytest.mark.parametrize("kept", ["another key", "nobody"])
+def test_a_member_takes_no_roster_without_its_own_key(kept):
+    """Else a collector could have the others mask with a key of its own in this member's name."""
+    made = {name: member_of(name) for name in ("p0", "p1", "p2")}
+    keys = {name: one.key.key for name, one in made.items()}
+    if kept == "another key":
+        keys["p1"] = member_of("p1").key.key
+    else:
+        del keys["p1"]
+    roster = Roster(keys, dict.fromkeys(keys, b""))
+    with pytest.raises(PeerProtocolError, match="expected the own key of p1 among the members' - at Roster"):
+        made["p1"].advertise(roster, "p0")
+
+
+def test_a_roster_has_a_voucher_for_every_key():
+    made = {name: member_of(name) for name in ("p0", "p1", "p2")}
+    keys = {name: one.key.key for name, one in made.items()}
+    with pytest.raises(PeerProtocolError, match="at Roster"):
+        made["p1"].advertise(Roster(keys, {"p0": b"", "p1": b""}), "p0")

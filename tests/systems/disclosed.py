@@ -1,0 +1,179 @@
+"""What every system says that its parties learn, over all options that change a sentence: `CASES`, and their text.
+
+`python tests/systems/disclosed.py > tests/systems/disclosed.txt` writes the text that tests compare. Read what changed
+in it: these sentences are what users are told. A new option gets a case here, a new system a list of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from treaty.systems import find_system
+from treaty.systems.alignment.roles import disclosures as of_alignment
+from treaty.systems.options import names_of
+from treaty.systems.system import Cast
+
+COLUMNS = Cast("bank", {"bank": "active", "shop": "passive", "lab": "passive"}, ["bank", "shop", "lab"])
+TWO = Cast("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
+DEALT = Cast("bank", {**COLUMNS.roles, "dealer": "dealer"}, COLUMNS.owners)
+COORDINATED = Cast("bank", {**COLUMNS.roles, "referee": "coordinator"}, COLUMNS.owners)
+COORDINATED_TWO = Cast("bank", {**TWO.roles, "referee": "coordinator"}, TWO.owners)
+HOLDERS = ["north", "south", "east", "west"]
+ROWS = Cast("north", dict.fromkeys(HOLDERS, "member") | {"north": "leader"}, HOLDERS)
+ROWS_OF_TWO = Cast("north", {"north": "leader", "south": "member"}, ["north", "south"])
+APART = Cast("server", {"server": "leader", "north": "member", "south": "member"}, ["north", "south"])
+CROWD = Cast("server", {"server": "server", "edge0": "edge", "edge1": "edge", "edge2": "edge"}, [])
+CROWD_OF_FIVE = Cast("server", {"server": "server", **{f"edge{k}": "edge" for k in range(5)}}, [])
+
+
+@dataclass(frozen=True)
+class Case:
+    """Options by name, own and common ones; who takes part; and what the part of the model at hand says."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    cast: Cast = COLUMNS
+    part: Mapping[str, Any] | None = None
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.given.items()) or "defaults"
+        part = "" if self.part is None else "; " + ", ".join(f"{k}: {v}" for k, v in self.part.items())
+        return f"{shown}; {' '.join(self.cast.roles)}{part}"
+
+
+CASES: dict[str, list[Case]] = {
+    "pooled": [Case()],
+    "secureboost": [
+        Case({"encryption": "ou"}),
+        Case({"encryption": "paillier"}),
+        Case({"encryption": "lattice"}),
+        Case({"encryption": "lattice", "reveal": "node"}),
+        Case(),
+        Case(part={"encryption": "lattice"}),
+        Case({"mechanism": "label_rr", "epsilon": 2.0}),
+        Case({"encryption": "ou", "he_inference": True}),
+        Case({"encryption": "lattice", "he_inference": True}),
+        Case({"mode": "paper", "allow_insecure": True, "rerandomise": False}),
+        Case({"encryption": "ou", "rl_trees": 3}),
+        Case({"encryption": "ou", "purity_guard": 0.2}),
+        Case({"encryption": "lattice", "purity_guard": 0.2}),
+        Case({"encryption": "ou", "goss": True}),
+        Case({"encryption": "lattice", "goss": True}),
+        Case({"min_child_samples": 5}),
+        Case({"min_child_samples": 5, "mode": "paper"}),
+    ],
+    "fedxgboost-smm": [
+        Case(),
+        Case({"reveal": "node"}),
+        Case({"backend": "ou"}),
+        Case({"backend": "dealer"}, DEALT),
+        Case({"min_child_samples": 5}),
+        Case({"mode": "paper", "allow_insecure": True}),
+        Case({"mode": "paper", "allow_insecure": True, "version": 2}),
+    ],
+    "fedxgboost-ldp": [
+        Case(),
+        Case({"mechanism": "laplace", "epsilon": 3.0, "epsilon_total": 30.0}),
+        Case({"mechanism": "label_rr", "epsilon": 2.0}),
+        Case({"mode": "paper", "allow_insecure": True}),
+        Case({"refit": True}),
+    ],
+    "federboost-vertical": [
+        Case(),
+        Case({"epsilon": 1.5}),
+        Case({"epsilon_person": 8.0}),
+        Case({"epsilon": float("inf"), "mode": "paper"}),
+    ],
+    "federboost-horizontal": [
+        Case(cast=ROWS),
+        Case(cast=ROWS, part={"spent": "groups of 7 rows were parted"}),
+        Case(cast=APART),
+        Case({"min_child_samples": 5}, ROWS),
+        Case({"dropout": "accept"}, ROWS),
+        Case({"epsilon_total": 2.0}, ROWS),
+        Case({"epsilon_total": 2.0, "delta": 1e-7}, ROWS, {"spent": "epsilon 2"}),
+        Case({"mode": "paper"}, ROWS_OF_TWO),
+        Case({"epsilon_total": 2.0}, ROWS_OF_TWO),
+        Case({"mode": "paper"}, APART),
+    ],
+    "fedxgb": [
+        Case(cast=CROWD),
+        Case(cast=CROWD, part={"spent": "groups of 7 rows were parted"}),
+        Case(cast=CROWD_OF_FIVE),
+        Case({"comparison": "additive"}, CROWD),
+        Case({"expose": "model"}, CROWD),
+        Case({"expose": "model", "min_child_samples": 5}, CROWD),
+        Case({"min_child_samples": 5}, CROWD),
+        Case({"expose": "paper", "allow_insecure": True}, CROWD),
+        Case({"mode": "paper", "allow_insecure": True}, CROWD),
+    ],
+    "quasi-newton": [
+        Case(cast=COORDINATED),
+        Case(cast=COORDINATED_TWO),
+        Case(cast=COORDINATED, part={"encryption": "lattice", "alone": {"bank": 0, "shop": 1, "lab": 7}}),
+        Case({"encryption": "ou"}, COORDINATED),
+        Case({"encryption": "ou"}, COORDINATED_TWO),
+        Case({"coordinator": False}, TWO),
+        Case({"coordinator": False}),
+        Case({"coordinator": False, "encryption": "lattice"}, TWO),
+        Case({"insecure_test_key_bits": 768}, COORDINATED),
+        Case({"mode": "paper", "allow_insecure": True}, COORDINATED),
+    ],
+    "sgd": [Case(cast=COORDINATED), Case({"coordinator": False}, TWO)],
+}
+
+OF_ALIGNMENT: list[dict[str, Any]] = [
+    {"others": ["shop", "lab"]},
+    {"others": ["shop"]},
+    {"others": ["shop", "lab"], "result_to": "active"},
+    {"others": ["shop", "lab"], "on_duplicate": "expand"},
+    {"others": ["shop"], "on_duplicate": "expand", "result_to": "active"},
+]
+
+
+def learned(name: str, case: Case) -> dict[str, list[str]]:
+    """Return the sentences of a case, by party or role."""
+    system = find_system(name)
+    common = {of: value for of, value in case.given.items() if of in names_of(system.common)}
+    own = system.options(**{of: value for of, value in case.given.items() if of not in common})
+    checked = system.common(**common).checked(own)
+    own.check(checked)
+    part = None if case.part is None else SimpleNamespace(**{"encryption": "", "spent": "", **case.part})
+    return system.disclosures(case.cast, own, checked, part)
+
+
+def told() -> Iterator[tuple[str, list[tuple[str, dict[str, list[str]]]]]]:
+    """Yield each system with its cases and what these disclose; alignment comes last."""
+    for name, cases in CASES.items():
+        yield name, [(str(case), learned(name, case)) for case in cases]
+    pairs = [
+        (", ".join(f"{k}={v!r}" for k, v in given.items()), of_alignment("bank", **given)) for given in OF_ALIGNMENT
+    ]
+    yield "alignment", pairs
+
+
+def lines() -> Iterator[str]:
+    """Yield the text: a system's first case in full, of the others what differs from it."""
+    for name, cases in told():
+        first = cases[0][1]
+        for number, (title, found) in enumerate(cases):
+            yield f"## {name}: {title}"
+            alike: dict[tuple[str, ...], str] = {}
+            for party, sentences in found.items():
+                before = first.get(party, []) if number else []
+                changed = [f"- {one}" for one in before if one not in sentences]
+                changed += [f"+ {one}" for one in sentences if one not in before]
+                if tuple(changed) in alike:
+                    yield f"{party}: as {alike[tuple(changed)]}"
+                elif changed:
+                    yield from (party, *changed)
+                    alike[tuple(changed)] = party
+            yield from (f"{party}: not told of" for party in first if party not in found)
+            yield ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(lines()))
