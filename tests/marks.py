@@ -1,10 +1,25 @@
-"""Parameters of tests that `make test` leaves out."""
+"""Parameters of tests that `make test` leaves out, and tests that need what not every processor has."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from numba.core.registry import cpu_target
+
+from treaty.crypto.additive.multiplier import HAS_IFMA
+
+NEEDS_IFMA = pytest.mark.skipif(
+    not HAS_IFMA, reason="no AVX-512 IFMA: the fast form is the portable one here, and would be compared with itself"
+)
+NEEDS_WIDE_VECTORS = pytest.mark.skipif(
+    "+avx2" not in str(cpu_target.target_context.codegen().magic_tuple()),
+    reason="no AVX2: the usual build has no wider vectors than the plain one, and would be compared with itself",
+)
+# of modular arithmetic: what numba compiles for this processor, and what it compiles for any
+FORMS = pytest.mark.parametrize(
+    "portable", [pytest.param(False, id="fast", marks=NEEDS_IFMA), pytest.param(True, id="portable")]
+)
 
 
 def slow(*values: Any) -> Any:

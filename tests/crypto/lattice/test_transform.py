@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from crypto.lattice.oracle import coefficient, coefficients, fingerprints, mirrored, multiply, transform
+from marks import NEEDS_WIDE_VECTORS
 from treaty.crypto.lattice.kernels import forward_transform, inverse_transform
 from treaty.crypto.lattice.linear_map import shoup_quotients
 from treaty.crypto.lattice.parameters import DEGREE, PRIMES
@@ -116,6 +117,7 @@ def test_shoup_quotient_is_the_floor(drawn):
     ]
 
 
+@NEEDS_WIDE_VECTORS
 @pytest.mark.slow
 def test_builds_with_and_without_vector_instructions_agree_bit_for_bit(tmp_path):
     script = (

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marks import FORMS
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.additive.montgomery import Modulus, from_words
 from treaty.crypto.vectors.encrypted_vectors import (
@@ -39,7 +40,7 @@ def exact(matrix, vector):
     return [sum(int(x) * int(v) for x, v in zip(column, vector, strict=True)) for column in matrix.T]
 
 
-@pytest.mark.parametrize("portable", [False, True], ids=["fast", "portable"])
+@FORMS
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 3), st.integers(1, 63), st.integers(0, 2**32))
 def test_bucket_products_equal_powers(portable, rows, kinds, columns, bits, seed):
