@@ -18,6 +18,8 @@ PAILLIER_SMALL_PRIME_BITS = 64
 # test keys with primes below 128 bits: k takes half of the prime's bits, so that some k always gives a prime
 PAILLIER_INSECURE_SMALL_PRIME_SHARE = 2
 
+# secure comparison: masks are this much longer than the numbers compared, so that N comparisons tell at most N 2^-100
+COMPARISON_MASK_BITS = 100
 STATISTICAL_BITS = 80  # exponents are this much longer than the group's order: statistical distance at most 2^-80
 PRIMALITY_ROUNDS = 40  # of Miller-Rabin after Baillie-PSW: error below 4^-40 even for hostile candidates (Rabin 1980)
 

@@ -10,11 +10,11 @@ authenticate the sender. Every round holds all comparisons of the batch.
 
 **Assumed:** honest but curious servers of which at most t < n/2 collude, secure channels, and AES as a pseudorandom
 generator for each server's own numbers. t servers together learn nothing of x, y and the answer beyond a statistical
-distance of 2^(1 - kappa) per comparison (a carry into the opened c). All else they receive is uniform, whatever is
-compared: shares; c mod 2^l; squares of random numbers; the zero test's answer, which the secret sign turns into a fair
-coin, and a random number besides. Nobody proves what it sends: a lie is noticed only where shares of degree below n - 1
-are opened and do not belong together (always so for c, hence inputs of a wrong degree are noticed); otherwise the
-answer is wrong.
+distance of 2^-100 per comparison (a carry into the opened c, under masks of 100 bits), so N 2^-100 over a training of N
+comparisons: 2^-60 for a million million. All else they receive is uniform, whatever is compared: shares; c mod 2^l;
+squares of random numbers; the zero test's answer, which the secret sign turns into a fair coin, and a random number
+besides. Nobody proves what it sends: a lie is noticed only where shares of degree below n - 1 are opened and do not
+belong together (always so for c, hence inputs of a wrong degree are noticed); otherwise the answer is wrong.
 
 **Cost**, numbers of 16 bytes, over all n (n - 1) pairs of servers:
 
@@ -41,6 +41,7 @@ from typing import TypeVar
 import numpy as np
 
 from treaty.crypto.keystream import Keystream
+from treaty.crypto.parameters import COMPARISON_MASK_BITS
 from treaty.crypto.sharing import shamir_field as field
 from treaty.crypto.sharing.secret_sharing import make_shares
 from treaty.crypto.sharing.shamir_field import Words
@@ -57,13 +58,12 @@ _FIELD_BITS = 127
 class Setting:
     """What all servers agree on beforehand; server i holds each polynomial's value at the point i + 1.
 
-    CryptoError if a number is out of range, or unless bits + kappa + log2(servers) + 2 < 127.
+    CryptoError if a number is out of range, or unless bits + 100 + log2(servers) + 2 < 127, so that c never exceeds p.
     """
 
     servers: int  # n, 3 or more
     degree: int  # t, from 1, below n / 2: t servers together learn nothing, t + 1 shares give a secret
     bits: int  # l: numbers tested for their sign are within +-2^(l-1); not checked, as nobody sees them
-    kappa: int = 40  # how many bits longer random numbers are than what they hide, 40 or more
 
     def __post_init__(self) -> None:
         if self.servers < 3 or not 1 <= self.degree or not 2 * self.degree < self.servers:
@@ -71,12 +71,13 @@ class Setting:
                 f"expected 3 or more servers and shares of a degree from 1 to below half of them, got {self.servers} "
                 f"and {self.degree} - at secure comparison"
             )
-        if self.bits < 2 or self.kappa < 40:
-            raise CryptoError(f"expected bits >= 2 and kappa >= 40, got {self.bits} and {self.kappa}")
-        total = self.bits + self.kappa + (self.servers - 1).bit_length() + 2
-        if total >= _FIELD_BITS:
+        if self.bits < 2:
+            raise CryptoError(f"expected numbers of 2 bits or more, got {self.bits} - at secure comparison")
+        most = _FIELD_BITS - 1 - COMPARISON_MASK_BITS - (self.servers - 1).bit_length() - 2
+        if self.bits > most:
             raise CryptoError(
-                f"expected bits + kappa + log2(servers) + 2 below {_FIELD_BITS}, got {total}: compare shorter numbers"
+                f"expected numbers of at most {most} bits among {self.servers} servers, got {self.bits} - at secure "
+                "comparison"
             )
 
     @property
@@ -123,7 +124,7 @@ def prepare(setting: Setting, own: int, rows: int) -> Program[RandomNumbers]:
         [
             make_shares(field.random_numbers(dealt), setting.points, t + 1),
             make_shares(np.zeros((dealt, 2), np.uint64), setting.points, 2 * t + 1),
-            make_shares(_below_power_of_two(setting.kappa, rows), setting.points, t + 1),
+            make_shares(_below_power_of_two(COMPARISON_MASK_BITS, rows), setting.points, t + 1),
         ],
         axis=1,
     )
@@ -154,19 +155,19 @@ def is_negative(setting: Setting, own: int, values: Words, prepared: RandomNumbe
     CryptoError if too few are prepared, a received number is out of range, or the shares of c do not belong together:
     then inputs are of another degree, or servers work on different comparisons.
 
-    With random bits r_i (r in all), r' and a sign s, c = a + 2^l + r + 2^l r' is opened. The product of
-    e_i = s + r_i - c_i + 3 sum_{j>i} (r_j xor c_j), i < l, and e_l = s - 1 + 3 sum_j (r_j xor c_j) is zero iff s = 1
-    and c mod 2^l >= r, or s = -1 and c mod 2^l < r. It is multiplied by a random number and opened: that it is zero
-    tells nothing without s (should the random number be zero, the answer is wrong: a chance of 2^-127). Then a mod
-    2^l = (c mod 2^l) - r + 2^l [c mod 2^l < r], and [a < 0] is (a mod 2^l - a) / 2^l. The last product is opened
-    instead of reduced in degree, which saves a round.
+    With random bits r_i (r in all), r' (a sum of numbers of 100 bits, one of each server) and a sign s, c = a + 2^l + r
+    + 2^l r' is opened. The product of e_i = s + r_i - c_i + 3 sum_{j>i} (r_j xor c_j), i < l, and e_l = s - 1 + 3 sum_j
+    (r_j xor c_j) is zero iff s = 1 and c mod 2^l >= r, or s = -1 and c mod 2^l < r. It is multiplied by a random number
+    and opened: that it is zero tells nothing without s (should the random number be zero, the answer is wrong: a chance
+    of 2^-127). Then a mod 2^l = (c mod 2^l) - r + 2^l [c mod 2^l < r], and [a < 0] is (a mod 2^l - a) / 2^l. The last
+    product is opened instead of reduced in degree, which saves a round.
     """
     field.check_numbers(values, "shares to compare")
     l, one = setting.bits, field.constant
     bits, low, mask, signs, blinds, zeros = prepared.take(len(values))
     masked = field.add(field.add(values, one(1 << l)), mask)
     opened = yield from open_to_all(setting, own, masked, setting.degree)
-    opened &= np.array([(1 << min(l, 64)) - 1, (1 << max(l - 64, 0)) - 1], np.uint64)
+    opened &= np.array([(1 << l) - 1, 0], np.uint64)
     factors = np.concatenate([field.comparison_factors(bits, signs, opened), blinds[None]])
     while len(factors) > 2:
         pairs = len(factors) // 2
