@@ -175,7 +175,7 @@ def test_files_that_are_no_linear_part_are_refused(tmp_path):
         with pytest.raises(treaty.ConfigError, match="expected a linear model of Treaty"):
             load_linear_part(tmp_path / "part")
     treaty.GBDTClassifier(n_estimators=1).fit(X, y).parts_["pooled"].save(tmp_path / "part")
-    with pytest.raises(treaty.ConfigError, match="treaty-linear-part 1"):
+    with pytest.raises(treaty.ConfigError, match="expected a linear part, got a model part"):
         load_linear_part(tmp_path / "part")
     part.save(tmp_path / "part")
     assert isinstance(load_linear_part(tmp_path / "part"), LinearPart)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import pickle
 import re
 import tempfile
@@ -409,18 +408,6 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, content):
         treaty.load(tmp_path / "model")
     with pytest.raises(treaty.ConfigError, match="nowhere"):
         treaty.load(tmp_path / "nowhere")
-
-
-def test_a_model_of_the_flat_options_of_before_is_called_old(tmp_path):
-    X, y = real_table("binary")
-    treaty.GBDTClassifier(n_estimators=1).fit(X, y).save(tmp_path)
-    content = json.loads((tmp_path / "model.json").read_bytes())
-    del content["system"]  # options were among `params`
-    (tmp_path / "model.json").write_text(json.dumps(content))
-    with pytest.raises(
-        treaty.ConfigError, match=r"model\.json was saved by an earlier version of Treaty; fit and save"
-    ):
-        treaty.load(tmp_path)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from treaty.errors import ConfigError, DataError
+from treaty.files import Format, read_file, write_file
 from treaty.privacy import label_rr
 from treaty.privacy.label_rr import randomise_labels, stored_noisy_labels
 from treaty.trees.objectives import make_objective
@@ -167,18 +168,18 @@ def test_stored_labels_of_something_else_are_refused_and_kept(tmp_path, y, chang
 
 
 def rewritten(path, **changes):
-    content = msgspec.msgpack.decode(path.read_bytes())
-    path.write_bytes(msgspec.msgpack.encode(content | changes))
+    kept = read_file(path, label_rr._Kept, label_rr.FORMAT)
+    write_file(path, msgspec.structs.replace(kept, **changes), label_rr.FORMAT, "")
 
 
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda path: path.write_bytes(b""), "something else"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "something else"),
-        (lambda path: rewritten(path, format="treaty-noisy-labels 9"), "format"),
-        (lambda path: rewritten(path, labels=b"\0" * 8), "expected 500 noisy labels, got 1"),
-        (lambda path: rewritten(path, labels=b"\x07" + b"\0" * (8 * 500 - 1)), "below 3"),
+        (lambda path: path.write_bytes(b""), "an empty file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cut off"),
+        (lambda path: write_file(path, [1], Format("noisy-labels", 9), ""), "newer Treaty"),
+        (lambda path: rewritten(path, labels=np.zeros(1, np.int64)), "expected 500 noisy labels, got 1"),
+        (lambda path: rewritten(path, labels=np.full(500, 7)), "below 3"),
     ],
     ids=["empty", "cut-off", "other-format", "too-few", "no-class"],
 )
@@ -191,7 +192,7 @@ def test_damaged_stored_labels_are_refused(tmp_path, y, damage, text):
 
 
 def test_a_folder_that_is_not_there_is_a_config_error(tmp_path, y):
-    with pytest.raises(ConfigError, match="cannot keep noisy labels"):
+    with pytest.raises(ConfigError, match=r"cannot write .*noisy"):
         stored_noisy_labels(tmp_path / "none" / "noisy", y, 3, 1.0)
 
 

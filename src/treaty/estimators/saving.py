@@ -12,12 +12,14 @@ import msgspec
 
 from treaty.data.table import Schema
 from treaty.errors import ConfigError
+from treaty.files import Format, read_json, write_json
 from treaty.models.linear import LinearPart
 from treaty.models.trees import ModelPart
 from treaty.systems import find_system
 from treaty.systems.options import converted
 
 AnyPart = TypeVar("AnyPart", ModelPart, LinearPart)
+FORMAT = Format("estimator", 1)
 
 
 class SavedEstimator(msgspec.Struct, kw_only=True):
@@ -36,11 +38,10 @@ def write_model(folder: str | Path, saved: SavedEstimator, parts: Mapping[str, M
     folder = Path(folder)
     try:
         finite = {name: "inf" if value == math.inf else value for name, value in saved.system.items()}  # JSON has none
-        content = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(saved, system=finite)))
         folder.mkdir(parents=True, exist_ok=True)
         for name, part in parts.items():
             part.save(_part_file(folder, name))
-        (folder / "model.json").write_bytes(content)
+        write_json(folder / "model.json", msgspec.structs.replace(saved, system=finite), FORMAT, "")
     except TypeError as error:
         raise ConfigError(f"a parameter cannot be saved: {error}") from None
     except OSError as error:
@@ -49,15 +50,7 @@ def write_model(folder: str | Path, saved: SavedEstimator, parts: Mapping[str, M
 
 def read_saved(folder: str | Path) -> SavedEstimator:
     """Read what `write_model` wrote beside the parts; ConfigError if there is no such file, or it is another one."""
-    path = Path(folder) / "model.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=SavedEstimator)
-    except OSError as error:
-        raise ConfigError(f"cannot read the model {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        if "missing required field `system`" in str(error):
-            raise ConfigError(f"{path} was saved by an earlier version of Treaty; fit and save it again") from None
-        raise ConfigError(f"expected a saved model, got something else - at {path} ({error})") from None
+    return read_json(Path(folder) / "model.json", SavedEstimator, FORMAT)
 
 
 def params_of(saved: SavedEstimator) -> dict[str, Any]:
@@ -68,9 +61,9 @@ def params_of(saved: SavedEstimator) -> dict[str, Any]:
     return {**saved.params, "protocol": own if own != system.options() else name}
 
 
-def read_parts(folder: str | Path, saved: SavedEstimator, load: Callable[[Path], AnyPart]) -> dict[str, AnyPart]:
+def read_parts(folder: str | Path, saved: SavedEstimator, load: Callable[[Path, str], AnyPart]) -> dict[str, AnyPart]:
     """Read every party's part; ConfigError if a file is missing or is not one of a Treaty model."""
-    return {name: load(_part_file(Path(folder), name)) for name in saved.parties}
+    return {name: load(_part_file(Path(folder), name), name) for name in saved.parties}
 
 
 def _part_file(folder: Path, party: str) -> Path:

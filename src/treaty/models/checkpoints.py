@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Table
 from treaty.errors import ConfigError
-from treaty.models.trees import ModelPart, check_part, read_file, write_file
+from treaty.files import Format, read_file, write_file
+from treaty.models.trees import ModelPart, check_part
 from treaty.trees.boosting import RoundState
 
-FORMAT = "treaty-checkpoint 1"
+FORMAT = Format("checkpoint", 2)
 ANEW = (
     "begin anew: remove the .checkpoint files from the folder given to fit as checkpoint, or run the job without "
     "--resume. Keep what else lies there: a .noise folder has the ledger of what was paid, and the key of its noise"
@@ -98,15 +99,15 @@ def checkpoint_of(part: ModelPart, given: dict[str, Any], table: bytes, kept: Ro
     return checkpoint
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint.
+def load_checkpoint(path: str | os.PathLike[str], party: str | None = None) -> Checkpoint:
+    """Read a checkpoint, of a party (None: of any).
 
     Raises
     ------
     ConfigError
-        If there is no such file, or it is no checkpoint of Treaty.
+        If there is no such file, or it is damaged, or no checkpoint of Treaty, or another party's.
     """
-    checkpoint = read_file(path, Checkpoint, FORMAT)
+    checkpoint = read_file(path, Checkpoint, FORMAT, party)
     forest = checkpoint.part.forest
     try:
         check_part(checkpoint.part)
@@ -140,19 +141,20 @@ def noise_folder(folder: str | os.PathLike[str], party: str) -> Path:
 class Keeper:
     """Writes a party's checkpoint while training goes on.
 
-    With `resume` training goes on from the file at `path`, if there is one, else it begins anew and replaces it. At
-    most a `share` of the time goes into writing.
+    With `resume` training goes on from the file at `path`, if there is one and it is the party's (None: anybody's),
+    else it begins anew and replaces it. At most a `share` of the time goes into writing.
     """
 
     path: Path
     resume: bool = False
     share: float = 0.05
+    party: str | None = None
     _next: float = 0.0
     _current: Callable[[], Checkpoint] | None = None
 
     def found(self) -> Checkpoint | None:
         """Return the checkpoint to go on from."""
-        return load_checkpoint(self.path) if self.resume and self.path.exists() else None
+        return load_checkpoint(self.path, self.party) if self.resume and self.path.exists() else None
 
     @property
     def due(self) -> bool:
@@ -173,7 +175,8 @@ class Keeper:
             return
         started = time.perf_counter() if began is None else began
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(self.path, self._current(), FORMAT)
+        checkpoint = self._current()
+        write_file(self.path, checkpoint, FORMAT, checkpoint.part.party)
         ended = time.perf_counter()
         self._next = ended + (ended - started) / self.share
 

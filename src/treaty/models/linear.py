@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
+from treaty.files import Format, read_file, write_file
 from treaty.linear.losses import beyond_taylor, probabilities
 from treaty.linear.preparation import Preparation, prepare
-from treaty.models.trees import read_file, write_file
 
-FORMAT = "treaty-linear-part 1"
+FORMAT = Format("linear-part", 2)
 
 
 class LinearPart(msgspec.Struct, kw_only=True):
@@ -49,7 +49,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""
-        write_file(path, self, FORMAT)
+        write_file(path, self, FORMAT, self.party)
 
     @property
     def is_active(self) -> bool:
@@ -87,9 +87,9 @@ def preparation_of(table: Table) -> Preparation:
     return prepare(table.columns, n_categories, table.n_rows)
 
 
-def load_linear_part(path: str | os.PathLike[str]) -> LinearPart:
-    """Read a part that `LinearPart.save` wrote; ConfigError if there is none, or something else."""
-    part = read_file(path, LinearPart, FORMAT)
+def load_linear_part(path: str | os.PathLike[str], party: str | None = None) -> LinearPart:
+    """Read a part that `LinearPart.save` wrote, of a party (None: of any); errors as of `load_part` for trees."""
+    part = read_file(path, LinearPart, FORMAT, party)
     try:
         check_linear_part(part)
     except ValueError as error:

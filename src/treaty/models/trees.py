@@ -8,24 +8,21 @@ and loaded on its own, and only all of them together decide rows.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import decoder_of
 from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
+from treaty.files import Format, read_file, write_file
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 
-FORMAT = "treaty-model-part 1"
-Content = TypeVar("Content", bound=msgspec.Struct)
+FORMAT = Format("model-part", 2)
 
 
 class ModelPart(msgspec.Struct, kw_only=True):
@@ -64,7 +61,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""
-        write_file(path, self, FORMAT)
+        write_file(path, self, FORMAT, self.party)
 
     @property
     def is_active(self) -> bool:
@@ -98,69 +95,20 @@ def of_classes(p: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.hstack([1.0 - p, p]) if p.shape[1] == 1 else p
 
 
-def load_part(path: str | os.PathLike[str]) -> ModelPart:
-    """Read a part that `ModelPart.save` wrote.
+def load_part(path: str | os.PathLike[str], party: str | None = None) -> ModelPart:
+    """Read a part that `ModelPart.save` wrote, of a party (None: of any).
 
     Raises
     ------
     ConfigError
-        If there is no such file, or it is no part of a Treaty model.
+        If there is no such file, or it is damaged, or no part of a Treaty model, or another party's.
     """
-    part = read_file(path, ModelPart, FORMAT)
+    part = read_file(path, ModelPart, FORMAT, party)
     try:
         check_part(part)
     except ValueError as error:
         raise ConfigError(f"expected a Treaty model, got {error} - at {path}") from None
     return part
-
-
-class _File(msgspec.Struct):
-    format: str
-    content: msgspec.Raw
-
-
-def write_file(path: str | os.PathLike[str], content: msgspec.Struct, kind: str) -> None:
-    """Write a struct to a file of a kind, readable by its owner alone; an old file stays until the new one is whole."""
-    path = Path(path)
-    encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
-    data = encoder.encode(_File(kind, msgspec.Raw(encoder.encode(content))))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    Path(temporary).replace(path)
-
-
-def read_file(path: str | os.PathLike[str], content: type[Content], kind: str) -> Content:
-    """Read what `write_file` wrote, of the same kind.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such file, or it is something else.
-    """
-    try:
-        whole = decoder_of(_File).decode(Path(path).read_bytes())
-        if whole.format != kind:
-            raise ConfigError(f"expected a file of format {kind!r}, got {whole.format[:40]!r} - at {path}")
-        read: Content = decoder_of(content, _decode).decode(whole.content)
-        return read
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(f"expected a file of format {kind!r}, got something else - at {path} ({error})") from None
-
-
-def _encode(value: Any) -> bytes:
-    if isinstance(value, np.ndarray):  # one axis; the element type is that of the field's annotation
-        return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
-    raise TypeError(f"cannot write {type(value).__name__}")
-
-
-def _decode(kind: Any, value: Any) -> NDArray[Any]:
-    if get_origin(kind) is np.ndarray and isinstance(value, bytes):
-        dtype = np.dtype(get_args(get_args(kind)[1])[0])
-        return np.frombuffer(value, dtype.newbyteorder("<")).astype(dtype)
-    raise ValueError(f"expected the bytes of an array, got {type(value).__name__}")
 
 
 def check_part(part: ModelPart) -> None:

@@ -16,7 +16,6 @@ import hashlib
 import math
 import os
 import struct
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,8 +25,9 @@ from numpy.typing import NDArray
 
 from treaty.compute import Integers
 from treaty.errors import ConfigError, DataError
+from treaty.files import Format, read_file, write_file
 
-FORMAT = "treaty-noisy-labels 1"
+FORMAT = Format("noisy-labels", 2)
 Randomness = Callable[[int], bytes]
 """Returns this many uniform random bytes: `os.urandom`, or a numpy Generator's `bytes` in tests."""
 
@@ -62,34 +62,23 @@ def stored_noisy_labels(
     """
     labels, path = _class_numbers(y, n_classes, epsilon), Path(path)
     digest = _digest(labels, n_classes, epsilon)
-    try:
-        if not path.exists():
-            noisy = randomise_labels(labels, n_classes, epsilon)
-            content = _File(FORMAT, n_classes, epsilon, digest, noisy.astype("<i8").tobytes())
-            write_new(path, msgspec.msgpack.encode(content))
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot keep noisy labels in {path}: {error.strerror}") from None
-    return _read(data, path, labels, n_classes, epsilon)
+    if not path.exists():
+        noisy = randomise_labels(labels, n_classes, epsilon)
+        # without `replace`, two jobs that start at once share one draw
+        write_file(path, _Kept(n_classes, epsilon, digest, noisy), FORMAT, "", replace=False)
+    return _checked(read_file(path, _Kept, FORMAT), path, labels, n_classes, epsilon)
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file's content; `digest` binds the noisy labels to the true ones."""
 
-    format: str
     n_classes: int
     epsilon: float
     digest: bytes
-    labels: bytes
+    labels: Integers
 
 
-def _read(data: bytes, path: Path, labels: Integers, n_classes: int, epsilon: float) -> Integers:
-    try:
-        kept = msgspec.msgpack.decode(data, type=_File)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"expected noisy labels, got something else - at {path} ({error})") from None
-    if kept.format != FORMAT:
-        raise ConfigError(f"expected a file of format {FORMAT!r}, got {kept.format[:40]!r} - at {path}")
+def _checked(kept: _Kept, path: Path, labels: Integers, n_classes: int, epsilon: float) -> Integers:
     remedy = (
         "labels drawn again cost their epsilon again: keep the options they were drawn with, or move this file away "
         "(in a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
@@ -99,27 +88,12 @@ def _read(data: bytes, path: Path, labels: Integers, n_classes: int, epsilon: fl
             raise ConfigError(f"expected noisy labels of {name} {wanted}, got {name} {got} - at {path}; {remedy}")
     if kept.digest != _digest(labels, n_classes, epsilon):
         raise ConfigError(f"expected noisy labels of this table, got those of other labels - at {path}; {remedy}")
-    if len(kept.labels) != 8 * len(labels):
-        raise ConfigError(f"expected {len(labels)} noisy labels, got {len(kept.labels) / 8:g} - at {path}")
-    noisy = np.frombuffer(kept.labels, "<i8").astype(np.int64)
+    noisy = kept.labels
+    if len(noisy) != len(labels):
+        raise ConfigError(f"expected {len(labels)} noisy labels, got {len(noisy)} - at {path}")
     if len(noisy) and not 0 <= noisy.min() <= noisy.max() < n_classes:
         raise ConfigError(f"expected noisy labels below {n_classes} - at {path}")
     return noisy
-
-
-def write_new(path: Path, content: bytes) -> None:
-    """Write a file, for its owner alone, that is complete from its first moment; one written meanwhile stays."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # readable by its owner alone
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)  # unlike a rename, does not replace: two jobs starting at once share one draw
-    except FileExistsError:
-        pass
-    finally:
-        Path(temporary).unlink()
 
 
 def _digest(labels: Integers, n_classes: int, epsilon: float) -> bytes:

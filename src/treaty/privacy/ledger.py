@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treaty.errors import BudgetSpent, ConfigError
-from treaty.privacy.label_rr import write_new
+from treaty.files import write_whole
 from treaty.privacy.zcdp import epsilon_of, renyi_epsilon
 
 KEY_BYTES = 32
@@ -130,7 +130,7 @@ class Ledger:
             _make(folder / FILE)
             self._open(folder / FILE)
             if not self.entries() and not (folder / "key").exists():
-                write_new(folder / "key", secrets.token_bytes(KEY_BYTES))
+                write_whole(folder / "key", [secrets.token_bytes(KEY_BYTES)], replace=False)
             # never replaced while there are entries: another key would be new noise at no cost
             self._key = (folder / "key").read_bytes()
         if len(self._key) != KEY_BYTES:

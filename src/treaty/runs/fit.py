@@ -191,7 +191,8 @@ def _keepers(folder: Path | None, system: System, owners: Iterable[str], active:
         except OSError as error:
             raise ConfigError(f"cannot keep checkpoints in {folder}: {error.strerror}; expected a folder") from None
         names = [ALONE] if system.split == "none" else dict.fromkeys([*owners, active])
-        keepers = {name: Keeper(checkpoint_file(folder, name), resume="resume" not in system.cannot) for name in names}
+        again = "resume" not in system.cannot
+        keepers = {name: Keeper(checkpoint_file(folder, name), resume=again, party=name) for name in names}
         left = checkpoint_file(folder, active)
         if "resume" in system.cannot and left.exists():
             raise ConfigError(

@@ -70,7 +70,7 @@ def train_party(
     system, (own, common), threads = job.system, job.settings(), cores(job.n_jobs)
     Path(job.output).mkdir(parents=True, exist_ok=True)
     kept = checkpoint_file(job.checkpoints or job.output, name)
-    keeper = Keeper(kept, resume=resume or name != job.active)
+    keeper = Keeper(kept, resume=resume or name != job.active, party=name)
     begun: list[float] = []
     aligning: dict[str, float] = {}
 
@@ -340,7 +340,7 @@ def find_part(job: Job, name: str) -> Any:
     """Read a party's part: that of the last finished training, else what an unfinished one left."""
     finished, unfinished = part_file(job.output, name), checkpoint_file(job.checkpoints or job.output, name)
     if job.system.common.table == "regression":
-        return load_linear_part(finished)
+        return load_linear_part(finished, name)
     if unfinished.exists() and not finished.exists():
-        return load_checkpoint(unfinished).part
-    return load_part(finished)
+        return load_checkpoint(unfinished, name).part
+    return load_part(finished, name)

@@ -7,11 +7,14 @@ from typing import Any
 
 import msgspec
 
+from treaty.files import Format, read_json, write_json
 from treaty.messaging.transcript import Transcript
 from treaty.runs.job import Job
 from treaty.runs.threads import traffic_of
 from treaty.systems.alignment.roles import disclosures
 from treaty.systems.system import Cast
+
+FORMAT = Format("report", 1)
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -38,7 +41,7 @@ def write_report(job: Job, name: str, cast: Cast, transcript: Transcript, second
     sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
     noted = {field: getattr(part, field, "") for field in ("encryption", "choice", "spent")}
     report = Report(party=name, seconds=seconds, sent=sent, learned=learned, has_part=part is not None, **noted)
-    _file(job, name).write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    write_json(_file(job, name), report, FORMAT, name)
 
 
 def expendable(job: Job) -> list[str]:
@@ -51,7 +54,7 @@ def load_reports(job: Job) -> dict[str, Report]:
     files = {name: _file(job, name) for name in job.parties}
     may_lack = expendable(job)
     return {
-        name: msgspec.json.decode(path.read_bytes(), type=Report)
+        name: read_json(path, Report, FORMAT, name)
         for name, path in files.items()
         if path.exists() or name not in may_lack
     }

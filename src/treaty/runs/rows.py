@@ -22,9 +22,9 @@ from treaty.data.run_log import RunLog
 from treaty.data.sources import checked_columns, numbers, read_table
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
+from treaty.files import Format, read_file, write_file
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.models.trees import read_file, write_file
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member, id_column
 from treaty.systems.alignment.roles import AlignmentOptions, Progress, align_active, align_passive
@@ -32,7 +32,7 @@ from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.training import noisy_labels
 from treaty.systems.system import LabelledRows
 
-FORMAT = "treaty-rows 1"
+FORMAT = Format("rows", 2)
 
 
 class RowOrder(Message):
@@ -168,7 +168,7 @@ def _common_rows(
 ) -> NDArray[np.int64]:
     """Return own rows in the common order: that of an earlier run, if the active party says so, or a new one."""
     digest = _digest(column)
-    found = read_file(kept, KeptRows, FORMAT) if kept is not None and kept.exists() else None
+    found = read_file(kept, KeptRows, FORMAT, party.name) if kept is not None and kept.exists() else None
     if found is not None and found.ids != digest:  # the file's rows are others now
         found = None
     if party.name == job.active:
@@ -193,7 +193,7 @@ def _common_rows(
     align = align_active if party.name == job.active else align_passive
     rows = align(party, ids, AlignmentOptions(log=log, threads=threads, progress=progress)).rows
     if kept is not None:
-        write_file(kept, KeptRows(order.number, digest, rows), FORMAT)
+        write_file(kept, KeptRows(order.number, digest, rows), FORMAT, party.name)
     return rows
 
 

@@ -17,9 +17,9 @@ from treaty.cli import main as cli
 from treaty.cli.main import app
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
+from treaty.files import read_file
 from treaty.messaging.certificates import write_identity
 from treaty.models.linear import LinearPart, preparation_of
-from treaty.models.trees import read_file
 from treaty.runs.job import load_job
 from treaty.runs.party import check_training, find_part, predict_party
 from treaty.runs.processes import PartyFailure, run_all

@@ -25,9 +25,9 @@ from treaty.crypto.additive.montgomery import Modulus, from_words
 from treaty.crypto.lattice.store import HintStore
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
+from treaty.files import read_file
 from treaty.messaging.messages import decode_body, view
 from treaty.models.checkpoints import hints_folder
-from treaty.models.trees import read_file
 from treaty.systems.logistic import lattice as lattice_products
 from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept
 from treaty.systems.logistic.coordinated import DecryptedProducts, EncryptedVector, SharedKey

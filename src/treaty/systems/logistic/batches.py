@@ -34,16 +34,16 @@ import msgspec
 
 from treaty.compute import Integers
 from treaty.errors import ConfigError, PeerProtocolError
+from treaty.files import Format, read_file, write_file
 from treaty.linear.batches import SEED_BYTES, batch_seed, partition, rows_alone
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.models.trees import read_file, write_file
 from treaty.systems.logistic.setup import Setting, exchange
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "treaty-batches 2"
+FORMAT = Format("batches", 3)
 _OTHER_ROWS = (
     "if these are other rows (without ids a passive party knows only how many there are), name another store "
     "(`checkpoint` of fit), or align them by ids: [align]"
@@ -120,7 +120,7 @@ def agree_on_batches(
     """
     # a party's name may hold what a file's may not
     file = None if store is None else store / f"{quote(party.name, safe=' ')}.batches"
-    found = _Kept([]) if file is None or not file.exists() else read_file(file, _Kept, FORMAT)
+    found = _Kept([]) if file is None or not file.exists() else read_file(file, _Kept, FORMAT, party.name)
     named = None if random_state is None else batch_seed(random_state)
     known = None
     for entry in found.entries:
@@ -144,7 +144,8 @@ def agree_on_batches(
                 party.name, file.name, len(found.entries),
             )  # fmt: skip
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, _Kept([*found.entries, _Partition(rows_digest, setting.batch_size, seed)]), FORMAT)
+        entries = [*found.entries, _Partition(rows_digest, setting.batch_size, seed)]
+        write_file(file, _Kept(entries), FORMAT, party.name)
     return partition(setting.n_rows, setting.batch_size, seed)
 
 

@@ -1,0 +1,189 @@
+"""How Treaty keeps a file: written whole or not at all, for its owner alone, and checked before anything in it counts.
+
+A file begins with a line of what it is: kind and version of its format, whose it is, how long what follows is, and
+SHA-256 over all of that. So a flipped bit, a file that was cut off, another party's file or one of another kind is
+refused by name, and never read as something else. Files that people read are JSON and have the same in their first
+fields. The digest finds faults of disks and mix-ups of people; who may write the file may also write its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
+from urllib.parse import quote, unquote
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import decoder_of
+from treaty.errors import ConfigError
+
+Content = TypeVar("Content", bound=msgspec.Struct)
+_HEAD = re.compile(rb"treaty-([a-z-]{1,40}) ([0-9]{1,9}) ([!-~]{0,2000}) ([0-9]{1,15}) ([0-9a-f]{64})\n")
+_LONGEST_HEAD = 3000  # bytes
+_SEAL = re.compile(rb'"sha256": "([0-9a-f]{64})"')
+_UNWRITTEN = "its files cannot be written; it has the details"
+
+
+class Format(NamedTuple):
+    """A kind of file, and the version of its format that this Treaty writes and reads."""
+
+    kind: str  # lower-case words joined by "-"
+    version: int
+
+
+def write_file(path: str | os.PathLike[str], content: Any, form: Format, owner: str, *, replace: bool = True) -> None:
+    """Write a struct (of numbers, texts, bytes and arrays of one axis) to a party's file, as `write_whole` does."""
+    body = msgspec.msgpack.Encoder(enc_hook=_encode).encode(content)
+    line = f"treaty-{form.kind} {form.version} {quote(owner, safe='')} {len(body)}"
+    write_whole(path, [f"{line} {_digest(line, body)}\n".encode(), body], replace=replace)
+
+
+def read_file(path: str | os.PathLike[str], content: type[Content], form: Format, owner: str | None = None) -> Content:
+    """Read what `write_file` wrote, of the same format and owner (None: anybody's).
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file, or it is damaged, something else, somebody else's, or of another version.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            line = file.readline(_LONGEST_HEAD)
+            head = _HEAD.fullmatch(line)
+            body = file.read() if head else b""
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    if head is None:
+        got = "something else" if line else "an empty file"
+        raise ConfigError(f"expected a {_words(form)} of Treaty, got {got} - at {path}")
+    kind, version, whose, size, digest = (part.decode() for part in head.groups())
+    if len(body) < int(size):
+        raise ConfigError(f"expected {size} bytes after the first line, got {len(body)}: it was cut off - at {path}")
+    if digest != _digest(line[:-66].decode(), body):
+        raise ConfigError(f"the file is damaged: its SHA-256 is not the one in its first line - at {path}")
+    check_form(path, form, owner, kind, int(version), unquote(whose))
+    found: Content = _decoded(path, lambda: decoder_of(content, _decode).decode(body), form)
+    return found
+
+
+def write_json(path: str | os.PathLike[str], content: Any, form: Format, owner: str) -> None:
+    """Write a struct as JSON that people may read, with the same safeguards."""
+    head = {"format": f"treaty-{form.kind} {form.version}", "owner": owner, "sha256": "0" * 64}
+    whole = msgspec.json.format(msgspec.json.encode(head | msgspec.to_builtins(content))) + b"\n"
+    write_whole(path, [whole.replace(b"0" * 64, hashlib.sha256(whole).hexdigest().encode(), 1)])
+
+
+def read_json(path: str | os.PathLike[str], content: type[Content], form: Format, owner: str | None = None) -> Content:
+    """Read what `write_json` wrote; errors as of `read_file`."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    seal = _SEAL.search(data)
+    if seal is None:
+        raise ConfigError(f"expected a {_words(form)} of Treaty, got something else - at {path}")
+    blank = data[: seal.start(1)] + b"0" * 64 + data[seal.end(1) :]
+    if hashlib.sha256(blank).hexdigest().encode() != seal.group(1):
+        raise ConfigError(f"the file is damaged or was edited: its SHA-256 is not the one it states - at {path}")
+    head = _decoded(path, lambda: msgspec.json.decode(data, type=_JsonHead), form)
+    kind, _, version = head.format.removeprefix("treaty-").rpartition(" ")
+    check_form(path, form, owner, kind, int(version) if version.isdecimal() else 0, head.owner)
+    found: Content = _decoded(path, lambda: msgspec.json.decode(data, type=content), form)
+    return found
+
+
+def check_form(
+    path: str | os.PathLike[str], form: Format, owner: str | None, kind: str, version: int, whose: str
+) -> None:
+    """Raise ConfigError unless a file that is whole is of the format, and the owner's."""
+    if kind != form.kind:
+        raise ConfigError(f"expected a {_words(form)}, got a {kind.replace('-', ' ')} - at {path}")
+    if version != form.version:
+        newer = "a newer Treaty wrote it; update this one" if version > form.version else "an earlier Treaty wrote it"
+        raise ConfigError(f"expected a {_words(form)} of version {form.version}, got {version}: {newer} - at {path}")
+    if owner is not None and whose != owner:
+        raise ConfigError(f"expected a {_words(form)} of {owner}, got one of {whose or 'nobody'} - at {path}")
+
+
+def write_whole(path: str | os.PathLike[str], data: list[bytes], *, mode: int = 0o600, replace: bool = True) -> None:
+    """Write a file that is whole and on the disk from its first moment; without `replace` an existing one stays.
+
+    A file that was there stays as it was until the new one is whole. Raises ConfigError when it cannot be written, and
+    then leaves nothing behind.
+    """
+    path = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.writelines(data)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            if replace:
+                Path(temporary).replace(path)
+            else:
+                _link(temporary, path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", public=_UNWRITTEN) from None
+
+
+def _link(temporary: str, path: Path) -> None:
+    try:
+        os.link(temporary, path)  # unlike a rename, does not replace
+    except FileExistsError:
+        pass
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the file's name on the disk, too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class _JsonHead(msgspec.Struct):
+    format: str
+    owner: str
+
+
+def _digest(line: str, body: bytes) -> str:
+    digest = hashlib.sha256(f"{line}\n".encode())
+    digest.update(body)
+    return digest.hexdigest()
+
+
+def _words(form: Format) -> str:
+    return form.kind.replace("-", " ")
+
+
+def _decoded(path: str | os.PathLike[str], decode: Callable[[], Any], form: Format) -> Any:
+    try:
+        return decode()
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"expected a {_words(form)} of Treaty, got something else - at {path} ({error})") from None
+
+
+def _encode(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):  # one axis; the element type is that of the field's annotation
+        return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+    raise TypeError(f"cannot write {type(value).__name__}")
+
+
+def _decode(kind: Any, value: Any) -> NDArray[Any]:
+    if get_origin(kind) is np.ndarray and isinstance(value, bytes):
+        dtype = np.dtype(get_args(get_args(kind)[1])[0])
+        return np.frombuffer(value, dtype.newbyteorder("<")).astype(dtype)
+    raise ValueError(f"expected the bytes of an array, got {type(value).__name__}")
