@@ -12,7 +12,7 @@ import pytest
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import linear_map, parameters
 from treaty.crypto.lattice.linear_map import Field, LinearMapClient, LinearMapServer, SecretMatrix
-from treaty.crypto.lattice.parameters import PRIMES, Parameters
+from treaty.crypto.lattice.parameters import SETS, Parameters
 from treaty.crypto.lattice.sampling import public_ring_elements
 
 SEED = b"all parties made this seed, say."
@@ -25,8 +25,8 @@ FALSE_ALARM = 1e-6
 
 def small_parameters(monkeypatch, degree: int, primes: int, message_bits: int, weight: int, slack: int) -> Parameters:
     """A set of a degree far below any security: tests alone get it, by bending the table."""
-    monkeypatch.setitem(parameters.STANDARD_LIMITS, degree, 31 * len(PRIMES))
-    return Parameters(degree, PRIMES[:primes], message_bits, weight, slack)
+    monkeypatch.setitem(parameters.LIMITS, degree, 31 * max(SETS))
+    return Parameters(degree, SETS[max(primes, min(SETS))][:primes], message_bits, weight, slack)
 
 
 def multiply(a: Sequence[int], b: Sequence[int], modulus: int) -> list[int]:

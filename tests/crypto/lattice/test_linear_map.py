@@ -10,13 +10,13 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import linear_map
 from treaty.crypto.lattice.kernels import inverse_transform
 from treaty.crypto.lattice.linear_map import Field, LinearMapClient, LinearMapServer, SecretMatrix
-from treaty.crypto.lattice.parameters import DEGREE, PRIMES, choose
+from treaty.crypto.lattice.parameters import DEGREE, LEAST_PRIME, SETS, choose
 from treaty.crypto.lattice.sampling import public_ring_elements
 from treaty.crypto.lattice.transform import tables
 from treaty.errors import CryptoError
 
 GRAD, HESS = 1 << 16, 1 << 14
-SETS = pytest.mark.parametrize(("message_bits", "primes"), [(70, 5), (100, 6), (130, 7)], ids=["5", "6", "7"])
+BY_SET = pytest.mark.parametrize(("message_bits", "primes"), [(70, 5), (100, 6), (130, 7)], ids=["5", "6", "7"])
 
 
 def job_of_bins(codes, sizes, *, message_bits=0, grad=GRAD, hess=HESS, threads=1):
@@ -100,7 +100,7 @@ def test_bin_sums_are_exact(data):
     assert_sums_exact(job, codes, sizes, vectors, np.array(sorted(wanted)))
 
 
-@SETS
+@BY_SET
 @pytest.mark.parametrize("rows", [1, DEGREE - 1, DEGREE, DEGREE + 1, 2 * DEGREE + 5])
 def test_bin_sums_are_exact_around_full_blocks_under_every_set(rows, message_bits, primes):
     rng = np.random.default_rng(rows)
@@ -121,7 +121,7 @@ def test_fields_of_one_value_everywhere_add_up_to_their_bounds():
 
 
 def test_fields_as_wide_as_the_arithmetic_takes_stay_exact():
-    rng, rows, top = np.random.default_rng(4), 700, PRIMES[-1] - 1
+    rng, rows, top = np.random.default_rng(4), 700, SETS[6][-1] - 1
     codes, sizes = rng.integers(0, 3, (1, rows)).astype(np.uint8), [3]
     job = job_of_bins(codes, sizes, grad=top, hess=top)
     assert_sums_exact(job, codes, sizes, random_vectors(rng, rows, 2, grad=top, hess=top, extreme=True))
@@ -171,7 +171,7 @@ def test_products_with_integer_matrices_are_exact(data):
 
 
 def test_largest_integers_of_a_matrix_stay_exact():
-    largest = PRIMES[-1] - 1
+    largest = LEAST_PRIME - 1
     values = np.array([[largest, -largest, largest, 1], [largest] * 4, [-largest] * 4], np.int32)
     job = dense_job(values, 1000)
     vector = np.array([[1000, -1000, 999, -7]], np.int32)
@@ -180,7 +180,7 @@ def test_largest_integers_of_a_matrix_stay_exact():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@SETS
+@BY_SET
 def test_sums_survive_the_worst_noise_and_not_a_wider_flood(monkeypatch, message_bits, primes, sign):
     rng, rows = np.random.default_rng(7), 500
     codes, sizes = np.zeros((1, rows), np.uint8), [1]
@@ -374,8 +374,8 @@ def test_word_not_below_its_prime_is_refused(monkeypatch, of_integers, prime, wh
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ([Field(0, PRIMES[4])], "expected numbers below"),
-        ([Field(0, PRIMES[4], True)], "expected numbers below"),
+        ([Field(0, SETS[5][4])], "expected numbers below"),
+        ([Field(0, SETS[5][4], True)], "expected numbers below"),
         ([Field(0, (1 << 31) - 1), Field(20, 2), Field(30, 1, True)], "such large numbers do not fit"),
         ([Field(0, (1 << 31) + 1), Field(30, 1, True)], "such large numbers do not fit"),
     ],
@@ -424,7 +424,7 @@ def test_the_same_vector_encrypted_twice_shares_nothing():
     job, (vector,) = job_of_bins(codes, sizes), random_vectors(rng, 5000, 1)
     first, second = job.client.encrypt([vector, vector]), job.client.encrypt([vector])
     for a, b in [((x[0] for x in first), (x[1] for x in first)), ((x[0] for x in first), (x[0] for x in second))]:
-        for x, y, values in zip(a, b, [3, PRIMES[0], PRIMES[0]], strict=True):
+        for x, y, values in zip(a, b, [3, SETS[5][0], SETS[5][0]], strict=True):
             assert_unrelated(x, y, values)
 
 
@@ -510,9 +510,9 @@ def test_codes_outside_their_bins_are_refused(codes, offsets):
         SecretMatrix.of_bins(codes, np.array(offsets, np.int64))
 
 
-@pytest.mark.parametrize("entry", [PRIMES[-1], -PRIMES[-1], -(2**31)])
+@pytest.mark.parametrize("entry", [LEAST_PRIME, -LEAST_PRIME, -(2**31)])
 def test_entries_that_wrap_around_a_prime_are_refused(entry):
-    SecretMatrix.of_integers(np.array([[PRIMES[-1] - 1, 1 - PRIMES[-1]]], np.int32))
+    SecretMatrix.of_integers(np.array([[LEAST_PRIME - 1, 1 - LEAST_PRIME]], np.int32))
     with pytest.raises(CryptoError, match="in size"):
         SecretMatrix.of_integers(np.array([[1, entry]], np.int32))
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from crypto.lattice.oracle import FALSE_ALARM, lift
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice.parameters import DEGREE, PRIMES
+from treaty.crypto.lattice.parameters import DEGREE, LEAST_PRIME, SETS
 from treaty.crypto.lattice.sampling import errors, flood, public_ring_elements, ternary, uniform
 
 
@@ -59,7 +59,7 @@ def test_uniform_takes_31_bits_of_each_word_and_leaves_out_what_is_not_below():
     assert stream.used == 4 * (5 + 2 + 1)
 
 
-@pytest.mark.parametrize("bound", [1, 2, PRIMES[0], PRIMES[-1], 1 << 31])
+@pytest.mark.parametrize("bound", [1, 2, SETS[5][0], LEAST_PRIME, 1 << 31])
 def test_uniform_keeps_the_largest_number_and_no_larger_one(bound):
     stream = Fixed(words(bound - 1, *([bound] if bound < 1 << 31 else [])))
     assert uniform(stream.draw, bound, 2).tolist() == [bound - 1, 0]
@@ -101,24 +101,22 @@ def test_flood_is_residues_of_the_integer_that_the_bytes_are(bits, data, primes)
     expected = [
         int.from_bytes(data[size * i : size * (i + 1)], "little") % (1 << bits) - (1 << bits - 1) for i in range(count)
     ]
-    residues = flood(Fixed(data).draw, bits, PRIMES[:primes], count)
-    assert residues.tolist() == [[x % p for p in PRIMES[:primes]] for x in expected]
-    assert integers(residues, PRIMES[:primes]) == expected
+    residues = flood(Fixed(data).draw, bits, SETS[primes], count)
+    assert residues.tolist() == [[x % p for p in SETS[primes]] for x in expected]
+    assert integers(residues, SETS[primes]) == expected
 
 
 @pytest.mark.parametrize("bits", [1, 2, 5, 10])
 def test_flood_takes_every_value_of_its_range_equally_often(bits):
     stream = Fixed(words(*range(1 << bits)))
-    assert integers(flood(stream.draw, bits, PRIMES[:5], 1 << bits), PRIMES[:5]) == [
-        *range(-(1 << bits - 1), 1 << bits - 1)
-    ]
+    assert integers(flood(stream.draw, bits, SETS[5], 1 << bits), SETS[5]) == [*range(-(1 << bits - 1), 1 << bits - 1)]
 
 
 @pytest.mark.parametrize("bits", [31, 32, 33, 64, 73, 89, 96, 128])
 def test_flood_reaches_both_ends_of_its_range_and_not_beyond(bits):
     size = 4 * -(-bits // 32)
     stream = Fixed(bytes(size) + b"\xff" * size)
-    assert integers(flood(stream.draw, bits, PRIMES[:5], 2), PRIMES[:5]) == [-(1 << bits - 1), (1 << bits - 1) - 1]
+    assert integers(flood(stream.draw, bits, SETS[5], 2), SETS[5]) == [-(1 << bits - 1), (1 << bits - 1) - 1]
 
 
 def plainly_expanded(seed, number, prime, degree):
@@ -136,19 +134,19 @@ def plainly_expanded(seed, number, prime, degree):
 def test_public_elements_follow_their_format():
     seed = bytes(range(32))
     for number in (0, 1, 300):
-        out = public_ring_elements(seed, number, PRIMES, 128)
-        assert out.tolist() == [plainly_expanded(seed, number, prime, 128) for prime in PRIMES]
+        out = public_ring_elements(seed, number, SETS[7], 128)
+        assert out.tolist() == [plainly_expanded(seed, number, prime, 128) for prime in SETS[7]]
 
 
 def test_public_elements_stay_the_same_between_versions():
-    joined = b"".join(public_ring_elements(bytes(32), j, PRIMES, DEGREE).astype("<u4").tobytes() for j in range(3))
-    assert hashlib.sha256(joined).hexdigest() == "62cc57b6406ff9fd77b72112ab8a26d05422bf71444ad4357a046ff329b4b42c"
+    joined = b"".join(public_ring_elements(bytes(32), j, SETS[6], DEGREE).astype("<u4").tobytes() for j in range(3))
+    assert hashlib.sha256(joined).hexdigest() == "9baaebead37d611b98188c612c1a6d94c4bcee4a62ebf01cbc743cf088365b30"
 
 
 def test_public_elements_differ_by_seed_number_and_prime():
-    base = public_ring_elements(bytes(32), 0, PRIMES[:2], 256)
-    other = public_ring_elements(bytes(31) + b"\1", 0, PRIMES[:2], 256)
-    following = public_ring_elements(bytes(32), 1, PRIMES[:2], 256)
+    base = public_ring_elements(bytes(32), 0, SETS[5][:2], 256)
+    other = public_ring_elements(bytes(31) + b"\1", 0, SETS[5][:2], 256)
+    following = public_ring_elements(bytes(32), 1, SETS[5][:2], 256)
     rows = [*base, *other, *following]
     for i, row in enumerate(rows):  # two of 256 words below 2^31 agree in more than three places once in 2^80
         assert all(np.count_nonzero(row == another) <= 3 for another in rows[:i])
@@ -157,7 +155,7 @@ def test_public_elements_differ_by_seed_number_and_prime():
 # ---------------------------------------------------------------- distributions, seeded by the operating system
 
 
-@pytest.mark.parametrize("bound", [(1 << 30) + 1, 3 << 29, PRIMES[0]])
+@pytest.mark.parametrize("bound", [(1 << 30) + 1, 3 << 29, SETS[5][0]])
 def test_uniform_is_uniform(bound):
     drawn = uniform(Keystream().raw, bound, 200_000).astype(np.int64)
     assert drawn.max() < bound
@@ -191,7 +189,7 @@ def test_errors_are_centred_binomial_with_variance_10_5():
 
 @pytest.mark.parametrize("bits", [73, 89, 96])
 def test_flood_is_uniform_at_both_ends(bits):
-    drawn = integers(flood(Keystream().raw, bits, PRIMES[:5], 50_000), PRIMES[:5])
+    drawn = integers(flood(Keystream().raw, bits, SETS[5], 50_000), SETS[5])
     above = [x + (1 << bits - 1) for x in drawn]
     assert max(above).bit_length() <= bits
     assert min(above) >= 0

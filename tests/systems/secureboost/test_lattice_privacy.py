@@ -21,7 +21,7 @@ from systems.secureboost.test_privacy import (
 )
 from systems.vertical.playing import play_training, tables_and_labels
 from treaty.crypto.lattice.linear_map import LinearMapClient
-from treaty.crypto.lattice.parameters import DEGREE, PRIMES
+from treaty.crypto.lattice.parameters import DEGREE, SETS
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
 from treaty.models.trees import forest_of
 from treaty.systems.vertical import column_owner, encrypted, encrypted_columns, public_seed
@@ -208,7 +208,7 @@ def words_asked(played: Any, name: str) -> list[tuple[np.ndarray, int]]:
     for place in (0, 1):
         parts = [np.frombuffer(m.payload[place].data, np.uint32).reshape(m.payload[place].shape) for m in asked]
         whole = np.concatenate(parts)
-        found += [(whole[:, k], prime) for k, prime in enumerate(PRIMES[:USED])]
+        found += [(whole[:, k], prime) for k, prime in enumerate(SETS[USED])]
     return found
 
 
@@ -232,7 +232,7 @@ def test_the_test_of_uniformity_finds_words_that_are_not_masked(monkeypatch):
     client.settle(bytes(32))
     client.begin_tree(np.full(240, 77), np.full(240, 1 << 14))
     for part in client.query(np.arange(100, dtype=np.int32), np.array([0, 100], np.int32)):
-        assert not any(looks_uniform(part[:, k], prime) for k, prime in enumerate(PRIMES[:USED]))
+        assert not any(looks_uniform(part[:, k], prime) for k, prime in enumerate(SETS[USED]))
 
 
 # ---------------------------------------------------------------- columns are sent once

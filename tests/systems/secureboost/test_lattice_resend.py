@@ -12,7 +12,7 @@ from systems.seats import seat
 from tables import cut, real_table
 from treaty import GBDTClassifier
 from treaty.crypto.lattice.linear_map import LinearMapClient
-from treaty.crypto.lattice.parameters import DEGREE, PRIMES
+from treaty.crypto.lattice.parameters import DEGREE, SETS
 from treaty.data.table import to_table
 from treaty.errors import PeerLost, PeerTimeout
 from treaty.messaging import grpc_link
@@ -65,7 +65,7 @@ def assert_one_message_per_secret(queries, encrypted):
     # And without a look at secrets: b_0 = a_0 s + e_0 of two vectors under one s differ by errors alone.
     first = [np.frombuffer(own, np.uint32).reshape(-1, 5, DEGREE)[:, 0] for _, own in set(queries)]
     for one, other in itertools.combinations(np.concatenate(first).astype(np.int64), 2):
-        apart = np.abs((one - other + PRIMES[0] // 2) % PRIMES[0] - PRIMES[0] // 2)
+        apart = np.abs((one - other + SETS[5][0] // 2) % SETS[5][0] - SETS[5][0] // 2)
         assert apart.max() > 2 * LARGEST_ERROR
 
 

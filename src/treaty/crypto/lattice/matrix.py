@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.lattice.parameters import PRIMES, Parameters
+from treaty.crypto.lattice.parameters import LEAST_PRIME, Parameters
 from treaty.errors import CryptoError
 
 
@@ -60,8 +60,8 @@ class SecretMatrix:
     @classmethod
     def of_integers(cls, values: NDArray[np.int32]) -> SecretMatrix:
         """Take these rows, int32 (rows, n); CryptoError if an entry is not below the smallest prime in size."""
-        if len(values) and np.abs(values.astype(np.int64)).max(initial=0) >= min(PRIMES):
-            raise CryptoError(f"expected entries below {min(PRIMES)} in size - in the matrix of the lattice map")
+        if len(values) and np.abs(values.astype(np.int64)).max(initial=0) >= LEAST_PRIME:
+            raise CryptoError(f"expected entries below {LEAST_PRIME} in size - in the matrix of the lattice map")
         rows = np.arange(len(values))
         return cls(np.ascontiguousarray(values), rows, np.full(len(values), -1))
 
