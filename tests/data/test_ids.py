@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import itertools
 import unicodedata
 from decimal import Decimal
@@ -136,6 +137,56 @@ def test_case_is_kept_unless_declared() -> None:
     assert forms(read_ids(["Ab"])) == [b"tAb"]
     assert forms(read_ids(["Ab", "É"], normalise=["lower"])) == [b"tab", "té".encode()]
     assert forms(read_ids([" a"], normalise=[])) == [b"t a"]
+
+
+def test_accents_compose_whatever_arrow_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(pa.compute, "utf8_normalize")  # arrow's decomposes before version 26
+    column = ["Zo\u00eb", "plain", None, "Zoe\u0308 ", "\u212b", "a\u0308\u0323"]
+    assert forms(read_ids(column, on_duplicate="first")) == [
+        b"t" + form.encode() for form in ("Zo\u00eb", "plain", "\u00c5", "\u1ea1\u0308")
+    ]
+
+
+def test_case_of_all_letters_is_ignored_alike() -> None:
+    same = ["ΟΔΟΣ", "οδος", "οδοσ", "Οδος"]
+    assert {read_ids([form], normalise=["lower"]).data.tobytes() for form in same} == {b"t" + same[2].encode()}
+    assert forms(read_ids(["\u212a\u00a0B"], normalise=["lower", "strip"])) == ["tk\u00a0b".encode()]
+
+
+def test_letters_have_the_forms_that_every_python_gives_them() -> None:
+    """What form and case change is the same under Unicode 14, 15 and 15.1 (Python 3.11, 3.12 and 3.13)."""
+    letters = [chr(code) for code in range(0x1C80) if unicodedata.category(chr(code)) != "Cn"]
+    column = [f"{ord(letter)} {letter}" for letter in letters]
+    found = [form.decode() for form in forms(read_ids(column, normalise=["nfc", "lower"]))]
+    changed = sorted({form.removeprefix("t") for form in found}.difference(column))
+    assert len(changed) == 639
+    assert hashlib.sha256("\n".join(changed).encode()).hexdigest()[:16] == "b35f31342bce0156"
+
+
+def test_white_space_is_what_python_takes_for_it() -> None:
+    white = [chr(code) for code in range(0x110000) if chr(code).isspace()]
+    assert forms(read_ids([f"{''.join(white)}a{''.join(white)}"])) == [b"ta"]
+    assert forms(read_ids(["\u200b\ufeff"])) == ["t\u200b\ufeff".encode()]
+
+
+def test_characters_that_python_does_not_know_are_refused_where_their_form_matters() -> None:
+    column = ["secret\u0378", "b", "\U000e0fff"]  # assigned in no Unicode so far
+    for steps in (["nfc"], ["lower"]):
+        with pytest.raises(
+            DataError, match=r"bank: expected ids with characters of Unicode .*, got 2 with others"
+        ) as caught:
+            read_ids(column, party="bank", normalise=steps)  # type: ignore[arg-type]
+        assert "secret" not in str(caught.value)
+    assert len(read_ids(column, normalise=["strip"])) == 3
+    assert len(read_ids(["\ue000\ufffd"])) == 1
+
+
+def test_text_that_is_not_utf8_is_refused() -> None:
+    column = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xffa")]
+    )
+    with pytest.raises(DataError, match="expected ids as text in UTF-8"):
+        read_ids(column)
 
 
 def test_normalisation_is_the_same_in_any_order() -> None:

@@ -7,13 +7,17 @@ This module alone defines which ids are equal:
   not the same number everywhere.
 * Dates, and timestamps that are all midnight without time zone, are "date". Times of day are refused.
 * Text is normalised as declared: "nfc" (composed and decomposed accents are one), "strip" (white space around),
-  "lower" (case; not the default, as many generated ids need it).
+  "lower" (case; not the default, as many generated ids need it; the two small Greek sigmas are one).
+* Characters that this Python's Unicode does not know are refused where "nfc" or "lower" would have to. Of those it
+  knows every later Unicode makes the same (https://www.unicode.org/policies/stability_policy.html for "nfc", a test
+  for "lower"), so that organisations on different versions of Python and arrow find the same ids.
 * Null, NaN and empty text are no ids: their rows are dropped and counted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -34,6 +38,12 @@ Normalisation = Literal["nfc", "strip", "lower"]
 NORMALISE: tuple[Normalisation, ...] = ("nfc", "strip")
 """How text is normalised by default."""
 
+RULES = 1
+"""The number of this module's rules, which parties compare: it changes where a rule does."""
+
+_WHITE = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
+_WHITE += "\u2028\u2029\u202f\u205f\u3000"
+_FINAL_SIGMA, _SIGMA = "\u03c2", "\u03c3"
 _TAGS = {"integer": b"i", "text": b"t", "date": b"d", "binary": b"b"}
 _WHOLE = 2.0**53  # larger floats skip integers: two different ids may have become one
 
@@ -106,12 +116,11 @@ def read_ids(
     n_rows = len(array)
     kind = _canonical(_whole_array(array[:0]), steps, party)[0]
 
-    def present(part: slice) -> tuple[NDArray[np.int64], Any]:
+    def present_of(part: slice) -> tuple[NDArray[np.int64], Any]:
         """Return some rows' numbers, and their ids; without those that have none."""
         texts = _canonical(_whole_array(array[part]), steps, party)[1]
-        texts = pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, texts.type), texts)
-        rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
-        return rows + part.start, pc.drop_null(texts)
+        present = pc.greater(pc.binary_length(texts), 0).fill_null(False)
+        return np.flatnonzero(present.to_numpy(zero_copy_only=False)) + part.start, texts.filter(present)
 
     def refuse(repeated: int) -> None:
         if on_duplicate == "error":
@@ -123,9 +132,9 @@ def read_ids(
 
     tag, every = _TAGS[kind], on_duplicate == "expand"
     if n_rows <= in_memory:
-        found = group_rows(*present(slice(0, n_rows)), tag, refuse, every=every)
+        found = group_rows(*present_of(slice(0, n_rows)), tag, refuse, every=every)
     else:
-        chunks = (present(part) for part in pieces(n_rows, part_of(in_memory)))
+        chunks = (present_of(part) for part in pieces(n_rows, part_of(in_memory)))
         found = group_rows_in_files(chunks, tag, n_rows, in_memory, refuse, every=every)
     if found is None:
         raise DataError(
@@ -206,7 +215,7 @@ def _canonical(array: Any, normalise: frozenset[str], party: str) -> tuple[str, 
         except pa.ArrowInvalid:
             raise DataError(f"{party}: expected whole numbers as ids, got {dtype} with fractions") from None
     if pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype):
-        return "text", _normalised(array.cast(pa.large_string()), normalise)
+        return "text", _normalised(array.cast(pa.large_string()), normalise, party)
     if pa.types.is_date(dtype) or pa.types.is_timestamp(dtype):
         return "date", _date(array, party).cast(pa.large_string())
     if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype):
@@ -244,9 +253,34 @@ def _date(values: Any, party: str) -> Any:
     return days
 
 
-def _normalised(texts: Any, normalise: frozenset[str]) -> Any:
+def _normalised(texts: Any, normalise: frozenset[str], party: str) -> Any:
+    """Normalise text: all but ASCII by Python's tables, for arrow's differ between its versions."""
     if "lower" in normalise:
-        texts = pc.utf8_lower(texts)
-    if "nfc" in normalise:  # last: lower-case letters may compose where upper-case ones do not
-        texts = pc.utf8_normalize(texts, form="NFC")
-    return pc.utf8_trim_whitespace(texts) if "strip" in normalise else texts
+        texts = pc.ascii_lower(texts)
+    others = pc.invert(pc.string_is_ascii(texts)).fill_null(False)
+    if normalise & {"nfc", "lower"} and pc.any(others).as_py():
+        try:
+            values = texts.filter(others).to_pylist()
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{party}: expected ids as text in UTF-8, got bytes that are none; encode it anew"
+            ) from None
+        _check_known(values, party)
+        if "lower" in normalise:  # which of the two sigmas is a capital's depends on the letters around it
+            values = [value.lower().replace(_FINAL_SIGMA, _SIGMA) for value in values]
+        if "nfc" in normalise:  # last: lower-case letters may compose where upper-case ones do not
+            values = [unicodedata.normalize("NFC", value) for value in values]
+        texts = pc.replace_with_mask(texts, others, pa.array(values, texts.type))
+    return pc.utf8_trim(texts, characters=_WHITE) if "strip" in normalise else texts
+
+
+def _check_known(values: list[str], party: str) -> None:
+    """Refuse characters without a place in this Python's Unicode, which a later one may give another form."""
+    unknown = {letter for letter in set().union(*values) if unicodedata.category(letter) == "Cn"}
+    if unknown:
+        count = sum(not unknown.isdisjoint(value) for value in values)
+        raise DataError(
+            f"{party}: expected ids with characters of Unicode {unicodedata.unidata_version}, got {count} with others; "
+            "use a later Python, or leave these rows out",
+            public="its ids have characters that its Python does not know",
+        )

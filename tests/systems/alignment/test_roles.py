@@ -18,6 +18,7 @@ from treaty.data.ids import Ids, read_ids
 from treaty.data.large import Scratch, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerError, PeerLost, PeerProtocolError
+from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play, star
@@ -93,6 +94,15 @@ def test_alignment_equals_a_plain_join_with_duplicates(values: Any, data: st.Dat
     key = (lambda value: value) if not texts else (lambda value: None if not value else f"={value}")
     columns = {name: [None if texts and not value else value for value in column] for name, column in columns.items()}
     assert sorted(joined(columns, on_duplicate="expand", normalise=[])) == plain_join(columns, key)
+
+
+def test_parties_whose_rules_of_equal_ids_differ_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_one_other_rules(party: Party, terms: dict[str, Any]) -> None:
+        agree(party, {name: party.name if name == "rules of equal ids" else value for name, value in terms.items()})
+
+    monkeypatch.setattr(alignment, "agree", at_one_other_rules)
+    with pytest.raises(ConfigError, match="rules of equal ids"):
+        run({"a": ["x"], "b": ["x"]})
 
 
 def test_first_rows_are_joined_once() -> None:

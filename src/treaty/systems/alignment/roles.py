@@ -48,7 +48,7 @@ import numpy as np
 
 from treaty.compute import Integers, pieces
 from treaty.crypto.psi import ristretto
-from treaty.data.ids import Ids, OnDuplicate
+from treaty.data.ids import RULES, Ids, OnDuplicate
 from treaty.data.large import IN_MEMORY, WORDS, Scratch, SortedRecords, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerProtocolError
@@ -353,8 +353,8 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
     agree(
         party,
         {
-            "normalise": list(ids.normalise), "on_duplicate": ids.on_duplicate, "result_to": result_to,
-            "batch": batch, "run log": log is not None,
+            "rules of equal ids": RULES, "normalise": list(ids.normalise), "on_duplicate": ids.on_duplicate,
+            "result_to": result_to, "batch": batch, "run log": log is not None,
         },
     )  # fmt: skip
     commitment = np.zeros((0, 32), np.uint8)
