@@ -18,8 +18,7 @@ from treaty.systems.system import Vouching
 def members_told(told):
     """Members of a cohort of three of whom each was told what `told` says, ready to mask."""
     made = {name: member_of(name, b"begun") for name in told}
-    roster = Roster({n: m.key.key for n, m in made.items()}, dict.fromkeys(made, b""))
-    pairs = MaskKeyPairs({n: m.advertise(roster, "p0") for n, m in made.items()})
+    pairs = pairs_told(made, roster_of(made))
     for name, one in made.items():
         one.agree(pairs)
         for message in told[name]:
@@ -57,24 +56,60 @@ def test_whoever_was_lost_is_not_let_in_again():
         one.without_lost(["p1", "p2"], "p0")
 
 
-def test_rosters_of_others_and_keys_nobody_vouches_for_are_refused():
+def vouching_members():
+    """Three members of a run, each with an identity that the others pinned; returns them by name, and identities."""
     identities = {name: make_identity(name) for name in ("p0", "p1", "p2")}
     pinned = {name: one.certificate for name, one in identities.items()}
-    made = {name: member_of(name, vouching=Vouching(one, pinned)) for name, one in identities.items()}
-    honest = Roster({n: m.key.key for n, m in made.items()}, {n: m.key.vouched for n, m in made.items()})
-    made["p1"].advertise(honest, "p0")
-    between = member_of("p2", vouching=Vouching(identities["p0"], pinned)).key
-    replaced = Roster({**honest.keys, "p2": between.key}, {**honest.vouched, "p2": between.vouched})
-    with pytest.raises(PeerProtocolError, match="p2 signed with the key of its certificate"):
-        made["p1"].advertise(replaced, "p0")
-    older = member_of("p2", vouching=Vouching(identities["p2"], pinned), job="another job").key
-    with pytest.raises(PeerProtocolError, match="p2 signed"):
-        made["p1"].advertise(Roster({**honest.keys, "p2": older.key}, {**honest.vouched, "p2": older.vouched}), "p0")
+    return {name: member_of(name, vouching=Vouching(one, pinned)) for name, one in identities.items()}, identities
+
+
+def roster_of(made, nonce=bytes(32), **others):
+    return Roster(nonce, {**{name: one.key.key for name, one in made.items()}, **others})
+
+
+def pairs_told(made, roster, **others):
+    """What the collector passes on: everybody's keys and signature on the roster, but for `others`."""
+    return MaskKeyPairs({**{name: one.advertise(roster, "p0") for name, one in made.items()}, **others})
+
+
+def test_members_whose_keys_nobody_vouches_for_are_refused():
+    made, identities = vouching_members()
+    roster = roster_of(made)
+    told = pairs_told(made, roster)
+    for one in made.values():
+        one.agree(told)
+    pinned = {name: one.certificate for name, one in identities.items()}
+    between = member_of("p2", vouching=Vouching(identities["p0"], pinned))  # the collector's, in p2's name
+    fooled = roster_of(made, p2=between.key.key)
+    with pytest.raises(PeerProtocolError, match="signed by p2 with the key of its certificate"):
+        made["p1"].agree(pairs_told({"p0": made["p0"], "p1": made["p1"], "p2": between}, fooled))
     narrow = Vouching(identities["p1"], {name: pinned[name] for name in ("p0", "p1")})
-    unpinned = member_of("p1", vouching=narrow)
-    own = Roster({**honest.keys, "p1": unpinned.key.key}, {**honest.vouched, "p1": unpinned.key.vouched})
-    with pytest.raises(PeerProtocolError, match="a key of p2"):
-        unpinned.advertise(own, "p0")
+    unpinned = {**made, "p1": member_of("p1", vouching=narrow)}
+    with pytest.raises(PeerProtocolError, match="signed by p2"):
+        unpinned["p1"].agree(pairs_told(unpinned, roster_of(unpinned)))
+    with pytest.raises(PeerProtocolError, match="and a nonce"):
+        made["p1"].advertise(roster_of(made, nonce=b""), "p0")
+
+
+def test_what_was_vouched_for_in_another_run_is_refused():
+    """Keys of an earlier run of the same job, stolen since, with what their owner signed then."""
+    made, identities = vouching_members()
+    pinned = {name: one.certificate for name, one in identities.items()}
+    earlier = {name: member_of(name, vouching=Vouching(one, pinned)) for name, one in identities.items()}
+    stolen = earlier["p2"]
+    before = pairs_told(earlier, roster_of(earlier)).of["p2"]
+    roster = roster_of(made, p2=stolen.key.key)
+    replayed = {"p0": made["p0"], "p1": made["p1"], "p2": stolen}
+    with pytest.raises(PeerProtocolError, match="signed by p2"):
+        made["p1"].agree(pairs_told(replayed, roster, p2=before))
+    for nonce in (bytes(32), bytes([1]) * 32):  # nor under the earlier run's very members
+        again = roster_of(earlier, nonce=nonce)
+        told = pairs_told(earlier, again, p2=before)
+        if nonce == bytes(32):
+            earlier["p1"].agree(told)
+        else:
+            with pytest.raises(PeerProtocolError, match="signed by p2"):
+                earlier["p1"].agree(told)
 
 
 @pytest.mark.parametrize("kept", ["another key", "nobody"])
@@ -86,13 +121,12 @@ def test_a_member_takes_no_roster_without_its_own_key(kept):
         keys["p1"] = member_of("p1").key.key
     else:
         del keys["p1"]
-    roster = Roster(keys, dict.fromkeys(keys, b""))
-    with pytest.raises(PeerProtocolError, match="expected the own key of p1 among the members' - at Roster"):
-        made["p1"].advertise(roster, "p0")
+    with pytest.raises(PeerProtocolError, match="expected the own key of p1 and a nonce - at Roster"):
+        made["p1"].advertise(Roster(bytes(32), keys), "p0")
 
 
 def test_a_roster_has_a_voucher_for_every_key():
     made = {name: member_of(name) for name in ("p0", "p1", "p2")}
-    keys = {name: one.key.key for name, one in made.items()}
-    with pytest.raises(PeerProtocolError, match="at Roster"):
-        made["p1"].advertise(Roster(keys, {"p0": b"", "p1": b""}), "p0")
+    told = pairs_told(made, roster_of(made)).of
+    with pytest.raises(PeerProtocolError, match="signed by p2"):
+        made["p1"].agree(MaskKeyPairs({name: told[name] for name in ("p0", "p1")}))

@@ -5,10 +5,10 @@ The collector receives masked vectors and opens sums (`sums`); it may be a membe
 ====================  =================  ================================================  ===========================
 message               from -> to         content                                           protection
 ====================  =================  ================================================  ===========================
-`MemberKey`           member ->          Ed25519 key of this run, vouched for by the key   TLS
-                                         of the member's certificate
-`Roster`              collector -> all   everybody's                                       vouching
-`MaskKeyPair`         member ->          two X25519 keys, signed                           signature
+`MemberKey`           member ->          Ed25519 key of this run                           vouching
+`Roster`              collector -> all   everybody's, and a nonce                          vouching
+`MaskKeyPair`         member ->          two X25519 keys, signed; the roster, vouched for  signature
+                                         by the key of the member's certificate
 `MaskKeyPairs`        collector -> all   everybody's                                       signatures
 `MaskedInput`         member ->          a vector under masks                              masks, each used once
 shares, `Survivors`,  both ways          (``dropout="accept"``) see `masked_sums`          see there
@@ -19,8 +19,10 @@ shares, `Survivors`,  both ways          (``dropout="accept"``) see `masked_sums
 `SumVoid`
 ====================  =================  ================================================  ===========================
 
-Who vouches: over a network every party has the others' certificates pinned, and a member checks that each key of the
-roster is signed with the key of its owner's certificate, so that a collector cannot put itself between two members.
+Who vouches: over a network every party has the others' certificates pinned. Each member signs, with the key of its
+certificate, a digest of the job, the system, the nonce and the whole roster, and checks that all others signed the
+same, so that a collector cannot put itself between two members. A roster holds the verifier's own key, drawn for this
+run: what a member vouched for in another run fits no roster of this one, even if the keys of that run were stolen.
 Between threads of one process there are no certificates, and nobody to deceive.
 
 With ``dropout="accept"`` keys last the job; survivors reveal, of each lost member, the key of the one mask that they
@@ -53,26 +55,32 @@ from treaty.systems.system import Vouching
 logger = logging.getLogger(__name__)
 
 
+NONCE_BYTES = 32
+
+
 class MemberKey(Message):
     """A member's signing key for this run. Tells nothing else."""
 
     key: bytes
-    vouched: bytes
 
 
 class Roster(Message):
-    """All members' signing keys."""
+    """All members' signing keys, and a random number of this run."""
 
+    nonce: bytes
     keys: dict[str, bytes]
-    vouched: dict[str, bytes]
 
 
 class MaskKeyPair(Message):
-    """A member's public keys of this run: for sealing shares, and for making masks."""
+    """A member's public keys of this run: for sealing shares, and for making masks.
+
+    `signature` is by its key in the roster, `vouched` by that of its certificate, on the roster.
+    """
 
     channel: bytes
     mask: bytes
     signature: bytes
+    vouched: bytes
 
 
 class MaskKeyPairs(Message):
@@ -154,28 +162,35 @@ class Member:
         self._party, self._vouching = party, vouching
         self._signing_key = Ed25519PrivateKey.generate()
         key = self._signing_key.public_key().public_bytes_raw()
-        self.key = MemberKey(key, vouching.vouch(_introduction(party.job, self.name, key)))
+        self.key = MemberKey(key)
         self._number = 0
 
     def advertise(self, roster: Roster, peer: str) -> MaskKeyPair:
-        """Check who takes part, by the roster that `peer` sent, and return own public keys.
+        """Vouch for who takes part, by the roster that `peer` sent, and return own public keys.
 
-        Raises PeerProtocolError when a key is not vouched for by its owner, or the own one is missing.
+        Raises PeerProtocolError when the own key is missing or another, or there is no nonce.
         """
-        if roster.keys.get(self.name) != self.key.key or roster.vouched.keys() != roster.keys.keys():
-            raise PeerProtocolError(peer, f"expected the own key of {self.name} among the members' - at Roster")
-        for name, key in roster.keys.items():
-            if not self._vouching.check(name, roster.vouched[name], _introduction(self._party.job, name, key)):
-                raise PeerProtocolError(
-                    peer, f"expected a key of {name} signed with the key of its certificate, got another - at Roster"
-                )
+        if roster.keys.get(self.name) != self.key.key or len(roster.nonce) != NONCE_BYTES:
+            raise PeerProtocolError(peer, f"expected the own key of {self.name} and a nonce - at Roster")
+        self._collector, self._vouched_for = peer, _digest_of(self._party, roster)
         self._first = self.rules.first_round(self._party, roster)
         self.there = frozenset(roster.keys)
         self._keys = EphemeralKeys(self._party.job, self.name, self._first.key_scope)
-        return MaskKeyPair(*self._keys.advertise(self._signing_key))
+        return MaskKeyPair(*self._keys.advertise(self._signing_key), self._vouching.vouch(self._vouched_for))
 
     def agree(self, pairs: MaskKeyPairs) -> None:
-        """Derive what is shared with each other member."""
+        """Derive what is shared with each other member.
+
+        Raises PeerProtocolError when a member has not vouched for this very roster.
+        """
+        for name in self._first.roster:
+            pair = pairs.of.get(name)
+            if pair is None or not self._vouching.check(name, pair.vouched, self._vouched_for):
+                raise PeerProtocolError(
+                    self._collector,
+                    f"expected the members of this run signed by {name} with the key of its certificate, got no such "
+                    "signature - at MaskKeyPairs",
+                )
         self._seeds: PairSeeds = self._keys.agree(pairs.advertisements(), self._first.roster)
 
     def masked(self, values: Integers) -> NDArray[np.uint64]:
@@ -282,5 +297,9 @@ def join(
     return Membership(party, collector, member)
 
 
-def _introduction(job: str, name: str, key: bytes) -> bytes:
-    return length_prefixed("treaty member", job, name, key)
+def _digest_of(party: Party, roster: Roster) -> bytes:
+    """Digest what members vouch for: the run, by its names and nonce, and everybody's key of it."""
+    listed = (part for name in sorted(roster.keys) for part in (name, roster.keys[name]))
+    return hashlib.sha256(
+        length_prefixed("treaty members of a run", party.job, party.protocol, roster.nonce, *listed)
+    ).digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +18,7 @@ from treaty.messaging.messages import M, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, OwnInput, SumAggregator
 from treaty.systems.horizontal.members import (
+    NONCE_BYTES,
     MaskKeyPair,
     MaskKeyPairs,
     Member,
@@ -62,9 +64,7 @@ class Collector(SumAggregator):
         introduced = {name: party.receive(name, MemberKey) for name in others}
         if own is not None:
             introduced[party.name] = own.key
-        roster = Roster(
-            {name: one.key for name, one in introduced.items()}, {name: one.vouched for name, one in introduced.items()}
-        )
+        roster = Roster(secrets.token_bytes(NONCE_BYTES), {name: one.key for name, one in introduced.items()})
         self.send(dict.fromkeys(others, roster))
         self._first = rules.first_round(party, roster)
         pairs = {name: party.receive(name, MaskKeyPair) for name in others}
