@@ -1,4 +1,5 @@
 import datetime
+import os
 
 import pytest
 from cryptography import x509
@@ -49,6 +50,25 @@ def test_key_file_open_to_others_is_refused(tmp_path):
     (tmp_path / "clinic.key.pem").chmod(0o640)
     with pytest.raises(ConfigError, match="run chmod 600"):
         load_identity(*files(tmp_path), "clinic")
+
+
+def test_key_file_of_another_user_is_refused(tmp_path, monkeypatch):
+    write_identity(tmp_path, "clinic")
+    monkeypatch.setattr(certificates.os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError, match=r"a key file of this user, got one of another.*chmod 600"):
+        load_identity(*files(tmp_path), "clinic")
+
+
+def test_certificates_last_two_years_and_are_warned_of_two_months_before(tmp_path, monkeypatch, caplog):
+    made = x509.load_pem_x509_certificate(make_identity("clinic").certificate)
+    assert made.not_valid_after_utc - made.not_valid_before_utc == datetime.timedelta(days=730)
+    write_identity(tmp_path / "new", "clinic")
+    load_identity(*files(tmp_path / "new"), "clinic")
+    assert not caplog.records
+    monkeypatch.setattr(certificates, "VALIDITY", datetime.timedelta(days=30))
+    write_identity(tmp_path / "old", "clinic")
+    load_identity(*files(tmp_path / "old"), "clinic")
+    assert "the certificate of clinic ends on" in caplog.text
 
 
 def test_missing_files_are_named(tmp_path):

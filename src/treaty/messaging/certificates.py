@@ -7,8 +7,10 @@ All functions raise ConfigError for files, names, keys or certificates that cann
 """
 
 import datetime
+import logging
 import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,8 +23,13 @@ from cryptography.x509.oid import NameOID
 
 from treaty.errors import ConfigError
 
-VALIDITY = datetime.timedelta(days=3650)
-"""How long a new certificate lasts. A pin is withdrawn by removing it, not by waiting."""
+VALIDITY = datetime.timedelta(days=730)
+"""How long a new certificate lasts: a key that was lost or copied unnoticed is out of use after two years."""
+
+RENEW_WITHIN = datetime.timedelta(days=60)
+"""How long before its end a certificate is warned of: partners have to pin the next one meanwhile."""
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")  # one DNS label, plus the underscore
 
@@ -90,15 +97,17 @@ def write_identity(folder: str | Path, name: str) -> Identity:
 def load_identity(key_file: str | Path, certificate_file: str | Path, name: str) -> Identity:
     """Read a party's key and certificate from PEM files, as `write_identity` writes them.
 
-    Refuses a key file open to other users, a key that is not the certificate's, and a certificate not valid for
-    `name`.
+    Refuses a key file that is another user's or open to others, a key that is not the certificate's, and a certificate
+    not valid for `name`; warns of one that ends soon (`RENEW_WITHIN`).
     """
-    key_file = Path(key_file)
-    key = _read(key_file)
-    if os.name == "posix" and key_file.stat().st_mode & 0o077:
-        raise ConfigError(f"expected a key file only its owner can read, got {key_file}; run chmod 600 on it")
-    identity = Identity(key, load_certificate(certificate_file))
+    identity = Identity(_read_secret(Path(key_file)), load_certificate(certificate_file))
     check_identity(identity, name)
+    last = _parse(identity.certificate, name).not_valid_after_utc
+    if last - datetime.datetime.now(datetime.UTC) < RENEW_WITHIN:
+        logger.warning(
+            "the certificate of %s ends on %s: make the next one (treaty keys) and give it to your partners", name,
+            f"{last:%Y-%m-%d}",
+        )  # fmt: skip
     return identity
 
 
@@ -182,6 +191,23 @@ def _files(folder: str | Path, name: str) -> tuple[Path, Path]:
 def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _read_secret(file: Path) -> bytes:
+    """Read a file that only this user may read; what is checked is the very file that is read."""
+    try:
+        with file.open("rb") as stream:
+            found = os.fstat(stream.fileno())
+            if os.name == "posix" and found.st_uid != os.geteuid():
+                raise ConfigError(
+                    f"expected a key file of this user, got one of another: {file}; take a copy of your own and run "
+                    "chmod 600 on it"
+                )
+            if os.name == "posix" and stat.S_IMODE(found.st_mode) & 0o077:
+                raise ConfigError(f"expected a key file only its owner can read, got {file}; run chmod 600 on it")
+            return stream.read()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
 
