@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 import subprocess
 import sys
@@ -32,6 +33,19 @@ def test_first_run_has_nothing_to_compare_with(tmp_path: Path) -> None:
     assert (started.event, started.peer_size, finished.event, finished.common) == ("started", 2048, "finished", 17)
     assert np.array_equal(decode(started.peer_commitment), NODES)
     assert (datetime.now(UTC) - started.time).total_seconds() < 60
+
+
+def test_only_its_owner_may_read_a_log_also_one_made_more_open(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        log = RunLog(tmp_path / "bank.jsonl")
+        noted(log)
+        assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+        log.path.chmod(0o644)
+        noted(log)
+        assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
 
 
 def test_changed_commitment_is_counted_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

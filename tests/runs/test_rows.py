@@ -5,11 +5,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from treaty.data.run_log import RunLog
 from treaty.data.table import to_table
-from treaty.errors import DataError
+from treaty.errors import ConfigError, DataError
 from treaty.privacy.ledger import Ledger
-from treaty.runs.job import Job, Member
-from treaty.runs.rows import Rows, read_rows, with_noisy_labels
+from treaty.runs.job import Align, Job, Member
+from treaty.runs.rows import Rows, open_rows, read_rows, with_noisy_labels
+from treaty.runs.threads import play, star
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows
 
@@ -38,6 +40,31 @@ def test_labels_randomised_once_serve_every_alignment(tmp_path):
     assert all(first[row] == second[row] for row in both)
     changed = np.mean([first[row] != (frame["y"][row] == "yes") for row in first])
     assert 0.15 < changed < 0.40  # 0.27 expected; wrong once in a million seeds
+
+
+def test_alignments_of_a_job_are_limited_without_a_log(tmp_path):
+    """Counted beside each party's table, and of the ids nothing is kept."""
+    members = {}
+    for name in ("bank", "shop"):
+        (tmp_path / name).mkdir()
+        pd.DataFrame({"id": np.arange(30), f"x of {name}": np.arange(30.0)}).to_csv(tmp_path / name / "t.csv")
+        members[name] = Member(table=str(tmp_path / name / "t.csv"))
+    job = Job(name="t", active="bank", label="y", parties=members, align=Align(on="id", max_runs=2))
+
+    def opened(party):
+        return open_rows(party, job, job.parties[party.name].table, None).features.n_rows
+
+    def align():
+        roles = dict.fromkeys(members, opened)
+        return play(roles, star("bank", members), job="t", protocol="secureboost", timeout=60).results
+
+    assert [align(), align()] == [{"bank": 30, "shop": 30}] * 2
+    with pytest.raises(ConfigError, match=r"has started 2 alignments within 30 days, the limit is 2; raise max_runs"):
+        align()
+    for name in members:
+        entries = RunLog(tmp_path / name / f"{name}.runs").entries()
+        assert [entry.event for entry in entries] == ["started", "finished"] * 2
+        assert {entry.own_commitment + entry.peer_commitment for entry in entries} == {""}
 
 
 @pytest.mark.parametrize("owner", ["table", "eval_tables"])

@@ -6,9 +6,9 @@ Feather Flock Together, USENIX Security 2022). So each party commits to its ids 
 last alone would not do: a run with another table between two would hide how little these differ.
 
 A log is a file of JSON lines, only ever appended to. Each line holds the SHA-256 of the line before, so that a line
-removed or changed shows. The party's key lies beside it, readable to the owner alone: ``NAME.jsonl.key``. Several
-jobs of a party may use the log at once, also in different processes: ``NAME.jsonl.lock`` is locked meanwhile. A line
-cut off by a crash is moved to ``NAME.jsonl.torn``.
+removed or changed shows. The party's key lies beside it: ``NAME.jsonl.key``. All are readable to their owner alone.
+Several jobs of a party may use the log at once, also in different processes: ``NAME.jsonl.lock`` is locked meanwhile.
+A line cut off by a crash is moved to ``NAME.jsonl.torn``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 import numpy as np
@@ -61,6 +61,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class RunLog:
     """A party's log of alignments; the file is made, with its folder and key, if it does not exist.
 
+    Where parties keep no log to compare ids, a log with empty commitments counts runs.
     A partner may start `max_runs` alignments within `WINDOW`. Constructor and methods raise ConfigError when a file
     cannot be used (or `max_runs` is below 1), and DataError when a line was changed, removed or is malformed.
     """
@@ -142,7 +143,7 @@ class RunLog:
         """Hold the log's files exclusively, among threads and processes: each opening of the lock is one holder."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._beside("lock").open("ab") as lock:
+            with _appending(self._beside("lock")) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # released when closed, also by a crash
                 yield
         except OSError as error:
@@ -210,9 +211,17 @@ def _entry(line: bytes) -> Entry | None:
         return None
 
 
+def _appending(path: Path) -> BinaryIO:
+    """Open a file for appending, and close it to all but its owner, also one that was made more open."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    file = os.fdopen(handle, "ab")
+    os.fchmod(handle, 0o600)
+    return file
+
+
 def _write(path: Path, data: bytes) -> None:
     """Append and sync to disk."""
-    with path.open("ab") as file:
+    with _appending(path) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

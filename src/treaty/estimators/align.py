@@ -61,7 +61,8 @@ def align(
     log : str or Path, optional
         Folder of the parties' run logs, ``PARTY.jsonl``, which are made or continued; by default none is kept.
     max_runs : int, default 20
-        Alignments a partner may start within 30 days, by the log.
+        Alignments a partner may start within 30 days, by the log. Without one nothing is counted: whoever plays all
+        parties in one process holds all tables. In jobs between parties runs are limited in any case.
     progress : callable, optional
         Called with points done and points in all, by the active party. None: a bar, where standard error is a terminal.
 

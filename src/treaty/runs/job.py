@@ -84,9 +84,9 @@ class Align(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     text : bool
         Whether ids in a CSV file are text even where they look like numbers: 00123 keeps its zeros.
     log : str or None
-        Folder of this party's run log; all parties keep one or none does.
+        Folder of this party's run log; all parties keep one or none does. None: runs are counted in `store` alone.
     max_runs : int
-        Alignments a partner may start within 30 days, by the log.
+        Alignments a partner may start within 30 days, by the log or that count.
     """
 
     on: str = "id"
@@ -125,7 +125,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Folder for the checkpoints of a running training; None for `output`.
     store : str or None
         Folder in which a party keeps what serves later jobs about the same table: hints of the lattice map, the key of
-        noisy buckets, and the ledgers of what both have told so far. One for all jobs about a table. None: beside it.
+        noisy buckets, the ledgers of what both have told so far, and the count of alignments without a log. One for all
+        jobs about a table. None: beside it.
     timeout : float
         Seconds a party waits for a message.
     n_jobs : int or None
@@ -310,6 +311,12 @@ def _absolute(job: Job, here: Path) -> Job:
         checkpoints=absolute(job.checkpoints),
         store=absolute(job.store),
     )
+
+
+def store_of(job: Job, name: str) -> Path | None:
+    """Return the folder of what serves later jobs about a party's table; None for a party without one."""
+    table = job.parties[name].table
+    return Path(job.store) if job.store else None if table is None else Path(table).parent
 
 
 def id_column(job: Job, name: str) -> str:

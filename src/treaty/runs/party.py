@@ -22,7 +22,7 @@ from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import load_part, predict_pooled
-from treaty.runs.job import Job, id_column
+from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.reading import (
     TrainingTables,
     among_owners,
@@ -30,7 +30,6 @@ from treaty.runs.reading import (
     pinned_vouching,
     read_by_column,
     read_by_row,
-    store_of,
 )
 from treaty.runs.report import write_report
 from treaty.runs.rows import open_rows, read_rows

@@ -18,7 +18,7 @@ from treaty.messaging.certificates import check_certificate, load_certificate, l
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import Ledger
-from treaty.runs.job import Job
+from treaty.runs.job import Job, store_of
 from treaty.runs.rows import labelled, open_rows, read_rows, text_columns, with_noisy_labels
 from treaty.systems.system import Cast, LabelledRows, Phase, Vouching
 
@@ -38,12 +38,6 @@ class TrainingTables:
 def order_file(job: Job, name: str) -> Path:
     """Return where the common order of a party's rows is kept, for a training that goes on."""
     return Path(job.output) / f"{name}.rows"
-
-
-def store_of(job: Job, name: str) -> Path | None:
-    """Return the folder of what serves later jobs about a party's table; None for a party without one."""
-    table = job.parties[name].table
-    return Path(job.store) if job.store else None if table is None else Path(table).parent
 
 
 def read_by_column(

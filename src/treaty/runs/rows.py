@@ -26,7 +26,7 @@ from treaty.files import Format, read_file, write_file
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.privacy.ledger import Ledger
-from treaty.runs.job import Job, Member, id_column
+from treaty.runs.job import Job, Member, id_column, store_of
 from treaty.systems.alignment.roles import AlignmentOptions, Progress, align_active, align_passive
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.training import noisy_labels
@@ -104,7 +104,7 @@ def open_rows(
     if column is not None:
         if column not in arrow.column_names:
             raise DataError(f"{name}: expected a column {column!r} of ids, got a file without it - at {path}")
-        order = _common_rows(party, job, arrow[column], threads, kept, again, progress)
+        order = _common_rows(party, job, path, arrow[column], threads, kept, again, progress)
         if in_order and job.align is not None:
             place, digest = by_id(arrow[column].take(pa.array(order)), party=name, normalise=job.align.normalise)
             order = order[place]
@@ -164,9 +164,19 @@ def labels_of(job: Job, name: str) -> list[str]:
 
 
 def _common_rows(
-    party: Party, job: Job, column: Any, threads: int, kept: Path | None, again: bool, progress: Progress | None
+    party: Party,
+    job: Job,
+    path: str,
+    column: Any,
+    threads: int,
+    kept: Path | None,
+    again: bool,
+    progress: Progress | None,
 ) -> NDArray[np.int64]:
-    """Return own rows in the common order: that of an earlier run, if the active party says so, or a new one."""
+    """Return own rows in the common order: that of an earlier run, if the active party says so, or a new one.
+
+    `column` has the ids of the file at `path`.
+    """
     digest = _digest(column)
     found = read_file(kept, KeptRows, FORMAT, party.name) if kept is not None and kept.exists() else None
     if found is not None and found.ids != digest:  # the file's rows are others now
@@ -189,9 +199,15 @@ def _common_rows(
     assert job.align is not None
     settings = job.align
     ids = read_ids(column, party=party.name, normalise=settings.normalise, on_duplicate=settings.on_duplicate)
-    log = None if settings.log is None else RunLog(f"{settings.log}/{party.name}.jsonl", max_runs=settings.max_runs)
+    # runs are limited where no log compares ids, too: they are counted beside what serves later jobs
+    counted = (store_of(job, party.name) or Path(path).parent) / f"{party.name}.runs"
+    file = Path(settings.log) / f"{party.name}.jsonl" if settings.log else counted
+    options = AlignmentOptions(
+        log=RunLog(file, max_runs=settings.max_runs), commits=settings.log is not None, threads=threads,
+        progress=progress,
+    )  # fmt: skip
     align = align_active if party.name == job.active else align_passive
-    rows = align(party, ids, AlignmentOptions(log=log, threads=threads, progress=progress)).rows
+    rows = align(party, ids, options).rows
     if kept is not None:
         write_file(kept, KeptRows(order.number, digest, rows), FORMAT, party.name)
     return rows

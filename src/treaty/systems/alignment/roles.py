@@ -143,16 +143,19 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlignmentOptions:
-    """How to align; `result_to`, `batch` and whether there is a log must be the same at all parties.
+    """How to align; `result_to`, `batch` and whether ids are committed to must be the same at all parties.
 
     `result_to` is who learns which ids all hold; under "active" nobody else learns even how many, or that there are
-    none. `batch` is points per message, `log` where to note the run. `progress` is called with points done and points
-    in all. Lists longer than `in_memory` lie in temporary files (`treaty.data.large`).
+    none. `batch` is points per message. `log` is where runs are noted, whose number it limits; None: they are neither
+    counted nor limited. With `commits` the log holds commitments to the ids as well, else it counts alone. `progress`
+    is called with points done and points in all. Lists longer than `in_memory` lie in temporary files
+    (`treaty.data.large`).
     """
 
     result_to: ResultTo = "both"
     batch: int = BATCH
     log: RunLog | None = None
+    commits: bool = True
     threads: int = 1
     progress: Progress | None = None
     in_memory: int = IN_MEMORY
@@ -354,11 +357,11 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
         party,
         {
             "rules of equal ids": RULES, "normalise": list(ids.normalise), "on_duplicate": ids.on_duplicate,
-            "result_to": result_to, "batch": batch, "run log": log is not None,
+            "result_to": result_to, "batch": batch, "run log": options.commits and log is not None,
         },
     )  # fmt: skip
     commitment = np.zeros((0, 32), np.uint8)
-    if log is not None:
+    if log is not None and options.commits:
         commitment = committed(ids, log.key, options.threads, scratch)
     told_salt = None if salt is None else array_of(salt)
     summary = ListSummary(ids.kind, bucket(len(ids)), Array.of(commitment), told_salt)
