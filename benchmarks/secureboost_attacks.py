@@ -38,7 +38,7 @@ from treaty.systems.vertical.cast import cast_by_column
 from treaty.systems.vertical.encrypted_columns import SplitColumns
 from treaty.systems.vertical.transcripts import node_sets_from_transcript
 
-FITTING = {"min_child_samples": 5, "insecure_test_key_bits": 512}
+FITTING = {"min_child_samples": 5, "insecure_test_key_bits": 512, "allow_insecure": True}
 BY_HEART = {"max_depth": 6, "min_child_samples": 1, "mode": "paper"}
 EPSILON = 1.0
 Tables = dict[str, pd.DataFrame]

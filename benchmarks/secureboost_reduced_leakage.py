@@ -79,7 +79,7 @@ def compare(data: Data, active: str, n_splits: int) -> Found:
     for seed, (train, test) in enumerate(splits(data, n_splits)):
         tables = [parties(data.x[rows], active) for rows in (train, test)]
         own = {"random_state": seed, **SETTINGS}
-        between = {"insecure_test_key_bits": KEY, **own}
+        between = {"insecure_test_key_bits": KEY, "allow_insecure": True, **own}
         plain = GBDTClassifier("pooled", **own).fit(tables[0], data.y[train])
         reduced = flat(GBDTClassifier, "secureboost", rl_trees=1, **between).fit(tables[0], data.y[train])
         if seed == 0:

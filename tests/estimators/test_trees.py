@@ -302,7 +302,8 @@ def test_predicting_by_processes_writes_nothing_under_names_they_cannot_have(mon
 def test_a_logistic_regression_keeps_what_it_keeps_in_the_folder(tmp_path):
     X, y = real_table("binary")
     tables = {"../outside": X.iloc[:, :2], "b": X.iloc[:, 2:4]}
-    model = treaty.LogisticRegression(treaty.QuasiNewton(insecure_test_key_bits=768), max_iter=1, batch_size=240)
+    protocol = treaty.QuasiNewton(insecure_test_key_bits=768, allow_insecure=True)
+    model = treaty.LogisticRegression(protocol, max_iter=1, batch_size=240)
     model.fit(tables, y, checkpoint=tmp_path / "kept")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
@@ -508,7 +509,11 @@ def test_an_unwilling_party_is_not_exported():
         ({"mechanism": "label_rr"}, "mechanism and epsilon go together"),
         ({"epsilon": 1.0}, "mechanism and epsilon go together"),
         ({"rerandomise": False}, "needs mode='paper' and allow_insecure=True"),
-        ({"rerandomise": False, "mode": "paper"}, "needs mode='paper' and allow_insecure=True"),
+        (
+            {"rerandomise": False, "mode": "paper", "allow_insecure": False, "insecure_test_key_bits": None},
+            "needs mode='paper' and allow_insecure=True",
+        ),
+        ({"allow_insecure": False}, "insecure_test_key_bits=512: expected allow_insecure=True beside it"),
         ({"purity_guard": 1.5}, "purity_guard=1.5"),
         ({"encryption": "rsa"}, "encryption='rsa'"),
     ],

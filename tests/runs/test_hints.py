@@ -81,4 +81,10 @@ def test_a_table_about_which_enough_was_told_is_asked_nothing_more(tmp_path):
     flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
     with pytest.raises(TreatyError, match="limit of what they may leak"):
         flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)
-    flat(GBDTClassifier, "secureboost", **{**SETTINGS, "encryption": "ou"}, insecure_test_key_bits=512).fit(TABLES, Y)
+    flat(
+        GBDTClassifier,
+        "secureboost",
+        **{**SETTINGS, "encryption": "ou"},
+        insecure_test_key_bits=512,
+        allow_insecure=True,
+    ).fit(TABLES, Y)

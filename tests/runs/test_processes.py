@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -50,7 +51,13 @@ def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = Fa
     """Write tables and a job of a clinic and two others; with `alone`, keys and addresses as well."""
     X, y = real_table("binary", rows=rows)
     tables = {"clinic": X.iloc[:, :4].assign(y=y), "lab": X.iloc[:, 4:8], "imaging": X.iloc[:, 8:]}
-    chosen = {"n_estimators": trees, "insecure_test_key_bits": 512, "min_child_samples": 5, **options}
+    chosen = {
+        "n_estimators": trees,
+        "insecure_test_key_bits": 512,
+        "allow_insecure": True,
+        "min_child_samples": 5,
+        **options,
+    }
     protocol, tables_of_options = option_lines(**chosen)
     lines = ['name = "test"', protocol, 'active = "clinic"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
     ports = free_ports(len(tables))
@@ -91,6 +98,9 @@ def test_three_processes_train_and_say_what_they_sent_and_learned(trained):
     report = json.loads((job.parent / "model" / "lab.report.json").read_text())
     assert report["sent"]["clinic"]["bytes"] > 0
     assert set(report["learned"]) == {"clinic", "lab", "imaging"}
+    assert all("which is for tests alone: 512 bits" in " ".join(facts) for facts in report["learned"].values())
+    written = [job.parent / "model" / f"{name}.report.json" for name in report["learned"]]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in written} == {0o600}
 
 
 @pytest.mark.slow
@@ -360,8 +370,8 @@ def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
         "import numpy as np, treaty\n"
         "rng = np.random.default_rng(0); X = rng.normal(size=(2000, 4)); y = (X[:, 0] > 0).astype(int)\n"
         "print('begun', flush=True)\n"
-        "treaty.GBDTClassifier(treaty.SecureBoost(insecure_test_key_bits=512), n_estimators=100000).fit("
-        "{'a': X[:, :2], 'b': X[:, 2:]}, y)\n"
+        "protocol = treaty.SecureBoost(insecure_test_key_bits=512, allow_insecure=True)\n"
+        "treaty.GBDTClassifier(protocol, n_estimators=100000).fit({'a': X[:, :2], 'b': X[:, 2:]}, y)\n"
     )
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "begun\n"
@@ -374,7 +384,14 @@ def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
 @pytest.mark.slow
 def test_a_killed_training_resumes_to_the_identical_model(tmp_path):
     victim = "lab"
-    options = {"trees": 16, "rows": 500, "subsample": 0.8, "random_state": 3, "insecure_test_key_bits": 1536}
+    options = {
+        "trees": 16,
+        "rows": 500,
+        "subsample": 0.8,
+        "random_state": 3,
+        "insecure_test_key_bits": 1536,
+        "allow_insecure": True,
+    }
     job = write_job(tmp_path, alone=True, **options)
     dies = {victim: ("", 8, "CheckpointReceipt")}
     processes = {name: start(job, name, dies=dies.get(name)) for name in ("imaging", "lab", "clinic")}
@@ -439,7 +456,7 @@ def test_a_job_with_ids_aligns_trains_and_predicts_like_the_joined_table(tmp_pat
 
 @pytest.mark.slow
 def test_a_resumed_job_keeps_its_alignment(tmp_path):
-    options = {"trees": 16, "insecure_test_key_bits": 1536}
+    options = {"trees": 16, "insecure_test_key_bits": 1536, "allow_insecure": True}
     job, _ = write_unaligned(tmp_path, alone=True, **options)
     dies = {"imaging": ("", 6, "CheckpointReceipt")}
     processes = {name: start(job, name, dies=dies.get(name)) for name in ("imaging", "lab", "clinic")}

@@ -22,6 +22,7 @@ from treaty.systems import OPTIONS, SYSTEMS, find_system, option_class, option_o
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import converted, given, names_of, place_of, public_terms
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import cast_of
 
 EVERY = {name: option_class(name) for name in OPTIONS}
 FEDERATED = [name for name in CLASSES if name != "pooled"]
@@ -166,6 +167,29 @@ def test_numpys_numbers_count_as_pythons_and_infinity_where_it_means_something()
         converted({"epsilon": "inf"}, treaty.SecureBoost, "")
 
 
+@pytest.mark.parametrize(
+    ("options", "common"),
+    [
+        (treaty.SecureBoost(insecure_test_key_bits=512), BoostingOptions(min_child_samples=20)),
+        (treaty.FedXGBoostSMM(backend="ou", insecure_test_key_bits=512), BoostingOptions(min_child_samples=20)),
+        (treaty.QuasiNewton(insecure_test_key_bits=512), RegressionOptions()),
+        (treaty.SGD(insecure_test_key_bits=512), RegressionOptions()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_keys_for_tests_need_consent_and_are_in_what_is_learned(options, common):
+    with pytest.raises(ConfigError, match="insecure_test_key_bits=512: expected allow_insecure=True beside it"):
+        options.check(common)
+    options.allow_insecure = True
+    options.check(common)
+    system = find_system(options.system)
+    cast = cast_of(system, ["bank", "shop"], "bank", options)
+    learned = system.disclosures(cast, options, common, None)
+    assert all("the key, which is for tests alone: 512 bits" in " ".join(learned[name]) for name in cast.owners)
+    options.insecure_test_key_bits = None
+    assert "for tests alone" not in str(system.disclosures(cast, options, common, None))
+
+
 def test_parties_agree_on_all_options_but_the_seed():
     own, common = treaty.SecureBoost(rl_trees=1), BoostingOptions(random_state=3)
     every = given(own, common)
@@ -259,7 +283,7 @@ class ByParty(treaty.GBDTClassifier):
 @pytest.mark.parametrize(
     ("protocol", "option", "values"),
     [
-        (treaty.SecureBoost(insecure_test_key_bits=512), "rl_trees", [0, 1]),
+        (treaty.SecureBoost(insecure_test_key_bits=512, allow_insecure=True), "rl_trees", [0, 1]),
         ("fedxgboost-ldp", "epsilon", [10.0, 20.0]),
         (treaty.FedXGBoostSMM(backend="dealer"), "reveal", ["node", "column"]),
         ("federboost-vertical", "epsilon", [20.0, 40.0]),

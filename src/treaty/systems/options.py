@@ -39,7 +39,8 @@ class SystemOptions:
     mode : {"safe", "paper"}, default "safe"
         "paper" is the system as published, for comparison; leaves may then hold single rows (`min_child_samples`).
     allow_insecure : bool, default False
-        Consent to what is known to be broken, in paper mode. Every party has to give its own.
+        Consent to what is known to be broken: in paper mode, and keys for tests in either mode. Every party has to give
+        its own.
     """
 
     system: ClassVar[str]
@@ -94,6 +95,22 @@ class SystemOptions:
             if repr(getattr(self, field.name)) != repr(field.default)
         )
         return f"{type(self).__name__}({changed})"
+
+
+def check_test_key(options: Any) -> None:
+    """Refuse keys for tests, `insecure_test_key_bits`, unless this party's own options consent to what is broken."""
+    if options.insecure_test_key_bits is not None and not options.allow_insecure:
+        raise ConfigError(
+            f"insecure_test_key_bits={options.insecure_test_key_bits}: expected allow_insecure=True beside it, at "
+            "every party, got False; whoever factors such a key reads what it encrypts: leave it out but in tests"
+        )
+
+
+def learned_from_test_key(bits: int | None) -> list[str]:
+    """Say what whoever gets ciphertexts learns under a key for tests (None: there is none)."""
+    if bits is None:
+        return []
+    return [f"everything that is sent to it encrypted, if it factors the key, which is for tests alone: {bits} bits"]
 
 
 def names_of(kind: Any) -> list[str]:

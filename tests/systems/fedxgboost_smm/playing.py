@@ -19,7 +19,7 @@ from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.system import Seat
 
 OPTIONS = {"backend": "dealer", "n_estimators": 2, "min_child_samples": 5, "max_bin": 6}
-KEYS = {"dealer": {}, "lattice": {}, "ou": {"insecure_test_key_bits": 512}}
+KEYS = {"dealer": {}, "lattice": {}, "ou": {"insecure_test_key_bits": 512, "allow_insecure": True}}
 
 
 def options_of(**options: Any) -> dict[str, Any]:

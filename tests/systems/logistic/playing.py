@@ -26,7 +26,7 @@ LEAD = "coordinator"
 PROGRAMS = {"active": active, "passive": passive, LEAD: coordinator}
 OPTIONS: dict[str, Any] = {
     "protocol": "quasi-newton", "batch_size": 120, "max_iter": 2, "period": 2, "memory": 3, "random_state": 7,
-    "insecure_test_key_bits": 768, "learning_rate": 0.15, "tol": 0.0,
+    "insecure_test_key_bits": 768, "allow_insecure": True, "learning_rate": 0.15, "tol": 0.0,
 }  # fmt: skip
 PAPER = {"mode": "paper", "allow_insecure": True}
 

@@ -70,8 +70,8 @@ def test_weights_of_rows_and_paper_mode_without_consent_are_refused(split):
 @pytest.mark.slow
 def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(split):
     X, y = split
-    fast = {**GIVEN, "insecure_test_key_bits": 768, "max_iter": 1}
-    paper = flat(treaty.LogisticRegression, "quasi-newton", mode="paper", allow_insecure=True, **fast).fit(X, y)
+    fast = {**GIVEN, "insecure_test_key_bits": 768, "allow_insecure": True, "max_iter": 1}
+    paper = flat(treaty.LogisticRegression, "quasi-newton", mode="paper", **fast).fit(X, y)
     assert "every gradient" in " ".join(paper.disclosures_["coordinator"])
     assert paper.parts_["p0"].encryption == "paillier"
     two = flat(treaty.LogisticRegression, "quasi-newton", coordinator=False, **fast).fit(X, y)

@@ -338,11 +338,14 @@ def test_small_batches_are_refused(form):
         play_logistic(*linear_tables(3, rows=260), **FORMS[form], batch_size=119)
 
 
+SHORT = {"encryption": "ou", "insecure_test_key_bits": None, "allow_insecure": False}
+
+
 @pytest.mark.parametrize(
     ("changes", "theirs", "words"),
     [
-        ({"mode": "paper", "encryption": "ou"}, None, "allow_insecure"),
-        ({**PAPER, "encryption": "ou"}, {"allow_insecure": False}, "allow_insecure"),
+        ({**SHORT, "mode": "paper"}, None, "every gradient, step and loss.*allow_insecure=True"),
+        ({**PAPER, **SHORT, "allow_insecure": True}, SHORT, "every gradient, step and loss.*allow_insecure=True"),
         ({**PAPER, "encryption": "lattice"}, None, "encryption 'paillier' or 'ou'"),
         ({**PAPER, "encryption": "ou", "coordinator": False}, None, "needs a coordinator"),
         ({"encryption": "lattice", "fractional_bits": 41}, None, "at most 40"),

@@ -16,7 +16,7 @@ from treaty.crypto.sums import lattice_sums
 from treaty.systems.secureboost.options import SecureBoost
 
 ESTIMATORS = {"binary": treaty.GBDTClassifier, "multiclass": treaty.GBDTClassifier, "regression": treaty.GBDTRegressor}
-FAST_KEY = SecureBoost(insecure_test_key_bits=512)
+FAST_KEY = SecureBoost(insecure_test_key_bits=512, allow_insecure=True)
 OPTIONS = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
 
 
@@ -184,7 +184,9 @@ def test_reduced_leakage_gives_the_active_partys_own_trees_first(task):
     X, y = real_table(task)
     tables = cut(X, 2)
     options = {**OPTIONS, "n_estimators": 4}
-    reduced = treaty.GBDTClassifier(SecureBoost(insecure_test_key_bits=512, rl_trees=2), **options).fit(tables, y)
+    reduced = treaty.GBDTClassifier(
+        SecureBoost(insecure_test_key_bits=512, allow_insecure=True, rl_trees=2), **options
+    ).fit(tables, y)
     alone = treaty.GBDTClassifier("pooled", **options).fit(tables["p0"], y)
     forest = reduced.parts_["p0"].forest
     first = 2 * forest.objective.n_outputs
@@ -197,13 +199,17 @@ def test_reduced_leakage_gives_the_active_partys_own_trees_first(task):
 def test_reduced_leakage_without_own_columns_is_refused():
     X, y = real_table("binary")
     with pytest.raises(treaty.ConfigError, match="rl_trees needs columns at the active party"):
-        treaty.GBDTClassifier(SecureBoost(insecure_test_key_bits=512, rl_trees=1)).fit({"bank": None, "shop": X}, y)
+        treaty.GBDTClassifier(SecureBoost(insecure_test_key_bits=512, allow_insecure=True, rl_trees=1)).fit(
+            {"bank": None, "shop": X}, y
+        )
 
 
 def test_a_purity_guard_on_a_regression_is_refused():
     X, y = real_table("regression")
     with pytest.raises(treaty.ConfigError, match="purity_guard is about classes"):
-        treaty.GBDTRegressor(SecureBoost(insecure_test_key_bits=512, purity_guard=0.4)).fit(cut(X, 2), y)
+        treaty.GBDTRegressor(SecureBoost(insecure_test_key_bits=512, allow_insecure=True, purity_guard=0.4)).fit(
+            cut(X, 2), y
+        )
 
 
 # ---------------------------------------------------------------- the lattice map
@@ -270,7 +276,9 @@ def test_the_lattice_map_gives_the_pooled_trees_under_every_growth_option(option
 def test_the_lattice_map_gives_the_trees_of_the_conventional_cipher_under_guards(guard, options, reveal):
     X, y = real_table("binary")
     tables, options = cut(with_gaps(X), 3), {**OPTIONS, **SMALL, **options, "n_jobs": 1}
-    conventional = treaty.GBDTClassifier(SecureBoost(insecure_test_key_bits=512, **guard), **options).fit(tables, y)
+    conventional = treaty.GBDTClassifier(
+        SecureBoost(insecure_test_key_bits=512, allow_insecure=True, **guard), **options
+    ).fit(tables, y)
     lattice = treaty.GBDTClassifier(SecureBoost(encryption="lattice", reveal=reveal, **guard), **options)
     assert_lossless(lattice.fit(tables, y), conventional, tables)
     unguarded = treaty.GBDTClassifier("pooled", **options).fit(tables, y)

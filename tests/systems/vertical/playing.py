@@ -17,7 +17,7 @@ from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import Cast, LabelledRows, Seat, star
 
-OPTIONS = {"insecure_test_key_bits": 512, "n_estimators": 2, "min_child_samples": 5}
+OPTIONS = {"insecure_test_key_bits": 512, "allow_insecure": True, "n_estimators": 2, "min_child_samples": 5}
 
 
 def tables_and_labels(parties: int = 3, rows: int = 240) -> tuple[dict[str, Table], np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
+from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast
 from treaty.systems.vertical.encrypted_disclosures import learned_from_sums, small_leaves
@@ -17,6 +18,8 @@ def disclosures(
         return _of_matrix_products(cast, options.version)
     learned = learned_from_sums(cast, options.ciphers, options.cipher)
     learned[cast.active] += small_leaves(options.mode, common)
+    for name in learned:
+        learned[name] += learned_from_test_key(options.insecure_test_key_bits)
     dealer = cast.holder("dealer")
     if dealer is None:
         return learned

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from treaty.errors import ConfigError
-from treaty.systems.options import KeyBits, SystemOptions, TestKeyBits
+from treaty.systems.options import KeyBits, SystemOptions, TestKeyBits, check_test_key
 from treaty.systems.vertical.cipher_options import CipherOptions, check_lattice_fraction
 
 PAPER_LEAKS = (
@@ -26,7 +26,7 @@ class FedXGBoostSMM(SystemOptions):
     mode : {"safe", "paper"}, default "safe"
         "paper" is the published, broken protocol; it needs `allow_insecure`.
     allow_insecure : bool, default False
-        Consent to paper mode; every party has to give its own.
+        Consent to paper mode, or to keys for tests; every party has to give its own.
     backend : {"lattice", "dealer", "ou"} or None, default None
         In safe mode, how the exact matrix product is computed. "lattice", which None is too, needs no third party; with
         "dealer" a third party without data hands out random matrices, by far the fastest once every bin of every row
@@ -36,7 +36,8 @@ class FedXGBoostSMM(SystemOptions):
     key_bits : {2048, 3072} or None, default None
         With ``backend="ou"``: size of the modulus; None is 3072.
     insecure_test_key_bits : int or None, default None
-        With ``backend="ou"``: a smaller key, for tests alone; every party must name the same.
+        With ``backend="ou"``: a smaller key, for tests alone; needs `allow_insecure`, and every party must name the
+        same.
     version : {1, 2} or None, default None
         In paper mode: 1, which None is too, gives the active party the sums of passive parties' candidates; 2 gives
         each passive party the sums of its own candidates, of which it tells only the best gain.
@@ -85,6 +86,7 @@ class FedXGBoostSMM(SystemOptions):
             raise ConfigError(
                 'key_bits and insecure_test_key_bits are of backend="ou" alone; the others have no such key'
             )
+        check_test_key(self)
         if self.cipher == "lattice":
             check_lattice_fraction(common.fractional_bits, 'take backend="dealer" or "ou"')
 

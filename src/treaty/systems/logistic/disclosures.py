@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from treaty.models.linear import LinearPart
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
+from treaty.systems.options import learned_from_test_key
 from treaty.systems.system import Cast
 
 _FEW_COLUMNS = (
@@ -28,12 +29,8 @@ def disclosures(
         learned = _of_paper(active, passives, str(coordinator), everybody)
     else:
         learned = _of_safe_mode(cast, passives, everybody, options, common, part)
-    if options.insecure_test_key_bits is not None:
-        for name in learned.keys() - {coordinator}:
-            learned[name].append(
-                "everything that is sent to it encrypted, if it factors the key, which is for tests alone: "
-                f"{options.insecure_test_key_bits} bits"
-            )
+    for name in learned.keys() - {coordinator}:
+        learned[name] += learned_from_test_key(options.insecure_test_key_bits)
     return learned
 
 

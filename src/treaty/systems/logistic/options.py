@@ -8,7 +8,16 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from treaty.errors import ConfigError
-from treaty.systems.options import AtLeastOne, KeyBits, NotNegative, Positive, Seed, SystemOptions, TestKeyBits
+from treaty.systems.options import (
+    AtLeastOne,
+    KeyBits,
+    NotNegative,
+    Positive,
+    Seed,
+    SystemOptions,
+    TestKeyBits,
+    check_test_key,
+)
 
 LATTICE_FRACTION = 40
 """Most `fractional_bits` under the lattice map."""
@@ -109,6 +118,7 @@ class FederatedRegression(SystemOptions):
             )
         if len(named) > 1:
             raise ConfigError("expected key_bits or insecure_test_key_bits, got both")
+        check_test_key(self)
         if self.encryption == "lattice" and common.fractional_bits > LATTICE_FRACTION:
             raise ConfigError(
                 f"expected fractional_bits of at most {LATTICE_FRACTION} under the lattice map, got "
@@ -125,7 +135,7 @@ class QuasiNewton(FederatedRegression):
     mode : {"safe", "paper"}, default "safe"
         "paper" shows the coordinator every gradient, step and loss; it needs `allow_insecure`.
     allow_insecure : bool, default False
-        Consent to paper mode; every party has to give its own.
+        Consent to paper mode, or to keys for tests; every party has to give its own.
     coordinator : bool or None, default None
         Whether a third party without data holds the key (None is True), or the parties do without.
     encryption : {"auto", "lattice", "ou", "paillier"} or None, default None
@@ -134,7 +144,7 @@ class QuasiNewton(FederatedRegression):
     key_bits : {2048, 3072} or None, default None
         Size of the modulus; None is 3072.
     insecure_test_key_bits : int or None, default None
-        A smaller key, for tests alone; every party must name the same.
+        A smaller key, for tests alone; needs `allow_insecure`, and every party must name the same.
     """
 
     system: ClassVar[str] = "quasi-newton"

@@ -94,12 +94,12 @@ def helpers(owners: Iterable[str], options: FederatedRegression) -> dict[str, Pl
 
 def warm_up(kind: type[FederatedRegression], options: FederatedRegression | None) -> list[Any]:
     """Return options of small trainings: under the lattice map and a short key, or the one that is meant."""
-    keyed: dict[str, Any] = {"encryption": "ou", "insecure_test_key_bits": 768}
+    keyed: dict[str, Any] = {"encryption": "ou", "insecure_test_key_bits": 768, "allow_insecure": True}
     if options is None:
         return [kind(), kind(**keyed)]
     fractional_bits = RegressionOptions().fractional_bits
     short = None if options.cipher(fractional_bits) == "lattice" else 768
-    return [replace(options, key_bits=None, insecure_test_key_bits=short)]
+    return [replace(options, key_bits=None, insecure_test_key_bits=short, allow_insecure=True)]
 
 
 def _federated(kind: type[FederatedRegression]) -> System:

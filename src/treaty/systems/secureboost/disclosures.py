@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from treaty.models.trees import ModelPart
+from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import Cast
@@ -30,6 +31,9 @@ def disclosures(
     if options.rerandomise is False:
         learned[cast.active].append("which rows are in a bin, if it looks: answers were not re-randomised")
     learned[cast.active] += small_leaves(options.mode, common)
+    if cipher != "lattice" or options.hides_decisions:
+        for name in learned:
+            learned[name] += learned_from_test_key(options.insecure_test_key_bits)
     for name in cast.having("passive"):
         if options.rl_trees:
             learned[name].append(f"nothing of the trees of the first {options.rl_trees} rounds")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from treaty.errors import ConfigError
-from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits
+from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits, check_test_key
 from treaty.systems.vertical.cipher_options import CipherOptions, check_lattice_fraction
 
 
@@ -21,7 +21,7 @@ class SecureBoost(SystemOptions):
     mode : {"safe", "paper"}, default "safe"
         "paper" lets leaves hold single rows, and with `allow_insecure` lets `rerandomise` be False.
     allow_insecure : bool, default False
-        Consent to ``rerandomise=False``.
+        Consent to ``rerandomise=False``, or to keys for tests; every party has to give its own.
     encryption : {"auto", "lattice", "ou", "paillier"} or None, default None
         Cipher of encrypted sums. "lattice" is the hinted lattice map, by far the fastest; passive parties do not see
         which rows are in a node. "ou" is Okamoto-Uchiyama, which sends less where tables are long and trees deep.
@@ -35,7 +35,7 @@ class SecureBoost(SystemOptions):
         Size of the modulus; None is 3072. Given without `encryption`, it chooses "ou"; under "lattice" only
         `he_inference` has such a key.
     insecure_test_key_bits : int or None, default None
-        A smaller key, for tests alone; every party must name the same.
+        A smaller key, for tests alone; needs `allow_insecure`, and every party must name the same.
     rerandomise : bool or None, default None
         Whether passive parties re-randomise their answers (None: they do). False needs ``mode="paper"`` and
         `allow_insecure`.
@@ -105,6 +105,7 @@ class SecureBoost(SystemOptions):
             )
         if (self.mechanism is None) != (self.epsilon is None):
             raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
+        check_test_key(self)
         if self.reveal == "column" and self.cipher in ("ou", "paillier"):
             raise ConfigError(
                 f'reveal="column" needs encryption="lattice"; {self.cipher!r}, which a named key chooses too, shows '

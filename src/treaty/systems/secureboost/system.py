@@ -28,7 +28,7 @@ def follow_prediction(seat: Seat) -> None:
 
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:
     """Return options of small trainings under every kind of cipher: which one serves may be chosen later."""
-    return [SecureBoost(insecure_test_key_bits=512), SecureBoost(encryption="lattice")]
+    return [SecureBoost(insecure_test_key_bits=512, allow_insecure=True), SecureBoost(encryption="lattice")]
 
 
 SYSTEM = System(
