@@ -156,7 +156,7 @@ def test_booster_continues_training():
 def test_missing_xgboost_names_the_extra(monkeypatch):
     trained, table, _ = _trained({"n_estimators": 1})
     monkeypatch.setitem(sys.modules, "xgboost", None)
-    with pytest.raises(ConfigError, match=r"treaty\[xgboost\]"):
+    with pytest.raises(ConfigError, match=r"treaty-learn\[xgboost\]"):
         _booster(trained, table)
 
 

@@ -56,7 +56,7 @@ def to_booster(
                 },
             },
             "learner_model_param": {
-                "base_score": f"[{objective.base_score!r}]",
+                "base_score": repr(objective.base_score),
                 "num_class": str(objective.n_classes),
                 "num_feature": str(n_features),
                 "num_target": "1",
