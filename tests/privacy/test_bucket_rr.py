@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from noise_keys import keep_key
 from treaty.errors import ConfigError
 from treaty.privacy.bucket_rr import BucketCost, BucketLedger, Column, randomise_buckets
 
@@ -50,9 +51,9 @@ def test_channel_has_the_chances_of_randomised_response(size, epsilon):
 
 @SIZES
 def test_the_ledgers_own_noise_has_the_chances_of_randomised_response(tmp_path, size):
-    (tmp_path / "key").write_bytes(bytes(range(32)))
+    keep_key(tmp_path / "a.noise", bytes(range(32)))
     codes = np.repeat(np.arange(size, dtype=np.uint8), max(4_000, 50_000 // size))
-    noisy, _ = BucketLedger(tmp_path).noisy(
+    noisy, _ = BucketLedger(tmp_path / "a.noise").noisy(
         np.stack([codes, codes], axis=1), [Column("a", size, 4.0, b""), Column("b", size, 1.0, b"")], rows_of(codes)
     )
     for column, epsilon in zip(noisy.T, (4.0, 1.0), strict=True):
@@ -237,19 +238,20 @@ def test_key_and_draws_are_readable_by_their_owner_alone(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda folder: (folder / "key").write_bytes(bytes(31)), "expected a key of 32 bytes, got 31"),
-        (lambda folder: (folder / "key").write_bytes(b""), "expected a key of 32 bytes, got 0"),
-        (lambda folder: (folder / "key").unlink(), "cannot use the privacy ledger"),
-        (lambda folder: (folder / "ledger").write_bytes(b"no ledger" * 999), "cannot use the privacy ledger"),
-        (lambda folder: cut_off(folder / "ledger"), "cannot use the privacy ledger"),
+        (lambda folder: (folder / "key").write_bytes(bytes(31)), "expected a noise key of Treaty, got something else"),
+        (lambda folder: keep_key(folder, bytes(31)), "the key of the noise, key, is of another ledger"),
+        (lambda folder: (folder / "key").unlink(), "the key of the noise, key, is missing"),
+        (lambda folder: (folder / "ledger").write_bytes(b"no ledger" * 999), "privacy ledger is damaged"),
+        (lambda folder: cut_off(folder / "ledger"), "privacy ledger is damaged"),
     ],
-    ids=["short-key", "empty-key", "no-key", "garbage", "cut-off"],
+    ids=["no-key-file", "short-key", "no-key", "garbage", "cut-off"],
 )
 def test_a_damaged_ledger_is_refused(tmp_path, damage, text):
-    drawn(tmp_path, AGE)
-    damage(tmp_path)
+    folder = tmp_path / "shop.noise"
+    drawn(folder, AGE)
+    damage(folder)
     with pytest.raises(ConfigError, match=text):
-        BucketLedger(tmp_path)
+        BucketLedger(folder)
 
 
 def cut_off(path):

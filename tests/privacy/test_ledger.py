@@ -223,7 +223,7 @@ def test_a_job_that_dies_while_it_writes_leaves_all_or_nothing(tmp_path):
     ledger.spend([entry(1)])
 
     def dies():
-        with ledger._transaction() as db:
+        with ledger._db.transaction() as db:
             db.execute("INSERT INTO entries VALUES ('half', 'job', 'duchi', 'tree', 1.0, 0.0, 0.0)")
             raise KeyboardInterrupt
 
@@ -237,8 +237,8 @@ def test_a_ledger_is_read_after_a_job_was_killed_while_it_wrote(tmp_path):
         "import os, signal, sys; from pathlib import Path; from treaty.privacy.ledger import Entry, Ledger\n"
         "ledger = Ledger(Path(sys.argv[1]))\n"
         "ledger.spend([Entry('draw 1', 'job', 'duchi', 'gradients of tree 1', 1.0)])\n"
-        "ledger._db.execute('PRAGMA cache_size = 1')\n"  # the file changes before the end
-        "with ledger._transaction() as db:\n"
+        "ledger._db.connection.execute('PRAGMA cache_size = 1')\n"  # the file changes before the end
+        "with ledger._db.transaction() as db:\n"
         "    for k in range(2000):\n"
         "        row = (f'{k}' * 20, 'job', 'duchi', 'tree', 1.0, 0.0, 0.0)\n"
         "        db.execute('INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)', row)\n"
@@ -253,9 +253,9 @@ def test_a_later_version_and_a_wrong_number_are_refused(tmp_path):
     Ledger(tmp_path)
     with sqlite3.connect(tmp_path / "ledger") as db, pytest.raises(sqlite3.IntegrityError):
         db.execute("INSERT INTO entries VALUES ('a', 'job', 'duchi', 'tree', 'much', 0.0, 0.0)")
-    db.execute("PRAGMA user_version = 2")
+    db.execute("PRAGMA user_version = 3")
     db.close()
-    with pytest.raises(ConfigError, match="expected a ledger of version 1, got 2"):
+    with pytest.raises(ConfigError, match="expected the privacy ledger to be of version 2, got 3"):
         Ledger(tmp_path)
 
 
@@ -263,7 +263,7 @@ def test_a_later_version_and_a_wrong_number_are_refused(tmp_path):
 def test_reading_what_is_no_ledger_is_a_config_error(tmp_path, content):
     if content is not None:
         (tmp_path / "ledger").write_bytes(content)
-    with pytest.raises(ConfigError, match="no such file" if content is None else "cannot use the privacy ledger"):
+    with pytest.raises(ConfigError, match="no such file" if content is None else "privacy ledger is damaged"):
         read_ledger(tmp_path)
 
 

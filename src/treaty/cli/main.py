@@ -17,6 +17,7 @@ from rich.console import Console
 import treaty
 from treaty.compute import keep_to
 from treaty.data.sources import write_predictions
+from treaty.database import set_aside
 from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.privacy.ledger import cost, read_ledger, summary
@@ -287,6 +288,23 @@ def ledger(
         own = [entry for entry in entries if (entry.job, entry.mechanism) == (job, mechanism)]
         console.print(f"{job}, {mechanism}, {summary(own)}: {cost(own, delta)}", soft_wrap=True, highlight=False)
     console.print(f"all: {cost(entries, delta)}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def begin_anew(
+    path: Annotated[Path, typer.Argument(help="What is lost or damaged: NAME.noise or NAME.hints in a job's store.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Set aside what a party must remember and has lost, so that its next job begins it anew.
+
+    NAME.noise counts what noisy releases have cost people, and has the key of the noise: begun anew, people pay again
+    for what is released again, up to epsilon_total once more. NAME.hints counts what answers under the lattice map
+    have leaked. Bring back a copy if there is one; a damaged folder is moved, not deleted.
+    """
+    if not yes:
+        typer.confirm(f"Forget what {path} has counted, so that all of it may be spent once more?", abort=True)
+    for moved in set_aside(path):
+        console.print(f"moved to {moved}", soft_wrap=True, highlight=False)
 
 
 @app.command()

@@ -12,8 +12,8 @@ and the smaller counts. Releases may depend on earlier ones.
 **Neighbours.** A value or label is replaced by another; a row in sums is added or removed. A ledger with entries of
 both kinds counts rows in sums as replaced as well, which is four times the rho.
 
-The ledger cannot count releases about another copy of the table, under another name of a column, or in a ledger that
-was deleted.
+The ledger cannot count releases about another copy of the table, or under another name of a column. One that was
+deleted, emptied or replaced by an older copy is refused, as far as something is left that tells (`treaty.database`).
 
 References
 ----------
@@ -25,24 +25,25 @@ Privacy", CSF 2017.
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import sqlite3
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from treaty.database import Database, owner_of
 from treaty.errors import BudgetSpent, ConfigError
-from treaty.files import write_whole
+from treaty.files import Format, read_file, write_file
 from treaty.privacy.zcdp import epsilon_of, renyi_epsilon
 
 KEY_BYTES = 32
 FILE = "ledger"
+KEY_FILE = "key"
 DEFAULT_DELTA = 1e-6
-_WAIT = 60.0  # seconds for other jobs to release the file, which takes them milliseconds
-_VERSION = 1
+_FORM = Format("ledger", 2)
+_KEY_FORM = Format("noise-key", 1)
 _TABLE = """CREATE TABLE entries (draw TEXT PRIMARY KEY, job TEXT NOT NULL, mechanism TEXT NOT NULL, what TEXT NOT NULL,
     epsilon REAL NOT NULL CHECK (typeof(epsilon) = 'real' AND epsilon >= 0),
     rho REAL NOT NULL CHECK (typeof(rho) = 'real' AND rho >= 0), delta REAL NOT NULL)"""
@@ -112,29 +113,42 @@ def _person(entries: Sequence[Entry], delta: float | None) -> str:
     return f"epsilon {total:.4g} at delta {delta:g} per {kind}"
 
 
+class Key(msgspec.Struct):
+    """The file of the noise's key: the ledger's name, by which both belong together, and 32 bytes."""
+
+    ledger: str
+    key: bytes
+
+
 class Ledger:
     """A party's ledger, and the key of its noise.
 
     Both are kept in `folder`, readable by the owner alone, one for all jobs about a table (None: in memory, for this
-    object). Constructor and methods raise ConfigError when the files cannot be used.
+    object). Constructor and methods raise ConfigError when the files cannot be used, and where one is missing, damaged
+    or an older copy (`treaty.database`): another ledger would forget what was paid, another key be new noise for free.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._where = str(folder or "the ledger in memory")
-        with self._translated():
-            if folder is None:
-                self._key = secrets.token_bytes(KEY_BYTES)
-                self._open(":memory:")
-                return
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _make(folder / FILE)
-            self._open(folder / FILE)
-            if not self.entries() and not (folder / "key").exists():
-                write_whole(folder / "key", [secrets.token_bytes(KEY_BYTES)], replace=False)
-            # never replaced while there are entries: another key would be new noise at no cost
-            self._key = (folder / "key").read_bytes()
-        if len(self._key) != KEY_BYTES:
-            raise ConfigError(f"expected a key of {KEY_BYTES} bytes, got {len(self._key)} - at {folder / 'key'}")
+        self._db = Database(
+            folder, FILE, _FORM, {"entries": _TABLE}, ("entries",), what="privacy ledger",
+            lost="what people have paid: they may then pay all of it once more",
+        )  # fmt: skip
+        self._where = self._db.where
+        self._key = secrets.token_bytes(KEY_BYTES) if folder is None else self._read_key(folder)
+
+    def _read_key(self, folder: Path) -> bytes:
+        """Return the noise's key, made with the first opening of a ledger."""
+        file = folder / KEY_FILE
+        with self._db.transaction() as db:
+            name = self._db.name
+            if not file.exists():
+                if _entries(db):
+                    raise self._db.refuse(f"the key of the noise, {KEY_FILE}, is missing")
+                write_file(file, Key(name, secrets.token_bytes(KEY_BYTES)), _KEY_FORM, owner_of(folder), replace=False)
+        found = read_file(file, Key, _KEY_FORM, owner_of(folder))
+        if found.ledger != name or len(found.key) != KEY_BYTES:
+            raise self._db.refuse(f"the key of the noise, {KEY_FILE}, is of another ledger")
+        return found.key
 
     @property
     def key(self) -> bytes:
@@ -143,7 +157,7 @@ class Ledger:
 
     def entries(self) -> list[Entry]:
         """Return all entries, the oldest first."""
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             return _entries(db)
 
     def spend(self, entries: Sequence[Entry], *, most: float | None = None, delta: float | None = None) -> None:
@@ -153,7 +167,7 @@ class Ledger:
         when a person would pay more than `most` (None: no limit) for everything in the ledger, at `delta` as of
         `per_person`.
         """
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             new = self._affordable(db, entries, most, delta)
             rows = [(e.draw, e.job, e.mechanism, e.what, e.epsilon, e.rho, e.delta) for e in new]
             db.executemany(f"INSERT INTO entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608
@@ -164,7 +178,7 @@ class Ledger:
         For releases that are only useful together. Another job may spend meanwhile, so each must still be entered
         before it is made.
         """
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             self._affordable(db, entries, most, delta)
 
     def _affordable(
@@ -191,58 +205,13 @@ class Ledger:
             )
         return new
 
-    def _open(self, file: str | Path) -> None:
-        self._db = sqlite3.connect(file, timeout=_WAIT, isolation_level=None, check_same_thread=False)
-        weakref.finalize(self, self._db.close)
-        self._db.execute("PRAGMA synchronous = FULL")  # a commit survives a power loss
-        with self._transaction() as db:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
-                raise ConfigError(f"expected a ledger of version {_VERSION}, got {version} - at {self._where}")
-            if version == 0:
-                db.execute(_TABLE)
-                db.execute(f"PRAGMA user_version = {_VERSION}")
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise ConfigError(f"cannot use the privacy ledger: {error} - at {self._where}") from None
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Hold the ledger exclusively, among processes."""
-        with self._translated():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.commit()
-            finally:
-                self._db.rollback()  # does nothing after the commit
-
 
 def read_ledger(path: Path) -> list[Entry]:
     """Return the entries of a ledger's file, or of the folder it is in; raise ConfigError if there is none."""
-    file = path / FILE if path.is_dir() else path
-    if not file.is_file():
-        raise ConfigError(f"expected a ledger, got no such file - at {file}")
-    try:  # opened for writing, so that a killed job's unfinished transaction is rolled back before reading
-        db = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", timeout=_WAIT, uri=True)
-        try:
-            return _entries(db)
-        finally:
-            db.close()
-    except sqlite3.Error as error:
-        raise ConfigError(f"cannot use the privacy ledger: {error} - at {file}") from None
-
-
-def _make(file: Path) -> None:
-    """Make an empty file for the owner alone, where there is none."""
-    try:
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
-        pass
+    folder = path if path.is_dir() else path.parent
+    if not (folder / FILE).is_file() or (path != folder and path.name != FILE):
+        raise ConfigError(f"expected a ledger, got no such file - at {folder / FILE if path == folder else path}")
+    return Ledger(folder).entries()  # which is checked, and a killed job's unfinished transaction rolled back
 
 
 def _entries(db: sqlite3.Connection) -> list[Entry]:

@@ -10,6 +10,7 @@ import pytest
 
 import treaty
 from flat import flat
+from noise_keys import keep_key
 from runs.job_files import train_in_threads
 from runs.test_resume import Interrupted, same
 from systems.seats import split_options
@@ -61,8 +62,7 @@ def drawn(monkeypatch):
 def folder(tmp_path):
     """Return a folder with keys of two parties' noise: the same noise in every run."""
     for name in ("p1", "p2"):
-        noise_folder(tmp_path, name).mkdir()
-        (noise_folder(tmp_path, name) / "key").write_bytes(name.encode() * 16)
+        keep_key(noise_folder(tmp_path, name), name.encode() * 16)
     return tmp_path
 
 
@@ -74,7 +74,7 @@ def of_column(drawn, name):
 def test_fits_with_a_folder_draw_once_and_others_each_time(table, drawn, tmp_path):
     tables, y = table
     kept = [fit(tables, y, tmp_path) for _ in range(2)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["p1.noise", "p2.noise"]
+    assert sorted(path.name for path in tmp_path.glob("*.noise")) == ["p1.noise", "p2.noise"]
     same(*kept)
     fresh = [fit(tables, y) for _ in range(2)]
     draws = of_column(drawn, tables["p1"].columns[0])
@@ -228,7 +228,7 @@ def test_fits_between_processes_without_noise_equal_the_pooled_ones(table, tmp_p
     assert model.evals_result_ == pooled.evals_result_
     assert model.parts_["p1"].spent.startswith("epsilon inf per value and inf per person")
     assert model.communication_["p1 -> p0"]["by_type"]["Buckets"] > len(y)
-    assert [path.name for path in tmp_path.iterdir()] == ["p1.noise"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p1.noise", "p1.noise.kept"]
 
 
 # ---------------------------------------------------------------- jobs
@@ -269,4 +269,4 @@ def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkey
         ]
         * 2
     )
-    assert [path.name for path in (tmp_path / "store").iterdir()] == ["shop.noise"]
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["shop.noise", "shop.noise.kept"]

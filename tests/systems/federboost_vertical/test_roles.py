@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from marks import all_but_first_slow
+from noise_keys import keep_key
 from systems.secureboost.test_privacy import leaks, received, secrets_of_active, secrets_of_party
 from systems.vertical.lossless import assert_lossless, read, train_both, unusual_tables
 from systems.vertical.playing import seat_of, star_of, tables_and_labels
@@ -74,8 +75,7 @@ def checked(**given: Any) -> FederBoostVertical:
 
 def store_of(folder: Path, name: str) -> Path:
     """Return a folder whose key of the party's noise is always the same."""
-    noise_folder(folder, name).mkdir(parents=True)
-    (noise_folder(folder, name) / "key").write_bytes(hashlib.sha256(name.encode()).digest())
+    keep_key(noise_folder(folder, name), hashlib.sha256(name.encode()).digest())
     return folder
 
 
