@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pace import within
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.memory import memory_channels
@@ -67,7 +68,7 @@ def together(**programs):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(within(60))
     assert not any(thread.is_alive() for thread in threads), "a party hangs"
     return outcome
 

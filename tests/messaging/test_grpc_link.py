@@ -11,6 +11,8 @@ import time
 import numpy as np
 import pytest
 
+from pace import within
+from proxy import Proxy
 from treaty.errors import LocalProtocolError, PeerLost, PeerProtocolError, PeerTimeout
 from treaty.messaging import grpc_channel, grpc_link
 from treaty.messaging.certificates import fingerprint, make_identity
@@ -112,61 +114,20 @@ def test_process_that_ends_after_its_goodbye_is_not_a_death(clinic, shop, clinic
         clinic_party.receive("shop", Rows, timeout=2.5)
 
 
-class Proxy:
-    """Carries TCP connections to a target until told to cut or hold them."""
-
-    def __init__(self, target):
-        host, _, port = target.rpartition(":")
-        self.target = (host, int(port))
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        self.flowing = threading.Event()
-        self.flowing.set()
-        self.open = []
-        self.carried = 0
-        self.cut_after = None
-        self.bytes_per_second = None
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                ends = self.listener.accept()[0], socket.create_connection(self.target)
-                self.open.extend(ends)
-                for one, other in (ends, ends[::-1]):
-                    threading.Thread(target=self.carry, args=(one, other), daemon=True).start()
-
-    def carry(self, one, other):
-        with contextlib.suppress(OSError):
-            while data := one.recv(65536):
-                self.flowing.wait()
-                if self.bytes_per_second is not None:
-                    time.sleep(len(data) / self.bytes_per_second)
-                self.carried += len(data)
-                if self.cut_after is not None and self.carried > self.cut_after:
-                    self.cut_after = None
-                    self.cut()
-                other.sendall(data)
-        self.hang_up([one, other])
-
-    def cut(self):
-        self.hang_up(self.open)
-
-    def close(self):
-        self.hang_up([self.listener, *self.open])
-
-    @staticmethod
-    def hang_up(connections):
-        for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-
-
 @pytest.fixture
 def proxied(grpc_end, connect):
     """Clinic and lab, clinic dialling lab through a proxy."""
     clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    proxy = Proxy(lab.address)
+    assert set(connect([clinic, lab], {"lab": proxy.address, "clinic": clinic.address}).values()) == {None}
+    yield clinic, lab, proxy
+    proxy.close()
+
+
+@pytest.fixture
+def patient(grpc_end, connect):
+    """Clinic and lab, clinic dialling lab through a proxy, with a minute and more for a connection to come back."""
+    clinic, lab = (grpc_end(a, [b], reconnect=75.0) for a, b in (("clinic", "lab"), ("lab", "clinic")))
     proxy = Proxy(lab.address)
     assert set(connect([clinic, lab], {"lab": proxy.address, "clinic": clinic.address}).values()) == {None}
     yield clinic, lab, proxy
@@ -260,15 +221,91 @@ def test_others_are_told_of_a_lost_peer_without_its_address(proxied):
     assert caught.value.public == "lab is lost: its connection broke"
 
 
-@pytest.mark.slow
-def test_others_are_told_of_failed_deliveries_without_an_address(proxied, monkeypatch):
+def test_a_peer_that_is_heard_but_takes_no_connection_is_given_up_after_the_time_to_reconnect(proxied, monkeypatch):
     clinic, _, proxy = proxied
     monkeypatch.setattr(grpc_link, "RESEND_LIMIT", 1)
-    monkeypatch.setattr(clinic._links["lab"], "_lose", lambda error: None)  # keep the watch from noticing first
-    proxy.close()
-    with pytest.raises(PeerLost, match=r"1 deliveries failed \(.*127\.0\.0\.1") as caught:
+    proxy.refuse()  # the watch goes on, deliveries have not dialled yet
+    with pytest.raises(PeerLost, match=r"deliveries failed \(.*127\.0\.0\.1") as caught:
         clinic.send("lab", b"x", 10)
-    assert caught.value.public == "lab is lost: 1 deliveries failed"
+    assert caught.value.public.endswith("deliveries failed")
+    assert clinic.is_up("lab")
+
+
+def outage(proxied, how, seconds, sizes):
+    """Send messages in both directions while the connection fails; return what arrived at both."""
+    clinic, lab, proxy = proxied
+    failing = threading.Thread(target=proxy.fail, args=(how, seconds))
+    for size in sizes[:1]:
+        clinic.send("lab", b"%d" % size + bytes(size), 30)
+    failing.start()
+    for size in sizes[1:]:
+        clinic.send("lab", b"%d" % size + bytes(size), 30 + seconds)
+        lab.send("clinic", b"%d" % size, 30 + seconds)
+    failing.join()
+    clinic.send("lab", b"last", 30)
+    taken = [bytes(lab.receive(5).frame) for _ in range(len(sizes) + 1)]
+    assert taken == [*(b"%d" % size + bytes(size) for size in sizes), b"last"]
+    assert [bytes(clinic.receive(5).frame) for _ in sizes[1:]] == [b"%d" % size for size in sizes[1:]]
+    assert lab.receive(0.1) is None
+    assert clinic.receive(0.1) is None
+
+
+HOWS = ["refuse", "reset", "hang up", "freeze", "drain"]
+SIZES = [10, CHUNK, 20, CHUNK + 1, 3_000_000, 30]
+
+
+@pytest.mark.parametrize("how", [HOWS[0], *(pytest.param(how, marks=pytest.mark.slow) for how in HOWS[1:])])
+def test_messages_arrive_once_and_in_order_across_an_outage_of_3_seconds(patient, how):
+    outage(patient, how, 3.0, SIZES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["reset", "hang up"])
+def test_messages_arrive_once_and_in_order_across_an_outage_of_a_minute(patient, how):
+    outage(patient, how, 60.0, SIZES)
+
+
+def test_a_refused_connection_is_not_told_as_one_that_is_alive(patient):
+    clinic, _, proxy = patient
+    party = Party("clinic", "j", "p", clinic, ["lab"], timeout=1.0)
+    party.send("lab", Rows(Array.of(np.arange(3))))
+    proxy.refuse()
+    proxy.cut()
+    began = time.monotonic()
+    with pytest.raises(PeerTimeout, match="lab took no message for 1 s: its connection broke and has not come") as sent:
+        party.send("lab", Rows(Array.of(np.arange(3))))
+    assert time.monotonic() - began < within(5)
+    assert proxy.address in str(sent.value)
+    assert "certificate" not in str(sent.value)  # it had just worked
+    assert sent.value.public == "lab took no message for 1 s: its connection broke and has not come back"
+    with pytest.raises(PeerTimeout, match="got nothing; lab is not reachable just now"):
+        party.receive("lab", Rows, timeout=0.2)
+
+
+@pytest.mark.slow
+def test_a_connection_that_a_forwarder_hangs_up_on_is_not_blamed_on_certificates_that_worked(proxied):
+    clinic, _, proxy = proxied
+    proxy.hangs_up = True
+    proxy.cut()
+    with pytest.raises(PeerLost, match="lab is lost: its connection broke") as caught:
+        clinic.receive(20)
+    assert f"lab at {proxy.address} was not reachable" in str(caught.value)
+    assert "certificate" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_parties_wait_behind_a_forwarder_that_accepts_before_its_party_does(grpc_end, together):
+    """Longer than a connection that is refused for its certificate is tried."""
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    forwarder = Proxy(lab.address)
+    threading.Thread(target=forwarder.fail, args=("hang up", grpc_channel.REFUSAL_PATIENCE + 3.0), daemon=True).start()
+    time.sleep(0.2)
+    outcome = together(
+        clinic=lambda: clinic.connect(30, {"lab": forwarder.address}),
+        lab=lambda: lab.connect(30, {"clinic": clinic.address}),
+    )
+    forwarder.close()
+    assert outcome == {"clinic": None, "lab": None}
 
 
 @pytest.mark.slow

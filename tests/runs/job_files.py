@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pace import within
 from treaty.errors import TreatyError
 from treaty.messaging.memory import memory_channels
 from treaty.messaging.party import Party, run_role
@@ -25,7 +26,7 @@ from treaty.systems.system import Cast
 
 TREATY = [sys.executable, "-m", "treaty"]
 DYING = Path(__file__).with_name("dying_party.py")
-EACH_WITHIN = 10.0  # seconds from the fault to the last party's end
+EACH_WITHIN = 10.0  # seconds from the fault to the last party's end, on the machine `pace` compares with
 
 
 def start(
@@ -87,13 +88,13 @@ def train_in_threads(monkeypatch: pytest.MonkeyPatch, jobs: Mapping[str, Job]) -
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(within(60))
     return said
 
 
 def wait_for_rounds(processes: dict[str, subprocess.Popen[str]], kept: Path, rounds: int) -> None:
     """Wait for that many rounds in a checkpoint; failing, end the processes and show where each stood."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + within(60)
     while not (kept.exists() and load_checkpoint(kept).rounds >= rounds):
         ended = [name for name, process in processes.items() if process.poll() is not None]
         if ended or time.monotonic() > deadline:
@@ -108,8 +109,8 @@ def wait_for_rounds(processes: dict[str, subprocess.Popen[str]], kept: Path, rou
 
 
 def finish(processes: dict[str, subprocess.Popen[str]], seconds: float) -> dict[str, tuple[int, str]]:
-    """Wait for all; return exit codes and what was said on standard error."""
-    deadline = time.monotonic() + seconds
+    """Wait for all, so many seconds at the pace of this machine; return exit codes and what went to standard error."""
+    deadline = time.monotonic() + within(seconds)
     ended = {}
     try:
         for name, process in processes.items():

@@ -22,6 +22,7 @@ import pytest
 import treaty
 from flat import flat, option_lines
 from marks import slow
+from pace import within
 from runs.job_files import (
     EACH_WITHIN,
     TREATY,
@@ -59,7 +60,15 @@ def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = Fa
         **options,
     }
     protocol, tables_of_options = option_lines(**chosen)
-    lines = ['name = "test"', protocol, 'active = "clinic"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
+    lines = [
+        'name = "test"',
+        protocol,
+        'active = "clinic"',
+        'label = "y"',
+        "timeout = 60",
+        "reconnect = 2",
+        "n_jobs = 1",
+    ]
     ports = free_ports(len(tables))
     for (name, table), port in zip(tables.items(), ports, strict=True):
         table.assign(id=np.arange(len(table))).to_csv(folder / f"{name}.csv", index=False)
@@ -167,7 +176,7 @@ def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tm
     os.kill(processes["lab"].pid, signal.SIGKILL)
     killed = time.monotonic()
     ended = finish(processes, EACH_WITHIN)
-    assert time.monotonic() - killed < EACH_WITHIN
+    assert time.monotonic() - killed < within(EACH_WITHIN)
     for name in ("clinic", "imaging"):
         code, said = ended[name]
         assert code == 1
@@ -196,7 +205,7 @@ def test_a_wrong_certificate_is_one_error_at_every_party(tmp_path):
     processes = {name: start(job, name) for name in ("clinic", "imaging")}
     processes["lab"] = start(tmp_path / "lab.toml", "lab")
     ended = finish(processes, EACH_WITHIN + 5)  # starting the processes takes some of it
-    assert time.monotonic() - started < EACH_WITHIN + 5
+    assert time.monotonic() - started < within(EACH_WITHIN + 5)
     for name, (code, said) in ended.items():
         assert code == 1, (name, said)
         line = one_line(said)
@@ -247,7 +256,7 @@ def test_a_party_that_says_much_does_not_stand_still(tmp_path, monkeypatch, capl
     monkeypatch.setattr(processes.subprocess, "Popen", lambda _, **named: start_process(talk, **named))
     running = threading.Thread(target=processes.run_all, args=(job, "train"), daemon=True)
     running.start()
-    running.join(EACH_WITHIN)
+    running.join(within(EACH_WITHIN))
     assert not running.is_alive()
     assert "lab: many words" in caplog.text
 
@@ -261,7 +270,7 @@ def test_ending_the_command_ends_the_parties_it_started(tmp_path):
     begun = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(begun) == 3
     process.terminate()
-    assert process.wait(EACH_WITHIN) == 128 + signal.SIGTERM
+    assert process.wait(within(EACH_WITHIN)) == 128 + signal.SIGTERM
     process.communicate()
     assert not any(Path(f"/proc/{pid}/exe").exists() for pid in begun)
 
@@ -377,7 +386,7 @@ def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
     assert process.stdout.readline() == "begun\n"
     time.sleep(3)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=EACH_WITHIN)
+    _, said = process.communicate(timeout=within(EACH_WITHIN))
     assert "KeyboardInterrupt" in said
 
 
@@ -396,7 +405,7 @@ def test_a_killed_training_resumes_to_the_identical_model(tmp_path):
     dies = {victim: ("", 8, "CheckpointReceipt")}
     processes = {name: start(job, name, dies=dies.get(name)) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"
-    assert processes[victim].wait(60) == -signal.SIGKILL
+    assert processes[victim].wait(within(60)) == -signal.SIGKILL
     codes = {name: code for name, (code, _) in finish(processes, EACH_WITHIN).items()}
     assert codes[victim] == -signal.SIGKILL
     assert 1 <= load_checkpoint(kept).rounds < 16
@@ -461,7 +470,7 @@ def test_a_resumed_job_keeps_its_alignment(tmp_path):
     dies = {"imaging": ("", 6, "CheckpointReceipt")}
     processes = {name: start(job, name, dies=dies.get(name)) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"
-    assert processes["imaging"].wait(60) == -signal.SIGKILL
+    assert processes["imaging"].wait(within(60)) == -signal.SIGKILL
     finish(processes, EACH_WITHIN)
     begun = load_checkpoint(kept)
     processes = {name: start(job, name) for name in ("imaging", "lab")}

@@ -35,9 +35,9 @@ class Channel(Protocol):
     def send(self, to: str, frame: bytes, timeout: float) -> None:
         """Deliver an encoded envelope to a peer's mailbox; returns when it is there.
 
-        Raises PeerLost when the peer is gone, PeerTimeout when it took nothing for `timeout` seconds,
-        PeerProtocolError when it refuses to talk to us, and LocalProtocolError when `to` is unknown, the frame is
-        larger than the peer accepts, or this channel is closed.
+        Raises PeerLost when the peer is gone, PeerTimeout when it took nothing for `timeout` seconds (the text says
+        whether its connection stood meanwhile), PeerProtocolError when it refuses to talk to us, and
+        LocalProtocolError when `to` is unknown, the frame is larger than the peer accepts, or this channel is closed.
         """
 
     def receive(self, timeout: float) -> Arrival | None:
@@ -47,6 +47,9 @@ class Channel(Protocol):
         peer tried something the transport refuses (oversized frame, false name), and LocalProtocolError when this
         channel is closed.
         """
+
+    def is_up(self, peer: str) -> bool:
+        """Whether the connection with a peer stands, as far as is known; one that broke may come back."""
 
     def close(self) -> None:
         """Leave; every peer's channel notices. Closing twice is fine."""

@@ -6,14 +6,16 @@ the sender's. What each part guarantees:
 **Identity.** A server admits only the pinned certificates and compares the name a caller claims with the certificate
 presented; a client trusts only the certificate pinned for the peer it dials.
 
-**Delivery.** `send` returns when the frame lies in the peer's mailbox. After a broken connection the identical bytes
-are sent again under the same delivery number, and the receiver drops a number it has already taken in, so a frame
-arrives once or `send` raises. (`Party` refuses repeated messages on top of that, whatever carried them.)
+**Delivery.** `send` returns when the frame lies in the peer's mailbox. While a connection is broken the identical bytes
+are sent again and again under the same delivery number, and the receiver drops a number it has already taken in, so a
+frame arrives once or `send` raises. (`Party` refuses repeated messages on top of that, whatever carried them.)
 
 **Death.** Each party holds a watch stream open to each peer, on a connection of its own, where pings do not queue
 behind frames. A killed process breaks it at once, a stopped one or a dead network after ``keepalive_time +
 keepalive_timeout``; when no new watch of the same process can be opened within ``reconnect`` seconds, the peer is
-lost. A peer that computes goes on answering pings, even without ever releasing Python's lock.
+lost. Refused, reset and unanswered connections are all tried again until then, for nothing tells a killed process from
+a forwarder that restarts. A peer that closes its channel is lost at once. A peer that computes goes on answering pings,
+even without ever releasing Python's lock.
 
 Do not fork a process that has made a channel; start subprocesses afresh.
 """
@@ -68,7 +70,7 @@ class GrpcChannel:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         keepalive_time: float = 10.0,
         keepalive_timeout: float = 8.0,
-        reconnect: float = 2.0,
+        reconnect: float = 60.0,
     ) -> None:
         if not peers or name in peers:
             raise ConfigError(f"expected one or more peers other than {name}, got {', '.join(peers) or 'none'}")
@@ -157,6 +159,10 @@ class GrpcChannel:
         if arrival is not None:
             self._server.mark_read(arrival.sender, len(arrival.frame))
         return arrival
+
+    def is_up(self, peer: str) -> bool:
+        """See `Channel.is_up`."""
+        return peer in self._links and self._links[peer].up.is_set()
 
     def close(self) -> None:
         """Leave; see `Channel.close`. Takes up to a second when a frame is just coming in."""

@@ -31,8 +31,11 @@ from treaty.messaging.messages import clean
 RETRY_PAUSE = 0.25
 """Seconds between attempts to dial."""
 
+LEAST_PATIENCE = 1.0
+"""Seconds, at least, that an attempt to watch a peer again is given."""
+
 RESEND_LIMIT = 10
-"""Attempts to deliver one frame while the peer is not known to be lost."""
+"""Attempts, at least, to deliver one frame before a peer that can be watched, or was never reached, is given up."""
 
 _REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
@@ -41,6 +44,8 @@ _REFUSALS = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
+
+_HUNG_UP = ("socket closed", "connection reset", "broken pipe", "handshake failed")
 
 _DIAL = [
     ("grpc.enable_http_proxy", 0),
@@ -79,9 +84,10 @@ class Link:
     ) -> None:
         self.peer = peer
         self.connected = False  # whether the peer has answered at least once
+        self.up = threading.Event()  # whether the peer is being watched just now
         self.lost: PeerError | None = None  # why the peer is gone
-        self.trouble = "not dialled yet"  # why the last attempt to dial failed
-        # monotonic time of the first attempt that failed for a reason that waiting does not mend
+        self.trouble = f"{peer} has not answered yet"  # why the last attempt to dial failed
+        # monotonic time since which attempts fail for a reason that waiting does not mend
         self.refused_since: float | None = None
         self._introduction = introduction
         self._address = address
@@ -117,17 +123,14 @@ class Link:
     def deliver(self, frame: bytes, timeout: float) -> None:
         """Deliver a frame, one at a time; see `Channel.send`."""
         deadline = time.monotonic() + timeout
-        silence = PeerTimeout(
-            self.peer, f"{self.peer} took no message for {timeout:g} s, though its connection is alive"
-        )
+        trouble, attempts, failing_since = "", 0, time.monotonic()
         if not self._sending.acquire(timeout=timeout):
-            raise silence
+            raise self._not_taken(timeout, trouble)
         try:
             # Resending repeats this number, by which the receiver drops what it has already taken in.
             announcement = Announcement(self._introduction, self._number, len(frame))
             self._number += 1
-            trouble = ""
-            for _ in range(RESEND_LIMIT):
+            while not self._hopeless(attempts, failing_since):
                 self._raise_if_ended()
                 try:
                     failed = self._hand_over(announcement, frame, max(0.0, deadline - time.monotonic()))
@@ -136,14 +139,18 @@ class Link:
                     raise
                 if failed is None:
                     return
-                code, trouble = failed
-                self._raise_if_refused(code, trouble)
+                code, details = failed
+                self._raise_if_refused(code, details)
                 if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise silence
-                # Let the watch find out whether the peer is gone.
-                self._ended.wait(RETRY_PAUSE + self._pings.reconnect / RESEND_LIMIT)
+                    raise self._not_taken(timeout, trouble)
+                trouble, attempts = details, attempts + 1
+                if time.monotonic() >= deadline:  # a refused attempt fails before its time is looked at
+                    raise self._not_taken(timeout, trouble)
+                if attempts == 1:
+                    failing_since = time.monotonic()
+                self._ended.wait(min(RETRY_PAUSE, max(0.0, deadline - time.monotonic())))
             self._raise_if_ended()
-            raise _lost(self.peer, f"{RESEND_LIMIT} deliveries failed", trouble)
+            raise _lost(self.peer, f"{attempts} deliveries failed", trouble)
         finally:
             self._sending.release()
 
@@ -154,6 +161,22 @@ class Link:
             channel.close()
         if self._watcher.is_alive():
             self._watcher.join(5.0)
+
+    def _hopeless(self, attempts: int, failing_since: float) -> bool:
+        """Return whether to give a frame up; while a connection is broken, the watch finds out if the peer is gone."""
+        if attempts < RESEND_LIMIT or not self.connected:
+            return attempts >= RESEND_LIMIT
+        return self.up.is_set() and time.monotonic() - failing_since >= self._pings.reconnect
+
+    def _not_taken(self, timeout: float, trouble: str) -> PeerTimeout:
+        """Return the error for a frame that did not arrive in time; its public text has no addresses."""
+        text = f"{self.peer} took no message for {timeout:g} s"
+        if self.up.is_set() and not trouble:
+            return PeerTimeout(self.peer, f"{text}, though its connection is alive")
+        text = f"{text}: its connection broke and has not come back"
+        error = PeerTimeout(self.peer, f"{text} ({trouble or self.trouble})")
+        error.public = text
+        return error
 
     def _hand_over(self, announcement: Announcement, frame: bytes, timeout: float) -> tuple[Any, str] | None:
         """Make one attempt to deliver; return why it failed. Closing the connection ends the attempt."""
@@ -170,24 +193,25 @@ class Link:
 
     def _watch(self) -> None:
         """Keep a watch open; when it ends and no new one opens within `reconnect` seconds, the peer is lost."""
-        broken_since: float | None = None
+        last_heard = time.monotonic()
         while not self._ended.is_set():
             try:
-                heard = self._watch_once()
+                heard = self._watch_once(last_heard + self._pings.reconnect)
             except ValueError:  # closed meanwhile
                 return
-            if self.connected:
-                if heard or broken_since is None:
-                    broken_since = time.monotonic()
-                if time.monotonic() - broken_since >= self._pings.reconnect:
-                    self._lose(_lost(self.peer, "its connection broke", self.trouble))
+            finally:
+                self.up.clear()
+            if heard:
+                last_heard = time.monotonic()
+            elif self.connected and time.monotonic() - last_heard >= self._pings.reconnect:
+                self._lose(_lost(self.peer, "its connection broke", self.trouble))
             self._ended.wait(RETRY_PAUSE)
 
-    def _watch_once(self) -> bool:
-        """Hold one watch until it ends; return whether the peer was heard."""
+    def _watch_once(self, until: float) -> bool:
+        """Hold one watch until it ends; return whether the peer was heard, for which it has time `until`."""
         heard = False
         call = self._watch_call(encode(self._introduction))
-        patience = threading.Timer(self._pings.reconnect, call.cancel)
+        patience = threading.Timer(max(LEAST_PATIENCE, until - time.monotonic()), call.cancel)
         if self.connected:  # a stopped process still accepts connections, so dialling may take forever
             patience.start()
         try:
@@ -222,6 +246,7 @@ class Link:
         self._incarnation = notice.incarnation
         self.refused_since = None
         self.connected = True
+        self.up.set()
 
     def _lose(self, error: PeerError, *, cancel: bool = True) -> None:
         if not self._ended.is_set():
@@ -232,7 +257,7 @@ class Link:
             self._on_lost(error)
 
     def _explain(self, code: Any, details: str) -> None:
-        """Describe a failed attempt to dial, and note whether waiting may help."""
+        """Describe a failed attempt to dial, and note whether waiting may help: it may once the peer has answered."""
         if code is grpc.StatusCode.CANCELLED:
             return  # by ourselves; the trouble is already noted
         lower = details.lower()
@@ -240,23 +265,26 @@ class Link:
         refused = True
         if "wrong_version_number" in lower:
             self.trouble = f"TLS handshake with {where} failed: it does not speak TLS; check the address"
-        elif "handshake failed" in lower or "verify" in lower or "hostname" in lower:
+        elif "verif" in lower or "hostname" in lower:
             self.trouble = (
                 f"TLS handshake with {where} failed: it did not present the certificate pinned for "
                 f"{self.peer}; {self._fingerprints}"
             )
-        elif "socket closed" in lower or "connection reset" in lower or "broken pipe" in lower:
-            # With TLS 1.3 the dialling side is not told why the other one hung up.
+        elif code in _REFUSALS:
+            self.trouble = f"{where} refuses us: {details}"
+        elif self.connected or "handshake read failed" in lower or not any(sign in lower for sign in _HUNG_UP):
+            # also a forwarder that accepts connections before the peer behind it does
+            self.trouble = f"{where} was not reachable: {details.removesuffix('.')}"
+            refused = False
+        else:
+            # With TLS 1.3 the dialling side is not told why the other one, having shown its certificate, hung up.
             self.trouble = (
                 f"TLS handshake failed: {where} hung up on us, most likely because it pins another certificate "
                 f"for {self._introduction.sender}; {self._fingerprints}"
             )
-        elif code in _REFUSALS:
-            self.trouble = f"{where} refuses us: {details}"
-        else:
-            self.trouble = f"{where} was not reachable: {details.removesuffix('.')}"
-            refused = False
-        if refused and self.refused_since is None:
+        if not refused or self.connected:
+            self.refused_since = None
+        elif self.refused_since is None:
             self.refused_since = time.monotonic()
 
     def _raise_if_refused(self, code: Any, details: str) -> None:

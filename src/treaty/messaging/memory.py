@@ -88,6 +88,10 @@ class MemoryChannel:
         """Take the next frame or notice; see `Channel.receive`."""
         return self._own.get(timeout)
 
+    def is_up(self, peer: str) -> bool:
+        """See `Channel.is_up`."""
+        return peer in self._inboxes
+
     def close(self) -> None:
         """Leave; see `Channel.close`."""
         due = 0.0 if self._link is None else self._due(0, self._link)

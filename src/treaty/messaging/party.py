@@ -20,7 +20,7 @@ from treaty.messaging.transcript import Transcript
 logger = logging.getLogger(__name__)
 
 FAREWELL_TIMEOUT = 10.0
-"""Seconds that an abort or goodbye may take per peer; both are best effort."""
+"""Seconds that an abort, or a goodbye to a peer that is not needed, may take per peer; both are best effort."""
 
 Result = TypeVar("Result")
 
@@ -144,7 +144,8 @@ class Party:
             self._raise_if_left(talk, doing)
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise PeerTimeout(frm, f"{doing} for {patience:g} s and got nothing; {frm} is connected but silent")
+                standing = "connected but silent" if self.channel.is_up(frm) else "not reachable just now"
+                raise PeerTimeout(frm, f"{doing} for {patience:g} s and got nothing; {frm} is {standing}")
             self._listen(remaining)
 
     def gather(self, peers: Iterable[str], *kinds: type[M], timeout: float | None = None) -> dict[str, M]:
@@ -246,20 +247,27 @@ class Party:
         if self._over:
             return
         self._over = True
-        for peer in (*self._heard, *(peer for peer in self._talks if peer not in self._heard)):
+
+        def tell(peer: str) -> None:
             talk = self._talks[peer]
+            # who misses a goodbye takes the end of the connection for a failure: a broken one is given time to return
+            waits_for_it = peer in self._heard and peer not in self._expendable and isinstance(message, Goodbye)
+            patience = max(self.timeout, FAREWELL_TIMEOUT) if waits_for_it else FAREWELL_TIMEOUT
             # A thread stuck in `send` holds the lock: then the broken connection must tell the peer.
             if talk.left or peer in self._lost or not self._sending[peer].acquire(timeout=FAREWELL_TIMEOUT):
-                continue
+                return
             try:
                 frame = talk.write(message, self.round)
-                self.channel.send(peer, frame, FAREWELL_TIMEOUT)
+                self.channel.send(peer, frame, patience)
                 if isinstance(message, Abort):
                     self._record_sent(peer, message, len(frame))
             except TreatyError as error:
                 logger.info("%s could not send its last message to %s: %s", self.name, peer, error)
             finally:
                 self._sending[peer].release()
+
+        others = [*self._heard, *(peer for peer in self._talks if peer not in self._heard)]
+        concurrently(tell, others, len(others) if self.channel.waits else 1)  # none waits for one that is out of reach
 
     def _outgoing(self, to: str, message: Message) -> tuple[Conversation, str]:
         """Check that a message may be sent; return its conversation, and what errors shall say of it."""

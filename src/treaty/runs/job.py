@@ -129,6 +129,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         jobs about a table. None: beside it.
     timeout : float
         Seconds a party waits for a message.
+    reconnect : float
+        Seconds for which a broken connection is dialled again before the party behind it counts as lost.
     n_jobs : int or None
         Threads of each party; None for all cores.
     """
@@ -147,6 +149,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     checkpoints: str | None = None
     store: str | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    reconnect: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     n_jobs: int | None = None
 
     @property

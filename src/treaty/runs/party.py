@@ -38,7 +38,7 @@ from treaty.systems.system import Cast, LabelledRows, Phase, Program, Progress, 
 
 Result = TypeVar("Result")
 CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
-PATIENCE = 60.0  # most seconds that users of a crowd get for an answer
+PATIENCE = 60.0  # most seconds that users of a crowd get for an answer, where their connection may not be away longer
 
 
 def train_party(
@@ -91,7 +91,8 @@ def train_party(
             party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
             eval_sets=tables.eval_sets, threads=threads, progress=watch, phase=phase, keeper=keeper,
             store=store_of(job, name), vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
-            patience=min(PATIENCE, job.timeout / 10), row_numbers=tables.row_numbers, rows_digest=tables.rows_digest,
+            patience=min(max(PATIENCE, 1.5 * job.reconnect), job.timeout / 10),
+            row_numbers=tables.row_numbers, rows_digest=tables.rows_digest,
         )  # fmt: skip
         result = system.train[cast.roles[name]](seat)
         return result if cast.roles[name] in system.has_model else None
@@ -311,7 +312,9 @@ def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Result]) 
         for peer in peers
     }
     identity = load_identity(me.key, me.certificate, name)
-    channel = GrpcChannel(name, me.address, key=identity.key, certificate=identity.certificate, peers=pinned)
+    channel = GrpcChannel(
+        name, me.address, key=identity.key, certificate=identity.certificate, peers=pinned, reconnect=job.reconnect
+    )
     may_be_absent = [peer for peer in system.may_be_absent(cast, own) if name != peer]
     try:
         party = Party(name, job.name, system.name, channel, peers, timeout=job.timeout)

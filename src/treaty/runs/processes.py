@@ -36,6 +36,7 @@ from treaty.runs.warm_up import compile_kernels
 logger = logging.getLogger(__name__)
 
 PORTS = range(15_000, 32_000)  # those that parties on one machine listen at
+RECONNECT = 2.0  # seconds, at most, to dial again: on one machine a connection that broke is a process that ended
 FAILED_WITH_OTHERS = 1  # exit code of errors that are not about a party's own options and tables: mostly another's
 # seconds of grace before survivors are killed: in a farewell they hear what went wrong
 GRACE = FAREWELL_TIMEOUT + 5.0
@@ -168,7 +169,7 @@ def _wait(started: Mapping[str, subprocess.Popen[bytes]], may_fail: Collection[s
 
 
 def _completed(job: Job, folder: Path) -> Job:
-    """Make up addresses, keys and certificates where the job names none."""
+    """Make up addresses, keys and certificates where the job names none; shorten the time to reconnect."""
     parties = {}
     ports = iter(free_ports(len(job.parties)))
     for name, member in job.parties.items():
@@ -179,7 +180,7 @@ def _completed(job: Job, folder: Path) -> Job:
             write_identity(folder, name)
             changes["key"], changes["certificate"] = str(folder / f"{name}.key.pem"), str(folder / f"{name}.cert.pem")
         parties[name] = msgspec.structs.replace(member, **changes)
-    return msgspec.structs.replace(job, parties=parties)
+    return msgspec.structs.replace(job, parties=parties, reconnect=min(job.reconnect, RECONNECT))
 
 
 def free_ports(count: int) -> list[int]:

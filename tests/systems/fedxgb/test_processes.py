@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import treaty
 from flat import flat, option_lines
+from pace import within
 from runs.job_files import start
 from tables import real_table, with_categories, with_gaps
 from treaty.cli import main as cli
@@ -66,7 +67,16 @@ def write_job(
     roles = {"owner": "server", **dict.fromkeys(edges, "edge"), "notary": "authority"}
     names = [*roles, *users]
     protocol, given = option_lines("fedxgb", **{"n_estimators": trees, **OPTIONS, **options})
-    lines = ['name = "test"', protocol, 'active = "owner"', 'label = "y"', f"timeout = {timeout}", "n_jobs = 1", *given]
+    lines = [
+        'name = "test"',
+        protocol,
+        'active = "owner"',
+        'label = "y"',
+        f"timeout = {timeout}",
+        "reconnect = 2",
+        "n_jobs = 1",
+        *given,
+    ]
     for name, port in zip(names, free_ports(len(names)), strict=True):
         write_identity(folder, name)
         lines += [f"[parties.{name}]", f'address = "127.0.0.1:{port}"']
@@ -110,12 +120,12 @@ def play_and_kill(path: Path, victim: str, kind: str, nth: int) -> dict[str, str
     process = start(path, victim, dies=(kind, nth, ""))
     threads, said = play(path, without=victim)
     try:
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(within(60)) == -signal.SIGKILL
     finally:
         process.kill()
         process.communicate()
     for thread in threads:
-        thread.join(60)
+        thread.join(within(60))
     assert not any(thread.is_alive() for thread in threads)
     return said
 
@@ -127,7 +137,7 @@ def test_parties_apart_have_the_estimators_model(tmp_path):
     path = write_job(tmp_path, trees=2)
     threads, said = play(path)
     for thread in threads:
-        thread.join(60)
+        thread.join(within(60))
     assert said == {}
     expected = fitted(n_estimators=2, edges=2).parts_["pooled"].forest.trees
     assert any(len(tree.left) > 1 for tree in expected)
@@ -161,7 +171,7 @@ def test_two_edge_servers_and_a_dealer_apart_give_the_same_model(tmp_path):
     path = write_job(tmp_path, edges=(*EDGES, "oslo"), users=users, trees=1, expose="nothing", comparison="additive")
     threads, said = play(path)
     for thread in threads:
-        thread.join(60)
+        thread.join(within(60))
     assert said == {}
     job = load_job(path)
     assert find_part(job, "owner").forest.trees == fitted(n_estimators=1, edges=2).parts_["pooled"].forest.trees
@@ -181,7 +191,7 @@ def trained(tmp_path_factory) -> Path:
     path = write_job(tmp_path_factory.mktemp("trained"), edges=(*EDGES, "oslo"), users=users, expose="nothing")
     threads, said = play(path)
     for thread in threads:
-        thread.join(60)
+        thread.join(within(60))
     assert said == {}
     return path
 
@@ -238,7 +248,7 @@ def test_a_user_with_a_wrong_table_is_left_out_and_says_why(tmp_path, columns, w
         pd.read_csv(table).assign(**columns).to_csv(table, index=False)
     threads, said = play(path)
     for thread in threads:
-        thread.join(60)
+        thread.join(within(60))
     assert set(said) == {"user0"}, said
     assert words in said["user0"].lower()
     rest = 150 - len(rows_of_each(users)["user0"])
@@ -268,7 +278,7 @@ def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeyp
     try:
         threads, said = play(path, without="user2")
         for thread in threads:
-            thread.join(60)
+            thread.join(within(60))
         assert said == {}
         assert process.poll() is None
     finally:

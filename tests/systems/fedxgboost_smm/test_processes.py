@@ -25,7 +25,7 @@ def write_job(folder: Path) -> tuple[Path, dict[str, pd.DataFrame]]:
     X, y = real_table("binary", rows=200)
     tables = {"bank": X.iloc[:, :4].assign(y=y), "shop": X.iloc[:, 4:8]}
     protocol, options = option_lines("fedxgboost-smm", backend="dealer", n_estimators=2, min_child_samples=5)
-    lines = ['name = "test"', protocol, 'active = "bank"', 'label = "y"', "timeout = 60", "n_jobs = 1"]
+    lines = ['name = "test"', protocol, 'active = "bank"', 'label = "y"', "timeout = 60", "reconnect = 2", "n_jobs = 1"]
     for seed, (name, table) in enumerate(tables.items()):
         table.assign(id=[f"person {k}" for k in range(len(table))]).sample(frac=0.9, random_state=seed).to_csv(
             folder / f"{name}.csv", index=False
