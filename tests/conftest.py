@@ -1,4 +1,6 @@
 import os
+import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
@@ -29,3 +31,22 @@ def pytest_sessionstart() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files of processes first: they take longest, and a core that began one last would be alone in the end."""
     items.sort(key=lambda item: not item.path.stem.endswith("processes"))
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function after whose call the named packages seem not to be installed."""
+
+    class Missing:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name.partition(".")[0] in hidden:
+                raise ModuleNotFoundError(name)
+
+    def hide(*packages: str) -> None:
+        hidden.update(packages)
+        for package in packages:
+            monkeypatch.delitem(sys.modules, package, raising=False)
+
+    hidden: set[str] = set()
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    return hide

@@ -80,3 +80,18 @@ def test_two_participants_are_refused_but_in_paper_mode():
     command = ["demo", "--protocol", "federboost-horizontal", "--parties", "2"]
     with pytest.raises(ConfigError, match="expected 3 participants"):
         CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+def test_without_xgboost_and_pandas_the_demo_says_which_row_is_missing(without):
+    without("xgboost", "pandas")
+    done = CliRunner().invoke(app, ["demo", "--protocol", "pooled", "--trees", "1"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "XGBoost, not installed: pip install" in done.stdout
+
+
+@pytest.mark.slow
+def test_xgboost_is_shown_beside_ours_without_pandas(without):
+    without("pandas")
+    done = CliRunner().invoke(app, ["demo", "--protocol", "pooled", "--trees", "1"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "XGBoost, pooled table" in done.stdout

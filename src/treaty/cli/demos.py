@@ -340,20 +340,23 @@ def _add_pooled(grid: Grid, scenario: Scenario, system: System, ours: NDArray[np
 
 
 def _add_xgboost(grid: Grid, scenario: Scenario) -> None:
-    """Add XGBoost trained on the pooled table with the same settings, where it is installed."""
+    """Add XGBoost trained on the pooled table with the same settings, or that it is not installed."""
     try:
         from xgboost import XGBClassifier
     except ImportError:
+        grid.add_row("XGBoost, not installed: pip install 'treaty-learn[xgboost]'", "-", "-")
         return
-    columns, y, train, test = scenario.columns, scenario.y, scenario.train, scenario.test
-    frame = columns.rename_columns([f"f{k}" for k in range(columns.num_columns)]).to_pandas()
+    y, train, test = scenario.y, scenario.train, scenario.test
+    table = to_table(scenario.columns)
+    matrix = table.matrix()
     classes, codes = np.unique(y, return_inverse=True)
     booster = XGBClassifier(
         n_estimators=scenario.model.n_estimators, max_depth=3, learning_rate=0.3, max_bin=32, tree_method="hist",
-        enable_categorical=True, base_score=0.5 if len(classes) == 2 else None,
+        enable_categorical=True, feature_types=["float" if of is None else "c" for of in table.schema.categories],
+        base_score=0.5 if len(classes) == 2 else None,
     )  # fmt: skip
-    booster.fit(frame.iloc[train], codes[train])
-    p = np.asarray(booster.predict_proba(frame.iloc[test]), np.float64)
+    booster.fit(matrix[train], codes[train])
+    p = np.asarray(booster.predict_proba(matrix[test]), np.float64)
     theirs = np.asarray(p / p.sum(axis=1, keepdims=True))
     add_scores(grid, "XGBoost, pooled table (no least leaf size)", y[test], theirs)
 
