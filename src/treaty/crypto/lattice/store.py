@@ -5,13 +5,15 @@ A *client* keeps the hints it received: they are large, and stay valid as long a
 on one query would average out), and how much the answers about each of its columns may have revealed beyond the sums.
 
 A folder holds one SQLite database and a .npy file for each array, readable by the owner alone; several jobs of a party
-may use it at once, also in different processes. Deleting the folder, or restoring an older copy of it, forgets leaks
-that have happened: the limit no longer holds then.
+may use it at once, also in different processes. Without the database, or with an older copy of it, leaks that have
+happened would be forgotten: `treaty.database` refuses that. An array that is missing or damaged is forgotten, and a
+new hint made; an answer that is damaged is never given again, nor made anew.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import math
 import os
 import re
@@ -19,7 +21,6 @@ import secrets
 import sqlite3
 import tempfile
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,27 +31,27 @@ from numpy.typing import NDArray
 
 from treaty.crypto.lattice.arrays import NewHint, digest_of, map_array
 from treaty.crypto.lattice.parameters import LEAK_LIMIT
+from treaty.database import Database
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError
+from treaty.files import Format
 
 KEPT = 16  # newest hints that a server keeps; a client keeps as many of each peer
 
 # Bytes of an array that a store without a folder holds in memory; a larger one takes a temporary file.
 IN_MEMORY = 256 << 20
 
-_WAIT = 60.0  # seconds for other processes to release the database, which takes milliseconds
-_VERSION = 1
+_FORM = Format("hints", 2)
 _NAME = re.compile(r"array-[0-9a-f]{32}\.npy(\.part)?")
 _UNUSABLE = "its stored hint for the lattice map cannot be used; it has the details"
-_TABLES = (
-    """CREATE TABLE hints (id INTEGER PRIMARY KEY, peer TEXT NOT NULL, binding BLOB NOT NULL, seed BLOB NOT NULL,
-       terms BLOB NOT NULL, name TEXT NOT NULL, digest BLOB NOT NULL, UNIQUE (peer, terms))""",
-    """CREATE TABLE own (id INTEGER PRIMARY KEY, binding BLOB NOT NULL UNIQUE, nonce BLOB NOT NULL, seed BLOB NOT NULL,
-       name TEXT NOT NULL, digest BLOB NOT NULL)""",
-    """CREATE TABLE answers (own INTEGER NOT NULL REFERENCES own ON DELETE CASCADE, digest BLOB NOT NULL,
-       answer BLOB NOT NULL, PRIMARY KEY (own, digest))""",
-    "CREATE TABLE leaks (name TEXT PRIMARY KEY, spent REAL NOT NULL CHECK (spent >= 0))",
-    f"PRAGMA user_version = {_VERSION}",
-)
+_TABLES = {
+    "hints": """CREATE TABLE hints (id INTEGER PRIMARY KEY, peer TEXT NOT NULL, binding BLOB NOT NULL,
+       seed BLOB NOT NULL, terms BLOB NOT NULL, name TEXT NOT NULL, digest BLOB NOT NULL, UNIQUE (peer, terms))""",
+    "own": """CREATE TABLE own (id INTEGER PRIMARY KEY, binding BLOB NOT NULL UNIQUE, nonce BLOB NOT NULL,
+       seed BLOB NOT NULL, name TEXT NOT NULL, digest BLOB NOT NULL)""",
+    "answers": """CREATE TABLE answers (own INTEGER NOT NULL REFERENCES own ON DELETE CASCADE, digest BLOB NOT NULL,
+       seal BLOB NOT NULL, answer BLOB NOT NULL, PRIMARY KEY (own, digest))""",
+    "leaks": "CREATE TABLE leaks (name TEXT PRIMARY KEY, spent REAL NOT NULL CHECK (spent >= 0))",
+}
 
 
 class HintStore:
@@ -63,23 +64,21 @@ class HintStore:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._process, self._lock = folder, os.getpid(), threading.RLock()
-        self._where = str(folder or "a store in memory")
         self._arrays: dict[str, NDArray[Any]] = {}  # by name, when there is no folder
-        with self._translated():
-            if folder is None:
-                self._open(":memory:")
-                return
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            database = folder / "hints.sqlite"
-            with _locked(folder):  # SQLite does not wait for another process that switches to WAL
-                if not database.exists():  # closing a used one would drop this process's locks on it
-                    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # SQLite's log inherits it
-                self._open(database)
+        self._db = Database(
+            folder, "hints.sqlite", _FORM, _TABLES, ("hints", "own", "leaks"), what="store of hints",
+            lost="what answers about the table have leaked: they may then leak as much once more",
+        )  # fmt: skip
+        self._where = self._db.where
+        with self._transaction() as db:
+            if self._db.extra != _sum_of_answers(db):  # not under the seal itself: there may be many
+                raise self._db.refuse("the store of hints is damaged: answers are missing")
+            self._sweep(db)
 
     def close(self) -> None:
         """Close the database; arrays it returned stay valid."""
         with self._lock:
-            self._db.close()
+            self._db.connection.close()
             self._arrays.clear()
 
     def __enter__(self) -> Self:
@@ -112,14 +111,14 @@ class HintStore:
         array, digest = new.finish()
         with self._transaction() as db:
             gone = db.execute("SELECT name FROM hints WHERE peer = ? AND terms = ?", (peer, terms)).fetchall()
-            _forget(db, gone)  # before the new one: no two may have the same peer and terms
+            self._forget(db, gone)  # before the new one: no two may have the same peer and terms
             db.execute(
                 "INSERT INTO hints (peer, binding, seed, terms, name, digest) VALUES (?, ?, ?, ?, ?, ?)",
                 (peer, binding, seed, terms, self._place(new, array), digest),
             )
             older = "SELECT name FROM hints WHERE peer = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
             gone += db.execute(older, (peer, KEPT)).fetchall()
-            _forget(db, gone)
+            self._forget(db, gone)
         self._remove(gone)
         new.drop()
         return array
@@ -140,7 +139,7 @@ class HintStore:
         """Forget a hint that gave wrong sums, if it is kept."""
         with self._transaction() as db:
             gone = db.execute("SELECT name FROM hints WHERE peer = ? AND binding = ?", (peer, binding)).fetchall()
-            _forget(db, gone)
+            self._forget(db, gone)
         self._remove(gone)
 
     # At the server, which makes hints.
@@ -165,7 +164,7 @@ class HintStore:
                 )
                 older = "SELECT name FROM own ORDER BY id DESC LIMIT -1 OFFSET ?"
                 gone = db.execute(older, (KEPT,)).fetchall()
-                _forget(db, gone)
+                self._forget(db, gone)
         self._remove(gone)
 
     def own(self, binding: bytes) -> tuple[bytes, bytes, NDArray[np.int16]] | None:
@@ -180,7 +179,7 @@ class HintStore:
     def answer(self, binding: bytes, digest: bytes) -> bytes | None:
         """Return the answer that was given to a request, known by its digest, under a hint; None for a new request."""
         with self._transaction() as db:
-            return _answer(db, binding, digest)
+            return self._answer(db, binding, digest)
 
     def keep_answer(self, binding: bytes, digest: bytes, answer: bytes) -> bytes:
         """Keep an answer before it is sent; return what to send: this one, or one another job has kept meanwhile.
@@ -188,16 +187,27 @@ class HintStore:
         CryptoError if the hint is not kept any more: no answer may be sent then.
         """
         with self._transaction() as db:
-            earlier = _answer(db, binding, digest)
+            earlier = self._answer(db, binding, digest)
             if earlier is not None:
                 return earlier
-            entered = db.execute(
-                "INSERT INTO answers (own, digest, answer) SELECT id, ?, ? FROM own WHERE binding = ?",
-                (digest, answer, binding),
-            )
-            if entered.rowcount != 1:
+            row = db.execute("SELECT id FROM own WHERE binding = ?", (binding,)).fetchone()
+            if row is None:
                 raise CryptoError("the hint of this request is no longer stored; start again with a new one")
+            seal = _seal_of(binding, digest, answer)
+            db.execute(
+                "INSERT INTO answers (own, digest, seal, answer) VALUES (?, ?, ?, ?)", (*row, digest, seal, answer)
+            )
+            self._db.extra = _added(self._db.extra, row[0], digest)
         return answer
+
+    def _answer(self, db: sqlite3.Connection, binding: bytes, digest: bytes) -> bytes | None:
+        row = db.execute(
+            "SELECT seal, answer FROM answers JOIN own ON own.id = own WHERE binding = ? AND answers.digest = ?",
+            (binding, digest),
+        ).fetchone()
+        if row is not None and row[0] != _seal_of(binding, digest, row[1]):
+            raise self._db.refuse("the store of hints is damaged: an answer is not the one that was given")
+        return row[1] if row else None
 
     def reserve(self, leaks: Mapping[str, float]) -> None:
         """Enter leaks, column -> total variation, before any answer that causes them is given; after a crash they stay.
@@ -208,7 +218,7 @@ class HintStore:
         billion entries a sum is off by 2^-64.
         """
         _check(leaks)
-        with self._transaction() as db:
+        with self._transaction(counts=True) as db:
             before = _spent(db, leaks)
             past, total = math.fsum(before.values()), math.fsum([*before.values(), *leaks.values()])
             if math.fsum([*before.values(), *leaks.values(), -LEAK_LIMIT]) > 0:
@@ -234,24 +244,6 @@ class HintStore:
         with self._transaction() as db:
             return math.fsum(_spent(db, columns).values())
 
-    def _open(self, database: str | Path) -> None:
-        self._db = db = sqlite3.connect(database, timeout=_WAIT, isolation_level=None, check_same_thread=False)
-        weakref.finalize(self, db.close)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")  # commits survive a loss of power
-            db.execute("PRAGMA foreign_keys = ON")
-            with self._transaction():
-                (version,) = db.execute("PRAGMA user_version").fetchone()
-                if version not in (0, _VERSION):
-                    raise ConfigError(f"expected a store of version {_VERSION}, got {version} - at {self._where}")
-                for table in () if version else _TABLES:
-                    db.execute(table)
-                self._sweep(db)
-        except BaseException:
-            db.close()
-            raise
-
     def _sweep(self, db: sqlite3.Connection) -> None:
         """Remove what crashes left: arrays without a record that nobody is writing."""
         kept = {name for (name,) in db.execute("SELECT name FROM hints UNION SELECT name FROM own")}
@@ -268,21 +260,22 @@ class HintStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except OSError as error:
             raise ConfigError(f"cannot use the store of hints: {error} - at {self._where}", public=_UNUSABLE) from None
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Lock the database for this thread and process."""
+    def _transaction(self, *, counts: bool = False) -> Iterator[sqlite3.Connection]:
+        """Lock the database for this thread and process; `counts` as of `Database.transaction`."""
         if os.getpid() != self._process:
             raise LocalProtocolError("a hint store was inherited through a fork; open another one in this process")
-        with self._lock, self._translated():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.commit()
-            finally:
-                self._db.rollback()  # without effect after the commit
+        with self._lock, self._translated(), self._db.transaction(counts=counts) as db:
+            yield db
+
+    def _forget(self, db: sqlite3.Connection, names: list[tuple[str]]) -> None:
+        if names:
+            db.executemany("DELETE FROM hints WHERE name = ?", names)
+            db.executemany("DELETE FROM own WHERE name = ?", names)
+            self._db.extra = _sum_of_answers(db)
 
     def _new(self, shape: tuple[int, ...], dtype: type[np.integer[Any]]) -> NewHint:
         if self._folder is None:
@@ -319,7 +312,7 @@ class HintStore:
             except FileNotFoundError:
                 fault = "missing"
         with self._transaction() as db:
-            _forget(db, [(name,)])
+            self._forget(db, [(name,)])
         self._remove([(name,)])
         raise ConfigError(
             f"a hint's file is {fault}: {path}; start again, and a new hint will be made",
@@ -363,27 +356,21 @@ class Reservation:
         return {name: vectors * leak for name, leak in self._leaks.items()}
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+def _seal_of(binding: bytes, digest: bytes, answer: bytes) -> bytes:
+    return hashlib.sha256(repr((binding, digest)).encode() + answer).digest()
 
 
-def _forget(db: sqlite3.Connection, names: list[tuple[str]]) -> None:
-    db.executemany("DELETE FROM hints WHERE name = ?", names)
-    db.executemany("DELETE FROM own WHERE name = ?", names)
+def _added(total: bytes, own: int, digest: bytes) -> bytes:
+    """Add what stands for an answer to what stands for all: SHA-256 as a number, modulo 2^256."""
+    more = hashlib.sha256(repr((own, digest)).encode()).digest()
+    return ((int.from_bytes(total) + int.from_bytes(more)) % 2**256).to_bytes(32)
 
 
-def _answer(db: sqlite3.Connection, binding: bytes, digest: bytes) -> bytes | None:
-    row = db.execute(
-        "SELECT answer FROM answers JOIN own ON own.id = answers.own WHERE binding = ? AND answers.digest = ?",
-        (binding, digest),
-    ).fetchone()
-    return row[0] if row else None
+def _sum_of_answers(db: sqlite3.Connection) -> bytes:
+    total = b""
+    for own, digest in db.execute("SELECT own, digest FROM answers ORDER BY own, digest"):  # from the index alone
+        total = _added(total, own, digest)
+    return total
 
 
 def _check(leaks: Mapping[str, float]) -> None:
