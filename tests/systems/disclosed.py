@@ -119,7 +119,7 @@ CASES: dict[str, list[Case]] = {
         Case({"coordinator": False}, TWO),
         Case({"coordinator": False}),
         Case({"coordinator": False, "encryption": "lattice"}, TWO),
-        Case({"insecure_test_key_bits": 768}, COORDINATED),
+        Case({"insecure_test_key_bits": 768, "allow_insecure": True}, COORDINATED),
         Case({"mode": "paper", "allow_insecure": True}, COORDINATED),
     ],
     "sgd": [Case(cast=COORDINATED), Case({"coordinator": False}, TWO)],

@@ -39,6 +39,8 @@ class ModelPart(msgspec.Struct, kw_only=True):
         The party's own splits.
     forest : Forest or None
         At the active party (and in a pooled model).
+    trees_a_round : int
+        Trees of a round, which all parties agreed on: at a passive party, how many outputs a prediction may ask for.
     encryption : str
         The cipher it was trained under; empty for a pooled model.
     choice : str
@@ -54,6 +56,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     schema: Schema
     splits: SplitTable
     forest: Forest | None = None
+    trees_a_round: int = 1
     encryption: str = ""
     choice: str = ""
     spent: str = ""

@@ -100,7 +100,8 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
     kept = None if checkpoints is None else str(checkpoints.resolve())
     return Job(
         name="fit", active=cast.active, label=LABEL, weight=_WEIGHT if weighted else None, parties=members,
-        task="regression" if run.classes is None else "classification", output=str(folder / "model"),
+        task="regression" if run.classes is None else "classification", classes=max(2, len(run.classes or ())),
+        output=str(folder / "model"),
         checkpoints=kept, store=kept, n_jobs=run.n_jobs, **_settings(run.system, (run.options, run.common)),
     )  # fmt: skip
 

@@ -119,6 +119,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     align : Align or None
         How rows are brought into common order first. None: they are in the same order in all tables.
     task : {"classification", "regression"}
+    classes : int
+        How many classes the labels have, where tables are split by column: a round has a tree for each where there are
+        more than two, and parties without labels count trees.
     output : str
         Folder for the models and predictions.
     checkpoints : str or None
@@ -144,6 +147,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     common: dict[str, Any] = {}
     align: Align | None = None
     task: Literal["classification", "regression"] = "classification"
+    classes: Annotated[int, msgspec.Meta(ge=2)] = 2
     weight: str | None = None
     output: str = "model"
     checkpoints: str | None = None
@@ -218,6 +222,8 @@ def load_job(path: str | Path) -> Job:
             f"expected no [align] with protocol {job.protocol!r}, whose parties hold different people's rows; take it "
             f"out - in {path}"
         )
+    if job.task == "regression" and job.classes > 2:
+        raise ConfigError(f'expected no classes with task = "regression", got {job.classes} - in {path}')
     _check_classifies(job, path)
     return _absolute(job, path.resolve().parent)
 
@@ -277,13 +283,14 @@ def _check_classifies(job: Job, path: Path) -> None:
     if job.system.common.table != "regression":
         return
     asked = ['task = "regression"'] if job.task != "classification" else []
+    asked += [f"classes = {job.classes}"] if job.classes > 2 else []
     asked += ["weight"] if job.weight is not None else []
     for name, member in job.parties.items():
         asked += [f"parties.{name}.{what}" for what in ("eval_tables", "noisy_labels") if getattr(member, what)]
     if asked:
         raise ConfigError(
-            f"expected none of task, weight, eval_tables and noisy_labels with protocol {job.protocol!r}, which "
-            f"classifies rows that all weigh the same, got {', '.join(asked)} - in {path}"
+            f"expected none of task, classes above 2, weight, eval_tables and noisy_labels with protocol "
+            f"{job.protocol!r}, which classifies rows that all weigh the same, got {', '.join(asked)} - in {path}"
         )
 
 

@@ -89,8 +89,9 @@ def train_party(
         vouched = system.vouched(cast, name)
         seat = Seat(
             party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
-            eval_sets=tables.eval_sets, threads=threads, progress=watch, phase=phase, keeper=keeper,
-            store=store_of(job, name), vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
+            n_classes=job.classes, eval_sets=tables.eval_sets, threads=threads, progress=watch, phase=phase,
+            keeper=keeper, store=store_of(job, name),
+            vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
             patience=min(max(PATIENCE, 1.5 * job.reconnect), job.timeout / 10),
             row_numbers=tables.row_numbers, rows_digest=tables.rows_digest,
         )  # fmt: skip

@@ -136,6 +136,8 @@ class Seat:
         Own training rows, or those to predict; None without any.
     classes : list or None
         Labels by class number, where this party has labels; None for regression.
+    n_classes : int
+        How many classes the job says the labels have, which all parties know; fewer than three: a round has one tree.
     eval_sets : sequence of Labelled
         Rows watched in training; of systems split by column every party has its columns of each, in the same order.
     threads : int
@@ -166,6 +168,7 @@ class Seat:
     cast: Cast
     data: LabelledRows | None = None
     classes: list[Category] | None = None
+    n_classes: int = 2
     eval_sets: Sequence[LabelledRows] = ()
     threads: int = 1
     progress: Progress | None = None
@@ -185,6 +188,17 @@ class Seat:
         """`data`, at a party that must have some."""
         assert self.data is not None
         return self.data
+
+    @property
+    def trees_a_round(self) -> int:
+        """Trees that a round has, by the job: one for each class where there are more than two."""
+        return self.n_classes if self.n_classes > 2 else 1
+
+    @property
+    def most_trees(self) -> int:
+        """Trees of a training that begins anew and does not stop early."""
+        trees: int = self.common.n_estimators * self.trees_a_round
+        return trees
 
     @property
     def given(self) -> dict[str, Any]:

@@ -146,6 +146,34 @@ def test_an_active_party_that_goes_on_longer_or_faster_than_agreed_is_stopped(fo
         play_logistic(tables, y, **FORMS[form], **SHORT, replace={"p0": role("p0", tables, y, form, wrap)})
 
 
+QUESTIONS = {
+    "lattice": "VectorQuery",
+    "ou": "EncryptedVector",
+    "ou-two": "EncryptedProducts",
+    "ou-paper": "EncryptedVector",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_active_party_that_asks_about_a_batch_more_than_there_are_is_stopped(form):
+    """Each product with a vector of its choice would be an equation about others' columns more than agreed."""
+    tables, y = linear_tables(2, rows=260)
+
+    def asks_again(party):
+        send = party.send
+
+        def twice(to, message):
+            send(to, message)
+            if type(message).__name__ == QUESTIONS[form]:
+                send(to, message)
+
+        party.send = twice
+        return party
+
+    with pytest.raises(PeerProtocolError, match=rf"^expected .*, got {QUESTIONS[form]}.* from p0 to "):
+        play_logistic(tables, y, **FORMS[form], **SHORT, replace={"p0": role("p0", tables, y, form, asks_again)})
+
+
 def setting(cipher, key_bits):
     return Setting(
         model_id="", active="p0", owners=["p0", "p1"], coordinator=None, n_rows=0, n_columns={}, batch_size=1,

@@ -145,8 +145,11 @@ def test_malformed_answers_end_the_job_at_every_party(name, change):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("Setup", lambda m: Setup(m.model_id, m.resumed, m.records, m.encryption, [])),
-        ("Setup", lambda m: Setup(m.model_id, m.resumed, m.records, m.encryption, pack([np.zeros(4, np.uint64)]))),
+        ("Setup", lambda m: Setup(m.model_id, m.resumed, m.records, m.rounds, m.encryption, [])),
+        (
+            "Setup",
+            lambda m: Setup(m.model_id, m.resumed, m.records, m.rounds, m.encryption, pack([np.zeros(4, np.uint64)])),
+        ),
         ("TreeStart", lambda m: TreeStart(Array.of(np.array([3, 2], np.int32)), m.columns, m.commitment, m.payload)),
         ("TreeStart", lambda m: TreeStart(None, Array.of(np.array([99], np.int32)), m.commitment, m.payload)),
         ("TreeStart", lambda m: TreeStart(None, m.columns, m.commitment, pack([np.zeros((3, 2), np.uint64)]))),

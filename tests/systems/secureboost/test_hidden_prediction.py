@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from marks import all_but_first_slow
 from systems.vertical.trained_models import at, grow, predict, split_table, take
@@ -360,7 +361,7 @@ OF_ACTIVE = {
                       "at PredictionKey"),
     "key-shape": ("PredictionKey", lambda m: changed(m, numbers=Array.of(np.zeros(3, np.uint64))),
                   r"PredictionKey\.numbers"),
-    "outputs": ("Station", lambda m: changed(m, outputs=9), "at most 2 outputs"),
+    "outputs": ("Station", lambda m: changed(m, outputs=9), "sums of 1 outputs"),
     "onwards-length": ("Station", lambda m: changed(m, onwards=Array.of(np.zeros(1, bool))), r"Station\.onwards"),
     "onwards-nobody": ("Station", lambda m: changed(m, onwards=Array.of(np.ones(m.fresh, bool))), "neighbour"),
     "term": ("Station", lambda m: changed(m, term=Array.of(np.full(m.term.shape, m.fresh, np.int32))), "conditions of"),
@@ -417,6 +418,38 @@ def test_malformed_totals_name_the_passive_party(two, change, expected):
     with pytest.raises(PeerProtocolError, match=expected) as caught:
         play_hidden(parts, tables, {"p1": tampering(passive, "EncryptedTotals", totals)})
     assert caught.value.peer == "p1"
+
+
+@pytest.mark.parametrize("change", ["repeated", "outputs", "plaintext"])
+def test_an_owner_adds_up_as_many_outputs_as_its_model_has(change):
+    """Else one prediction would give the active party as many sums of every row as it likes, with gains of its own."""
+    frames, y = split_table("multiclass", 2)
+    parts, tables = grow(frames, y, "multiclass", n_estimators=1)
+    tables = take(tables, slice(0, 16))
+    if change == "outputs":
+        parts = {**parts, "p1": replace(parts["p1"], trees_a_round=2)}  # two agreed on, and three asked for
+    if change == "plaintext":
+        parts = {**parts, "p1": replace(parts["p1"], trees_a_round=64)}
+    honest, sent = at(hidden_active, parts, tables, key_of()), []
+
+    def hostile(party):
+        send = party.send
+
+        def again(to, message):
+            sent.append(message)
+            stations = [one for one in sent if isinstance(one, Station)]
+            if isinstance(message, Station) and change == "repeated" and len(stations) == 2:
+                message = stations[0]
+            if isinstance(message, Station) and change == "plaintext":
+                message = replace(message, outputs=3)
+            send(to, message)
+
+        party.send = again
+        return honest(party)
+
+    words = "at most 2 outputs, got 3" if change == "plaintext" else "sums of . outputs for every row, each once"
+    with pytest.raises(PeerProtocolError, match=f"expected {words}.*Station from p0"):
+        play_hidden(parts, tables, {"p0": hostile})
 
 
 def test_a_box_changed_on_its_way_is_refused():

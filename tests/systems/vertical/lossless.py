@@ -50,7 +50,7 @@ def train_both(
             seat(
                 party, options, common, active=lead, owners=list(tables),
                 data=LabelledRows(tables[name], *((labels, weight) if name == lead else (np.zeros(0),))),
-                classes=classes if name == lead else None,
+                classes=classes if name == lead else None, n_classes=len(classes or ()),
                 eval_sets=[LabelledRows(rows[name], held, None, of) for of, rows, held in evals],
             )
         )  # fmt: skip

@@ -134,9 +134,9 @@ def test_trees_added_all_at_once_give_the_margins_of_one_round_at_a_time():
         return total
 
     def answer(party):
+        rows = decisions.RowSets("p0", [tables[party.name].matrix()])
         while not isinstance(request := party.receive("p0", decisions.DecideRequest, Finish), Finish):
-            matrices = [tables[party.name].matrix()]
-            party.send("p0", decisions.decide(request, "p0", matrices, parts[party.name].splits, 1))
+            party.send("p0", rows.decide(request, parts[party.name].splits, 1))
 
     found = [
         predict(lambda party, step=step: add(party, step), answer, list(tables)).results["p0"]

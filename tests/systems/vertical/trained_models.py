@@ -49,7 +49,7 @@ def grow(
     parts = {
         name: ModelPart(
             model_id="model", party=name, schema=tables[name].schema, splits=splits[name],
-            forest=forest if name == "p0" else None,
+            forest=forest if name == "p0" else None, trees_a_round=objective.n_outputs,
         )
         for name in tables
     }  # fmt: skip

@@ -54,7 +54,7 @@ from treaty.systems.federboost_vertical.buckets import Buckets, noisy_buckets, u
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
-from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
+from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training, start_of
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.decisions import Finish, RecordCount
 from treaty.systems.vertical.passive import Follower, between_trees
@@ -198,14 +198,13 @@ def active(seat: Seat) -> ModelPart:
     party, data, common, threads = seat.party, seat.rows, seat.common, seat.threads
     training = open_training(seat)
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
-    resumed = training.resume is not None
     noisy = {peer: NoisyColumns(party, peer, n_rows, threads) for peer in party.peers}
     for peer, columns in noisy.items():
         columns.begin(training.records[peer])
-        party.send(peer, Start(part.model_id, resumed, training.records[peer]))
+        party.send(peer, Start(*start_of(training, peer)))
     if seat.options.unbiased:
         for columns in noisy.values():
-            columns.correct(forest.objective, n_rows, resumed=resumed)
+            columns.correct(forest.objective, n_rows, resumed=training.resume is not None)
     own = own_columns(data.table, common.max_bin, part.splits, threads)
     sources: list[ColumnSource] = [noisy.get(name, own) for name in seat.cast.owners]
 
@@ -259,7 +258,9 @@ def passive(seat: Seat) -> ModelPart:
     owner = SplitOwner(active, codes, bins, part.splits)
 
     def record(chosen: ChosenSplits) -> None:
-        owner.record(*owner.asked(chosen))
+        features, left_bins = owner.asked(chosen)
+        follower.limits.chosen(len(features), chosen.rounds)
+        owner.record(features, left_bins)
         follower.report(chosen.rounds)
 
     def keep(request: CheckpointRequest) -> CheckpointReceipt:

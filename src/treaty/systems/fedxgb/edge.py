@@ -23,6 +23,7 @@ from treaty.systems.fedxgb.authority import (
 from treaty.systems.fedxgb.cohorts import Rules, Standing
 from treaty.systems.fedxgb.edge_sums import LEAST, DomainSums
 from treaty.systems.fedxgb.layout import check_edges, domains
+from treaty.systems.fedxgb.limits import ServerLimits
 from treaty.systems.fedxgb.messages import (
     Attendance,
     RoundStart,
@@ -93,11 +94,14 @@ def edge(seat: Seat) -> None:
     agreed: CommonBins | None = None
     rows: Rows = None
     order = Order(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
+    limits = ServerLimits(server, seat.common.n_estimators, seat.common.max_depth)
     while order.state != "over":
         told = party.receive(server, *order.allowed, follow=True)
         order.take(told)
+        limits.take(told)
         match told:
             case Sum():
+                limits.sums.take(told.number)
                 _open_sum(seat, domain, told, None if paper else membership)
                 continue
             case HiddenThresholds() | SplitShares() | LeafShares() | Turn():

@@ -17,6 +17,7 @@ from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import Credentials, authority_of
+from treaty.systems.fedxgb.limits import SumLimit
 from treaty.systems.fedxgb.messages import (
     Attendance,
     RoundStart,
@@ -112,7 +113,8 @@ class _Instructions:
     def __init__(self, party: Party, edge: str, sums: UserSums, order: Order) -> None:
         self.edge = edge
         self._party, self._sums = party, sums
-        self._order = order
+        self._order, self._limit = order, SumLimit(edge)
+        self._chosen = False  # for the tree that grows, or the search
         self._at_start = sums.heard.digest
         self._held: Message | None = None  # came in place of a sum's next step
 
@@ -127,18 +129,29 @@ class _Instructions:
                 case Domain():
                     sums.meet(told)
                 case Cohort():
+                    self._expect(not self._chosen, "one cohort for a tree")
                     sums.join(told)
+                    self._chosen = True
                 case Call():
+                    self._expect(self._chosen, "no call but of a tree's cohort")
+                    self._limit.take(told.number, told.attempt)
                     self._held = self._give(told)
                 case SideShares() | Sides() | ValueShares() | Turn():  # not said to everybody by the server
+                    self._limit.due()
                     return told
                 case _:
+                    self._limit.due()
                     if isinstance(told, RoundStart):
+                        self._chosen = False
                         sums.heard = ToldDigest(self._at_start)
                     sums.heard.hear(told)
                     if isinstance(told, RowSummary | RowOwners):
                         self._at_start = sums.heard.digest
                     return told
+
+    def _expect(self, fine: bool, expected: str) -> None:
+        if not fine:
+            raise PeerProtocolError(self.edge, f"expected {expected}, got another - from {self.edge}")
 
     def _give(self, call: Call) -> Message | None:
         """Contribute to a sum; return the message that came in place of the sum's next step, if one did."""
@@ -216,6 +229,8 @@ class _Follower:
 
     def vector(self) -> NDArray[np.int64]:
         """Return this user's part of the next sum, int64 (length,)."""
+        if self._depth >= self._common.max_depth:
+            raise self._wrong("sums of no deeper levels than the job's")
         return self.shard.level(self._depth)
 
     def take(self, told: Message) -> None:

@@ -74,7 +74,7 @@ from treaty.systems.fedxgboost_ldp.scoring import (
 )
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
-from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training
+from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training, start_of
 from treaty.systems.vertical.decisions import ask_all
 from treaty.systems.vertical.passive import Follower, Handlers
 
@@ -133,10 +133,8 @@ def active(seat: Seat) -> ModelPart:
     rules = common.rules_of(*noise.units)
     others = {}
     for peer in party.peers:
-        records = training.records[peer]
-        resumed = training.resume is not None
-        party.send(peer, NoiseSetup(part.model_id, resumed, records, *noise.units, noise.noisy_hess))
-        others[peer] = ScoredColumns(party, peer, party.receive(peer, ColumnCount).count, records)
+        party.send(peer, NoiseSetup(*start_of(training, peer), *noise.units, noise.noisy_hess))
+        others[peer] = ScoredColumns(party, peer, party.receive(peer, ColumnCount).count, training.records[peer])
     own = own_columns(data.table, common.max_bin, part.splits, threads)
     sources = [others.get(name, own) for name in seat.cast.owners]
     finder = ScoreSplits(

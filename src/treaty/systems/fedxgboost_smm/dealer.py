@@ -94,7 +94,13 @@ def dealer(seat: Seat) -> None:
     for holder, seed in made.holder_seeds.items():
         party.send(holder, HolderSeed(seed))
     made.prepare()
+    dealt, most = 0, seat.most_trees * ((1 << seat.common.max_depth) - 1)  # a vector for every node of every tree
     while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
+        dealt += request.count
+        if dealt > most:
+            raise PeerProtocolError(
+                active, f"expected at most {most} vectors, as the job's options say - at DealRequest from {active}"
+            )
         for holder, shares in made.deal(request.first, request.count).items():
             party.send(holder, DealtShares(request.first, Array.of(shares)))
         made.prepare()  # ahead of the next request, while the others compute

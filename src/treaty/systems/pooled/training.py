@@ -138,8 +138,9 @@ def begin(seat: Seat, party: str, sources: tuple[str, ...]) -> Training:
     if found is None:
         forest = Forest(objective_for(data, classes, seat.options, seat.common), sources, classes)
         part = ModelPart(
-            model_id=secrets.token_hex(16), party=party, schema=data.table.schema, splits=SplitTable(), forest=forest
-        )
+            model_id=secrets.token_hex(16), party=party, schema=data.table.schema, splits=SplitTable(), forest=forest,
+            trees_a_round=forest.objective.n_outputs,
+        )  # fmt: skip
         return Training(part, dict.fromkeys(sources, 0), None, rows)
     found.check(seat.given, seat.may_change, sources, rows)
     assert found.part.forest is not None

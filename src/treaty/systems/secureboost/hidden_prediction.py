@@ -334,12 +334,18 @@ def hidden_passive(seat: Seat) -> None:
     public = np.frombuffer(exchange.public_key().public_bytes_raw(), np.uint8)
     party.send(active, ChainKey(len(part.splits), Array.of(public)))
     adder: Adder | None = None
+    last, outputs = -1, 0
     while True:
         match party.receive(active, Station if adder else PredictionKey, Finish):
             case PredictionKey() as key:
                 adder = Adder(_read_key(key, active, seat.options.insecure_test_key_bits), seat.threads)
             case Station() as station:
                 assert adder is not None
+                outputs += station.outputs
+                if station.number <= last or outputs > part.trees_a_round:
+                    most = f"sums of {part.trees_a_round} outputs for every row, each once"
+                    raise PeerProtocolError(active, f"expected {most}, got more - at Station from {active}")
+                last = station.number
                 _StationWork(station, active, adder, part.splits, exchange).do(party, part.splits, table)
             case Finish():
                 return

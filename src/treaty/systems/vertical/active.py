@@ -17,7 +17,8 @@ from typing import Annotated
 
 import msgspec
 
-from treaty.messaging.agreement import agree
+from treaty.errors import ConfigError
+from treaty.messaging.agreement import Term, agree
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
@@ -33,24 +34,46 @@ class Start(Message):
     """The model's id; each system's set-up message is a subclass.
 
     `resumed` is set for a resumed training, and `records` says how many of the passive party's records (splits of its
-    own columns) the kept rounds use.
+    own columns) the kept `rounds` use.
     """
 
     model_id: str
     resumed: bool
     records: Annotated[int, msgspec.Meta(ge=0)]
+    rounds: Annotated[int, msgspec.Meta(ge=0)]
 
 
 def agree_on_terms(seat: Seat) -> None:
-    """Compare all options but the sampling seed, and numbers of rows, with every peer, before anything else is sent."""
+    """Compare all options but the sampling seed, numbers of rows, and trees of a round, before all else is sent."""
     eval_rows = ", ".join(str(rows.table.n_rows) for rows in seat.eval_sets)
-    agree(seat.party, {**seat.public_terms, "training rows": seat.rows.table.n_rows, "eval rows": eval_rows})
+    sizes: dict[str, Term] = {
+        "training rows": seat.rows.table.n_rows,
+        "eval rows": eval_rows,
+        "trees of a round": seat.trees_a_round,
+    }
+    agree(seat.party, {**seat.public_terms, **sizes})
 
 
 def open_training(seat: Seat) -> Training:
-    """Agree on terms, then begin or resume the training over all owners of columns, in the job's order."""
+    """Agree on terms, then begin or resume the training over all owners of columns, in the job's order.
+
+    Raises ConfigError also where the labels have other classes than the job says: owners count on trees for those.
+    """
+    found = len(seat.classes or ())
+    if (found if found > 2 else 1) != seat.trees_a_round:
+        raise ConfigError(
+            f"{seat.party.name}: expected labels of {seat.n_classes} classes, as the job says, got {found}: a round "
+            "has a tree for each, which owners of columns count; name "
+            f"classes = {max(found, 2)} in everybody's job file",
+            public="its labels have another number of classes than the job says; `classes` is 2 where it is left out",
+        )
     agree_on_terms(seat)
     return begin(seat, seat.party.name, tuple(seat.cast.owners))
+
+
+def start_of(training: Training, peer: str) -> tuple[str, bool, int, int]:
+    """Return the fields of `Start` for one of the passive parties."""
+    return training.part.model_id, training.resume is not None, training.records[peer], training.forest.rounds
 
 
 def grow(

@@ -41,6 +41,8 @@ from treaty.systems.vertical.cipher_options import MOST_LATTICE_FRACTION
 MOST_HINT_BYTES = 4 << 30
 PREFERENCE = 2.0
 _PROBE_BYTES = 1 << 20
+PROBES = 5
+"""Of a link, by which it is measured; no more are answered."""
 _WITHOUT_IFMA = 5.0  # times the time of Okamoto-Uchiyama
 
 

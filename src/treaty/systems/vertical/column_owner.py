@@ -57,46 +57,6 @@ def tree_table(start: type[Message], sums: type[Message], split: type[Message]) 
     }
 
 
-class TreeLimits:
-    """How much the active party may ask of an owner of columns within a tree; what may come when is in `tree_table`.
-
-    Children have `fewest_rows` rows at least, so a node to be split has at least twice as many. With `by_column`
-    requests do not name a node's rows, and the owner decides all rows of the table.
-    """
-
-    def __init__(self, active: str, max_depth: int, fewest_rows: int, by_column: bool) -> None:
-        self._active, self._max_depth, self._fewest_rows, self._by_column = active, max_depth, fewest_rows, by_column
-
-    def start(self, columns: NDArray[np.int32]) -> None:
-        """Begin a tree on these columns."""
-        self._columns, self._levels, self._nodes = columns, 0, 0
-
-    def sums(self, nodes: int, *, last: bool) -> None:
-        """Record a request for sums of `nodes` nodes of the level, `last` with its last ones; reject too many."""
-        self._check(self._levels < self._max_depth, f"{self._max_depth} levels in a tree at most")
-        self._nodes += nodes
-        self._check(nodes > 0 and self._nodes <= 1 << self._levels, f"1 to {1 << self._levels} nodes of this level")
-        self._levels += last
-        self._nodes = 0 if last else self._nodes
-
-    def split(self, request: SplitRequest) -> None:
-        """Reject splits of other columns than the tree's, of too many nodes, or of nodes with too few rows."""
-        active = self._active
-        features = view(request.features, np.int32, (None,), peer=active, what="SplitRequest.features")
-        self._check(len(features) <= 1 << (self._levels - 1), "no more splits than the level may have nodes")
-        self._check(bool(np.isin(features, self._columns).all()), "splits of the tree's columns")
-        self._check((request.node_of_row is None) == self._by_column, "rows of nodes named or not as agreed")
-        if request.node_of_row is None:
-            return
-        node_of_row = view(request.node_of_row, np.int32, (None,), peer=active, what="SplitRequest.node_of_row")
-        sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=1)
-        self._check(bool(np.all(sizes >= 2 * self._fewest_rows)), f"nodes of {2 * self._fewest_rows} rows at least")
-
-    def _check(self, fine: bool, expected: str) -> None:
-        if not fine:
-            raise PeerProtocolError(self._active, f"expected {expected} - from {self._active}")
-
-
 def checked_sample(
     start: TreeStart, active: str, n_rows: int, n_features: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -137,8 +137,10 @@ def explain_passive(seat: Seat) -> NDArray[np.float64]:
     predict_passive(seat)
     request = party.receive(active, ColumnsRequest)
     asked = view(request.records, np.int32, (None,), peer=active, what="ColumnsRequest.records")
-    if np.any(asked < 0) or np.any(asked >= len(part.splits)):
-        raise PeerProtocolError(active, f"expected records below {len(part.splits)} - at ColumnsRequest from {active}")
+    if np.any(asked < 0) or np.any(asked >= len(part.splits)) or np.any(np.diff(asked) <= 0):
+        raise PeerProtocolError(
+            active, f"expected records below {len(part.splits)}, ascending - at ColumnsRequest from {active}"
+        )
     features = np.array(part.splits.feature, np.int32)[asked]
     numbers = order_of_first_use(features)
     party.send(active, ColumnNumbers(Array.of(numbers)))

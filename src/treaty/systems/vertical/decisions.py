@@ -106,16 +106,31 @@ def ask_all(
     )
 
 
-def decide(
-    request: DecideRequest, active: str, matrices: Sequence[NDArray[np.float32]], splits: SplitTable, threads: int
-) -> Decisions:
-    """Answer the active party as the owner of `splits`; `matrices` are the rows of each eval set."""
-    records = view(request.records, np.int32, (None,), peer=active, what="DecideRequest.records")
-    if not 0 <= request.rows < len(matrices):
-        raise PeerProtocolError(active, f"expected one of {len(matrices)} row sets - at DecideRequest from {active}")
-    if np.any(records < 0) or np.any(records >= len(splits)):
-        raise PeerProtocolError(active, f"expected records below {len(splits)} - at DecideRequest from {active}")
-    return Decisions(Array.of(splits.decide(matrices[request.rows], records, threads)))
+class RowSets:
+    """An owner's rows that the active party may have decided, by number: every record once for each of them.
+
+    `matrices`, float32 (n_rows, n_features), are those of eval sets, of training rows (`refit`) or to predict.
+    """
+
+    def __init__(self, active: str, matrices: Sequence[NDArray[np.float32]]) -> None:
+        self._active, self._matrices = active, matrices
+        self._decided: list[set[int]] = [set() for _ in matrices]
+
+    def decide(self, request: DecideRequest, splits: SplitTable, threads: int) -> Decisions:
+        """Answer the active party as the owner of `splits`; PeerProtocolError for what a walk down trees needs not."""
+        active, n_sets = self._active, len(self._matrices)
+        records = view(request.records, np.int32, (None,), peer=active, what="DecideRequest.records")
+        if not 0 <= request.rows < n_sets:
+            raise PeerProtocolError(active, f"expected one of {n_sets} row sets - at DecideRequest from {active}")
+        if np.any(records < 0) or np.any(records >= len(splits)):
+            raise PeerProtocolError(active, f"expected records below {len(splits)} - at DecideRequest from {active}")
+        asked, decided = set(records.tolist()), self._decided[request.rows]
+        if not asked or len(asked) < len(records) or asked & decided:
+            raise PeerProtocolError(
+                active, f"expected each record once for every row, got one again - at DecideRequest from {active}"
+            )
+        decided |= asked
+        return Decisions(Array.of(splits.decide(self._matrices[request.rows], records, threads)))
 
 
 def decidable(party: Party, part: ModelPart, held: Mapping[str, int]) -> list[Tree]:
@@ -223,10 +238,6 @@ def predict_passive(seat: Seat) -> None:
     check_present(party, part, table)
     agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
     party.send(active, RecordCount(len(part.splits)))
-    matrix = table.matrix()
-    while True:
-        match party.receive(active, DecideRequest, Finish):
-            case DecideRequest() as request:
-                party.send(active, decide(request, active, [matrix], part.splits, seat.threads))
-            case Finish():
-                return
+    rows = RowSets(active, [table.matrix()])
+    while isinstance(request := party.receive(active, DecideRequest, Finish), DecideRequest):
+        party.send(active, rows.decide(request, part.splits, seat.threads))

@@ -55,12 +55,11 @@ from treaty.models.checkpoints import hints_folder
 from treaty.models.trees import ModelPart
 from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import Seat
-from treaty.systems.vertical.active import Start, finish, grow, open_training
-from treaty.systems.vertical.cipher_choice import LinkEcho, LinkProbe, choose_cipher
+from treaty.systems.vertical.active import Start, finish, grow, open_training, start_of
+from treaty.systems.vertical.cipher_choice import PROBES, LinkEcho, LinkProbe, choose_cipher
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import (
     SplitOwner,
-    TreeLimits,
     checked_sample,
     send_hint,
     show_layout,
@@ -80,6 +79,7 @@ from treaty.systems.vertical.encrypted_columns import (
     take_hints,
     unpack,
 )
+from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.trees.columns import MayShow, SumsFinder
@@ -175,8 +175,7 @@ def _columns_of_others(
         )  # fmt: skip
     payload = pack(client.setup())
     for peer in party.peers:
-        resumed, records = training.resume is not None, training.records[peer]
-        party.send(peer, Setup(part.model_id, resumed, records, choice.cipher, payload))
+        party.send(peer, Setup(*start_of(training, peer), choice.cipher, payload))
     if isinstance(client, LatticeSumsClient):
         agree_on_seed(party, client, layouts)
     take_hints(client, list(others.values()), party, seat.steps("hints"))
@@ -247,7 +246,11 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
 
 def _set_up(party: Party, active: str, cipher: str, left: float) -> Setup:
     """Let the active party measure the link, then take its set-up; `left` is what answers may still leak."""
+    probes = 0
     while not isinstance(message := party.receive(active, LinkProbe, Setup), Setup):
+        probes += 1
+        if cipher != "auto" or probes > PROBES:
+            raise PeerProtocolError(active, f"expected Setup, got a probe of the link too many - from {active}")
         party.send(active, LinkEcho(left))
     if message.encryption not in (("lattice", "ou") if cipher == "auto" else (cipher,)):
         raise PeerProtocolError(

@@ -22,7 +22,8 @@ from treaty.models.trees import ModelPart, keep_records
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start
-from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, decide
+from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, RowSets
+from treaty.systems.vertical.limits import TrainingLimits
 from treaty.trees.ensemble import SplitTable
 
 Handlers = Mapping[type[Message], Callable[[Any], Message | None]]
@@ -37,22 +38,21 @@ def between_trees(state: str) -> dict[type[Message], str | tuple[str, str]]:
 class Follower:
     """A passive party once it has the active one's `start`; raises ConfigError where its checkpoint is another's.
 
-    `part` is new, or resumed and then cut to the records of the rounds that the active party kept.
+    `part` is new, or resumed and then cut to the records of the rounds that the active party kept. `limits` count what
+    the active party asks for.
     """
 
     def __init__(self, seat: Seat, start: Start) -> None:
         (self._active,) = seat.party.peers
         self._seat, table = seat, seat.rows.table
+        alone = getattr(seat.options, "rl_trees", None) or 0
+        self.limits = TrainingLimits(self._active, seat, start.rounds, alone)
         tables = [table, *(rows.table for rows in seat.eval_sets)]
         self._fingerprint = b"" if seat.keeper is None else fingerprint([(rows, ()) for rows in tables])
-        self.part = (
-            self._resumed(start)
-            if start.resumed
-            else ModelPart(model_id=start.model_id, party=seat.party.name, schema=table.schema, splits=SplitTable())
-        )
+        self.part = self._resumed(start) if start.resumed else self._new(start)
         # row sets that `DecideRequest` numbers: eval sets, and with refit the training rows after them
         asked = [*tables[1:], *(tables[:1] if getattr(seat.options, "refit", None) else [])]
-        self._matrices = [rows.matrix() for rows in asked]
+        self._row_sets = RowSets(self._active, [rows.matrix() for rows in asked])
         self._done = 0
 
     def report(self, done: int) -> None:
@@ -62,7 +62,11 @@ class Follower:
             self._seat.progress(done, self.part)
 
     def next_tree(self) -> None:
-        """Report the trees so far; from here on the party's round is the new tree's number, from 1."""
+        """Report the trees so far; from here on the party's round is the new tree's number, from 1.
+
+        Raises PeerProtocolError when it is more than the job's options say.
+        """
+        self.limits.tree()
         self.report(self._done)
         self._done += 1
         self._seat.party.round = self._done
@@ -76,10 +80,11 @@ class Follower:
 
     def decide(self, request: DecideRequest) -> Decisions:
         """Tell the active party which rows of an eval set go left."""
-        return decide(request, self._active, self._matrices, self.part.splits, self._seat.threads)
+        return self._row_sets.decide(request, self.part.splits, self._seat.threads)
 
-    def keep(self, _: CheckpointRequest) -> CheckpointReceipt:
+    def keep(self, request: CheckpointRequest) -> CheckpointReceipt:
         """Write a checkpoint, where this party keeps them."""
+        self.limits.checkpoint(request.rounds)
         keeper, given = self._seat.keeper, self._seat.given
         if keeper is not None:
             keeper.keep(lambda: checkpoint_of(self.part, given, self._fingerprint))
@@ -96,6 +101,13 @@ class Follower:
         answer = handlers[type(message)](message)
         if answer is not None:
             party.send(active, answer)
+
+    def _new(self, start: Start) -> ModelPart:
+        seat = self._seat
+        return ModelPart(
+            model_id=start.model_id, party=seat.party.name, schema=seat.rows.table.schema, splits=SplitTable(),
+            trees_a_round=seat.trees_a_round,
+        )  # fmt: skip
 
     def _resumed(self, start: Start) -> ModelPart:
         seat, keeper = self._seat, self._seat.keeper

@@ -391,7 +391,7 @@ def all_of(node):
 
 
 FROM_ACTIVE = [
-    (1, "PaperSetup", lambda m: PaperSetup(m.model_id, m.resumed, m.records, 0.0, m.hess_unit), "grad_unit"),
+    (1, "PaperSetup", lambda m: PaperSetup(m.model_id, m.resumed, m.records, m.rounds, 0.0, m.hess_unit), "grad_unit"),
     (1, "PaperTree", lambda m: PaperTree(Array.of(np.array([99], np.int32))), "ascending numbers below"),
     (1, "NullVectors", lambda m: NullVectors(changed(m.node_of_row, "i4", all_of(5)), m.widths, m.vectors), "below 1"),
     (1, "NullVectors", lambda m: NullVectors(changed(m.node_of_row, "i4", all_of(-1)), m.widths, m.vectors), "rows in"),

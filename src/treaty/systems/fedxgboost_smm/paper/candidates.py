@@ -44,8 +44,9 @@ from treaty.systems.fedxgboost_smm.paper.matrix_product import (
     response,
     single_entries,
 )
-from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits
+from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, SplitAnswer, SplitRequest
+from treaty.systems.vertical.limits import TreeLimits
 from treaty.trees.candidates import bin_sums, undivided, whole_numbers
 from treaty.trees.columns import SumsSource
 from treaty.trees.partition import RowPartition

@@ -81,9 +81,10 @@ from treaty.systems.fedxgboost_smm.paper.sums import (
 )
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
-from treaty.systems.vertical.active import Start, finish, grow, open_training
-from treaty.systems.vertical.column_owner import SplitOwner, TreeLimits, ascending, show_layout, tree_table
+from treaty.systems.vertical.active import Start, finish, grow, open_training, start_of
+from treaty.systems.vertical.column_owner import SplitOwner, ascending, show_layout, tree_table
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitColumns, SplitRequest, TreeEnd
+from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.passive import Follower
 
 logger = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ def active(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
         others = {peer: SumsByProduct(party, peer, n_rows, shared) for peer in party.peers}
     units = objective.grad_unit, objective.hess_unit
     for peer in party.peers:
-        party.send(peer, PaperSetup(part.model_id, training.resume is not None, training.records[peer], *units))
+        party.send(peer, PaperSetup(*start_of(training, peer), *units))
     sources = [others.get(name, own) for name in seat.cast.owners]
     make: type[PaperFinder] = CandidatesFinder if seat.options.version == 2 else SumsFinderByProduct
     finder = make(party, sources, n_rows, common.rules(objective), threads)

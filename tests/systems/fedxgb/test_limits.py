@@ -1,0 +1,175 @@
+"""A hostile server, and hostile edge servers, that ask for more rounds, levels or sums than the job says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, play_crowd, seat_of
+from treaty.errors import PeerProtocolError, TreatyError
+from treaty.messaging.messages import Array
+from treaty.systems.fedxgb import messages, server
+from treaty.systems.fedxgb.edge_sums import DomainSums
+from treaty.systems.fedxgb.limits import ServerLimits, SumLimit
+from treaty.systems.fedxgb.messages import RoundStart, RowSummary, Splits, terms_of
+from treaty.systems.fedxgb.secpred.routing import LeafShares, Turn
+from treaty.systems.fedxgb.server_sums import Sum
+from treaty.systems.fedxgb.system import SYSTEM
+from treaty.systems.horizontal.masked_sums import ATTEMPTS
+from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
+
+EDGES = ("edge0", "edge1", "edge2")
+AGREED = {"n_estimators": 1, "max_depth": 2}
+SHOWN = [{"expose": "model"}, {"expose": "nothing"}]
+
+
+def play_hostile(
+    monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any], hostile: tuple[str, ...], shown: dict[str, Any]
+) -> Crowded:
+    """Train with a server, and perhaps edge servers, that say the options all agreed to and do others."""
+    parts, _, classes = crowd_rows(users=9, rows=90)
+    layout = laid_out(list(parts), 3)
+    honest, others = options_of(**AGREED, **shown), options_of(**{**AGREED, **wanted}, **shown)
+    told = terms_of(seat_of(None, honest, layout))
+    monkeypatch.setattr(server, "terms_of", lambda seat: told)
+    monkeypatch.setattr(messages, "terms_of", lambda seat: told)
+
+    def program(role: str) -> Any:
+        return lambda party: SYSTEM.train[role](
+            seat_of(
+                party, others, layout, data=next(iter(parts.values())) if role == "server" else None, classes=classes
+            )
+        )
+
+    roles = {name: program("server" if name == "server" else "edge") for name in hostile}
+    return play_crowd(
+        parts, honest, classes, layout=layout, roles=roles, patience=10.0, tolerate=("server", *EDGES)
+    )  # fmt: skip
+
+
+def refusals(crowded: Crowded, *names: str) -> list[str]:
+    """Return what some parties refused, as the sender's fault."""
+    return [str(crowded.failures[n]) for n in names if isinstance(crowded.failures.get(n), PeerProtocolError)]
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=["model", "nothing"])
+@pytest.mark.parametrize(
+    ("wanted", "words"), [({"n_estimators": 3}, "1 rounds at most"), ({"max_depth": 4}, "one sum for each level")]
+)
+def test_edge_servers_follow_the_server_no_further_than_agreed(wanted, words, shown, monkeypatch):
+    crowded = play_hostile(monkeypatch, {**wanted, "min_child_samples": 1}, ("server",), shown)
+    found = refusals(crowded, *EDGES)
+    assert found
+    assert all(words in text and text.endswith("got more - from server") for text in found)
+    assert isinstance(crowded.failures["server"], TreatyError)
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=["model", "nothing"])
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"n_estimators": 3}, "no more rounds than the job has"),
+        ({"max_depth": 4}, "sums of no deeper levels than the job's"),
+    ],
+)
+def test_users_follow_a_server_and_its_edge_servers_no_further_than_agreed(wanted, words, shown, monkeypatch):
+    crowded = play_hostile(monkeypatch, {**wanted, "min_child_samples": 1}, ("server", *EDGES), shown)
+    found = refusals(crowded, *(f"p{k}" for k in range(9)))
+    assert found
+    assert all(words in text for text in found)
+
+
+def test_users_give_one_vector_for_a_level(monkeypatch):
+    """The sum of another cohort over the same rows would show, by the difference, that of a few users."""
+    total = DomainSums.total
+
+    def again(self: DomainSums, number: int, length: int) -> Any:
+        found = total(self, number, length)
+        if self._party.name == "edge0" and self._party.round == 2:
+            total(self, number + 50, length)
+        return found
+
+    monkeypatch.setattr(DomainSums, "total", again)
+    crowded = play_hostile(monkeypatch, {}, (), {"expose": "model"})
+    found = refusals(crowded, *(f"p{k}" for k in range(9)))
+    assert len(found) == 3
+    assert all("expected one sum for each level, in 3 attempts, got more - from edge0" in text for text in found)
+
+
+def test_edge_servers_open_one_sum_for_a_level(monkeypatch):
+    def twice(party: Any) -> Any:
+        send = party.send
+        party.send = lambda to, m: [send(to, m), send(to, Sum(m.number + 50, m.length)) if isinstance(m, Sum) else None]
+        parts, _, classes = crowd_rows(users=9, rows=90)
+        options, layout = options_of(**AGREED, expose="model"), laid_out(list(parts), 3)
+        return SYSTEM.train["server"](seat_of(party, options, layout, data=parts["p0"], classes=classes))
+
+    parts, _, classes = crowd_rows(users=9, rows=90)
+    crowded = play_crowd(
+        parts, options_of(**AGREED, expose="model"), classes, layout=laid_out(list(parts), 3), roles={"server": twice},
+        patience=10.0, tolerate=("server", *EDGES),
+    )  # fmt: skip
+    assert "expected one sum for each level" in refusals(crowded, *EDGES)[0]
+
+
+# ---------------------------------------------------------------- counters
+
+
+def test_a_sum_may_be_tried_a_few_times_and_numbers_rise():
+    limit = SumLimit("edge0")
+    with pytest.raises(
+        PeerProtocolError, match=r"expected one sum for each level, in 3 attempts, got more - from edge0"
+    ):
+        limit.take(1)
+    limit.due()
+    limit.take(1)
+    for attempt in range(1, ATTEMPTS):
+        limit.take(1, attempt)
+    for number, attempt in ((1, ATTEMPTS), (1, 1), (2, 0), (2, 1)):
+        with pytest.raises(PeerProtocolError):
+            limit.take(number, attempt)
+    limit.due()
+    for number, attempt in ((1, 2), (1, 0), (0, 0), (2, ATTEMPTS)):
+        with pytest.raises(PeerProtocolError):
+            limit.take(number, attempt)
+    limit.take(5, 1)  # an attempt may be missed
+    limit.due(one=False)
+    with pytest.raises(PeerProtocolError):
+        limit.take(6)
+
+
+NONE = Array("int32", (0,), b"")
+LEVELS = {"model": Splits(NONE, NONE), "others": Turn(leaves=False)}
+
+
+@pytest.mark.parametrize("kind", LEVELS)
+def test_the_server_asks_for_a_sum_for_the_search_each_probe_and_each_level_above_the_last(kind):
+    counted, numbers = ServerLimits("server", 2, 3), iter(range(1000))
+
+    def sums(of: int) -> None:
+        for _ in range(of):
+            counted.sums.take(next(numbers))
+        with pytest.raises(PeerProtocolError):
+            counted.sums.take(next(numbers))
+
+    sums(0)
+    counted.take(Count())
+    sums(1)
+    for _ in range(MOST_ROUNDS):
+        counted.take(ProbeRequest(NONE, NONE))
+        sums(1)
+    with pytest.raises(PeerProtocolError, match=f"{MOST_ROUNDS} requests for probes at most, got more - from server"):
+        counted.take(ProbeRequest(NONE, NONE))
+    counted.take(RowSummary(1, NONE))
+    for _ in range(2):
+        counted.take(RoundStart(NONE, NONE))
+        sums(1)
+        for level in (1, 2, 3):
+            counted.take(LEVELS[kind])
+            sums(1 if level < 3 else 0)
+        with pytest.raises(PeerProtocolError, match="3 levels in a tree at most, got more - from server"):
+            counted.take(LEVELS[kind])
+        counted.take(LeafShares(NONE))
+    with pytest.raises(PeerProtocolError, match="2 rounds at most, got more - from server"):
+        counted.take(RoundStart(NONE, NONE))
