@@ -1,7 +1,9 @@
 """A party in a process of its own, for tests that kill, stop or measure it. Started by conftest.process."""
 
+import contextlib
 import ctypes
 import json
+import resource
 import sys
 import time
 from pathlib import Path
@@ -24,6 +26,9 @@ def peak_bytes():
 def main():
     spec = json.loads(sys.stdin.readline())
     peer = spec["peer"]
+    if "descriptors" in spec["options"]:
+        files = spec["options"].pop("descriptors")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     channel = GrpcChannel(
         spec["name"],
         "127.0.0.1:0",
@@ -60,6 +65,16 @@ def hold_lock(party, channel):
     run_role(party, lambda: party.send("clinic", Rows(Array.of(peak_array()))))
 
 
+def open_files(party, channel):
+    """Answer each message, with 100 files open at once."""
+    for _ in range(2):
+        party.receive("clinic", Rows)
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(Path(__file__).open()) for _ in range(100)]
+            party.send("clinic", Rows(Array.of(peak_array()[: len(files)])))
+    party.close()
+
+
 def receive(party, channel):
     before = peak_bytes()
     rows = view(party.receive("clinic", Rows).rows, "uint8", (None,), peer="clinic", what="Rows.rows")
@@ -67,7 +82,7 @@ def receive(party, channel):
     party.close()
 
 
-TASKS = {"idle": idle, "goodbye": goodbye, "hold_lock": hold_lock, "receive": receive}
+TASKS = {"idle": idle, "goodbye": goodbye, "hold_lock": hold_lock, "receive": receive, "open_files": open_files}
 
 if __name__ == "__main__":
     main()

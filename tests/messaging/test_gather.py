@@ -497,12 +497,12 @@ def test_killed_process_is_absent_and_can_be_left_out(grpc_end, process, connect
 
 
 def test_transport_offence_of_a_party_left_out_is_ignored(grpc_end, connect):
-    clinic, lab = grpc_end("clinic", ["lab", "shop"], max_message_bytes=1000), grpc_end("lab", ["clinic"])
+    clinic, lab = grpc_end("clinic", ["lab", "shop"], inbox_limit=20_000), grpc_end("lab", ["clinic"])
     shop = grpc_end("shop", ["clinic"])
     connect([clinic, lab, shop])
     parties = cohort("lab", "shop", channels={"clinic": clinic, "lab": lab, "shop": shop})
     parties["clinic"].leave_out("lab")
     with pytest.raises(LocalProtocolError):
-        lab.send("clinic", bytes(2000), 5)
+        lab.send("clinic", bytes(20_000), 5)
     parties["shop"].send("clinic", Count(1))
     assert parties["clinic"].receive("shop", Count).n == 1

@@ -145,8 +145,8 @@ def test_a_message_taken_in_just_before_the_peer_leaves_counts_as_sent(grpc_end,
     leaving = threading.Event()
     real = Server._take
 
-    def slow_to_acknowledge(self, announced, pieces, context):
-        answer = real(self, announced, pieces, context)
+    def slow_to_acknowledge(self, peer, announced, pieces, context):
+        answer = real(self, peer, announced, pieces, context)
         leaving.wait(5)
         time.sleep(0.3)  # by now the sender has heard that the peer closes
         return answer

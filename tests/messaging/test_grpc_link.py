@@ -80,6 +80,7 @@ def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
     child = process("lab", clinic, "idle")
     connect_clinic_and_shop(clinic, shop, together, child.address)
     child.stdout.readline()
+    clinic.send("lab", b"over the connection for frames", 5)  # else it would not be there yet
     child.send_signal(signal.SIGSTOP)
     start = time.monotonic()
     outcome = together(
@@ -160,8 +161,8 @@ def test_small_frames_are_posted_and_larger_ones_streamed(monkeypatch, grpc_end,
 def test_message_whose_answer_is_lost_is_resent_and_dropped_by_its_number(monkeypatch, grpc_end, connect, size):
     real, numbers = Server._take, []
 
-    def losing_the_answer(server, announced, pieces, context):
-        answer = real(server, announced, pieces, context)
+    def losing_the_answer(server, peer, announced, pieces, context):
+        answer = real(server, peer, announced, pieces, context)
         numbers.append(announced.number)
         if numbers == [0]:
             proxy.cut()
@@ -221,10 +222,11 @@ def test_others_are_told_of_a_lost_peer_without_its_address(proxied):
     assert caught.value.public == "lab is lost: its connection broke"
 
 
-def test_a_peer_that_is_heard_but_takes_no_connection_is_given_up_after_the_time_to_reconnect(proxied, monkeypatch):
-    clinic, _, proxy = proxied
+def test_a_peer_that_is_heard_but_takes_no_connection_is_given_up_after_the_time_to_reconnect(monkeypatch, request):
+    monkeypatch.setattr(grpc_link.Link, "start", lambda link: link._watcher.start())  # frames have to dial again
+    clinic, _, proxy = request.getfixturevalue("proxied")
     monkeypatch.setattr(grpc_link, "RESEND_LIMIT", 1)
-    proxy.refuse()  # the watch goes on, deliveries have not dialled yet
+    proxy.refuse()  # the watch goes on
     with pytest.raises(PeerLost, match=r"deliveries failed \(.*127\.0\.0\.1") as caught:
         clinic.send("lab", b"x", 10)
     assert caught.value.public.endswith("deliveries failed")

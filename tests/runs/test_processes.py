@@ -249,6 +249,16 @@ def test_a_failing_party_fails_the_whole_command_with_its_words(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_message_beyond_the_jobs_inbox_limit_is_named_at_every_party(tmp_path):
+    job = write_job(tmp_path, encryption="lattice")
+    job.write_text("inbox_limit = 1\n" + job.read_text())
+    ended = subprocess.run([*TREATY, "train", str(job)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    for name in ("clinic", "lab", "imaging"):
+        assert re.search(rf"{name}: .*expected at most 522240 bytes.*in the inbox_limit of clinic", ended.stderr)
+
+
+@pytest.mark.slow
 def test_a_party_that_says_much_does_not_stand_still(tmp_path, monkeypatch, caplog):
     """A pipe takes 64 KiB, then whoever writes to it waits for a reader."""
     job, start_process = load_job(write_job(tmp_path)), subprocess.Popen

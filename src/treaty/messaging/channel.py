@@ -35,8 +35,9 @@ class Channel(Protocol):
     def send(self, to: str, frame: bytes, timeout: float) -> None:
         """Deliver an encoded envelope to a peer's mailbox; returns when it is there.
 
-        Raises PeerLost when the peer is gone, PeerTimeout when it took nothing for `timeout` seconds (the text says
-        whether its connection stood meanwhile), PeerProtocolError when it refuses to talk to us, and
+        Waits while the peer has not read enough of what it got before. Raises PeerLost when the peer is gone,
+        PeerTimeout when it took nothing for `timeout` seconds (the text says whether its connection stood meanwhile),
+        PeerProtocolError when it refuses to talk to us, and
         LocalProtocolError when `to` is unknown, the frame is larger than the peer accepts, or this channel is closed.
         """
 
@@ -50,6 +51,9 @@ class Channel(Protocol):
 
     def is_up(self, peer: str) -> bool:
         """Whether the connection with a peer stands, as far as is known; one that broke may come back."""
+
+    def mark_read(self, sender: str, nbytes: int) -> None:
+        """Record that the role has read a frame of a peer, which may send as many bytes more."""
 
     def close(self) -> None:
         """Leave; every peer's channel notices. Closing twice is fine."""

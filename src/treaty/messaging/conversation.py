@@ -13,7 +13,7 @@ follows. In use::
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,10 +37,13 @@ class Conversation:
     """One party's conversation with one peer, both in the same job and protocol.
 
     `left`: the peer said goodbye or aborted and sends nothing more; `abort_reason` says why, if it stopped the job.
-    `missed` is the last round that went on without a message of the peer, -1 if none; see `drop_late`.
+    `missed` is the last round that went on without a message of the peer, -1 if none; see `drop_late`. `on_read` is
+    told the bytes of each frame that the role has read or let pass: the peer may send as many more.
     """
 
-    def __init__(self, me: str, peer: str, job: str, protocol: str) -> None:
+    def __init__(
+        self, me: str, peer: str, job: str, protocol: str, on_read: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.me = me
         self.peer = peer
         self.job = job
@@ -50,7 +53,8 @@ class Conversation:
         self.missed = -1
         self._sent = 0
         self._received = 0
-        self._unread: deque[Envelope[msgspec.Raw]] = deque()
+        self._on_read = on_read
+        self._unread: deque[tuple[Envelope[msgspec.Raw], int]] = deque()  # with the bytes of the frame
 
     @property
     def has_unread(self) -> bool:
@@ -60,7 +64,7 @@ class Conversation:
     @property
     def next_round(self) -> int:
         """The round of the oldest unread message."""
-        return self._unread[0].round
+        return self._unread[0][0].round
 
     def write(self, message: Message, round: int) -> bytes:
         """Encode the next message to the peer; only `wrote` advances the message number."""
@@ -93,26 +97,27 @@ class Conversation:
             decode_body(envelope.body, Goodbye, peer=self.peer)
             self.left = True
         else:
-            self._unread.append(envelope)
+            self._unread.append((envelope, len(frame)))
         return envelope
 
     def drop_late(self, round: int) -> None:
         """Drop, unread, what the peer sent for rounds before `round` that it missed."""
-        while self._unread and self._unread[0].round <= self.missed and self._unread[0].round < round:
-            self._unread.popleft()
+        while self._unread and self.next_round <= self.missed and self.next_round < round:
+            self.drop_first()
 
     def drop_first(self) -> None:
         """Drop the oldest unread message, which `peek` has returned."""
-        self._unread.popleft()
+        _, nbytes = self._unread.popleft()
+        self._on_read(nbytes)
 
     def drop_unread(self) -> None:
-        """Drop everything that waits for `read`."""
+        """Drop everything that waits for `read`, of a peer that is not listened to any more: it may send no more."""
         self._unread.clear()
 
     def read(self, kinds: Sequence[type[M]], round: int) -> M:
         """Decode the oldest unread message as one of those the role expects now, and take it; see `peek`."""
         message = self.peek(kinds, round)
-        self._unread.popleft()
+        self.drop_first()
         return message
 
     def peek(self, kinds: Sequence[type[M]], round: int) -> M:
@@ -120,7 +125,7 @@ class Conversation:
 
         Raises PeerProtocolError for another class or round, or a body that is not exactly one of that class.
         """
-        envelope = self._unread[0]
+        envelope, _ = self._unread[0]
         kind = next((kind for kind in kinds if kind.__name__ == envelope.step), None)
         if kind is None or envelope.round != round:
             raise self._error(

@@ -27,12 +27,10 @@ from dataclasses import dataclass
 from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
 from treaty.messaging.channel import Arrival, Inbox
+from treaty.messaging.credit import INBOX_LIMIT, Credit
 from treaty.messaging.grpc_link import Link, Pings
 from treaty.messaging.grpc_server import Server
 from treaty.messaging.grpc_wire import VERSION, Introduction
-
-MAX_MESSAGE_BYTES = 1 << 32
-"""Default bound of one message, 4 GiB."""
 
 REFUSAL_PATIENCE = 4.0
 """Seconds for which a refused connection is tried again, so that both sides see the refusal before one goes."""
@@ -52,11 +50,12 @@ class GrpcChannel:
     """One party's end; listens from the moment it is made, dials in `connect`. Also a context manager.
 
     `address` is the ``host:port`` to listen at; with port 0 the system chooses. `key` and `certificate` are PEM; only
-    `peers` can connect. `max_message_bytes` is the largest message accepted, and the most one peer may have unread
-    here; larger ones are refused, with an error at both sides, before they are allocated. A peer is pinged after
-    `keepalive_time` seconds of silence and has `keepalive_timeout` to answer; a broken connection is dialled again for
-    `reconnect` seconds before the peer counts as lost. Raises ConfigError when a certificate or key does not fit its
-    name, or the address cannot be listened at.
+    `peers` can connect. `inbox_limit` are the bytes that all peers together may have sent here and the role has not
+    read: each has a share (`Credit`), waits while it is full, and is refused a message that is larger, with an error at
+    both sides, before it is allocated. A peer is pinged after `keepalive_time` seconds of silence and has
+    `keepalive_timeout` to answer; a broken connection is dialled again for `reconnect` seconds before the peer counts
+    as lost. Raises ConfigError when a certificate or key does not fit its name, the address cannot be listened at, or
+    `inbox_limit` is too little for so many peers.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class GrpcChannel:
         key: bytes,
         certificate: bytes,
         peers: Mapping[str, Peer],
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        inbox_limit: int = INBOX_LIMIT,
         keepalive_time: float = 10.0,
         keepalive_timeout: float = 8.0,
         reconnect: float = 60.0,
@@ -81,9 +80,8 @@ class GrpcChannel:
         self._addresses = {peer: peers[peer].address for peer in peers}
         self._pings = Pings(keepalive_time, keepalive_timeout, reconnect)
         self._inbox = Inbox(name)
-        self._server = Server(
-            name, address, self._identity, self._pinned, self._inbox, max_message_bytes, keepalive_time
-        )
+        self._credit = Credit(name, inbox_limit, peers)
+        self._server = Server(name, address, self._identity, self._pinned, self._inbox, self._credit, keepalive_time)
         self._links: dict[str, Link] = {}
 
     @property
@@ -107,13 +105,14 @@ class GrpcChannel:
         """Dial all peers and wait up to `timeout` seconds until each has answered and has dialled us.
 
         `addresses` replace those given as `Peer`. Peers in `may_lose` that do not come in time, or have gone again,
-        only count as lost. Raises PeerProtocolError when a connection was refused for `REFUSAL_PATIENCE` seconds, in
-        most cases because of a certificate that is not the one pinned (the text says which); PeerLost when others were
-        not reachable in time (all are named), or have gone meanwhile; ConfigError when an address is unknown;
-        LocalProtocolError when called twice.
+        only count as lost; they share half of the inbox. Raises PeerProtocolError when a connection was refused for
+        `REFUSAL_PATIENCE` seconds, in most cases because of a certificate that is not the one pinned (the text says
+        which); PeerLost when others were not reachable in time (all are named), or have gone meanwhile; ConfigError
+        when an address is unknown; LocalProtocolError when called twice.
         """
         if self._links:
             raise LocalProtocolError(f"expected connect to be called once, got a second call - at {self._name}")
+        self._credit.divide(may_lose)
         self._links = {peer: self._dial(peer, address) for peer, address in self._resolved(addresses or {}).items()}
         for link in self._links.values():
             link.start()
@@ -155,10 +154,11 @@ class GrpcChannel:
 
     def receive(self, timeout: float) -> Arrival | None:
         """Take the next frame or notice; see `Channel.receive`."""
-        arrival = self._inbox.get(timeout)
-        if arrival is not None:
-            self._server.mark_read(arrival.sender, len(arrival.frame))
-        return arrival
+        return self._inbox.get(timeout)
+
+    def mark_read(self, sender: str, nbytes: int) -> None:
+        """Let a peer send more; see `Channel.mark_read`."""
+        self._credit.give_back(sender, nbytes)
 
     def is_up(self, peer: str) -> bool:
         """See `Channel.is_up`."""
@@ -167,6 +167,7 @@ class GrpcChannel:
     def close(self) -> None:
         """Leave; see `Channel.close`. Takes up to a second when a frame is just coming in."""
         self._inbox.close()
+        self._credit.close()
         self._server.close()
         for link in self._links.values():
             link.close()

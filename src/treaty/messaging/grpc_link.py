@@ -37,6 +37,8 @@ LEAST_PATIENCE = 1.0
 RESEND_LIMIT = 10
 """Attempts, at least, to deliver one frame before a peer that can be watched, or was never reached, is given up."""
 
+_CLOSE_TIMEOUT = 5.0  # seconds that each thread of a link may take to end
+
 _REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -53,6 +55,7 @@ _DIAL = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # never: when a connection is wanted again there may be no room for it
 ]
 
 
@@ -117,8 +120,9 @@ class Link:
         self._watcher = threading.Thread(target=self._watch, name=f"treaty-watch-{peer}", daemon=True)
 
     def start(self) -> None:
-        """Begin to dial and watch."""
+        """Begin to dial and watch; the connection for frames is made now, too, not with the first of them."""
         self._watcher.start()
+        self._channels[1].subscribe(self._ready, try_to_connect=True)
 
     def deliver(self, frame: bytes, timeout: float) -> None:
         """Deliver a frame, one at a time; see `Channel.send`."""
@@ -155,12 +159,23 @@ class Link:
             self._sending.release()
 
     def close(self) -> None:
-        """Close both connections."""
+        """Close both connections.
+
+        The C library waits for what it was just writing, to a stopped process as long as a ping may take
+        (`BULK_PING_TIMEOUT`): we do not.
+        """
         self._ended.set()
-        for channel in self._channels:
-            channel.close()
-        if self._watcher.is_alive():
-            self._watcher.join(5.0)
+        closing = [threading.Thread(target=channel.close, daemon=True) for channel in self._channels]
+        for thread in closing:
+            thread.start()
+        for thread in (*closing, self._watcher):
+            if thread.is_alive():
+                thread.join(_CLOSE_TIMEOUT)
+
+    def _ready(self, state: Any) -> None:
+        """Hear of the connection for frames until it stands; grpc looks at it five times a second meanwhile."""
+        if state is grpc.ChannelConnectivity.READY:
+            self._channels[1].unsubscribe(self._ready)
 
     def _hopeless(self, attempts: int, failing_since: float) -> bool:
         """Return whether to give a frame up; while a connection is broken, the watch finds out if the peer is gone."""
@@ -252,9 +267,9 @@ class Link:
         if not self._ended.is_set():
             self.lost = error
             self._ended.set()
+            self._on_lost(error)  # first: closing may wait, see `close`
             if cancel:
                 self._channels[1].close()
-            self._on_lost(error)
 
     def _explain(self, code: Any, details: str) -> None:
         """Describe a failed attempt to dial, and note whether waiting may help: it may once the peer has answered."""

@@ -1,10 +1,9 @@
 """The listening end of a gRPC channel: authenticates callers, takes frames in, is watched."""
 
-import queue
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent import futures
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,6 +13,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.certificates import Identity
 from treaty.messaging.channel import Arrival, Inbox
+from treaty.messaging.credit import Credit
+from treaty.messaging.daemon_threads import DaemonThreads
+from treaty.messaging.grpc_limits import CALLS, limiting_options
 from treaty.messaging.grpc_wire import (
     SERVICE,
     VERSION,
@@ -39,15 +41,19 @@ class _Sender:
         self.turn = threading.Lock()  # held during a delivery: one at a time per sender
         self.incarnation: bytes | None = None
         self.last = -1  # number of the newest delivery that reached the inbox
-        self.unread = 0  # bytes in the inbox
+        self.calls = 0  # under way
+        self.watch: threading.Event | None = None  # ends its newest watch
+        self.offended = False  # whether the inbox has heard that it did something wrong: once is enough
 
 
 class Server:
     """Takes frames of pinned peers into an inbox; starts listening at once, at `address` with the actual port.
 
-    Arrivals and offences of peers go to the inbox. `max_message_bytes` is the largest frame accepted, and the most one
-    peer may have unread here; a caller is pinged after `keepalive_time` seconds of silence. `incarnation` are 16
-    random bytes, `callers` the peers that have dialled us. Raises ConfigError when the address cannot be listened at.
+    Arrivals and offences of peers go to the inbox. `credit` says how much each may have unread here; whoever reads
+    gives it back. A caller is pinged after `keepalive_time` seconds of silence. `incarnation` are 16 random bytes,
+    `callers` the peers that have dialled us. Raises ConfigError when the address cannot be listened at.
+
+    A peer has one watch, the newest, and `CALLS` calls at a time, so that it leaves room for others.
     """
 
     def __init__(
@@ -57,21 +63,20 @@ class Server:
         identity: Identity,
         pinned: Mapping[str, x509.Certificate],
         inbox: Inbox,
-        max_message_bytes: int,
+        credit: Credit,
         keepalive_time: float,
     ) -> None:
         self.incarnation = secrets.token_bytes(16)
         self.callers: set[str] = set()
         self._name = name
         self._inbox = inbox
-        self._max = max_message_bytes
+        self._credit = credit
         self._owner = {certificate.public_bytes(Encoding.DER): peer for peer, certificate in pinned.items()}
         self._owner_by_pem: dict[bytes, str] = {}  # as connections present them
         self._senders = {peer: _Sender() for peer in pinned}
         self._lock = threading.Lock()
-        self._watchers: set[threading.Event] = set()
         self._closing = False
-        self._threads = _DaemonThreads()
+        self._threads = DaemonThreads()
         self._server = grpc.server(
             self._threads,
             handlers=[
@@ -90,8 +95,8 @@ class Server:
                 ("grpc.so_reuseport", 0),
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", WINDOW),
+                *limiting_options(len(pinned)),
             ],
-            maximum_concurrent_rpcs=8 * len(pinned) + 8,
         )
         credentials = grpc.ssl_server_credentials(
             [(identity.key, identity.certificate)],
@@ -107,71 +112,92 @@ class Server:
         self.address = f"{address.rpartition(':')[0]}:{port}"
         self._server.start()
 
-    def mark_read(self, sender: str, nbytes: int) -> None:
-        """Record that a frame has left the inbox."""
-        with self._lock:
-            self._senders[sender].unread -= nbytes
-
     def close(self) -> None:
         """Tell all watchers and stop listening; deliveries under way get one second."""
         with self._lock:
             self._closing = True
-            watchers = list(self._watchers)
-        for woken in watchers:
-            woken.set()
+            watches = [sender.watch for sender in self._senders.values()]
+        for watch in watches:
+            if watch is not None:
+                watch.set()
         self._server.stop(grace=1.0).wait()
         self._threads.shutdown()
 
     def _watch(self, request: bytes, context: Any) -> Iterator[bytes]:
-        peer = self._authenticate(_decoded(request, Introduction, context), context)
-        woken = threading.Event()
-        with self._lock:
-            self._watchers.add(woken)
-            self.callers.add(peer)
-            if self._closing:
-                woken.set()
-        try:
-            if context.add_callback(woken.set):  # else the caller has gone already
-                yield encode(Notice(self.incarnation, closing=False))
-                woken.wait()
-                yield encode(Notice(self.incarnation, closing=True))
-        finally:
+        with self._call(context) as peer:
+            self._check(peer, _decoded(request, Introduction, context), context)
+            ended = threading.Event()
             with self._lock:
-                self._watchers.discard(woken)
+                earlier, self._senders[peer].watch = self._senders[peer].watch, ended
+                self.callers.add(peer)
+                if self._closing:
+                    ended.set()
+            if earlier is not None:
+                earlier.set()
+            if context.add_callback(ended.set):  # else the caller has gone already
+                yield encode(Notice(self.incarnation, closing=False))
+                ended.wait()
+                if self._closing:
+                    yield encode(Notice(self.incarnation, closing=True))
 
     def _deliver(self, requests: Iterator[bytes], context: Any) -> bytes:
-        try:
-            first = next(requests, b"")
-        except grpc.RpcError:  # the connection broke
-            return b""
-        return self._take(_decoded(first, Announcement, context), requests, context)
+        with self._call(context) as peer:
+            try:
+                first = next(requests, b"")
+            except grpc.RpcError:  # the connection broke
+                return b""
+            return self._take(peer, _decoded(first, Announcement, context), requests, context)
 
     def _post(self, request: bytes, context: Any) -> bytes:
-        parcel = _decoded(request, Parcel, context)
-        return self._take(parcel.announcement, [parcel.frame], context)
+        with self._call(context) as peer:
+            parcel = _decoded(request, Parcel, context)
+            return self._take(peer, parcel.announcement, [parcel.frame], context)
 
-    def _take(self, announced: Announcement, pieces: Iterable[Frame], context: Any) -> bytes:
+    @contextmanager
+    def _call(self, context: Any) -> Iterator[str]:
+        """Count a call of the peer whose certificate its connection has; nothing of it was looked at before."""
+        peer = self._owner_of(context)
+        sender = self._senders[peer]
+        with self._lock:
+            sender.calls += 1
+            many = sender.calls > CALLS
+        try:
+            if many:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{peer} has {CALLS} calls under way already")
+            yield peer
+        finally:
+            with self._lock:
+                sender.calls -= 1
+
+    def _take(self, peer: str, announced: Announcement, pieces: Iterable[Frame], context: Any) -> bytes:
         """Take one frame in; one already taken in (a resend after a lost answer) is dropped by its number."""
-        peer = self._authenticate(announced.introduction, context)
+        self._check(peer, announced.introduction, context)
         sender = self._senders[peer]
         if not sender.turn.acquire(timeout=_TURN_TIMEOUT):
             context.abort(grpc.StatusCode.UNAVAILABLE, "an earlier delivery is still under way")
         try:
             if announced.number <= sender.last:
                 return b""
-            self._refuse_oversized(announced.size, peer, sender, context)
-            frame = _gather(pieces, announced.size, context)
-            if frame is not None and context.is_active():  # else the caller has given up or is resending
+            self._refuse_oversized(announced.size, peer, context)
+            if not self._credit.take(peer, announced.size, context.is_active):
+                return b""
+            frame = None
+            try:
+                frame = _gather(pieces, announced.size, context)
+                if frame is not None and not context.is_active():  # the caller has given up or is resending
+                    frame = None
+            finally:
+                if frame is None:
+                    self._credit.give_back(peer, announced.size)
+            if frame is not None:
                 sender.last = announced.number
-                with self._lock:
-                    sender.unread += announced.size
                 self._inbox.put(Arrival(peer, frame))
         finally:
             sender.turn.release()
         return b""
 
-    def _authenticate(self, introduction: Introduction, context: Any) -> str:
-        """Compare the name claimed with the certificate presented; return the name."""
+    def _owner_of(self, context: Any) -> str:
+        """Return whose certificate was presented."""
         pem = context.auth_context()["x509_pem_cert"][0]
         owner = self._owner_by_pem.get(pem)
         if owner is None:  # parsed once, not for every message
@@ -181,6 +207,10 @@ class Server:
         if owner is None:  # TLS admits only pinned certificates; this check does not rely on it
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not pinned here")
             raise AssertionError("abort raises")
+        return owner
+
+    def _check(self, owner: str, introduction: Introduction, context: Any) -> None:
+        """Compare what a caller says of itself with its certificate, our version and what it said before."""
         if introduction.sender != owner:
             claimed = clean(introduction.sender, 60)
             self._offence(
@@ -205,24 +235,25 @@ class Server:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"{self._name} has already talked to another process of {owner}; restart the job",
             )
-        return owner
 
-    def _refuse_oversized(self, size: int, peer: str, sender: _Sender, context: Any) -> None:
-        with self._lock:
-            unread = sender.unread
-        if unread + size > self._max:
-            waiting = f" while {unread} bytes from it are still unread" if unread else ""
+    def _refuse_oversized(self, size: int, peer: str, context: Any) -> None:
+        largest = self._credit.largest(peer)
+        if size > largest:
             self._offence(
                 peer,
                 grpc.StatusCode.OUT_OF_RANGE,
-                f"expected at most {self._max} bytes (max_message_bytes of {self._name}), "
-                f"got {size} bytes announced by {peer}{waiting}",
+                f"expected at most {largest} bytes, the share of {peer} in the inbox_limit of {self._name}, got a "
+                f"message of {size} bytes announced by {peer}; if it is meant to be so large, raise inbox_limit",
                 context,
             )
 
     def _offence(self, peer: str, code: Any, text: str, context: Any) -> NoReturn:
         """Report at both sides what an authenticated peer did wrong."""
-        self._inbox.put(PeerProtocolError(peer, text))
+        sender = self._senders[peer]
+        with self._lock:
+            first, sender.offended = not sender.offended, True
+        if first:
+            self._inbox.put(PeerProtocolError(peer, text))
         context.abort(code, text)
         raise AssertionError("abort raises")
 
@@ -255,39 +286,3 @@ def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
     if filled < size:
         context.abort(grpc.StatusCode.DATA_LOSS, f"expected {size} bytes, got {filled}")
     return buffer.toreadonly()
-
-
-class _DaemonThreads(futures.Executor):
-    """Runs calls in daemon threads, as many as calls were ever under way at once.
-
-    No call waits for another, and an open one does not keep the process from ending.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)  # counts the threads that wait for a task
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "futures.Future[Any]":
-        future: futures.Future[Any] = futures.Future()
-
-        def run() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._tasks.put(run)
-        if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._work, name="treaty-grpc-call", daemon=True).start()
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End each thread when it is idle; nothing may be submitted afterwards."""
-        self._tasks.put(None)
-
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
-            del task  # releases the call
-            self._idle.release()
-        self._tasks.put(None)  # for the next thread

@@ -92,6 +92,9 @@ class MemoryChannel:
         """See `Channel.is_up`."""
         return peer in self._inboxes
 
+    def mark_read(self, sender: str, nbytes: int) -> None:
+        """Nothing: what one program's parties send each other is not bounded. See `Channel.mark_read`."""
+
     def close(self) -> None:
         """Leave; see `Channel.close`."""
         due = 0.0 if self._link is None else self._due(0, self._link)

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from treaty.compute import concurrently
@@ -61,7 +62,9 @@ class Party:
         self.transcript = Transcript(name) if transcript is None else transcript
         self.timeout = timeout
         self.round = 0
-        self._talks = {peer: Conversation(name, peer, job, protocol) for peer in peers}
+        self._talks = {
+            peer: Conversation(name, peer, job, protocol, partial(channel.mark_read, peer)) for peer in peers
+        }
         self._sending = {peer: threading.Lock() for peer in peers}
         self._reading = threading.Lock()
         self._aborted: dict[str, PeerAborted] = {}

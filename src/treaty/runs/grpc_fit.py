@@ -23,6 +23,7 @@ from treaty.runs.threads import Run, Traffic, active_of
 from treaty.systems.options import given
 from treaty.systems.system import LabelledRows, System
 
+_SHARE = 4096  # MiB that a party may have unread of each other: all are of one program, whose messages may be large
 LABEL, _WEIGHT = "__label__", "__weight__"  # columns of the tables that an estimator writes for its processes
 
 
@@ -101,8 +102,8 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
     return Job(
         name="fit", active=cast.active, label=LABEL, weight=_WEIGHT if weighted else None, parties=members,
         task="regression" if run.classes is None else "classification", classes=max(2, len(run.classes or ())),
-        output=str(folder / "model"),
-        checkpoints=kept, store=kept, n_jobs=run.n_jobs, **_settings(run.system, (run.options, run.common)),
+        output=str(folder / "model"), checkpoints=kept, store=kept, n_jobs=run.n_jobs,
+        inbox_limit=len(members) * _SHARE, **_settings(run.system, (run.options, run.common)),
     )  # fmt: skip
 
 
@@ -155,7 +156,7 @@ def predict_in_processes(
         members = {party: Member(predict_table=str(folder / f"{party}.arrow")) for party in parts}
         job = Job(
             name="predict", active=active_of(parts), label=LABEL, parties=members, output=str(folder), n_jobs=n_jobs,
-            **_settings(system, settings),
+            inbox_limit=len(members) * _SHARE, **_settings(system, settings),
         )  # fmt: skip
         margins = folder / "margins.npy"
         run_all(job, "predict", arguments=["--margins", str(margins)])

@@ -14,6 +14,7 @@ import msgspec
 
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate
 from treaty.errors import ConfigError
+from treaty.messaging.credit import INBOX_LIMIT
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of
 from treaty.systems.system import Cast, Place, System
@@ -134,6 +135,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Seconds a party waits for a message.
     reconnect : float
         Seconds for which a broken connection is dialled again before the party behind it counts as lost.
+    inbox_limit : int
+        MiB that all peers of a party together may have sent it and it has not read, from 1; each has a share, which the
+        largest message it may send must fit.
     n_jobs : int or None
         Threads of each party; None for all cores.
     """
@@ -154,6 +158,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     store: str | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     reconnect: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    inbox_limit: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = INBOX_LIMIT >> 20
     n_jobs: int | None = None
 
     @property

@@ -314,8 +314,9 @@ def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Result]) 
     }
     identity = load_identity(me.key, me.certificate, name)
     channel = GrpcChannel(
-        name, me.address, key=identity.key, certificate=identity.certificate, peers=pinned, reconnect=job.reconnect
-    )
+        name, me.address, key=identity.key, certificate=identity.certificate, peers=pinned, reconnect=job.reconnect,
+        inbox_limit=job.inbox_limit << 20,
+    )  # fmt: skip
     may_be_absent = [peer for peer in system.may_be_absent(cast, own) if name != peer]
     try:
         party = Party(name, job.name, system.name, channel, peers, timeout=job.timeout)
