@@ -7,12 +7,13 @@ its. So the others' files are never behind; what they have of later trees is dro
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -20,10 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.table import Table
+from treaty.database import Mark, mark_of
 from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
+from treaty.models.linear import FORMAT as LINEAR_PART
+from treaty.models.linear import LinearPart
+from treaty.models.trees import FORMAT as PART
 from treaty.models.trees import ModelPart, check_part
 from treaty.trees.boosting import RoundState
+
+AnyPart = TypeVar("AnyPart", ModelPart, LinearPart)
+logger = logging.getLogger(__name__)
 
 FORMAT = Format("checkpoint", 2)
 ANEW = (
@@ -137,18 +145,81 @@ def noise_folder(folder: str | os.PathLike[str], party: str) -> Path:
     return checkpoint_file(folder, party).with_suffix(".noise")
 
 
+def marked(part: AnyPart, store: Path | None, party: str) -> AnyPart:
+    """Return a part that says which ledgers the party has, and how far they are."""
+    kept = {str(folder.resolve()): mark_of(folder) for folder in _ledgers(store, party)}
+    return msgspec.structs.replace(part, kept={folder: mark for folder, mark in kept.items() if mark is not None})
+
+
+def check_ledgers(models: Iterable[Path], store: Path | None, party: str) -> None:
+    """Refuse to begin ledgers anew that earlier models of a party were made with: its part, and its checkpoint.
+
+    Raises
+    ------
+    ConfigError
+        If a ledger in `store` is gone, another one, or an older copy.
+    """
+    for model in models:
+        for folder in _ledgers(store, party):
+            was = _vouched(model).get(str(folder.resolve()))
+            now = None if was is None else mark_of(folder)
+            if was is None or (now is not None and now.name == was.name and now.changes >= was.changes):
+                continue
+            fault = "gone" if now is None else "another one" if now.name != was.name else "an older copy"
+            raise ConfigError(
+                f"{model} was made with what {folder} counted, and that is {fault}; bring back the newest copy of the "
+                "folder and of the .kept file beside it. To begin anew is to forget what people have paid and what "
+                f"answers have leaked: move {model} away",
+                public="what its earlier models have cost is no longer counted; it has the details",
+            )
+
+
+def _ledgers(store: Path | None, party: str) -> list[Path]:
+    return [] if store is None else [noise_folder(store, party), hints_folder(store, party)]
+
+
+class _Vouching(msgspec.Struct):
+    """What all parts have, whatever the model."""
+
+    kept: dict[str, Mark] = {}
+
+
+class _VouchingCheckpoint(msgspec.Struct):
+    part: _Vouching
+
+
+def _vouched(model: Path) -> dict[str, Mark]:
+    """Return the marks in a party's model; none where there is no model, or one that cannot be read."""
+    if not model.exists():
+        return {}
+    faults = []
+    kinds: list[tuple[type[_Vouching | _VouchingCheckpoint], Format]] = [
+        (_Vouching, PART), (_Vouching, LINEAR_PART), (_VouchingCheckpoint, FORMAT),
+    ]  # fmt: skip
+    for content, form in kinds:
+        try:
+            found = read_file(model, content, form)
+            return found.kept if isinstance(found, _Vouching) else found.part.kept
+        except ConfigError as error:
+            faults.append(str(error))
+    logger.warning("an earlier model cannot tell whether ledgers are whole: %s", faults[0])
+    return {}
+
+
 @dataclass(slots=True)
 class Keeper:
     """Writes a party's checkpoint while training goes on.
 
     With `resume` training goes on from the file at `path`, if there is one and it is the party's (None: anybody's),
-    else it begins anew and replaces it. At most a `share` of the time goes into writing.
+    else it begins anew and replaces it. At most a `share` of the time goes into writing. `store` has the party's
+    ledgers, which the file then vouches for.
     """
 
     path: Path
     resume: bool = False
     share: float = 0.05
     party: str | None = None
+    store: Path | None = None
     _next: float = 0.0
     _current: Callable[[], Checkpoint] | None = None
 
@@ -176,7 +247,9 @@ class Keeper:
         started = time.perf_counter() if began is None else began
         self.path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint = self._current()
-        write_file(self.path, checkpoint, FORMAT, checkpoint.part.party)
+        party = checkpoint.part.party
+        checkpoint = msgspec.structs.replace(checkpoint, part=marked(checkpoint.part, self.store, party))
+        write_file(self.path, checkpoint, FORMAT, party)
         ended = time.perf_counter()
         self._next = ended + (ended - started) / self.share
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
+from treaty.database import Mark
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.linear.losses import beyond_taylor, probabilities
@@ -32,7 +33,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
     every epoch the mean loss of its batches). `loss` is "taylor" or "logistic"; `encryption` the cipher it was trained
     under, empty for a pooled model. `alone` says of each party how many rows stand alone in their batch among its
     columns, so that its gradients reveal their labels (the active party's: the others' part of their margins); it is
-    empty after a pooled training and in paper mode.
+    empty after a pooled training and in paper mode. `kept` is as in a part of trees.
     """
 
     model_id: str
@@ -46,6 +47,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
     losses: list[float] = []
     encryption: str = ""
     alone: dict[str, int] = {}
+    kept: dict[str, Mark] = {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""

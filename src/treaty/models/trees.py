@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
+from treaty.database import Mark
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.trees.boosting import Forest
@@ -49,6 +50,8 @@ class ModelPart(msgspec.Struct, kw_only=True):
         At a passive party, what its noise cost in words; empty where there is none.
     bins : bytes
         Of a FedXGB model, the bins that all users know, encoded: users of hidden trees share bins, not values.
+    kept : dict of str to Mark
+        In a file, which ledgers the party had, by folder, and how far they were: see `check_ledgers`.
     """
 
     model_id: str
@@ -61,6 +64,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     choice: str = ""
     spent: str = ""
     bins: bytes = b""
+    kept: dict[str, Mark] = {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from treaty.compute import cores
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
-from treaty.models.checkpoints import Keeper, checkpoint_file, noise_folder
+from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, noise_folder
 from treaty.models.decisions import RowDecisions, row_decisions
 from treaty.models.interpretation import Contributions, explain_pooled, rows_first
 from treaty.models.linear import pooled_margins
@@ -192,7 +192,10 @@ def _keepers(folder: Path | None, system: System, owners: Iterable[str], active:
             raise ConfigError(f"cannot keep checkpoints in {folder}: {error.strerror}; expected a folder") from None
         names = [ALONE] if system.split == "none" else dict.fromkeys([*owners, active])
         again = "resume" not in system.cannot
-        keepers = {name: Keeper(checkpoint_file(folder, name), resume=again, party=name) for name in names}
+        for name in names:
+            kept = checkpoint_file(folder, name)
+            check_ledgers([kept], folder, name)
+            keepers[name] = Keeper(kept, resume=again, party=name, store=folder)
         left = checkpoint_file(folder, active)
         if "resume" in system.cannot and left.exists():
             raise ConfigError(

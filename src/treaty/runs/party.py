@@ -18,7 +18,7 @@ from treaty.messaging.certificates import load_certificate, load_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript
-from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
+from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, load_checkpoint, marked
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import load_part, predict_pooled
@@ -69,7 +69,9 @@ def train_party(
     system, (own, common), threads = job.system, job.settings(), cores(job.n_jobs)
     Path(job.output).mkdir(parents=True, exist_ok=True)
     kept = checkpoint_file(job.checkpoints or job.output, name)
-    keeper = Keeper(kept, resume=resume or name != job.active, party=name)
+    store = store_of(job, name)
+    check_ledgers((part_file(job.output, name), kept), store, name)
+    keeper = Keeper(kept, resume=resume or name != job.active, party=name, store=store)
     begun: list[float] = []
     aligning: dict[str, float] = {}
 
@@ -90,7 +92,7 @@ def train_party(
         seat = Seat(
             party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
             n_classes=job.classes, eval_sets=tables.eval_sets, threads=threads, progress=watch, phase=phase,
-            keeper=keeper, store=store_of(job, name),
+            keeper=keeper, store=store,
             vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
             patience=min(max(PATIENCE, 1.5 * job.reconnect), job.timeout / 10),
             row_numbers=tables.row_numbers, rows_digest=tables.rows_digest,
@@ -104,7 +106,7 @@ def train_party(
         keeper.write()
         raise
     if part is not None:
-        part.save(part_file(job.output, name))
+        marked(part, store, name).save(part_file(job.output, name))
     keeper.done()
     order_file(job, name).unlink(missing_ok=True)  # the next training aligns anew
     ended = time.perf_counter()

@@ -1,0 +1,106 @@
+"""The files that a party keeps: which vouch for each other, and that none is read as something else when damaged."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runs.job_files import train_in_threads
+from tables import real_table
+from treaty.database import kept_file, set_aside
+from treaty.models.checkpoints import noise_folder
+from treaty.models.trees import load_part
+from treaty.privacy.ledger import per_person, read_ledger
+from treaty.runs.job import Job, Member
+
+
+def job_of(folder: Path, *, output: str = "model", store: str = "store", **given) -> Job:
+    """Return a job of two trees, each of which costs epsilon 10 of the 25 that a person may pay."""
+    parties = {name: Member(table=str(folder / f"{name}.csv")) for name in ("bank", "shop")}
+    settings = {"protocol": "fedxgboost-ldp", "own": {"epsilon": 10.0, "epsilon_total": 25.0}} | given
+    return Job(
+        name="test", active="bank", label="y", parties=parties,
+        common={"n_estimators": 2, "max_depth": 2, "max_bin": 8, "min_child_samples": 5},
+        output=str(folder / output), store=str(folder / store), n_jobs=1, **settings,
+    )  # fmt: skip
+
+
+def run(job: Job, monkeypatch) -> dict[str, str]:
+    return train_in_threads(monkeypatch, dict.fromkeys(job.parties, job))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    X, y = real_table("binary", rows=120)
+    X.iloc[:, :5].assign(y=y).to_csv(tmp_path / "bank.csv", index=False)
+    X.iloc[:, 5:].to_csv(tmp_path / "shop.csv", index=False)
+    return tmp_path
+
+
+@pytest.fixture
+def spent(folder, monkeypatch):
+    """Return the folder of a job that has spent epsilon 20 of 25."""
+    assert run(job_of(folder), monkeypatch) == {}
+    assert per_person(read_ledger(noise_folder(folder / "store", "bank"))) == 20.0
+    return folder
+
+
+def test_a_model_says_how_far_its_ledger_was(spent):
+    noise = noise_folder(spent / "store", "bank")
+    assert [(folder, mark.changes) for folder, mark in load_part(spent / "model" / "bank.part").kept.items()] == [
+        (str(noise), 2)
+    ]
+    assert load_part(spent / "model" / "shop.part").kept == {}
+
+
+@pytest.mark.parametrize(
+    ("lost", "output", "text"),
+    [
+        (["ledger"], "elsewhere", "ledger is missing or empty"),
+        (["key"], "elsewhere", "the key of the noise, key, is missing"),
+        (["kept"], "elsewhere", r"bank\.noise\.kept is missing"),
+        (["ledger", "key"], "elsewhere", "ledger is missing or empty"),
+        (["kept", "ledger", "key"], "model", r"bank\.part was made with what .*bank\.noise counted, and that is gone"),
+    ],
+    ids=" ".join,
+)
+def test_a_lost_ledger_is_not_begun_anew_in_silence(spent, monkeypatch, lost, output, text):
+    noise = noise_folder(spent / "store", "bank")
+    for name in lost:
+        (kept_file(noise) if name == "kept" else noise / name).unlink()
+    before = sorted(path for path in spent.rglob("*") if "store" in path.parts)
+    monkeypatch.setattr("treaty.runs.party.CONNECT_TIMEOUT", 1.0)
+    said = run(job_of(spent, output=output), monkeypatch)["bank"]
+    assert re.search(text, said)
+    assert "bring back the newest copy" in said
+    assert "To begin anew is to forget what people have paid" in said
+    assert sorted(path for path in spent.rglob("*") if "store" in path.parts) == before
+    assert not (spent / "elsewhere" / "bank.part").exists()
+
+
+def test_an_older_copy_of_the_whole_store_is_known_by_the_model(folder, monkeypatch):
+    assert run(job_of(folder, own={"epsilon": 1.0, "epsilon_total": 25.0}), monkeypatch) == {}
+    shutil.copytree(folder / "store", folder / "copy")
+    assert run(job_of(folder), monkeypatch) == {}
+    shutil.rmtree(folder / "store")
+    shutil.copytree(folder / "copy", folder / "store")
+    said = run(job_of(folder), monkeypatch)["bank"]
+    assert "bank.part was made with what" in said
+    assert "and that is an older copy; bring back the newest copy" in said
+
+
+def test_another_store_has_a_ledger_of_its_own(spent, monkeypatch):
+    assert run(job_of(spent, store="other"), monkeypatch) == {}  # over the same model, whose ledger is another one
+    assert per_person(read_ledger(noise_folder(spent / "other", "bank"))) == 20.0
+    assert "may pay epsilon 25, has paid 20 and would pay 30" in run(job_of(spent), monkeypatch)["bank"]
+
+
+def test_a_ledger_is_begun_anew_where_somebody_says_so(spent, monkeypatch):
+    set_aside(noise_folder(spent / "store", "bank"))
+    assert "bank.part was made with what" in run(job_of(spent), monkeypatch)["bank"]
+    (spent / "model" / "bank.part").unlink()  # as the error has it
+    assert run(job_of(spent), monkeypatch) == {}
+    assert per_person(read_ledger(noise_folder(spent / "store", "bank"))) == 20.0
