@@ -256,9 +256,9 @@ def mark_of(folder: Path) -> Mark | None:
 
 
 def set_aside(folder: Path, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> list[Path]:
-    """Move a database's folder and the file beside it away, so that another is begun; return where they are now."""
+    """Move a database's folder, or a run log, and what lies beside it away; return where they are now."""
     moved = []
-    for path in (folder, kept_file(folder)):
+    for path in (folder, *(folder.with_name(f"{folder.name}.{what}") for what in ("kept", "key"))):
         if path.exists():
             away = path.with_name(f"{path.name}.until-{now():%Y%m%dT%H%M%SZ}")
             try:
@@ -267,5 +267,5 @@ def set_aside(folder: Path, now: Callable[[], datetime] = lambda: datetime.now(U
                 raise ConfigError(f"cannot move {path}: {error.strerror}") from None
             moved.append(away)
     if not moved:
-        raise ConfigError(f"expected a folder of a job's store, NAME.noise or NAME.hints, got nothing - at {folder}")
+        raise ConfigError(f"expected NAME.noise, NAME.hints, or a run log, got nothing - at {folder}")
     return moved

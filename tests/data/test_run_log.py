@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flips import damaged, flipped
 from treaty.data import run_log
 from treaty.data.run_log import RunLog, count_changed, decode, encode
+from treaty.database import set_aside
 from treaty.errors import ConfigError, DataError
 
 NODES = np.random.default_rng(0).integers(0, 256, (256, 32), np.uint8)
@@ -137,7 +140,7 @@ def test_last_line_that_is_cut_off_but_follows_another_log_is_refused(tmp_path: 
     noted(log)
     noted(log)
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[1][:-1])
-    with pytest.raises(DataError, match="unchanged"):
+    with pytest.raises(DataError, match="the run log has 1 lines of 2, or is missing"):
         RunLog(path)
 
 
@@ -182,13 +185,6 @@ def test_processes_and_threads_that_share_a_log_keep_its_chain_and_limit(tmp_pat
     assert [sum(entry.event == event for entry in entries) for event in ("started", "finished")] == [12, 4]
 
 
-def test_half_a_key_of_a_crash_is_not_taken(tmp_path: Path) -> None:
-    (tmp_path / "bank.jsonl.key.new").write_bytes(b"half")
-    log = RunLog(tmp_path / "bank.jsonl")
-    assert len(log.key) == 32
-    assert RunLog(tmp_path / "bank.jsonl").key == log.key
-
-
 def test_limit_of_runs_is_per_partner_and_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RunLog(tmp_path / "bank.jsonl", max_runs=2)
     noted(log)
@@ -206,8 +202,9 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot use the run log"):
         RunLog(tmp_path / "file" / "bank.jsonl")
+    RunLog(tmp_path / "bank.jsonl")
     (tmp_path / "bank.jsonl.key").write_bytes(b"short")
-    with pytest.raises(ConfigError, match="expected a key of 32 bytes"):
+    with pytest.raises(ConfigError, match="expected a run log key of Treaty, got something else"):
         RunLog(tmp_path / "bank.jsonl")
     with pytest.raises(ConfigError, match="at least 1"):
         RunLog(tmp_path / "shop.jsonl", max_runs=0)
@@ -217,3 +214,60 @@ def test_commitments_survive_writing() -> None:
     assert np.array_equal(decode(encode(NODES)), NODES)
     assert count_changed(NODES, NODES) == 0
     assert count_changed(NODES[:0], NODES) == 256
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> Path:
+    """Return a log of four lines."""
+    path = tmp_path / "bank.jsonl"
+    log = RunLog(path)
+    for _ in range(2):
+        noted(log)
+        log.finish("job", "shop", 1024, 2048, 17)
+    return path
+
+
+@pytest.mark.parametrize("flips", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ending", ["", ".key", ".kept"])
+def test_no_flipped_bit_is_read_as_something_else(used: Path, ending: str, flips: int) -> None:
+    for bit in flipped(used.with_name(used.name + ending), flips):
+        with pytest.raises((ConfigError, DataError)):
+            pytest.fail(f"{bit}: {RunLog(used).entries()}")
+        assert not used.with_name("bank.jsonl.torn").exists()
+    assert len(RunLog(used).entries()) == 4
+
+
+@pytest.mark.parametrize("ending", ["", ".key", ".kept"])
+def test_what_is_cut_off_emptied_deleted_or_overwritten_is_refused(used: Path, ending: str) -> None:
+    all_but_its_end = f"bank.jsonl: cut to {used.stat().st_size - 1} bytes"
+    for what in damaged(used.with_name(used.name + ending)):
+        if what == all_but_its_end:
+            assert len(RunLog(used).entries()) == 4
+            continue
+        with pytest.raises((ConfigError, DataError), match=r"bank\.jsonl"):
+            pytest.fail(f"{what}: {RunLog(used).entries()}")
+    assert len(RunLog(used).entries()) == 4
+
+
+def test_deleted_log_and_older_copy_are_refused_with_what_to_do(used: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copy(used, copy)
+    noted(RunLog(used))
+    shutil.copy(copy, used)
+    with pytest.raises(DataError, match=r"the run log has 4 lines of 5, or is missing - at .*bank\.jsonl; bring back"):
+        RunLog(used)
+    used.unlink()
+    with pytest.raises(DataError, match="To begin anew is to forget how often partners aligned") as caught:
+        RunLog(used)
+    assert caught.value.public == "its run log cannot be used; it has the details"
+    assert {path.name.split(".until")[0] for path in set_aside(used)} == {"bank.jsonl.kept", "bank.jsonl.key"}
+    assert RunLog(used).entries() == []
+
+
+def test_line_that_a_crash_left_unvouched_counts(used: Path) -> None:
+    kept = used.with_name("bank.jsonl.kept").read_bytes()
+    noted(RunLog(used))
+    used.with_name("bank.jsonl.kept").write_bytes(kept)  # the crash came before it was written
+    assert len(RunLog(used).entries()) == 5
+    noted(RunLog(used))
+    assert len(RunLog(used).entries()) == 6

@@ -292,14 +292,15 @@ def ledger(
 
 @app.command()
 def begin_anew(
-    path: Annotated[Path, typer.Argument(help="What is lost or damaged: NAME.noise or NAME.hints in a job's store.")],
+    path: Annotated[Path, typer.Argument(help="What is lost or damaged: NAME.noise, NAME.hints, or a run log.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Set aside what a party must remember and has lost, so that its next job begins it anew.
 
     NAME.noise counts what noisy releases have cost people, and has the key of the noise: begun anew, people pay again
     for what is released again, up to epsilon_total once more. NAME.hints counts what answers under the lattice map
-    have leaked. Bring back a copy if there is one; a damaged folder is moved, not deleted.
+    have leaked. A run log (NAME.jsonl, NAME.runs) counts alignments. Bring back a copy if there is one; what is damaged
+    is moved, not deleted.
     """
     if not yes:
         typer.confirm(f"Forget what {path} has counted, so that all of it may be spent once more?", abort=True)

@@ -5,10 +5,11 @@ Feather Flock Together, USENIX Security 2022). So each party commits to its ids 
 (`treaty.crypto.psi.hashing.commit`); the partner writes the commitment down and compares it with all earlier ones. The
 last alone would not do: a run with another table between two would hide how little these differ.
 
-A log is a file of JSON lines, only ever appended to. Each line holds the SHA-256 of the line before, so that a line
-removed or changed shows. The party's key lies beside it: ``NAME.jsonl.key``. All are readable to their owner alone.
-Several jobs of a party may use the log at once, also in different processes: ``NAME.jsonl.lock`` is locked meanwhile.
-A line cut off by a crash is moved to ``NAME.jsonl.torn``.
+A log is a file of JSON lines, only ever appended to. Each line holds its own SHA-256 and that of the line before, so
+that a line removed or changed shows. The party's key lies beside it: ``NAME.jsonl.key``. So does how many lines there
+are, and what the last one is, so that a log that is gone, cut off or an older copy shows: ``NAME.jsonl.kept``. All are
+readable to their owner alone. Several jobs of a party may use the log at once, also in different processes:
+``NAME.jsonl.lock`` is locked meanwhile. A line cut off by a crash is moved to ``NAME.jsonl.torn``.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.database import KEPT, Mark, kept_file, mark_of, owner_of
 from treaty.errors import ConfigError, DataError
+from treaty.files import Format, read_file, write_file
 
 logger = logging.getLogger(__name__)
+
+_KEY_FORM = Format("run-log-key", 1)
 
 MAX_RUNS = 20
 """Alignments that a partner may start within `WINDOW`, by default."""
@@ -56,6 +61,13 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     changed: int | None = None
     common: int | None = None  # of "finished": ids in common, if this party learned it
     previous: str = ""  # SHA-256 of the line before, in hex; empty in the first
+    digest: str = ""  # SHA-256 of this line without it, in hex
+
+
+class Key(msgspec.Struct):
+    """The file of a log's key: 32 bytes."""
+
+    key: bytes
 
 
 class RunLog:
@@ -72,7 +84,7 @@ class RunLog:
         self.path = Path(path)
         self.max_runs = max_runs
         with self._locked():
-            self.key = self._read_key()
+            self.key = self._read_key(mark_of(self.path))
             self._read()
 
     def entries(self) -> list[Entry]:
@@ -151,7 +163,14 @@ class RunLog:
 
     def _read(self) -> tuple[list[Entry], str]:
         """Return the entries, checked, and the hash of the last line; repair the end of the file."""
+        kept = mark_of(self.path)
         *lines, tail = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
+        there = len(lines) + (_entry(tail) is not None)
+        if kept is None or kept.changes > there:
+            fault = "the file beside it that says how many lines it has is missing" if kept is None else (
+                f"the run log has {there} lines of {kept.changes}, or is missing"
+            )  # fmt: skip
+            raise self._refused(fault)
         if tail and self._mended(tail):
             lines.append(tail)
         entries, previous = [], ""
@@ -165,7 +184,16 @@ class RunLog:
                 )
             entries.append(entry)
             previous = hashlib.sha256(line).hexdigest()
+            if number == kept.changes and previous != kept.name:
+                raise self._refused("the run log is another one, or changed")
         return entries, previous
+
+    def _refused(self, fault: str) -> DataError:
+        return DataError(
+            f"{fault} - at {self.path}; bring back the newest copy of it and of the .kept and .key files beside it. To "
+            f"begin anew is to forget how often partners aligned, and with which ids: treaty begin-anew {self.path}",
+            public="its run log cannot be used; it has the details",
+        )
 
     def _mended(self, tail: bytes) -> bool:
         """Complete a last line that lacks only its end; set aside the rest of a crash. Return whether it is a line."""
@@ -183,32 +211,42 @@ class RunLog:
         return False
 
     def _append(self, entry: Entry) -> None:
-        _write(self.path, msgspec.json.encode(entry) + b"\n")
+        line = _line(entry)
+        _write(self.path, line + b"\n")
+        self._vouch(Mark(hashlib.sha256(line).hexdigest(), len(self.path.read_bytes().splitlines())))
+
+    def _vouch(self, mark: Mark) -> None:
+        """Say how far the log is; after its line is written, so that it is never ahead."""
+        write_file(kept_file(self.path), mark, KEPT, owner_of(self.path))
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{suffix}")
 
-    def _read_key(self) -> bytes:
-        path = self._beside("key")
-        if not path.exists():
-            made = self._beside("key.new")  # a crash must not leave half a key under the final name
-            made.unlink(missing_ok=True)
-            with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(32))
-                file.flush()
-                os.fsync(file.fileno())
-            made.replace(path)
-        key = path.read_bytes()
-        if len(key) != 32:
-            raise ConfigError(f"expected a key of 32 bytes, got {len(key)} - at {path}")
-        return key
+    def _read_key(self, kept: Mark | None) -> bytes:
+        """Return the key of the commitments, made together with the log."""
+        file = self._beside("key")
+        if kept is None and not file.exists() and not self.path.exists():
+            self._vouch(kept := Mark("", 0))
+        if not file.exists():
+            if kept is None or kept.changes or self.path.exists():
+                raise self._refused("the key of the run log is missing")
+            write_file(file, Key(secrets.token_bytes(32)), _KEY_FORM, owner_of(self.path))
+        return read_file(file, Key, _KEY_FORM, owner_of(self.path)).key
+
+
+def _line(entry: Entry) -> bytes:
+    """Encode an entry with its digest."""
+    blank = msgspec.json.encode(msgspec.structs.replace(entry, digest=""))
+    return msgspec.json.encode(msgspec.structs.replace(entry, digest=hashlib.sha256(blank).hexdigest()))
 
 
 def _entry(line: bytes) -> Entry | None:
+    """Decode a line; None if it is none, or not as it was written."""
     try:
-        return msgspec.json.decode(line, type=Entry)
+        entry = msgspec.json.decode(line, type=Entry)
     except (msgspec.MsgspecError, ValueError):
         return None
+    return entry if _line(entry) == line else None
 
 
 def _appending(path: Path) -> BinaryIO:
