@@ -70,7 +70,7 @@ def products_per_second(modulus: Modulus, ciphertexts: np.ndarray, threads: int)
 
 def primitives(cipher: str, bits: int, threads: int) -> None:
     key = GENERATE[cipher](bits)
-    randomiser = Randomiser(key.public)
+    randomiser = Randomiser(key.public, threads)
     rows = 8192 if cipher == "ou" else 2048
     messages = Keystream().bits(79, rows)
     ciphertexts = key.encrypt(messages, threads)

@@ -21,8 +21,14 @@ PAILLIER_INSECURE_SMALL_PRIME_SHARE = 2
 # secure comparison: masks are this much longer than the numbers compared, so that N comparisons tell at most N 2^-100
 COMPARISON_MASK_BITS = 100
 STATISTICAL_BITS = 80  # exponents are this much longer than the group's order: statistical distance at most 2^-80
+# factors that hide from a key's owner: so many random bits beyond the length of n, and so many random bases beyond two
+# (see `additive/randomiser`), leave a statistical distance of 2^-80, too
+RANDOMISER_SPARE = 2 * STATISTICAL_BITS
 PRIMALITY_ROUNDS = 40  # of Miller-Rabin after Baillie-PSW: error below 4^-40 even for hostile candidates (Rabin 1980)
 
 SMALL_FACTOR_BOUND = 1 << 16  # a public modulus with a prime factor below this is refused
+# of a key's modulus: each root proves to 2^-16 (no factor is smaller), each square root to 1/2, together to 2^-128
+KEY_PROOF_ROOTS = 8
+KEY_PROOF_SQUARES = 128
 SMALL_ORDER_BOUND = 1 << 16  # so is a base whose order has no prime power beyond this: half a second at 3072 bits
 SMALL_ORDER_INSECURE_SHARE = 16  # test keys below 256 bits: the bound has a sixteenth of the modulus's bits

@@ -58,8 +58,7 @@ def audit_tree(
     """Compare what was committed, what was sent and what should have been; return a sentence per finding.
 
     The active party opens `nonce`, `tree` and `opened` (see `commit`). `decrypted` is what the ciphertexts a passive
-    party received decrypt to, by `SumsClient.decrypt_rows` alone: it also refuses ciphertexts whose randomness, not
-    their numbers, would tell their maker which rows are in a bin. `expected` follows from the labels (the noisy ones of
+    party received decrypt to, by `SumsClient.decrypt_rows`. `expected` follows from the labels (the noisy ones of
     `label_rr`) and the margins of the trees so far. `bounds` are the job's public ones, grad_bound and hess_bound of
     the objective, times the factor of one-side sampling.
     """

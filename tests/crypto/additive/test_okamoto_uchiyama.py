@@ -1,6 +1,5 @@
 import secrets
 
-import gmpy2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,8 +7,8 @@ from hypothesis import strategies as st
 
 from treaty.crypto.additive.key_generation import generate_key
 from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.additive.okamoto_uchiyama import PrivateKey, PublicKey
-from treaty.crypto.additive.randomiser import Randomiser
+from treaty.crypto.additive.okamoto_uchiyama import PublicKey
+from treaty.crypto.additive.randomiser import KeyRandomness, Randomiser
 from treaty.crypto.keystream import Keystream
 from treaty.errors import CryptoError
 
@@ -100,7 +99,7 @@ def test_real_keys_encrypt_add_randomise_and_decrypt(bits, threads):
     packed = key.encrypt(to_words(messages, -(-key.public.plaintext_bits // 64)), threads)
     assert packed.shape == (len(messages), bits // 64)
     assert from_words(key.decrypt(packed, threads)) == messages
-    modulus, randomiser = key.public.modulus, Randomiser(key.public)
+    modulus, randomiser = key.public.modulus, Randomiser(key.public, 1)
     hidden = modulus.pack(modulus.multiply(modulus.unpack(packed[:3]), randomiser.factors(randomiser.exponents(3))))
     assert not (hidden == packed[:3]).all(axis=1).any()
     assert from_words(key.decrypt(hidden, 1)) == messages[:3]
@@ -136,15 +135,15 @@ def test_randomness_covers_the_order_of_h_and_80_bits_more(bits, subgroup_bits, 
     public = generate_key(bits).public
     key = PublicKey(public.n, public.g, public.h, subgroup_bits)
     assert key.randomness_bits == expected
-    exponents = from_words(Randomiser(key).exponents(200))
+    exponents = from_words(KeyRandomness(key).exponents(200))
     assert max(exponents).bit_length() == expected  # by chance shorter with probability 2^-200
     assert len(set(exponents)) == 200
 
 
-def test_randomiser_raises_h_to_its_exponents(key, plain):
-    randomiser, modulus = Randomiser(key.public), key.public.modulus
-    exponents = randomiser.exponents(5)
-    factors = plain.from_packed(modulus.pack(randomiser.factors(exponents)))
+def test_key_randomness_raises_h_to_its_exponents(key, plain):
+    randomness, modulus = KeyRandomness(key.public), key.public.modulus
+    exponents = randomness.exponents(5)
+    factors = plain.from_packed(modulus.pack(randomness.factors(exponents)))
     assert factors == [pow(plain.h, r, plain.n) for r in from_words(exponents)]
 
 
@@ -168,58 +167,9 @@ def test_messages_beyond_the_plaintext_are_refused(key):
         key.encrypt(to_words([1 << 300], 7), 1)
 
 
-def test_decryption_of_something_else_is_an_error(key):
+def test_decryption_of_something_else_is_an_error(key, plain):
     with pytest.raises(CryptoError, match="at decryption"):
-        key.decrypt(to_words([12345], key.public.modulus.words), 1)
-
-
-def test_randomness_outside_what_h_generates_is_told_row_by_row(key, plain):
-    p2, q, n = plain.p**2, plain.q, plain.n
-    own = plain.from_packed(key.encrypt(to_words(range(40), 3), 1)) + [plain.encrypt(x) for x in range(9)]
-    others = [
-        (joined(1, p2, q - 1, q), True),
-        (joined(p2 - 1, p2, 1, q), True),
-        (joined(1, p2, 2, q), True),
-        (plain.p, True),
-        (joined(1 + 5 * plain.p, p2, 1, q), False),  # a message
-        (plain.g, False),
-        (plain.h, False),
-    ]
-    for mark, told in others:
-        marked = [c * mark % n if i % 3 == 0 else c for i, c in enumerate(own)]
-        assert key.unhidden(plain.to_packed(marked), 2).tolist() == [told and i % 3 == 0 for i in range(len(own))]
-    assert key.unhidden(np.empty((0, key.public.modulus.words), np.uint64), 1).shape == (0,)
-
-
-@pytest.mark.parametrize("fault", ["u is composite", "v is composite", "q is composite", "u = v", "other n"])
-def test_audit_refuses_a_private_key_that_is_not_as_promised(key, plain, fault):
-    p, q, u, v, n = plain.p, plain.q, plain.u, plain.v, plain.n
-    h = plain.h
-    if fault == "q is composite":
-        second = next(x for k in range(2**60, 2**61) if gmpy2.is_prime(x := 2 * v * k + 1))
-        h = joined(h, n, pow(3, (second - 1) // v, second), second)  # of order v there too
-        q, n = q * second, n * second
-    else:
-        changes = {"u is composite": (2 * u, v), "v is composite": (u, 2 * v), "u = v": (u, u), "other n": (u, v)}
-        u, v = changes[fault]
-    public = PublicKey(n, plain.g, h, 0, insecure_test_key_bits=400)
-    if fault == "other n":
-        public.n = n + 2
-    with pytest.raises(CryptoError, match="in the private key"):
-        PrivateKey(p, q, u, v, 1, public).unhidden(plain.to_packed([h]), 1)
-
-
-def test_audit_refuses_an_order_longer_than_the_key_states(key, plain):
-    bits = key.public.subgroup_bits
-    rows = plain.to_packed([plain.h])
-    for stated, accepted in ((bits, True), (bits - 1, False), (0, True)):
-        public = PublicKey(plain.n, plain.g, plain.h, stated, insecure_test_key_bits=400)
-        private = PrivateKey(plain.p, plain.q, plain.u, plain.v, 1, public)
-        if accepted:
-            assert private.unhidden(rows, 1).tolist() == [False]
-        else:
-            with pytest.raises(CryptoError, match=f"expected an order of h of {bits - 1} bits"):
-                private.unhidden(rows, 1)
+        key.decrypt(plain.to_packed([3 * plain.p]), 1)
 
 
 def test_key_below_2048_bits_is_refused_unless_a_test_says_so(key):

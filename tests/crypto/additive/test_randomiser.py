@@ -1,21 +1,28 @@
 import gc
+import math
 import os
 import threading
 import time
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from treaty.crypto.additive.key_generation import generate_key
-from treaty.crypto.additive.montgomery import from_words
-from treaty.crypto.additive.randomiser import Randomiser, ReadyFactors
+from treaty.crypto.additive.montgomery import Modulus, from_words, to_words
+from treaty.crypto.additive.randomiser import Randomiser, ReadyFactors, _table_size
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
 
 
 @pytest.fixture(scope="module")
-def public():
-    return generate_key(insecure_test_key_bits=256).public
+def key():
+    return generate_key(insecure_test_key_bits=256)
+
+
+@pytest.fixture(scope="module")
+def public(key):
+    return key.public
 
 
 @pytest.fixture
@@ -25,6 +32,33 @@ def drawn(monkeypatch):
     factors = Randomiser.factors
     monkeypatch.setattr(Randomiser, "factors", lambda self, e: seen.extend(from_words(e)) or factors(self, e))
     return seen
+
+
+@pytest.mark.parametrize(("n", "squared"), [(19 * 19 * 31, False), (11 * 17, True)], ids=["p^2 q", "p q, modulo n^2"])
+def test_factors_are_uniform_among_all_nth_powers(n, squared):
+    """And so is a product of one of them with any other, whichever it is."""
+    size = n * n if squared else n
+    randomiser = Randomiser(SimpleNamespace(n=n, modulus=Modulus(size)), 1)
+    powers = sorted({pow(x, n, size) for x in range(n) if math.gcd(x, n) == 1})
+    assert len(powers) == (10 * 16 if squared else 18 * 30)
+    modulus = randomiser._modulus
+    factors = modulus.multiply(randomiser.factors(randomiser.exponents(40_000)), modulus.working([1]))
+    found, counts = np.unique(modulus.pack(factors), return_counts=True)
+    assert found.tolist() == powers
+    expected, freedom = counts.mean(), len(powers) - 1
+    assert ((counts - expected) ** 2 / expected).sum() < freedom + 6 * np.sqrt(2 * freedom)  # alarms: below 1e-6
+
+
+@pytest.mark.parametrize("bits", [512, 2048, 3072, 4096])
+def test_bases_and_exponents_are_as_many_as_the_bound_of_the_text_needs(bits):
+    windows, bases = _table_size(bits)
+    w = 6 * windows
+    assert w * bases >= bits + 160
+    assert bases >= 162
+    d, tail = np.arange(3, 1 << min(w, 12), dtype=float), 3 * w + bases * np.log2(1.25 / 4096) if w > 12 else -np.inf
+    small = 2 * np.log2(d) + bases * (np.log2(1 + d * d / 4 ** (w + 1)) - np.log2(d))
+    total = np.logaddexp2.reduce([bits - w * bases, np.log2(3) - bases, *small, tail])
+    assert total / 2 - 1 < -80
 
 
 def as_numbers(public, factors):
@@ -42,8 +76,8 @@ def ready(store):
     return sum(map(len, store._ready))
 
 
-def test_taken_factors_are_powers_of_the_base_and_all_differ(public, drawn):
-    store = ReadyFactors(Randomiser(public), 40)
+def test_taken_factors_are_encryptions_of_zero_and_all_differ(key, public, drawn):
+    store = ReadyFactors(Randomiser(public, 1), 40)
     taken = []
     for count in (3, 0, 40, 100, 1, 77):
         factors = store.take(count, 2)
@@ -53,13 +87,12 @@ def test_taken_factors_are_powers_of_the_base_and_all_differ(public, drawn):
     wait_until_idle(store)
     taken += as_numbers(public, store.take(150, 1))
     assert len(set(taken)) == len(taken) == 3 + 40 + 100 + 1 + 77 + 150
-    powers = {pow(public.h, r, public.n) * public.modulus.radix % public.n for r in drawn}
-    assert set(taken) <= powers
+    assert set(from_words(key.decrypt(to_words(taken, public.modulus.words), 1))) == {0}
     assert len(set(drawn)) == len(drawn)
 
 
 def test_factors_are_made_ahead_up_to_the_largest_take(public):
-    store = ReadyFactors(Randomiser(public), 10)
+    store = ReadyFactors(Randomiser(public, 1), 10)
     store.prepare()
     wait_until_idle(store)
     assert 10 <= ready(store) <= 10 + 32
@@ -71,8 +104,8 @@ def test_factors_are_made_ahead_up_to_the_largest_take(public):
 
 
 def test_factors_made_ahead_are_bounded(public, monkeypatch):
-    monkeypatch.setattr("treaty.crypto.additive.randomiser._MOST_BYTES", 64 * Randomiser(public).factor_bytes)
-    store = ReadyFactors(Randomiser(public), 10_000)
+    monkeypatch.setattr("treaty.crypto.additive.randomiser._MOST_BYTES", 64 * Randomiser(public, 1).factor_bytes)
+    store = ReadyFactors(Randomiser(public, 1), 10_000)
     store.take(500, 1)
     store.prepare()
     wait_until_idle(store)
@@ -80,7 +113,7 @@ def test_factors_made_ahead_are_bounded(public, monkeypatch):
 
 
 def test_ready_factors_are_taken_without_an_exponentiation(public, drawn):
-    store = ReadyFactors(Randomiser(public), 64)
+    store = ReadyFactors(Randomiser(public, 1), 64)
     store.prepare()
     wait_until_idle(store)
     before = len(drawn)
@@ -89,7 +122,7 @@ def test_ready_factors_are_taken_without_an_exponentiation(public, drawn):
 
 
 def test_stopped_work_ends_and_may_begin_again(public):
-    store = ReadyFactors(Randomiser(public), 1 << 40)  # without an end but the bytes'
+    store = ReadyFactors(Randomiser(public, 1), 1 << 40)  # without an end but the bytes'
     store.prepare()
     thread = store._thread
     store.stop()
@@ -106,7 +139,7 @@ def test_stopped_work_ends_and_may_begin_again(public):
 
 
 def test_threads_that_take_at_once_never_share_a_factor(public):
-    store, taken = ReadyFactors(Randomiser(public), 300), []
+    store, taken = ReadyFactors(Randomiser(public, 1), 300), []
     store.prepare()
 
     def take():
@@ -124,7 +157,7 @@ def test_threads_that_take_at_once_never_share_a_factor(public):
 
 def test_stop_takes_no_lock(public):
     """Garbage may be collected, and a server's finalizer run, in a thread that holds the lock."""
-    store = ReadyFactors(Randomiser(public), 10)
+    store = ReadyFactors(Randomiser(public, 1), 10)
     stopping = threading.Thread(target=store.stop, daemon=True)
     with store._lock:
         stopping.start()
@@ -134,7 +167,7 @@ def test_stop_takes_no_lock(public):
 
 def test_server_collected_by_the_working_thread_ends_it(public):
     """As if a collection fell into the few lines in which that thread holds the lock."""
-    store = ReadyFactors(Randomiser(public), 1 << 40)
+    store = ReadyFactors(Randomiser(public, 1), 1 << 40)
 
     class Collecting(deque):
         def append(self, made):
@@ -157,7 +190,7 @@ def test_failed_background_work_may_begin_again(public, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(Randomiser, "factors", fail)
-    store = ReadyFactors(Randomiser(public), 10)
+    store = ReadyFactors(Randomiser(public, 1), 10)
     store.prepare()
     wait_until_idle(store)
     assert [failure.exc_type for failure in failures] == [MemoryError]
@@ -168,7 +201,7 @@ def test_failed_background_work_may_begin_again(public, monkeypatch):
 
 
 def test_child_of_a_fork_takes_none_of_its_parents_factors(public, monkeypatch):
-    store = ReadyFactors(Randomiser(public), 50)
+    store = ReadyFactors(Randomiser(public, 1), 50)
     store.prepare()
     wait_until_idle(store)
     parents = set(as_numbers(public, np.concatenate(list(store._ready))))
@@ -201,7 +234,9 @@ def test_no_two_answer_ciphertexts_share_an_exponent(drawn, cipher):
     factors = [x for batch in used for x in as_numbers(public, batch)]
     assert len(set(factors)) == len(factors) == answered
     assert len(set(drawn)) == len(drawn) >= answered
-    assert public.randomness_bits - 12 <= max(drawn).bit_length() <= public.randomness_bits
+    bits = server._factors._randomiser.exponent_bits
+    assert bits >= 256 + 160
+    assert bits - 12 <= max(drawn).bit_length() <= bits
 
 
 @pytest.mark.slow

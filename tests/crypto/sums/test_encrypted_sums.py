@@ -68,5 +68,5 @@ def test_set_up_of_the_lattice_map_and_that_of_a_cipher_with_keys_are_told_apart
 
 def test_okamoto_uchiyama_set_up_has_its_form_on_the_wire():
     setup = make_client("ou", BOUNDS, threads=1, insecure_test_key_bits=200).setup()
-    assert (setup[0].dtype, setup[0].shape) == (np.uint64, (3, 4))
+    assert (setup[0].dtype, setup[0].shape) == (np.uint64, (3 + 8 + 8 + 128, 4))
     assert (setup[1].dtype, setup[1].tolist()[:3], len(setup[1])) == (np.int64, [4, 10, 10], 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gmpy2
 import numpy as np
 import phe
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from marks import FORMS
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
-from treaty.crypto.additive.montgomery import Modulus, from_words
+from treaty.crypto.additive.montgomery import Modulus, from_words, to_words
 from treaty.crypto.vectors.encrypted_vectors import (
     Fields,
     HiddenMatrix,
@@ -189,3 +190,27 @@ def test_what_is_no_ciphertext_is_refused(key):
         hider.hide(np.array([1 << 20]), 21)
     with pytest.raises(CryptoError, match="longer key"):
         Fields.of(200, 170, masks=1)
+
+
+@CIPHERS
+def test_ciphertexts_that_are_no_units_are_refused(key):
+    """A multiple of a factor of n would be one in every product, whatever it is multiplied by."""
+    hider = Hider(key.public, 40, 1)
+    hidden = hider.hide(np.arange(5), VECTOR)
+    assert hider.check(hidden, (5,), "a test") is hidden
+    hidden[3] = to_words([key._p], hider.modulus.words)[0]
+    with pytest.raises(CryptoError, match="prime to n - in a test"):
+        hider.check(hidden, (5,), "a test")
+
+
+@CIPHERS
+def test_products_for_the_owner_of_the_key_are_not_hidden_by_powers_of_its_base(key, monkeypatch):
+    """Those are squares, so that a mark which is none would outlast them."""
+    hider = Hider(key.public, 40, 1)
+    fields = Fields.of(41, key.public.plaintext_bits)
+    p, signs = key._p, []
+    for randomiser in (hider._key_randomness, hider._randomiser):
+        monkeypatch.setattr(hider, "_randomiser", randomiser)
+        covered = (hider.cover(hider.hide(np.array([5]), 41), [0], fields) for _ in range(40))
+        signs.append({gmpy2.jacobi(from_words(one)[0], p) for one in covered})
+    assert [len(seen) for seen in signs] == [1, 2]

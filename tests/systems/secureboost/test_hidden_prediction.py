@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from marks import all_but_first_slow
 from systems.vertical.trained_models import at, grow, predict, split_table, take
-from treaty.crypto.additive.montgomery import from_words
+from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.errors import ConfigError, DataError, PeerProtocolError, TreatyError
 from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, decode_body
@@ -191,8 +191,8 @@ def test_decisions_stand_in_no_message_to_the_active_party():
 def products_of_kept(played, parts, tables):
     """Return each row's product of the ciphertexts its decisions keep, and what the only passive party sent back."""
     (key,), (station,) = received(played, "p1", "PredictionKey"), received(played, "p1", "Station")
-    n, g, _ = from_words(np.frombuffer(key.numbers.data, np.uint64).reshape(3, -1))
-    words = key.numbers.shape[1]
+    words = key.payload[0].shape[1]
+    n, g, *_ = from_words(np.frombuffer(key.payload[0].data, np.uint64).reshape(-1, words))
     radix = hidden_sums.Adder(hidden_prediction._read_key(key, "p0", BITS), 1)._key.modulus.radix
     (gains,), (totals,) = received(played, "p1", "EncryptedGains"), received(played, "p0", "EncryptedTotals")
     terms = np.frombuffer(gains.ciphertexts.data, np.uint64).reshape(*gains.ciphertexts.shape)
@@ -234,6 +234,17 @@ def test_sums_come_back_unrecognisable_to_the_owner_of_the_key(monkeypatch, blin
     np.testing.assert_array_equal(played.results["p0"], pooled(parts, some)[1])
     for modulus in (p, q):  # it works modulo its factors apart
         assert [a % modulus == b % modulus for a, b in zip(expected, back, strict=True)] == [not blinded] * 9
+
+
+def test_gains_that_are_no_units_are_not_valid():
+    """A multiple of a factor of n would be one in the row's sum, whatever it is multiplied by."""
+    key = hidden_prediction.generate_key(insecure_test_key_bits=BITS)
+    adder = hidden_sums.Adder(key.public, 1)
+    gains = key.encrypt(np.arange(6, dtype=np.uint64)[:, None], 1).reshape(2, 3, -1)
+    assert adder.valid(gains)
+    for factor in (key._p, key.public.n // key._p):
+        gains[1, 1] = to_words([factor], adder.words)[0]
+        assert not adder.valid(gains)
 
 
 def test_no_two_ciphertexts_sent_are_alike_and_sealed_ones_cannot_be_read(monkeypatch):
@@ -356,11 +367,13 @@ def tampering(role, step, change):
     return tampered
 
 
+def with_numbers(message, numbers):
+    return changed(message, payload=[Array.of(numbers), message.payload[1]])
+
+
 OF_ACTIVE = {
-    "key-too-short": ("PredictionKey", lambda m: changed(m, numbers=Array.of(np.full((3, 2), 5, np.uint64))),
-                      "at PredictionKey"),
-    "key-shape": ("PredictionKey", lambda m: changed(m, numbers=Array.of(np.zeros(3, np.uint64))),
-                  r"PredictionKey\.numbers"),
+    "key-too-short": ("PredictionKey", lambda m: with_numbers(m, np.full((147, 2), 5, np.uint64)), "at PredictionKey"),
+    "key-shape": ("PredictionKey", lambda m: with_numbers(m, np.zeros(3, np.uint64)), "public key - at PredictionKey"),
     "outputs": ("Station", lambda m: changed(m, outputs=9), "sums of 1 outputs"),
     "onwards-length": ("Station", lambda m: changed(m, onwards=Array.of(np.zeros(1, bool))), r"Station\.onwards"),
     "onwards-nobody": ("Station", lambda m: changed(m, onwards=Array.of(np.ones(m.fresh, bool))), "neighbour"),

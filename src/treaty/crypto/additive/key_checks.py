@@ -1,9 +1,9 @@
 """Checks of a public key that need none of its secrets; both ciphers rest on the factors of a modulus n.
 
 What passes is odd, of an accepted size, without small factors, neither prime nor a power, and its bases are units other
-than 1 modulo every factor; the base of the randomness is of no tiny order there. Whether n has exactly the promised
-factors, and the base the promised order, cannot be checked without these: an auditor who is shown them has
-`PrivateKey.unhidden` of either cipher.
+than 1 modulo every factor; the base of the randomness is of no tiny order there. What else is known of n the owner
+proves (`key_proofs`). The order of the base cannot be checked without the factors, so nothing rests on it but the
+owner's own secrets.
 
 References: Pohlig, Hellman, An Improved Algorithm for Computing Logarithms over GF(p) and Its Cryptographic
 Significance, IEEE Transactions on Information Theory 24, 1978.

@@ -3,7 +3,7 @@
 *Okamoto-Uchiyama*, with small subgroups: p = 2 u k + 1 and q = 2 v l + 1 for random primes u, v and random k, l. h is a
 random element of order u modulo p^2 and of order v modulo q. g must not be 1 + p, although decryption would be simplest
 then: gcd(g - 1, n) would be p. So g mod p^2 = (1 + p)^a w with random a and random w of order u, g mod q random in <h
-mod q>.
+mod q>. One of p and q is 3, the other 7 modulo 8, as the proofs need that go with a key (`key_proofs`).
 
 *Paillier*, without: p = 2 u k + 1 and q = 2 v l + 1 for four distinct random primes, k and l of 64 bits. Then the
 squares modulo n form a cyclic group of order u k v l, and it is easy to test whether a random square h generates it.
@@ -23,6 +23,7 @@ import gmpy2
 from treaty.crypto import parameters
 from treaty.crypto.additive import paillier
 from treaty.crypto.additive.key_checks import check_key_size
+from treaty.crypto.additive.key_proofs import prove_okamoto_uchiyama, prove_paillier
 from treaty.crypto.additive.okamoto_uchiyama import PrivateKey, PublicKey
 
 
@@ -33,10 +34,10 @@ def generate_key(
     bits = bits if insecure_test_key_bits is None else insecure_test_key_bits
     check_key_size(bits, insecure_test_key_bits)
     while True:
-        p, u = _prime_with_subgroup(bits // 3)
-        q, v = _prime_with_subgroup(bits - 2 * (bits // 3))
+        p, u = _prime_with_subgroup(bits // 3, 3)
+        q, v = _prime_with_subgroup(bits - 2 * (bits // 3), 7)
         p2, n = p * p, p * p * q
-        if p == q or u == v or n.bit_length() != bits:
+        if u == v or n.bit_length() != bits or (p - 1) % q == 0 or (q - 1) % p == 0:
             continue
         h_p = _element_of_order(u, p * (p - 1), p2)
         h_q = _element_of_order(v, q - 1, q)
@@ -46,7 +47,8 @@ def generate_key(
         inverse = pow(p2, -1, q)
         g, h = (x + p2 * ((y - x) * inverse % q) for x, y in ((g_p, g_q), (h_p, h_q)))
         subgroup = u.bit_length() + v.bit_length()
-        public = PublicKey(n, g, h, subgroup, insecure_test_key_bits=insecure_test_key_bits)
+        proof = prove_okamoto_uchiyama(n, g, h, p, q, a)
+        public = PublicKey(n, g, h, subgroup, proof, insecure_test_key_bits=insecure_test_key_bits)
         return PrivateKey(p, q, u, v, a, public)
 
 
@@ -57,44 +59,45 @@ def generate_paillier_key(
     bits = bits if insecure_test_key_bits is None else insecure_test_key_bits
     check_key_size(bits, insecure_test_key_bits)
     while True:
-        p, u, k = _prime_without_small_subgroups(bits // 2)
-        q, v, l = _prime_without_small_subgroups(bits - bits // 2)
+        p, u, k = _prime_without_small_subgroups(bits // 2, 3)
+        q, v, l = _prime_without_small_subgroups(bits - bits // 2, 7)
         n = p * q
         if len({u, k, v, l}) < 4 or n.bit_length() != bits:
             continue
         h = pow(2 + secrets.randbelow(n - 2), 2, n)
         orders = ((p, u), (p, k), (q, v), (q, l))
         if all(pow(h, order, prime) not in (0, 1) for prime, order in orders):
-            public = paillier.PublicKey(n, h, insecure_test_key_bits=insecure_test_key_bits)
-            return paillier.PrivateKey(p, q, k, l, public)
+            proof = prove_paillier(n, h, p, q)
+            public = paillier.PublicKey(n, h, proof, insecure_test_key_bits=insecure_test_key_bits)
+            return paillier.PrivateKey(p, q, public)
 
 
-def _prime_without_small_subgroups(bits: int) -> tuple[int, int, int]:
-    """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits) and the primes u, k."""
+def _prime_without_small_subgroups(bits: int, residue: int) -> tuple[int, int, int]:
+    """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits), 3 or 7 modulo 8, and the primes u, k."""
     small = min(parameters.PAILLIER_SMALL_PRIME_BITS, bits // parameters.PAILLIER_INSECURE_SMALL_PRIME_SHARE)
     u = _random_prime(bits - small)
     while True:
-        p, k = _candidate(bits, u, odd=True)
+        p, k = _candidate(bits, u, residue)
         if gmpy2.is_prime(k, parameters.PRIMALITY_ROUNDS) and gmpy2.is_prime(p, parameters.PRIMALITY_ROUNDS):
             return p, u, k
 
 
-def _prime_with_subgroup(bits: int) -> tuple[int, int]:
-    """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits) and the prime u."""
+def _prime_with_subgroup(bits: int, residue: int) -> tuple[int, int]:
+    """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits), 3 or 7 modulo 8, and the prime u."""
     order_bits = parameters.OU_SUBGROUP_PRIME_BITS
     if bits < 2 * order_bits:  # a test key
         order_bits = bits // parameters.OU_INSECURE_SUBGROUP_SHARE
     u = _random_prime(order_bits)
     while True:
-        p, _ = _candidate(bits, u)
+        p, _ = _candidate(bits, u, residue)
         if gmpy2.is_prime(p, parameters.PRIMALITY_ROUNDS):
             return p, u
 
 
-def _candidate(bits: int, u: int, odd: bool = False) -> tuple[int, int]:
-    """Draw p = 2 u k + 1 in [7/8 2^bits, 2^bits), and k."""
+def _candidate(bits: int, u: int, residue: int) -> tuple[int, int]:
+    """Draw p = 2 u k + 1 in about [7/8 2^bits, 2^bits), 3 or 7 modulo 8 for an odd u, and k."""
     lowest, highest = (7 << (bits - 3)) // (2 * u) + 1, (1 << bits) // (2 * u)
-    k = lowest + secrets.randbelow(highest - lowest) | odd
+    k = (lowest + secrets.randbelow(highest - lowest)) // 4 * 4 + residue // 2 * u % 4
     return 2 * u * k + 1, k
 
 

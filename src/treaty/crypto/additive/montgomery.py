@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -155,33 +156,55 @@ class Modulus:
         concurrently(work, pieces(len(pairs), 2), threads)
         return out
 
+    def are_units(self, packed: Words, threads: int) -> bool:
+        """Tell whether every packed number is at least 1, below n and prime to n, by their product's divisor."""
+        if not self.in_range(packed):
+            return False
+        parts = pieces(len(packed), max(1, -(-len(packed) // threads)))
+        products = np.empty((len(parts), self.words), np.uint64)
+
+        def work(at: int) -> None:
+            index = np.arange(parts[at].start, parts[at].stop, dtype=np.int32)
+            self.segment_products(packed, index, np.array([0, len(index)]), products[at : at + 1])
+
+        concurrently(work, range(len(parts)), threads)
+        return all(gmpy2.gcd(product, self.value) == 1 for product in from_words(products))
+
     def in_range(self, packed: Words) -> bool:
         """Tell whether every packed number is at least 1 and below n."""
         return bool(kernels.all_in_range(_raw(packed), len(packed), self._constants))
 
 
-class FixedBase:
-    """Powers of one base from a table: one product per `window` bits of the exponent (Brickell et al.).
+class FixedBases:
+    """Products of powers of bases from a table: one product per `window` bits of the exponents (Brickell et al.).
 
-    The table has ceil(exponent_bits / window) 2^window numbers. Which entries are read shows in the cache, so a hostile
-    program on the same machine could learn exponents.
+    `bases` (k, width) are Montgomery working forms; each takes `windows` windows of an exponent, the first the lowest.
+    The table has k windows 2^window numbers. Which entries are read shows in the cache, so a hostile program on the
+    same machine could learn exponents.
 
     References: Brickell, Gordon, McCurley, Wilson, Fast Exponentiation with Precomputation, EUROCRYPT 1992.
     """
 
-    def __init__(self, modulus: Modulus, base: int, exponent_bits: int, window: int) -> None:
+    def __init__(self, modulus: Modulus, bases: Words, windows: int, window: int) -> None:
         self._modulus, self._window = modulus, window
-        windows, entries = -(-exponent_bits // window), 1 << window
-        self._table = aligned(windows * entries * modulus.width)
-        start = modulus.montgomery([base])[0].copy()
-        kernels.fixed_base_table(start, self._table, entries, modulus.one, modulus._constants)
+        entries = 1 << window
+        self._table = aligned(len(bases) * windows * entries * modulus.width)
+        for base, table in zip(bases, self._table.reshape(len(bases), -1), strict=True):
+            kernels.fixed_base_table(base.copy(), table, entries, modulus.one, modulus._constants)
 
     def power(self, exponents: Words) -> Words:
-        """Raise the base to the power of each row, uint64 (rows, limbs) little-endian; working Montgomery forms."""
+        """Return the product of powers of each row, uint64 (rows, limbs) little-endian; working Montgomery forms."""
         out = self._modulus.empty(len(exponents))
         flat = np.ascontiguousarray(exponents).reshape(-1)
         kernels.fixed_base_rows(self._table, flat, self._window, out.reshape(-1), self._modulus._constants)
         return out
+
+
+class FixedBase(FixedBases):
+    """Powers of one base, an integer, to exponents of at most `exponent_bits`."""
+
+    def __init__(self, modulus: Modulus, base: int, exponent_bits: int, window: int) -> None:
+        super().__init__(modulus, modulus.montgomery([base]), -(-exponent_bits // window), window)
 
 
 def aligned(words: int, zeroed: bool = False) -> Words:

@@ -1,6 +1,6 @@
 """The Okamoto-Uchiyama cipher with small subgroups, on many numbers at once.
 
-    n = p^2 q,   c = g^m h^r mod n,   c^u mod p^2 = 1 + a m u p      (m < 2^{|n|/3 - 2})
+    n = p^2 q,   c = g^m h^r mod n,   c^{p-1} mod p^2 = 1 + a m (p - 1) p      (m < 2^{|n|/3 - 2})
 
 The product of ciphertexts encrypts the sum of the messages. u and v are 256-bit primes with u | p - 1 and v | q - 1; h
 has order u v; g mod p^2 = (1 + p)^a w, where w has order u, and g mod q lies in <h mod q>. g = 1 + p would do for
@@ -11,10 +11,10 @@ decryption, but then gcd(g - 1, n) = p: the factor w hides p in the public key.
   ciphertexts for an adversary gives the key away, so decrypted values are used and never sent back.
 * *Who learns what.* From the public key and ciphertexts: nothing about messages. The key's owner learns the
   message *and* works modulo p and q apart, so a returned ciphertext shows it which of its own ciphertexts
-  were multiplied, unless it is re-randomised by h^r with r as long as the order of h plus 80 bits.
+  were multiplied, unless it is multiplied by a random n-th power (`randomiser`): h^r hides nothing from an owner who
+  chose h, or marked its ciphertexts outside of what h generates.
 * *Key-owner encryption* computes c mod p^2 = (1 + a m p) h^{r_u} and c mod q = h^{r_v} from tables, with
-  r_u, r_v exactly uniform modulo u and v: then c is distributed as g^m h^r with r uniform modulo u v. c mod q
-  must stay in <h mod q>; uniform in all of Z_q* it could not be hidden by any h^r.
+  r_u, r_v exactly uniform modulo u and v: then c is distributed as g^m h^r with r uniform modulo u v.
 
 Ciphertexts are *packed Montgomery forms* modulo n (see `montgomery`), so that the receiver multiplies them as received.
 Time does not depend on messages, but table look-ups with secret indices show in the cache.
@@ -25,13 +25,15 @@ Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Let
 
 from __future__ import annotations
 
-import gmpy2
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import concurrently, pieces
 from treaty.crypto import parameters
 from treaty.crypto.additive.key_checks import check_base, check_messages, check_modulus, check_order
+from treaty.crypto.additive.key_proofs import OKAMOTO_UCHIYAMA_NUMBERS, check_okamoto_uchiyama
 from treaty.crypto.additive.montgomery import FixedBase, Modulus, from_words, to_words
 from treaty.crypto.additive.residues import PrimeSquare, Residues
 from treaty.crypto.keystream import Keystream
@@ -49,12 +51,19 @@ class PublicKey:
     """A public key, checked as far as possible without the factors; CryptoError if too short or not well formed.
 
     `subgroup_bits` is 2 * 256 when the owner states that h has order u v below 2^512, else 0 (order unknown). Messages
-    are below 2^{plaintext_bits - 2}; `randomness_bits` is the length of an exponent r that hides a ciphertext from the
-    key's owner too.
+    are below 2^{plaintext_bits - 2}; `randomness_bits` is the length of an exponent r with which h^r hides a message
+    from others than the owner. `proof` is the owner's of `key_proofs`, which `from_payload` checks.
     """
 
     def __init__(
-        self, n: int, g: int, h: int, subgroup_bits: int, *, insecure_test_key_bits: int | None = None
+        self,
+        n: int,
+        g: int,
+        h: int,
+        subgroup_bits: int,
+        proof: Sequence[int] = (),
+        *,
+        insecure_test_key_bits: int | None = None,
     ) -> None:
         check_modulus(n, insecure_test_key_bits)
         full = 2 * parameters.OU_SUBGROUP_PRIME_BITS
@@ -63,7 +72,7 @@ class PublicKey:
         check_base("g", g, n)
         check_base("h", h, n)
         check_order("h", h, n)
-        self.n, self.g, self.h, self.subgroup_bits = n, g, h, subgroup_bits
+        self.n, self.g, self.h, self.subgroup_bits, self._proof = n, g, h, subgroup_bits, list(proof)
         self.plaintext_bits = n.bit_length() // 3
         order_bits = subgroup_bits or -(-2 * n.bit_length() // 3)
         self.randomness_bits = order_bits + parameters.STATISTICAL_BITS
@@ -76,14 +85,21 @@ class PublicKey:
 
     @classmethod
     def from_payload(cls, payload: Payload, insecure_test_key_bits: int | None = None) -> PublicKey:
-        """Read a key from uint64 (3, words) n, g, h and int64 (1,) subgroup_bits; CryptoError as the constructor."""
-        check_payload(payload, "the public key", (np.uint64, (3, None)), (np.int64, (1,)))
-        n, g, h = from_words(payload[0])
-        return cls(n, g, h, int(payload[1][0]), insecure_test_key_bits=insecure_test_key_bits)
+        """Read a key from uint64 (numbers, words) n, g, h and its proof, and int64 (1,) subgroup_bits.
+
+        CryptoError as the constructor, or if the proof does not hold.
+        """
+        shape = (3 + OKAMOTO_UCHIYAMA_NUMBERS, None)
+        check_payload(payload, "the public key", (np.uint64, shape), (np.int64, (1,)))
+        n, g, h, *proof = from_words(payload[0])
+        key = cls(n, g, h, int(payload[1][0]), proof, insecure_test_key_bits=insecure_test_key_bits)
+        check_okamoto_uchiyama(n, g, h, proof)
+        return key
 
     def to_payload(self) -> Payload:
         """Return what `from_payload` reads."""
-        return [to_words([self.n, self.g, self.h], self.modulus.words), np.array([self.subgroup_bits], np.int64)]
+        numbers = to_words([self.n, self.g, self.h, *self._proof], self.modulus.words)
+        return [numbers, np.array([self.subgroup_bits], np.int64)]
 
 
 class PrivateKey:
@@ -92,9 +108,14 @@ class PrivateKey:
     def __init__(self, p: int, q: int, u: int, v: int, a: int, public: PublicKey) -> None:
         self.public = public
         self._p, self._q, self._u, self._v = p, q, u, v
-        order_bits = u.bit_length()
         self._square = PrimeSquare(
-            public.modulus, p, factor=a, base=public.h, order_bits=order_bits, exponent=u, window=_OWNER_WINDOW
+            public.modulus,
+            p,
+            factor=a,
+            base=public.h,
+            order_bits=u.bit_length(),
+            exponent=p - 1,  # not u: others re-randomise by any n-th power
+            window=_OWNER_WINDOW,
         )
         self._mod_q = Residues(public.modulus, q)
         self._powers_q = FixedBase(self._mod_q.modulus, public.h % q, v.bit_length(), _OWNER_WINDOW)
@@ -123,26 +144,3 @@ class PrivateKey:
         parts = pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME)
         results = concurrently(lambda rows: self._square.decrypt(ciphertexts[rows]), parts, threads)
         return to_words([m for part in results for m in part], -(-self._p.bit_length() // 64))
-
-    def unhidden(self, ciphertexts: Words, threads: int) -> NDArray[np.bool_]:
-        """Tell which ciphertexts re-randomisation does not hide, as an auditor who is shown the factors: bool (rows,).
-
-        True where the ciphertext is not (1 + p)^x h^r modulo p^2 and h^s modulo q for any x, r and s (as u and v are
-        different primes, those parts of h are independent of each other). h^r covers what h generates; outside of that
-        an owner may mark its rows and recognise the marks in every answer: modulo q, where there is no message, or of
-        other orders than u modulo p^2. CryptoError if p, q, u and v are not what the class says, or h^r is too short
-        for the order of h.
-        """
-        h, n, p, q, u, v = self.public.h, self.public.n, self._p, self._q, self._u, self._v
-        primes = u != v and all(gmpy2.is_prime(x, parameters.PRIMALITY_ROUNDS) for x in (p, q, u, v))
-        if not primes or p * p * q != n or gmpy2.powmod(h, u, p * p) != 1 or gmpy2.powmod(h, v, q) != 1:
-            raise CryptoError("expected primes with n = p^2 q and orders u, v of h, got others - in the private key")
-        order_bits, covered = u.bit_length() + v.bit_length(), self.public.randomness_bits - parameters.STATISTICAL_BITS
-        if order_bits > covered:
-            raise CryptoError(f"expected an order of h of {covered} bits, got {order_bits} - in the private key")
-
-        def part(rows: slice) -> NDArray[np.bool_]:
-            return self._square.order_divides(ciphertexts[rows], u) & self._mod_q.order_divides(ciphertexts[rows], v)
-
-        hidden = concurrently(part, pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME), threads)
-        return ~np.concatenate([np.empty(0, np.bool_), *hidden])

@@ -45,13 +45,6 @@ class Residues:
             total = own.add(total, own.multiply(own.unpack(part), weight))
         return total
 
-    def order_divides(self, packed: Words, exponent: int) -> NDArray[np.bool_]:
-        """Tell whether x^exponent = 1 mod d, of packed Montgomery forms of x modulo N."""
-        own = self.modulus
-        powers = own.pack(own.power(self.reduce(packed), exponent))
-        same: NDArray[np.bool_] = (powers == own.pack(own.one[np.newaxis].copy())).all(axis=1)
-        return same
-
     def lift(self, rows: Words) -> Words:
         """Convert working Montgomery forms modulo d to those modulo N of x mod d, 0 mod N / d."""
         return self._whole.multiply(self._whole.adopt(rows, self.modulus), self._join)
@@ -80,10 +73,6 @@ class PrimeSquare:
         scaled = own.multiply(own.unpack(messages[:, : own.words]), self._factor)
         linear = own.add(scaled, own.one[np.newaxis].copy())
         return self.residues.lift(own.multiply(self._powers.power(exponents), linear))
-
-    def order_divides(self, ciphertexts: Words, order: int) -> NDArray[np.bool_]:
-        """Tell whether ciphertexts are (1 + f m p) x where the order of x modulo p^2 divides `order`, prime to p."""
-        return self.residues.order_divides(ciphertexts, order * self._prime)
 
     def decrypt(self, ciphertexts: Words) -> list[int]:
         """Return messages modulo p of packed Montgomery forms modulo N; CryptoError if something is no ciphertext."""

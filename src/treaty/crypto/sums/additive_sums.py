@@ -5,10 +5,10 @@ A server multiplies ciphertexts per bin, packs k sums into each answer ciphertex
 * *Assumption*: honest-but-curious parties and the security of the cipher (see `okamoto_uchiyama`, `paillier`).
 * *Server learns*: which sampled rows are in which node; nothing about gradients beyond their public bounds.
 * *Client learns*: sums and count of every bin in every node it asked about, the fullest bin of each column over
-  the whole table, and no more: answers are multiplied by w^r with full-length r, so the randomness of its own
-  ciphertexts does not show which of them went into a bin (docs/secureboost.md). Crafted gradients can still make
-  sums reveal single rows, which no additive cipher prevents; crafted randomness or an h of smooth order can
-  outlast w^r. `AdditiveSumsClient.decrypt_rows` shows either to an auditor who is given the key in a dispute.
+  the whole table, and no more: answers are multiplied by n-th powers that the server draws (`randomiser`), which hide
+  what went into a bin but for its sum, whatever the client built into its key, whose form it proves (`key_proofs`), or
+  into its ciphertexts, which must be units. Crafted gradients can still make sums reveal single rows, which no additive
+  cipher prevents; `AdditiveSumsClient.decrypt_rows` shows them to an auditor who is given the key in a dispute.
 * *Both* see how many sums an answer holds and how long it took.
 
 Not sent: each column's fullest bin over the table (the node's total less the others), bins empty in a node (a bit map
@@ -23,8 +23,9 @@ answer        uint8 (nodes, ceil(slots / 8)) bit map of slots sent; uint64 (ciph
 ============  ==========================================================================================
 
 Memory beyond the payloads, however many columns there are: a server makes 64 MB of products at a time (up to three
-copies while they are sorted), and per thread those of joint cells, fewer than the level's rows; up to 32 MB of factors
-are made ahead. It keeps a label of one to four bytes per row and top group of columns.
+copies while they are sorted), and per thread those of joint cells, fewer than the level's rows. Powers of the factors'
+bases take 18 MB under a 3072-bit Okamoto-Uchiyama key (34 MB under Paillier), factors made ahead up to 32 MB. It keeps
+a label of one to four bytes per row and top group of columns.
 
 References: Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al., SecureBoost+, arXiv 2110.10927.
 """
@@ -72,7 +73,6 @@ class AdditivePrivateKey(Protocol):
     def public(self) -> AdditivePublicKey: ...  # noqa: D102
     def encrypt(self, messages: Words, threads: int) -> Words: ...  # noqa: D102
     def decrypt(self, ciphertexts: Words, threads: int) -> Words: ...  # noqa: D102
-    def unhidden(self, ciphertexts: Words, threads: int) -> NDArray[np.bool_]: ...  # noqa: D102
 
 
 class AdditiveSumsClient:
@@ -113,21 +113,13 @@ class AdditiveSumsClient:
     def decrypt_rows(self, payload: Payload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Decrypt a payload of `begin_tree`, for an auditor who is shown the key: int64 grad and hess (m,), to compare.
 
-        CryptoError if something is not a row within the job's bounds, or its randomness, or the key's base of
-        randomness, is such that re-randomisation does not hide it: then it was not made by `begin_tree`. Says how many
-        rows.
+        CryptoError if something is not a row within the job's bounds: then it was not made by `begin_tree`.
         """
         modulus, what = self._key.public.modulus, "the ciphertexts of a tree"
         check_payload(payload, what, (np.uint8, (None, 8 * modulus.words)))
         ciphertexts = payload[0].view(np.uint64)
         if not modulus.in_range(ciphertexts):
             raise CryptoError(f"a ciphertext is not in range - in {what}")
-        unhidden = int(self._key.unhidden(ciphertexts, self._threads).sum())
-        if unhidden:
-            raise CryptoError(
-                f"expected randomness that h generates, got other in {unhidden} of {len(ciphertexts)} rows, which their"
-                f" maker recognises in every answer - in {what}"
-            )
         grad, hess = np.empty(len(ciphertexts), np.int64), np.empty(len(ciphertexts), np.int64)
         for part in pieces(len(ciphertexts), _OPENED_AT_A_TIME):
             plaintexts = self._key.decrypt(ciphertexts[part], self._threads)
@@ -213,7 +205,7 @@ class AdditiveSumsServer:
         self._factors: ReadyFactors | None = None
         if rerandomise:
             one_node = len(self._packing.group_starts(int(offsets[-1]))) - 1
-            self._factors = ReadyFactors(Randomiser(key), one_node)
+            self._factors = ReadyFactors(Randomiser(key, threads), one_node)
             weakref.finalize(self, self._factors.stop)
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
@@ -228,8 +220,8 @@ class AdditiveSumsServer:
             raise CryptoError(f"expected at most {self._packing.bounds.n_rows} rows, got {len(rows)}")
         if len(rows) and not 0 <= rows.min() <= rows.max() < self._table_rows:
             raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
-        if not self._modulus.in_range(ciphertexts):
-            raise CryptoError("a ciphertext is not in range - at the start of a tree")
+        if not self._modulus.are_units(ciphertexts, self._threads):
+            raise CryptoError("a ciphertext is not in range or not prime to n - at the start of a tree")
         self._ciphertexts, self._rows = ciphertexts, rows.copy()
         self._begin(features)
 
@@ -292,7 +284,7 @@ class AdditiveSumsServer:
         return positions, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def _compress(self, products: Words) -> Words:
-        """Put k sums into each ciphertext (SecureBoost+, section 4), times w^r with full-length r."""
+        """Put k sums into each ciphertext (SecureBoost+, section 4), times a random n-th power each."""
         starts, modulus = self._packing.group_starts(len(products)), self._modulus
         count = len(starts) - 1
         if self._factors:

@@ -96,8 +96,8 @@ class BlindSumsServer(AdditiveSumsServer):
             raise CryptoError("expected begin_tree before a query")
         nodes, n_rows = self.nodes_of(query), self._table_rows
         self._ciphertexts = query[0].reshape(nodes * n_rows, -1).view(np.uint64)
-        if not self._modulus.in_range(self._ciphertexts):
-            raise CryptoError("a ciphertext is not in range - in a query")
+        if not self._modulus.are_units(self._ciphertexts, self._threads):
+            raise CryptoError("a ciphertext is not in range or not prime to n - in a query")
         self._rows = np.tile(np.arange(n_rows, dtype=np.int32), nodes)
         try:
             return super().answer([np.repeat(np.arange(nodes, dtype=np.uint8), n_rows), np.array([nodes], np.int32)])

@@ -10,7 +10,8 @@ There are two ways to X^T v; in both, the owner of the matrix X never sees v, no
 
 Integers are signed and stored as x + 2^(bits - 1) in plaintexts, so that fields never borrow from each other. A masked
 field holds a value below 2^b and a mask uniform below 2^(b + 80) in b + 82 bits: what is opened reveals at most 2^-80
-(total variation) of the value. Everything that leaves its maker is multiplied by w^r with full-length r.
+(total variation) of the value. What goes back to the key's owner is multiplied by random n-th powers (`randomiser`),
+which hide from it what was multiplied; fresh ciphertexts for others (`hide`) have w^r with full-length r.
 
 Fields leave the highest 80 bits of a plaintext free, and `Fields.part` refuses a plaintext that has any of them: under
 Okamoto-Uchiyama a message m above p comes back as m mod p, and gcd(m - (m mod p), n) would be p. So a sender would have
@@ -37,7 +38,7 @@ from numpy.typing import NDArray
 from treaty.compute import concurrently, pieces
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.montgomery import FixedBase, Modulus, from_words, to_words
-from treaty.crypto.additive.randomiser import Randomiser
+from treaty.crypto.additive.randomiser import KeyRandomness, Randomiser
 from treaty.crypto.parameters import STATISTICAL_BITS
 from treaty.crypto.payload import check_payload
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey
@@ -125,7 +126,8 @@ class Hider:
         self.modulus: Modulus = key.modulus
         self.plaintext_bits = key.plaintext_bits
         self._threads, self._bits = threads, message_bits
-        self._randomiser = Randomiser(key)
+        self._randomiser = Randomiser(key, threads)
+        self._key_randomness = KeyRandomness(key)
         if isinstance(key, okamoto_uchiyama.PublicKey):
             self._powers: FixedBase | None = FixedBase(key.modulus, key.g, message_bits, _WINDOW)
         else:
@@ -137,17 +139,28 @@ class Hider:
         shifted = (check_range(values, bits) + (1 << (bits - 1))).astype(np.uint64)
         return self.hide_words(shifted[:, np.newaxis])
 
-    def hide_words(self, messages: Words, factors: Words | None = None) -> Words:
-        """Encrypt non-negative numbers, little-endian words (n, limbs), times packed `factors` (n, words) if given."""
+    def hide_words(self, messages: Words) -> Words:
+        """Encrypt non-negative numbers, little-endian words (n, limbs), for others than the key's owner."""
+        return self._with_randomness(messages, self._key_randomness)
+
+    def add_words(self, products: Words, messages: Words) -> Words:
+        """Add non-negative numbers, little-endian words (n, limbs), to ciphertexts (n, words) for the key's owner.
+
+        It does not see of which ciphertexts these are the products.
+        """
+        return self._with_randomness(messages, self._randomiser, products)
+
+    def _with_randomness(
+        self, messages: Words, randomness: KeyRandomness | Randomiser, products: Words | None = None
+    ) -> Words:
         modulus = self.modulus
         out = np.empty((len(messages), modulus.words), np.uint64)
-        exponents = self._randomiser.exponents(len(messages))
+        exponents = randomness.exponents(len(messages))
 
         def chunk(rows: slice) -> None:
-            made = self._randomiser.factors(exponents[rows])
-            made = modulus.multiply(made, self._message(messages[rows]))
-            if factors is not None:
-                made = modulus.multiply(made, modulus.unpack(factors[rows]))
+            made = modulus.multiply(randomness.factors(exponents[rows]), self._message(messages[rows]))
+            if products is not None:
+                made = modulus.multiply(made, modulus.unpack(products[rows]))
             out[rows] = modulus.pack(made)
 
         concurrently(chunk, pieces(len(messages), _CHUNK), self._threads)
@@ -214,7 +227,7 @@ class Hider:
         modulus, starts = self.modulus, fields.starts(len(added))
         ones = np.repeat(modulus.one[np.newaxis], len(starts) - 1, axis=0)
         joined = modulus.horner(np.ascontiguousarray(ciphertexts), starts, fields.width, ones)
-        return self.hide_words(self._words(fields.join(added)), joined)
+        return self.add_words(joined, self._words(fields.join(added)))
 
     def _words(self, numbers: Sequence[int]) -> Words:
         return to_words(numbers, -(-self._bits // 64))
@@ -222,8 +235,8 @@ class Hider:
     def check(self, ciphertexts: Words, shape: tuple[int, ...], what: str) -> Words:
         """Return ciphertexts, uint64 (*shape, words); CryptoError if they are anything else."""
         check_payload([ciphertexts], what, (np.uint64, (*shape, self.modulus.words)))
-        if not self.modulus.in_range(ciphertexts.reshape(-1, self.modulus.words)):
-            raise CryptoError(f"a ciphertext is not in range - in {what}")
+        if not self.modulus.are_units(ciphertexts.reshape(-1, self.modulus.words), self._threads):
+            raise CryptoError(f"a ciphertext is not in range or not prime to n - in {what}")
         return ciphertexts
 
 
@@ -257,7 +270,7 @@ class HiddenMatrix:
         offset, half = 1 << (self._weight_bits - 1), 1 << (self.fields.bits - 1)
         less = half - offset * sum(shifted.tolist())
         fields = self.fields.join([less + number for number in added])
-        return self._hider.hide_words(self._hider._words(fields), products)
+        return self._hider.add_words(products, self._hider._words(fields))
 
 
 def product_bits(rows: int, weight_bits: int, vector_bits: int) -> int:

@@ -49,7 +49,6 @@ from numpy.typing import NDArray
 from treaty.compute import pieces
 from treaty.crypto import parameters
 from treaty.crypto.additive.key_generation import generate_key
-from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.additive.okamoto_uchiyama import PrivateKey, PublicKey
 from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
@@ -74,6 +73,7 @@ from treaty.systems.secureboost.hidden_terms import (
 )
 from treaty.systems.system import Seat
 from treaty.systems.vertical.decisions import Finish, check_present, decidable
+from treaty.systems.vertical.encrypted_columns import pack, unpack
 from treaty.trees.ensemble import SplitTable
 
 BATCH_BYTES = 16 << 20
@@ -92,10 +92,9 @@ class ChainKey(Message):
 
 
 class PredictionKey(Message):
-    """The Okamoto-Uchiyama public key: n, g, h as uint64 (3, words), and the bits of the order of h."""
+    """The Okamoto-Uchiyama public key, uint64 (numbers, words) and int64 (1,); see `PublicKey.from_payload`."""
 
-    numbers: Array
-    subgroup_bits: int
+    payload: list[Array]
 
 
 class Station(Message):
@@ -183,7 +182,7 @@ def hidden_active(seat: Seat) -> NDArray[np.float64]:
     key = generate_key(bits, insecure_test_key_bits=seat.options.insecure_test_key_bits)
     for name, records in zip(forest.sources, used, strict=True):
         if name != party.name and len(records):
-            party.send(name, _announce(key.public))
+            party.send(name, PredictionKey(pack(key.public.to_payload())))
 
     n_outputs, exponent = forest.objective.n_outputs, fixed_point(trees)
     groups = pieces(n_outputs, fields_of(key.public)) if trees else []  # of outputs whose sums share plaintexts
@@ -215,10 +214,6 @@ class _OutputGroup:
 
 def _public(part: ModelPart, table: Table) -> dict[str, Term]:
     return {"model": part.model_id, "rows to predict": table.n_rows, "he_inference": True}
-
-
-def _announce(key: PublicKey) -> PredictionKey:
-    return PredictionKey(Array.of(to_words([key.n, key.g, key.h], key.modulus.words)), key.subgroup_bits)
 
 
 def _send_stations(
@@ -352,10 +347,9 @@ def hidden_passive(seat: Seat) -> None:
 
 
 def _read_key(message: PredictionKey, active: str, insecure_test_key_bits: int | None) -> PublicKey:
-    numbers = view(message.numbers, np.uint64, (3, None), peer=active, what="PredictionKey.numbers")
-    n, g, h = from_words(numbers)
+    payload = unpack(message.payload, active, "PredictionKey")
     try:
-        key = PublicKey(n, g, h, message.subgroup_bits, insecure_test_key_bits=insecure_test_key_bits)
+        key = PublicKey.from_payload(payload, insecure_test_key_bits)
         fields_of(key)
     except CryptoError as error:
         raise PeerProtocolError(active, f"{error} - at PredictionKey from {active}") from None
@@ -410,7 +404,7 @@ class _StationWork:
                 party.send(active, EncryptedTotals(Array.of(totals)))
             else:
                 following = np.concatenate([sums[:, None], passing], axis=1).reshape(-1, adder.words)
-                box = self._after.seal(adder.blind(following).astype("<u8").tobytes(), f"{number}:{first}")
+                box = self._after.seal(adder.freshen(following).astype("<u8").tobytes(), f"{number}:{first}")
                 party.send(active, SealedTerms(Array.of(np.frombuffer(box, np.uint8))))
             first = rows.stop
 
@@ -434,7 +428,9 @@ class _StationWork:
                 raise PeerProtocolError(active, f"{error} - at EncryptedGains.box from {active}") from None
             came = np.frombuffer(content, "<u8").astype(np.uint64).reshape(n, 1 + passed, adder.words)
         if not adder.valid(fresh) or not adder.valid(came):
-            raise PeerProtocolError(active, f"expected ciphertexts in [1, n) - at EncryptedGains from {active}")
+            raise PeerProtocolError(
+                active, f"expected ciphertexts in [1, n), prime to n - at EncryptedGains from {active}"
+            )
         return came[:, :1], np.concatenate([came[:, 1:], fresh], axis=1)
 
     def _kept(self, sides: NDArray[np.bool_]) -> NDArray[np.bool_]:

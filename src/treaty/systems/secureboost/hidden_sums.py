@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import concurrently, pieces
 from treaty.crypto.additive.okamoto_uchiyama import PublicKey
-from treaty.crypto.additive.randomiser import Randomiser
+from treaty.crypto.additive.randomiser import KeyRandomness, Randomiser
 from treaty.errors import CryptoError
 from treaty.systems.secureboost.hidden_terms import FIELD_BITS, NO_GAIN
 
@@ -34,15 +34,15 @@ class Adder:
     def __init__(self, key: PublicKey, threads: int) -> None:
         self._key, self.threads = key, threads
         self.words, self.fields = key.modulus.words, fields_of(key)
-        self._randomiser = Randomiser(key)
+        self._randomiser, self._key_randomness = Randomiser(key, threads), KeyRandomness(key)
 
     def one(self, n_rows: int) -> Words:
         """Return the empty product, an encryption of 0, for each row, uint64 (n_rows, 1, words)."""
         return np.repeat(self._packed(1)[None], n_rows, axis=0)
 
     def valid(self, ciphertexts: Words) -> bool:
-        """Whether all of them, uint64 (..., words), are in [1, n)."""
-        return self._key.modulus.in_range(ciphertexts.reshape(-1, self.words))
+        """Whether all of them, uint64 (..., words), are in [1, n) and prime to n."""
+        return self._key.modulus.are_units(ciphertexts.reshape(-1, self.words), self.threads)
 
     def select(
         self, sums: Words, terms: Words, kept: NDArray[np.bool_], onwards: NDArray[np.bool_], n_outputs: int
@@ -72,17 +72,26 @@ class Adder:
         concurrently(multiply, pieces(n_rows, _ROWS), self.threads)
         return products, stacked[chosen[:, onwards]]
 
-    def blind(self, ciphertexts: Words, together: int = 1, bits: int = 1) -> Words:
-        """Merge every `together` ciphertexts into one, and re-randomise by full h^r.
+    def blind(self, ciphertexts: Words, together: int, bits: int) -> Words:
+        """Merge every `together` ciphertexts into one for the key's owner, each times a random n-th power.
 
         Takes uint64 (n, words), returns uint64 (ceil(n / together), words); the merged plaintexts lie `bits` apart, the
         first highest.
         """
+        return self._with_randomness(ciphertexts, together, bits, self._randomiser)
+
+    def freshen(self, ciphertexts: Words) -> Words:
+        """Re-randomise ciphertexts, uint64 (n, words), for another party without the key, by full h^r."""
+        return self._with_randomness(ciphertexts, 1, 1, self._key_randomness)
+
+    def _with_randomness(
+        self, ciphertexts: Words, together: int, bits: int, randomness: KeyRandomness | Randomiser
+    ) -> Words:
         starts = np.minimum(np.arange(-(-len(ciphertexts) // together) + 1) * together, len(ciphertexts))
-        exponents = self._randomiser.exponents(len(starts) - 1)
+        exponents = randomness.exponents(len(starts) - 1)
 
         def some(part: slice) -> Words:
-            factors = self._randomiser.factors(exponents[part])
+            factors = randomness.factors(exponents[part])
             return self._key.modulus.horner(ciphertexts, starts[part.start : part.stop + 1], bits, factors)
 
         made = concurrently(some, pieces(len(exponents), _FACTORS), self.threads)

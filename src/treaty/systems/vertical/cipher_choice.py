@@ -9,7 +9,7 @@ each pair of siblings) on c threads, the lattice map (degree N, J = n / N blocks
 
 and Okamoto-Uchiyama with keys of b = 3072 bits (five times as long where the processor has no AVX-512 IFMA):
 
-    seconds = T (n 22 us + n F (d + 1) / 2 * 0.55 us + V S / k * 1.5 ms) / c,   k sums to a ciphertext
+    seconds = T (n 23 us + n F (d + 1) / 2 * 0.55 us + V S / k * 1.9 ms) / c,   k sums to a ciphertext
     bytes   = T (n b / 8 + V S / k * b / 8 + d n)
 
 in processor seconds as measured on one machine with AVX-512, plus bytes over the speed of each link in turn. The
@@ -173,6 +173,6 @@ def _lattice(
 def _ou(bounds: SumsBounds, features: int, slots: int, depth: int, trees: int, threads: int) -> Estimate:
     n, bits = bounds.n_rows, OU_DEFAULT_KEY_BITS
     answers = 2 ** (depth - 1) * slots / Packing(bounds, bits // 3).per_plaintext
-    tree = n * 22e-6 + n * features * (depth + 1) / 2 * 0.55e-6 + answers * 1.5e-3
+    tree = n * 23e-6 + n * features * (depth + 1) / 2 * 0.55e-6 + answers * 1.9e-3
     nbytes = (n + answers) * bits / 8 + depth * n
     return Estimate(trees * tree * (1.0 if HAS_IFMA else _WITHOUT_IFMA) / threads, trees * nbytes)
