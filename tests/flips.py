@@ -26,7 +26,7 @@ def flipped(file: Path, count: int, seed: int = 0) -> Iterator[str]:
 
 def damaged(file: Path, seed: int = 0) -> Iterator[str]:
     """Cut a file off, empty it, delete it, overwrite all or some of it; at the end it is as it was."""
-    whole, rng = file.read_bytes(), np.random.default_rng(seed)
+    whole, mode, rng = file.read_bytes(), file.stat().st_mode, np.random.default_rng(seed)
     lengths = sorted({0, 1, len(whole) // 2, len(whole) - 1, *rng.integers(0, len(whole), 5).tolist()})
     changes = {f"cut to {length} bytes": whole[:length] for length in lengths}
     changes |= {"random": rng.bytes(len(whole)), "zeros": bytes(len(whole))}
@@ -38,3 +38,4 @@ def damaged(file: Path, seed: int = 0) -> Iterator[str]:
     file.unlink()
     yield f"{file.name}: deleted"
     file.write_bytes(whole)
+    file.chmod(mode)

@@ -1,11 +1,13 @@
 import datetime
 import os
+from itertools import chain
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from flips import damaged, flipped
 from treaty.errors import ConfigError
 from treaty.messaging import certificates
 from treaty.messaging.certificates import (
@@ -132,3 +134,22 @@ def test_certificate_with_an_ed25519_key_is_refused():
     )
     with pytest.raises(ConfigError, match="expected an ECDSA P-256 certificate for lab"):
         check_certificate(certificate, "lab")
+
+
+@pytest.mark.filterwarnings("ignore")  # of numbers that a certificate should not have
+@pytest.mark.parametrize("flips", [80, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", [0, 1], ids=["key", "certificate"])
+def test_no_flipped_bit_makes_another_identity(tmp_path, which, flips):
+    written, file = write_identity(tmp_path, "clinic"), files(tmp_path)[which]
+
+    def meant(identity):
+        key = serialization.load_pem_private_key(identity.key, None).private_numbers()
+        return key, x509.load_pem_x509_certificate(identity.certificate).public_bytes(serialization.Encoding.DER)
+
+    refused = 0
+    for what in chain(flipped(file, flips), damaged(file)):
+        try:  # what PEM does not read, as the last bits of its last letter, changes nothing
+            assert meant(load_identity(*files(tmp_path), "clinic")) == meant(written), what
+        except ConfigError:
+            refused += 1
+    assert refused > 0.9 * flips

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import re
 import shutil
+from itertools import chain
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from flips import damaged, flipped
 from runs.job_files import train_in_threads
 from tables import real_table
+from treaty import files
 from treaty.database import kept_file, set_aside
-from treaty.models.checkpoints import noise_folder
+from treaty.errors import ConfigError
+from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
+from treaty.models.linear import load_linear_part
 from treaty.models.trees import load_part
+from treaty.privacy import label_rr
 from treaty.privacy.ledger import per_person, read_ledger
-from treaty.runs.job import Job, Member
+from treaty.runs.job import Align, Job, Member
+from treaty.runs.report import FORMAT as REPORT
+from treaty.runs.report import Report
+from treaty.runs.rows import FORMAT as ROWS
+from treaty.runs.rows import KeptRows
+from treaty.systems.logistic import batches
 
 
 def job_of(folder: Path, *, output: str = "model", store: str = "store", **given) -> Job:
@@ -104,3 +116,90 @@ def test_a_ledger_is_begun_anew_where_somebody_says_so(spent, monkeypatch):
     (spent / "model" / "bank.part").unlink()  # as the error has it
     assert run(job_of(spent), monkeypatch) == {}
     assert per_person(read_ledger(noise_folder(spent / "store", "bank"))) == 20.0
+
+
+# ---------------------------------------------------------------- damage
+
+
+def encoded(content) -> bytes:
+    return msgspec.msgpack.Encoder(enc_hook=files._encode).encode(content)
+
+
+def read_labels(path: Path) -> bytes:
+    kept = files.read_file(path, label_rr._Kept, label_rr.FORMAT)
+    return encoded(kept)
+
+
+READERS = {
+    "model/bank.part": lambda path: encoded(load_part(path, "bank")),
+    "model/shop.part": lambda path: encoded(load_part(path, "shop")),
+    "model/bank.checkpoint": lambda path: encoded(load_checkpoint(path, "bank")),
+    "model/shop.checkpoint": lambda path: encoded(load_checkpoint(path, "shop")),
+    "model/bank.rows": lambda path: encoded(files.read_file(path, KeptRows, ROWS, "bank")),
+    "model/bank.report.json": lambda path: encoded(files.read_json(path, Report, REPORT, "bank")),
+    "store/bank.batches": lambda path: encoded(files.read_file(path, batches._Kept, batches.FORMAT, "bank")),
+    "linear/shop.part": lambda path: encoded(load_linear_part(path, "shop")),
+    "labels": read_labels,
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Return a folder with what three jobs have left, and would have left when interrupted."""
+    folder = tmp_path_factory.mktemp("jobs")
+    X, y = real_table("binary", rows=120)
+    X = X.assign(id=range(len(X)))
+    X[[*X.columns[:5], "id"]].assign(y=y).to_csv(folder / "bank.csv", index=False)
+    X[X.columns[5:]].to_csv(folder / "shop.csv", index=False)
+    align = Align(on="id")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Keeper, "done", lambda _: None)
+        patch.setattr("treaty.runs.party.order_file", lambda job, name: folder / "none")
+        assert run(job_of(folder, align=align), patch) == {}
+        parties = {"bank": Member(table=str(folder / "bank.csv"), noisy_labels=str(folder / "labels"))}
+        job = job_of(folder, output="randomised", own={"mechanism": "label_rr", "epsilon": 1.0}, align=align)
+        job = msgspec.structs.replace(job, parties=job.parties | parties)
+        assert run(job, patch) == {}
+        job = job_of(folder, output="linear", protocol="quasi-newton", own={"coordinator": False}, align=align)
+        shop = {"shop": Member(table=str(folder / "shop.csv"), columns=[X.columns[5]])}
+        common = {"max_iter": 1, "batch_size": 60}
+        job = msgspec.structs.replace(job, common=common, parties=job.parties | shop)
+        assert run(job, patch) == {}
+    return folder
+
+
+@pytest.mark.parametrize("flips", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", READERS)
+def test_no_flipped_bit_of_a_jobs_file_is_read_as_something_else(written, name, flips):
+    """The ledger, its key, the run log, hints and identities have tests of their own beside their modules."""
+    read, path = READERS[name], written / name
+    assert read(path)
+    for what in chain(flipped(path, flips), damaged(path)):
+        with pytest.raises(ConfigError, match=str(path)):
+            pytest.fail(f"{what}: {read(path)!r}")
+    assert read(path)
+
+
+def test_files_of_other_parties_and_kinds_are_refused(written):
+    with pytest.raises(ConfigError, match=r"expected a model part of bank, got one of shop - at .*shop\.part"):
+        load_part(written / "model" / "shop.part", "bank")
+    with pytest.raises(ConfigError, match=r"expected a model part, got a checkpoint - at .*bank\.checkpoint"):
+        load_part(written / "model" / "bank.checkpoint", "bank")
+    with pytest.raises(ConfigError, match=r"expected a checkpoint, got a model part - at .*bank\.part"):
+        load_checkpoint(written / "model" / "bank.part", "bank")
+    with pytest.raises(ConfigError, match=r"expected a model part, got a linear part - at .*shop\.part"):
+        load_part(written / "linear" / "shop.part", "shop")
+
+
+def test_files_are_for_their_owner_alone_and_no_temporary_one_is_left(written):
+    made = [path for path in written.rglob("*") if path.is_file() and path.suffix != ".csv"]
+    assert {path.name for path in made} >= {
+        "ledger",
+        "key",
+        "bank.noise.kept",
+        "bank.part",
+        "bank.runs",
+        "bank.runs.kept",
+    }
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
+    assert [path for path in made if path.name.startswith(".")] == []

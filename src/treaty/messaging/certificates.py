@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from treaty.errors import ConfigError
+from treaty.files import write_whole
 
 VALIDITY = datetime.timedelta(days=730)
 """How long a new certificate lasts: a key that was lost or copied unnoticed is out of use after two years."""
@@ -87,8 +88,8 @@ def write_identity(folder: str | Path, name: str) -> Identity:
             raise ConfigError(f"expected no file yet, got an existing {file}; remove it to make a new identity")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        _write_new(key_file, identity.key, 0o600)
-        _write_new(certificate_file, identity.certificate, 0o644)
+        write_whole(key_file, [identity.key], replace=False)
+        write_whole(certificate_file, [identity.certificate], mode=0o644, replace=False)
     except OSError as error:
         raise ConfigError(f"cannot write the identity of {name} to {folder}: {error.strerror}") from error
     return identity
@@ -177,10 +178,16 @@ def vouches(certificate: bytes, signature: bytes, content: bytes) -> bool:
 def _parse(pem: bytes, what: str) -> x509.Certificate:
     try:
         certificates = x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise ConfigError(f"expected one PEM certificate, got something else - at {what}") from error
     if len(certificates) != 1:
         raise ConfigError(f"expected one PEM certificate, got {len(certificates)} - at {what}")
+    try:
+        certificates[0].verify_directly_issued_by(certificates[0])
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        raise ConfigError(
+            f"expected a certificate signed by its own key, got a damaged one, or another's - at {what}"
+        ) from None
     return certificates[0]
 
 
@@ -210,9 +217,3 @@ def _read_secret(file: Path) -> bytes:
             return stream.read()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-
-
-def _write_new(file: Path, content: bytes, mode: int) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(content)
