@@ -1,0 +1,232 @@
+"""Exact sums: bins of a partner's rows worked out by an honest active party from the sums it opens.
+
+Under every cipher of SecureBoost and FedXGBoost-SMM the active party gets, for each node, column and bin, the exact sum
+of grad, sum of hess and number of rows. It knows the rows of each node and their gradients, and nearly every row has
+gradients of its own after a few trees. So for each column it asks which rows can be in a bin:
+
+* none of a node's rows is in a bin that has no rows there, less the rows already known (elimination);
+* all that may be in a bin are in it, where they are as many as the bin has rows;
+* where a bin lacks one, two or three rows (at most `MOST` for three), only rows that belong to so many whose gradients
+  add up to what is lacking; where all but one to three of the rows that may be in it are, only those that belong to so
+  many whose gradients add up to what is too much need not be in it.
+
+Sums of the nodes not asked about, parent minus sibling, tell more. This goes on until nothing changes. Nothing is
+guessed: what is found is certain, for the true rows of a bin never fit worse than what is looked for. It is a lower
+bound of what can be found: chosen splits, leaf values, bins that lack four rows or more, and what one column tells of
+another are not used.
+
+References
+----------
+Weng et al., "Practical Privacy Attacks on Vertical Federated Learning", 2020 (arXiv 2011.09290): an active party that
+sends numbers of its own choice in place of gradients reads every bin. Here it follows the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from treaty.compute import Flags, Int32s, Integers, concurrently, kernel
+
+MOST = 600
+"""Most different gradients among which three are tried: of many, so many triples fit by chance that nothing is won."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedNode:
+    """What the active party knows of a node: its rows, and the sums of a partner's slots.
+
+    `rows` are int32 (n,), without repetition; `grad` and `hess` int64 (n_rows,), those of the tree, of all rows; `sums`
+    int64 (slots, 3) grad, hess and number of rows. A column whose slots hold no rows was not drawn for the tree; a slot
+    of less than no rows was not told.
+    """
+
+    rows: Int32s
+    grad: Integers
+    hess: Integers
+    sums: Integers
+
+
+def known_bins(nodes: Sequence[OpenedNode], offsets: Int32s, n_rows: int, threads: int = 1) -> Integers:
+    """Return the bin of each row in each column, int64 (n_rows, n_columns), -1 where it is not known for certain.
+
+    `offsets`, int32 (n_columns + 1,), are the first slots of the columns.
+    """
+    if not nodes:
+        return np.full((n_rows, len(offsets) - 1), -1)
+    shift = _shift(nodes)
+    of_rows = [_keys(node.grad[node.rows], node.hess[node.rows], shift) for node in nodes]
+    orders = [np.argsort(keys) for keys in of_rows]
+    rows = np.concatenate([node.rows[order] for node, order in zip(nodes, orders, strict=True)])
+    keys = np.concatenate([own[order] for own, order in zip(of_rows, orders, strict=True)])
+    starts = np.cumsum([0, *(len(node.rows) for node in nodes)])
+    totals = np.stack([_keys(node.sums[:, 0], node.sums[:, 1], shift) for node in nodes])
+    counts = np.stack([node.sums[:, 2] for node in nodes])
+
+    def of_column(slots: tuple[np.int32, np.int32]) -> Integers:
+        first, stop = slots
+        asked = np.asarray(counts[:, first:stop].any(axis=1))
+        return _deduce(starts, rows, keys, totals[:, first:stop].copy(), counts[:, first:stop].copy(), asked, n_rows)
+
+    return np.stack(concurrently(of_column, pairwise(offsets), threads), axis=1)
+
+
+def _shift(nodes: Sequence[OpenedNode]) -> int:
+    """Return by how many bits grad is put above hess; 0 where three rows of both would not fit, and grad is all."""
+    trees = {id(node.grad): node for node in nodes}.values()
+    most_grad = 3 * max(int(np.abs(node.grad).max(initial=0)) for node in trees)
+    bits = (3 * max(int(np.abs(node.hess).max(initial=0)) for node in trees)).bit_length() + 1
+    return bits if most_grad.bit_length() + bits < 63 else 0
+
+
+def _keys(grad: Integers, hess: Integers, shift: int) -> Integers:
+    """Combine grad and hess into one number that adds up as they do, modulo 2^64 for many rows."""
+    return (grad << shift) + hess if shift else grad.copy()
+
+
+@kernel
+def _deduce(
+    starts: Integers, rows: Int32s, keys: Integers, totals: Integers, counts: Integers, asked: Flags, n_rows: int
+) -> Integers:
+    """Return each row's bin in a column (n_rows,), -1 where it is not known.
+
+    Node k has ``rows[starts[k]:starts[k + 1]]`` by ascending key; `totals` and `counts` (nodes, bins) are its bins'
+    sums of keys and numbers of rows, where it is `asked`.
+    """
+    n_nodes, n_bins = counts.shape
+    possible = np.ones((n_rows, n_bins), np.bool_)
+    left = np.full(n_rows, n_bins)
+    known = np.full(n_rows, -1)
+    changed, visited = np.zeros(n_rows, np.int64), np.full(n_nodes, -1)
+    settled = counts < 0  # bins of nodes that have no more to tell
+    longest = 0
+    for node in range(n_nodes):
+        longest = max(longest, starts[node + 1] - starts[node])
+    unknown, may = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    own = np.empty(longest, np.int64)
+    time, last_change = 0, 0
+    while last_change >= time - n_nodes:
+        node = time % n_nodes
+        time += 1
+        if not asked[node]:
+            continue
+        first, stop = starts[node], starts[node + 1]
+        fresh = visited[node] < 0
+        at = first
+        while not fresh and at < stop:
+            fresh = changed[rows[at]] > visited[node]
+            at += 1
+        if not fresh:
+            continue
+        visited[node] = time - 1  # what changes now is new to this node, too
+        total, count = totals[node].copy(), counts[node].copy()
+        candidates = np.zeros(n_bins, np.int32)
+        n_unknown = n_untouched = 0
+        for at in range(first, stop):
+            row = rows[at]
+            if known[row] >= 0:
+                total[known[row]] -= keys[at]
+                count[known[row]] -= 1
+            else:
+                unknown[n_unknown] = at
+                n_unknown += 1
+                n_untouched += left[row] == n_bins
+        if not np.any(~settled[node] & ((count <= 3) | (n_untouched <= count + 3))):
+            continue  # every bin lacks too many of too many rows
+        for k in range(n_unknown):
+            row = rows[unknown[k]]
+            for number in range(n_bins):
+                candidates[number] += possible[row, number]
+        for number in range(n_bins):
+            if settled[node, number] or (count[number] > 3 and candidates[number] - count[number] > 3):
+                continue
+            n_may, rest = 0, -total[number]
+            for k in range(n_unknown):
+                at = unknown[k]
+                if possible[rows[at], number]:
+                    may[n_may], own[n_may] = rows[at], keys[at]
+                    rest += keys[at]
+                    n_may += 1
+            lacking, over = count[number], n_may - count[number]
+            settled[node, number] = lacking == 0 or over == 0
+            if over == 0:
+                fits = np.zeros(n_may, np.bool_)
+            elif lacking <= over:
+                fits = _fitting(own[:n_may], total[number], lacking)
+            else:
+                fits = _fitting(own[:n_may], rest, over)
+            for k in range(n_may):
+                row = may[k]
+                if fits[k] or known[row] >= 0:
+                    continue
+                if over > 0 and lacking <= over:
+                    possible[row, number] = False
+                    left[row] -= 1
+                else:
+                    possible[row] = False
+                    possible[row, number] = True
+                    left[row] = 1
+                changed[row] = last_change = time
+                if left[row] == 1:
+                    for bin in range(n_bins):
+                        if possible[row, bin]:
+                            known[row] = bin
+    return known
+
+
+@kernel
+def _fitting(own: Integers, total: int, count: int) -> Flags:
+    """Mark the keys, ascending, that belong to some `count` of these that add up to `total`; all where that is hard."""
+    n = len(own)
+    fits = np.zeros(n, np.bool_)
+    if count == 0:
+        return fits
+    values, first_of = np.empty(n, np.int64), np.empty(n + 1, np.int64)
+    n_values = 0
+    for k in range(n):
+        if k == 0 or own[k] != own[k - 1]:
+            values[n_values], first_of[n_values] = own[k], k
+            n_values += 1
+    first_of[n_values] = n
+    if count > 3 or (count == 3 and n_values > MOST):
+        fits[:] = True
+        return fits
+    fit = np.zeros(n_values, np.bool_)
+    if count == 1:
+        at = np.searchsorted(values[:n_values], total)
+        if at < n_values and values[at] == total:
+            fit[at] = True
+    elif count == 2:
+        _pairs(values, first_of, 0, n_values - 1, total, 0, fit)
+    else:
+        for k in range(n_values):
+            if _pairs(values, first_of, k, n_values - 1, total - values[k], 1, fit):
+                fit[k] = True
+    for k in range(n_values):
+        if fit[k]:
+            fits[first_of[k] : first_of[k + 1]] = True
+    return fits
+
+
+@kernel
+def _pairs(values: Integers, first_of: Integers, low: int, high: int, total: int, taken: int, fit: Flags) -> bool:
+    """Mark values from `low` to `high` of which two add up to `total`; of the first, `taken` rows are spoken for."""
+    found, least = False, low
+    while low <= high:
+        both = values[low] + values[high]
+        if both < total:
+            low += 1
+        elif both > total:
+            high -= 1
+        else:
+            needs = 2 if low == high else 1
+            of_low = first_of[low + 1] - first_of[low] - (taken if low == least else 0)
+            if of_low >= needs:
+                fit[low] = fit[high] = True
+                found = True
+            low += 1
+            high -= 1
+    return found
