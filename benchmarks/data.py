@@ -27,6 +27,7 @@ from sklearn.datasets import load_svmlight_file
 from sklearn.model_selection import train_test_split
 
 from treaty.systems import OPTIONS, option_class
+from treaty.systems.options import names_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -256,4 +257,7 @@ def flat(estimator: Any, protocol: str = "pooled", **options: Any) -> Any:
     kinds = {kind.system: kind for kind in map(option_class, OPTIONS)}
     own = {name: value for name, value in options.items() if name not in inspect.signature(estimator).parameters}
     common = {name: value for name, value in options.items() if name not in own}
-    return estimator(kinds[protocol](**own) if own else protocol, **common)
+    kind = kinds[protocol]
+    if "allow_exact_sums" in names_of(kind):
+        own = {"allow_exact_sums": True, **own}  # public tables
+    return estimator(kind(**own) if own else protocol, **common)

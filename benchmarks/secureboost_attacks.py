@@ -78,7 +78,7 @@ def chosen(**options: object) -> tuple[SecureBoost, dict[str, Any]]:
     """Return SecureBoost's own options, and the others."""
     given = {**FITTING, **options}
     own = {name: value for name, value in given.items() if name in names_of(SecureBoost)}
-    return SecureBoost(**own), {name: value for name, value in given.items() if name not in own}
+    return SecureBoost(allow_exact_sums=True, **own), {name: value for name, value in given.items() if name not in own}
 
 
 def seen(found: RunRecord, n_rows: int) -> list[list[np.ndarray]]:

@@ -1,155 +1,171 @@
 """Bins of a passive party's rows worked out by an honest active party from the exact sums it opens.
 
-Under every cipher of SecureBoost and FedXGBoost-SMM the active party gets, for each node, column and bin, the exact sum
-of grad, sum of hess and number of rows. It knows the rows of each node and their gradients. So for each column on its
-own it asks which rows can be in a bin: those that belong to one, two or three rows (at most `MOST`) whose gradients add
-up to the bin's sums, less the rows already known. Nothing is guessed: a bin that is found is certain, which is checked.
-Leaf values, chosen splits and bins of four rows or more are not used, so the shares are lower bounds.
+`privacy.exact_sums.known_bins` is run on what is opened while trees grow: by rows, depth, trees, bins and other
+options; beside it stands what is estimated before training. Every bin found is compared with the true one.
 
-The active party has the first half of the columns, the passive one the second. Sums are the plain grower's, which
-SecureBoost's equal bit for bit. Half a minute of one core; `--quick`: breast cancer alone.
+* Sums are those of the plain grower, and for one table those of real jobs under four ciphers, which are the same.
+* `min_bin_samples` is tried in two forms, with trees as they are without: bins of fewer rows in the whole table joined
+  with their neighbours, and bins of fewer rows in a node left out of the answer.
+
+The active party has the first half of the columns, the passive one the second. Some minutes of two cores; `--quick`:
+breast cancer alone.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer
 
 from data import Data, arguments, default_of_credit_card_clients, give_me_some_credit, report
-from treaty import SecureBoost
-from treaty.data.binning import fit_bins
-from treaty.data.table import to_table
-from treaty.models.trees import record_split
+from opened_sums import columns_of, grow, opened_by_job
+from treaty import FedXGBoostSMM, SecureBoost
+from treaty.compute import Integers, cores
+from treaty.privacy.exact_sums import OpenedNode, known_bins
+from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.trees.boosting import Forest, boost
-from treaty.trees.columns import ColumnSource, SumsFinder
-from treaty.trees.ensemble import SplitTable
-from treaty.trees.objectives import make_objective
-from treaty.trees.partition import RowPartition
-from treaty.trees.splits import Level
+from treaty.systems.vertical.exact_share import expected_share
+from treaty.systems.vertical.opened_sums import WatchedColumns
+from treaty.trees.columns import ColumnSource
+from treaty.trees.splits import complete_sums
 
-MOST = 100  # candidates for a bin of three rows; of more, triples are not tried
-SETTINGS = [{}, {"max_bin": 8}, {"n_estimators": 5}, {"colsample_bytree": 0.3}, {"min_child_samples": 100}]
-
-Node = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-"""Rows (n,), the key of each (n,), and the sums of all slots as key and count (slots, 2)."""
-
-
-def keys(grad: NDArray[np.int64], hess: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Combine grad and hess into one number that adds up as they do (sums of hess are below 2^32 here)."""
-    return (grad << 32) + hess
-
-
-class PassiveColumns(ColumnSource):
-    """A passive party's columns; `nodes` is what the active party knows of each node whose sums it has."""
-
-    def watch(self) -> None:
-        self.nodes: list[Node] = []
-
-    def start_tree(self, grad, hess, rows, columns) -> None:
-        super().start_tree(grad, hess, rows, columns)
-        self._keys, self._of_node = keys(grad, hess), {}
-
-    def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        """Note the nodes asked about; siblings follow from their parents and tell nothing more."""
-        super().ask_sums(level, rows)
-        members, starts = rows.rows(level.asked, sampled=True)
-        for first, last, sums in zip(starts[:-1], starts[1:], self._sums, strict=True):
-            own = members[first:last].astype(np.int64)
-            self.nodes.append((own, self._keys[own], np.stack([keys(sums[:, 0], sums[:, 1]), sums[:, 2]], axis=1)))
+OPTIONS: list[dict[str, object]] = [
+    {"max_depth": 6},
+    {"max_depth": 2},
+    {"max_bin": 8},
+    {"max_bin": 255},
+    {"n_estimators": 5},
+    {"n_estimators": 100},
+    {"colsample_bytree": 0.3},
+    {"subsample": 0.5},
+    {"min_child_samples": 100},
+]
+CIPHERS: list[SystemOptions] = [
+    SecureBoost(encryption="lattice", allow_exact_sums=True),
+    SecureBoost(encryption="ou", allow_exact_sums=True),
+    SecureBoost(encryption="paillier", insecure_test_key_bits=1024, allow_insecure=True, allow_exact_sums=True),
+    FedXGBoostSMM(backend="dealer", allow_exact_sums=True),
+]
+FEWEST = (5, 20, 50)
+UNTOLD = -(1 << 40)  # rows of a slot left out; times 3 to the depth, so that no difference of two looks told
 
 
-def train(data: Data, options: BoostingOptions) -> PassiveColumns:
-    """Grow the trees with the columns in halves; return the passive half with what was opened of it."""
-    y, half = data.y.astype(np.float64), data.x.shape[1] // 2
-    objective = make_objective("logistic", y, None, fractional_bits=options.fractional_bits)
-    sources = []
-    for kind, x in ((ColumnSource, data.x[:, :half]), (PassiveColumns, data.x[:, half:])):
-        table, splits = to_table(x), SplitTable()
-        bins = fit_bins(table, options.max_bin)
-        record = lambda feature, left, bins=bins, splits=splits: record_split(splits, bins, feature, left)  # noqa: E731
-        sources.append(kind(bins.transform(table), bins.offsets, np.zeros(x.shape[1], np.bool_), record))
-        sources[-1].offsets = bins.offsets
-        sources[-1].true_codes = bins.transform(table)
-    sources[1].watch()
-    rules = options.rules(objective)
-    forest = Forest(objective, ("active", "passive"))
-    boost(SumsFinder(sources, len(y), rules), y, None, forest, rules, options.plan(data.x.shape[1]))
-    return sources[1]
+class GuardedColumns(WatchedColumns):
+    """Columns whose owner leaves bins of less than `fewest` rows out of its answers; the grower has them still."""
+
+    fewest: int
+
+    def sums(self) -> Integers:
+        """See `SumsSource`."""
+        asked = self.columns.sums()
+        told = asked.copy()
+        told[(told[:, :, 2] > 0) & (told[:, :, 2] < self.fewest), 2] = UNTOLD * 3**self._level.depth
+        self._parents = complete_sums(self._level, told, self._parents)
+        for rows, sums in zip(self._rows, [*told, *self._parents[self._followed]], strict=True):
+            self._note(OpenedNode(rows, *self._gradients, self._completed(sums.copy(), rows)))
+        return asked
+
+    def _completed(self, sums: Integers, rows: NDArray[np.int32]) -> Integers:
+        """Fill in a column's only slot that was left out, from the node's totals."""
+        sums[(sums[:, 2] < 0) | (sums[:, 2] > len(rows)), 2] = -1
+        grad, hess = self._gradients
+        total = np.array([grad[rows].sum(), hess[rows].sum(), len(rows)])
+        for first, stop in zip(self.offsets[:-1], self.offsets[1:], strict=True):
+            own = sums[first:stop]
+            untold = np.flatnonzero(own[:, 2] < 0)
+            if len(untold) == 1 and own[own[:, 2] >= 0, 2].any():
+                own[untold[0]] = total - np.delete(own, untold[0], axis=0).sum(axis=0)
+        return sums
 
 
-def fitting(own: NDArray[np.int64], total: int, count: int) -> NDArray[np.bool_]:
-    """Mark the keys that belong to some `count` (1 to 3) of these keys that add up to `total`, or perhaps more."""
-    if count == 1:
-        return own == total
-    if count == 2:
-        return np.isin(total - own, own)
-    first, second = np.triu_indices(len(own), 1)
-    return np.isin(total - own, own[first] + own[second])
+def joined(columns: ColumnSource, fewest: int) -> ColumnSource:
+    """Join bins of less than `fewest` rows in the table with those beside them."""
+    codes = columns.codes.copy()
+    for column in codes.T:
+        counts = np.bincount(column)
+        place, filled = np.zeros(len(counts), np.uint8), 0
+        for number, count in enumerate(counts):
+            place[number] = place[number - 1] + (filled >= fewest) if number else 0
+            filled = count if filled >= fewest else filled + count
+        if filled < fewest and place[-1] > 0:
+            place[place == place[-1]] -= 1
+        column[:] = place[column]
+    return ColumnSource(codes, columns.offsets, columns.categorical, columns.record)
 
 
-def deduce(nodes: list[Node], column: slice, n_rows: int) -> NDArray[np.int64]:
-    """Return the bin of each row (n_rows,), -1 where it is not known for certain."""
-    possible = np.ones((n_rows, column.stop - column.start), np.bool_)
-    known = np.full(n_rows, -1)
-    changed = True
-    while changed:
-        changed = False
-        for rows, of_rows, sums in nodes:
-            bins, (totals, counts) = known[rows], sums[column].T.copy()
-            np.subtract.at(totals, bins[bins >= 0], of_rows[bins >= 0])
-            np.subtract.at(counts, bins[bins >= 0], 1)
-            if not counts.any():
-                continue
-            unknown, own = rows[bins < 0], of_rows[bins < 0]
-            for number, (total, count) in enumerate(zip(totals.tolist(), counts.tolist(), strict=True)):
-                may = np.flatnonzero(possible[unknown, number])
-                if len(may) == 0:
-                    continue
-                if len(may) == count:  # all that may be there are
-                    possible[unknown[may]] = np.arange(possible.shape[1]) == number
-                    changed = True
-                elif count == 0 or count < 3 or (count == 3 and len(may) <= MOST):
-                    fits = fitting(own[may], total, count) if count else np.zeros(len(may), np.bool_)
-                    possible[unknown[may[~fits]], number] = False
-                    changed |= not fits.all()
-        single = possible.sum(axis=1) == 1
-        known[single] = possible[single].argmax(axis=1)
-    return known
-
-
-def measure(data: Data, changes: dict[str, object]) -> dict[str, object]:
-    options = BoostingOptions(**{"random_state": 0, **changes}).checked(SecureBoost())
-    passive, n_rows = train(data, options), len(data.y)
+def row_of(
+    data: Data,
+    columns: ColumnSource,
+    nodes: Sequence[OpenedNode],
+    changes: dict[str, object],
+    what: str = "one table",
+) -> dict[str, object]:
+    """Run the attack; return a row of the table."""
+    options, n_rows = BoostingOptions(**changes), len(data.y)
     start = time.perf_counter()
-    found = np.stack(
-        [
-            deduce(passive.nodes, slice(int(first), int(last)), n_rows)
-            for first, last in zip(passive.offsets[:-1], passive.offsets[1:], strict=True)
-        ],
-        axis=1,
-    )
+    found = known_bins(nodes, columns.offsets, n_rows, cores())
     took = time.perf_counter() - start
-    if not (found == passive.true_codes)[found >= 0].all():
+    known = found >= 0
+    if not (found == columns.codes)[known].all():
         raise SystemExit("a bin that was certain is wrong")
-    usual = passive.true_codes == np.array([np.bincount(codes).argmax() for codes in passive.true_codes.T])
+    usual = columns.codes == np.array([np.bincount(of_column).argmax() for of_column in columns.codes.T])
+    changed = ", ".join(f"{name}={value}" for name, value in changes.items())
     return {
         "data": data.title,
         "rows": n_rows,
-        "passive columns": found.shape[1],
-        "min_child_samples": options.min_child_samples,
+        "passive columns": columns.codes.shape[1],
+        "depth": options.max_depth,
         "max_bin": options.max_bin,
         "trees": options.n_estimators,
-        "colsample_bytree": options.colsample_bytree,
-        "bins known for certain": float((found >= 0).mean()),
-        "of those in other bins than their column's fullest": float((found >= 0)[~usual].mean()),
-        "rows known whole": float((found >= 0).all(axis=1).mean()),
+        "changed": changed,
+        "sums of": what,
+        "bins known for certain": float(known.mean()),
+        "estimated before": expected_share(columns.codes, options),
+        "of those in other bins than their column's fullest": float(known[~usual].mean()),
+        "rows known whole": float(known.all(axis=1).mean()),
         "in their column's fullest bin": float(usual.mean()),
+        "least of a column": float(known.mean(axis=0).min()),
+        "most of a column": float(known.mean(axis=0).max()),
         "seconds": took,
     }
+
+
+def halves(data: Data, max_bin: int) -> tuple[ColumnSource, ColumnSource]:
+    """Return the active and the passive party's columns."""
+    half = data.x.shape[1] // 2
+    return columns_of(data.x[:, :half], max_bin), columns_of(data.x[:, half:], max_bin)
+
+
+def measure(data: Data, changes: dict[str, object]) -> dict[str, object]:
+    """Run the attack on the plain grower's sums."""
+    active, passive = halves(data, int(str(changes.get("max_bin", 32))))
+    return row_of(data, passive, grow(active, passive, data.y, changes), changes)
+
+
+def under_ciphers(data: Data) -> list[dict[str, object]]:
+    """Run the attack on the sums that jobs under each cipher opened."""
+    half, passive = data.x.shape[1] // 2, halves(data, 32)[1]
+    tables = {"active": data.x[:, :half], "passive": data.x[:, half:]}
+    return [
+        row_of(data, passive, opened_by_job(system, tables, data.y), {}, f"a job of {system!r}") for system in CIPHERS
+    ]
+
+
+def guarded(data: Data, changes: dict[str, object]) -> list[dict[str, object]]:
+    """Run the attack against both forms of `min_bin_samples`."""
+    rows = []
+    active, passive = halves(data, 32)
+    for fewest in FEWEST:
+        few = joined(passive, fewest)
+        nodes = grow(active, few, data.y, changes)
+        rows.append(row_of(data, few, nodes, changes, f"bins of the table joined below {fewest} rows"))
+        GuardedColumns.fewest = fewest
+        nodes = grow(active, passive, data.y, changes, GuardedColumns)
+        rows.append(row_of(data, passive, nodes, changes, f"bins of a node left out below {fewest} rows"))
+    return rows
 
 
 def drawn_rows(data: Data, n_rows: int) -> Data:
@@ -158,16 +174,36 @@ def drawn_rows(data: Data, n_rows: int) -> Data:
     return Data(data.title, data.x[kept], data.y[kept], data.names)
 
 
+def drawn_table(n_rows: int) -> Data:
+    """Draw ten independent columns, and labels that four of them tell."""
+    rng = np.random.default_rng(0)
+    x = rng.random((n_rows, 10))
+    y = x[:, 0] + x[:, 5] + x[:, 6] * x[:, 1] + 0.5 * rng.normal(size=n_rows) > 1.25
+    return Data("drawn columns", x, y.astype(np.int64), [])
+
+
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    quick = arguments(__doc__).parse_args().quick
     bunch = load_breast_cancer()
     cancer = Data("breast cancer", bunch.data, bunch.target.astype(np.int64), list(bunch.feature_names))
-    rows = [measure(cancer, changes) for changes in SETTINGS]
-    if not options.quick:
-        for data in (default_of_credit_card_clients(), give_me_some_credit()):
-            rows += [measure(drawn_rows(data, n_rows), {}) for n_rows in (500, 1000, 3000, 10_000)]
-        rows += [measure(drawn_rows(default_of_credit_card_clients(), 1000), changes) for changes in SETTINGS[1:]]
-    report("secureboost_exact_sums", rows, quick=options.quick)
+    rows = [measure(cancer, changes) for changes in [{}, *OPTIONS]]
+    rows += under_ciphers(cancer) + guarded(cancer, {})
+    if not quick:
+        clients, credit = default_of_credit_card_clients(), give_me_some_credit()
+        for n_rows in (500, 1000, 3000, 10_000):
+            rows += [measure(drawn_table(n_rows), changes) for changes in ({}, {"max_depth": 6})]
+        for data, sizes in (
+            (clients, (500, 1000, 3000, 10_000, 30_000)),
+            (credit, (500, 1000, 3000, 10_000, 30_000, 150_000)),
+        ):
+            rows += [
+                measure(drawn_rows(data, n_rows), changes) for n_rows in sizes for changes in ({}, {"max_depth": 6})
+            ]
+        rows += [measure(drawn_rows(clients, n_rows), changes) for n_rows in (1000, 10_000) for changes in OPTIONS[1:]]
+        rows += [measure(credit, changes) for changes in ({"max_bin": 8}, {"n_estimators": 5})]
+        for changes in ({}, {"subsample": 0.5}):
+            rows += guarded(drawn_rows(clients, 3000), changes)
+    report("secureboost_exact_sums", rows, quick=quick)
 
 
 if __name__ == "__main__":

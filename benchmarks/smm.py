@@ -46,11 +46,11 @@ METHODS: dict[str, SystemOptions] = {
     "plain, pooled": Pooled(),
     "SMM-1, published": FedXGBoostSMM(version=1, **PAPER),
     "SMM-2, published": FedXGBoostSMM(version=2, **PAPER),
-    "smm_secure, dealer": FedXGBoostSMM(backend="dealer"),
-    "smm_secure, lattice": FedXGBoostSMM(backend="lattice"),
-    "smm_secure, OU": FedXGBoostSMM(backend="ou"),
-    "SecureBoost, lattice": SecureBoost(encryption="lattice"),
-    "SecureBoost, OU": SecureBoost(encryption="ou"),
+    "smm_secure, dealer": FedXGBoostSMM(backend="dealer", allow_exact_sums=True),
+    "smm_secure, lattice": FedXGBoostSMM(backend="lattice", allow_exact_sums=True),
+    "smm_secure, OU": FedXGBoostSMM(backend="ou", allow_exact_sums=True),
+    "SecureBoost, lattice": SecureBoost(encryption="lattice", allow_exact_sums=True),
+    "SecureBoost, OU": SecureBoost(encryption="ou", allow_exact_sums=True),
 }
 ONE_TABLE = ("XGBoost, pooled", "plain, pooled")
 COMMON = {"max_depth": 3, "learning_rate": 0.3, "min_child_samples": 20}

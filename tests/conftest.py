@@ -1,12 +1,13 @@
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
 
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems import SYSTEMS, find_system
+from treaty.systems.vertical import exact_share
 
 # The same examples in every run, whatever the machine's load: a failure is of a change. `HYPOTHESIS_PROFILE=explore`
 # draws others.
@@ -26,6 +27,17 @@ def pytest_sessionstart() -> None:
         for model, named in kinds if int(worker.removeprefix("gw")) % 2 == 0 else reversed(kinds):
             for name in reversed(named):
                 compile_kernels(find_system(name, model))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_tables_are_trained_on() -> Iterator[None]:
+    """Lift the limit on what exact sums may show, in this process: nearly all tests' tables are small.
+
+    Jobs between processes say `allow_exact_sums`; the limit itself is tested in `test_exact_share`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact_share, "MOST_SHARE", 1.0)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

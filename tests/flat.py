@@ -36,8 +36,13 @@ def own_and_common(protocol: str, **options: Any) -> tuple[SystemOptions, Any]:
 
 
 def option_lines(protocol: str = "secureboost", **options: Any) -> tuple[str, list[str]]:
-    """Return a job file's line that names the system, for its top, and its tables of options, for its end."""
+    """Return a job file's line that names the system, for its top, and its tables of options, for its end.
+
+    Where exact sums would show rows of a test's small table, its job consents.
+    """
     common = common_of(protocol)
+    if "allow_exact_sums" in names_of(CLASSES[protocol]):
+        options = {"allow_exact_sums": True, **options}
     shared = [name for name in options if name in names_of(common)]
     tables = {protocol: [name for name in options if name not in shared], common.table: shared}
     lines = []

@@ -9,7 +9,13 @@ import numpy as np
 import pandas as pd
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
-FAST_KEY = {"protocol": "secureboost", "insecure_test_key_bits": 512, "allow_insecure": True, "n_jobs": 1}
+FAST_KEY = {
+    "protocol": "secureboost",
+    "insecure_test_key_bits": 512,
+    "allow_insecure": True,
+    "allow_exact_sums": True,
+    "n_jobs": 1,
+}
 
 
 def real_table(task: str, *, rows: int = 240, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:

@@ -53,6 +53,7 @@ CASES: dict[str, list[Case]] = {
         Case({"encryption": "lattice", "reveal": "node"}),
         Case(),
         Case(part={"encryption": "lattice"}),
+        Case(part={"encryption": "ou", "exact_sums": {"shop": 0.034, "lab": 0.0}}),
         Case({"mechanism": "label_rr", "epsilon": 2.0}),
         Case({"encryption": "ou", "he_inference": True}),
         Case({"encryption": "lattice", "he_inference": True}),
@@ -70,6 +71,7 @@ CASES: dict[str, list[Case]] = {
         Case({"reveal": "node"}),
         Case({"backend": "ou"}),
         Case({"backend": "dealer"}, DEALT),
+        Case(part={"encryption": "lattice", "exact_sums": {"shop": 0.061, "lab": 0.02}}),
         Case({"min_child_samples": 5}),
         Case({"mode": "paper", "allow_insecure": True}),
         Case({"mode": "paper", "allow_insecure": True, "version": 2}),
@@ -141,7 +143,9 @@ def learned(name: str, case: Case) -> dict[str, list[str]]:
     own = system.options(**{of: value for of, value in case.given.items() if of not in common})
     checked = system.common(**common).checked(own)
     own.check(checked)
-    part = None if case.part is None else SimpleNamespace(**{"encryption": "", "spent": "", **case.part})
+    part = (
+        None if case.part is None else SimpleNamespace(**{"encryption": "", "spent": "", "exact_sums": {}, **case.part})
+    )
     return system.disclosures(case.cast, own, checked, part)
 
 

@@ -17,8 +17,8 @@ from treaty.systems.options import names_of
 WRITTEN = Path(disclosed.__file__).with_suffix(".txt")
 SILENT = {
     "pooled": {"mode", "allow_insecure", "solver", "loss"},
-    "secureboost": {"key_bits", "insecure_test_key_bits"},
-    "fedxgboost-smm": {"key_bits", "insecure_test_key_bits"},
+    "secureboost": {"key_bits", "insecure_test_key_bits", "allow_exact_sums"},
+    "fedxgboost-smm": {"key_bits", "insecure_test_key_bits", "allow_exact_sums"},
     "fedxgboost-ldp": {"delta", "split_score", "clip", "clip_hess"},
     "federboost-vertical": {"allow_insecure", "unbiased"},
     "federboost-horizontal": {"allow_insecure"},

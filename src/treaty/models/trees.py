@@ -48,6 +48,9 @@ class ModelPart(msgspec.Struct, kw_only=True):
         At the active party, why that cipher.
     spent : str
         At a passive party, what its noise cost in words; empty where there is none.
+    exact_sums : dict of str to float
+        Where exact sums were opened, the estimated share of bins that they showed the active party: at the active party
+        of each passive one, at a passive party of its own.
     bins : bytes
         Of a FedXGB model, the bins that all users know, encoded: users of hidden trees share bins, not values.
     kept : dict of str to Mark
@@ -63,6 +66,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     encryption: str = ""
     choice: str = ""
     spent: str = ""
+    exact_sums: dict[str, float] = {}
     bins: bytes = b""
     kept: dict[str, Mark] = {}
 

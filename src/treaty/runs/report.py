@@ -26,6 +26,7 @@ class Report(msgspec.Struct, kw_only=True):
     learned: dict[str, list[str]]  # by each party, or role, in words
     encryption: str = ""
     choice: str = ""  # at the active party, why that cipher
+    exact_sums: dict[str, float] = {}  # estimated share of each passive party's bins that exact sums showed
     spent: str = ""  # what the party's noise cost
     has_part: bool = True
 
@@ -40,7 +41,10 @@ def write_report(job: Job, name: str, cast: Cast, transcript: Transcript, second
         learned = {party: before.get(party, []) + learned[party] for party in learned}
     sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
     noted = {field: getattr(part, field, "") for field in ("encryption", "choice", "spent")}
-    report = Report(party=name, seconds=seconds, sent=sent, learned=learned, has_part=part is not None, **noted)
+    report = Report(
+        party=name, seconds=seconds, sent=sent, learned=learned, has_part=part is not None,
+        exact_sums=getattr(part, "exact_sums", {}), **noted,
+    )  # fmt: skip
     write_json(_file(job, name), report, FORMAT, name)
 
 

@@ -13,10 +13,10 @@ from treaty.systems.vertical.encrypted_disclosures import learned_from_sums, sma
 def disclosures(
     cast: Cast, options: FedXGBoostSMM, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
-    """Say in words what each party learns, the dealer included; `part` makes no difference here."""
+    """Say in words what each party learns, the dealer included; `part` has the estimate of what exact sums showed."""
     if options.mode == "paper":
         return _of_matrix_products(cast, options.version)
-    learned = learned_from_sums(cast, options.ciphers, options.cipher)
+    learned = learned_from_sums(cast, options.ciphers, options.cipher, part)
     learned[cast.active] += small_leaves(options.mode, common)
     for name in learned:
         learned[name] += learned_from_test_key(options.insecure_test_key_bits)

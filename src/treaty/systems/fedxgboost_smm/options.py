@@ -41,15 +41,21 @@ class FedXGBoostSMM(SystemOptions):
     version : {1, 2} or None, default None
         In paper mode: 1, which None is too, gives the active party the sums of passive parties' candidates; 2 gives
         each passive party the sums of its own candidates, of which it tells only the best gain.
+    allow_exact_sums : bool, default False
+        Consent, in safe mode, to a training whose exact sums would show the active party more than a tenth of a passive
+        party's bins, row by row, by an estimate from rows, bins, depth and trees. Every party has to give its own.
     """
 
     system: ClassVar[str] = "fedxgboost-smm"
-    may_change: ClassVar[frozenset[str]] = frozenset({"backend", "reveal", "key_bits", "insecure_test_key_bits"})
+    may_change: ClassVar[frozenset[str]] = frozenset(
+        {"backend", "reveal", "key_bits", "insecure_test_key_bits", "allow_exact_sums"}
+    )
     backend: Literal["lattice", "dealer", "ou"] | None = None
     reveal: Literal["column", "node"] | None = None
     key_bits: KeyBits | None = None
     insecure_test_key_bits: TestKeyBits | None = None
     version: Literal[1, 2] | None = None
+    allow_exact_sums: bool = False
 
     @property
     def cipher(self) -> str:

@@ -55,9 +55,9 @@ def dealer_of(owners: Iterable[str], options: FedXGBoostSMM) -> dict[str, Place]
 def warm_up(options: FedXGBoostSMM | None) -> list[FedXGBoostSMM]:
     """Return options of small trainings with every backend."""
     return [
-        FedXGBoostSMM(backend="ou", insecure_test_key_bits=512, allow_insecure=True),
-        FedXGBoostSMM(backend="lattice"),
-        FedXGBoostSMM(backend="dealer"),
+        FedXGBoostSMM(backend="ou", insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True),
+        FedXGBoostSMM(backend="lattice", allow_exact_sums=True),
+        FedXGBoostSMM(backend="dealer", allow_exact_sums=True),
     ]
 
 

@@ -19,7 +19,7 @@ def disclosures(
     """
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher
-    learned = learned_from_sums(cast, ciphers, cipher, options.epsilon)
+    learned = learned_from_sums(cast, ciphers, cipher, part, options.epsilon)
     columns = ciphers.reveals_columns(cipher)
     whose = "all" if columns else "the node's"
     if options.hides_decisions:

@@ -52,10 +52,15 @@ class SecureBoost(SystemOptions):
         Privacy parameter of `mechanism`, per label; the two go together.
     he_inference : bool or None, default None
         Predict on encrypted leaf weights (Fed-EINI), so that the active party does not see the others' decisions.
+    allow_exact_sums : bool, default False
+        Consent, in safe mode, to a training whose exact sums would show the active party more than a tenth of a passive
+        party's bins, row by row, by an estimate from rows, bins, depth and trees. Every party has to give its own.
     """
 
     system: ClassVar[str] = "secureboost"
-    may_change: ClassVar[frozenset[str]] = frozenset({"encryption", "reveal", "key_bits", "insecure_test_key_bits"})
+    may_change: ClassVar[frozenset[str]] = frozenset(
+        {"encryption", "reveal", "key_bits", "insecure_test_key_bits", "allow_exact_sums"}
+    )
     encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
     reveal: Literal["column", "node"] | None = None
     key_bits: KeyBits | None = None
@@ -66,6 +71,7 @@ class SecureBoost(SystemOptions):
     mechanism: Literal["label_rr"] | None = None
     epsilon: Positive | None = None
     he_inference: bool | None = None
+    allow_exact_sums: bool = False
 
     @property
     def cipher(self) -> str:

@@ -28,7 +28,8 @@ def follow_prediction(seat: Seat) -> None:
 
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:
     """Return options of small trainings under every kind of cipher: which one serves may be chosen later."""
-    return [SecureBoost(insecure_test_key_bits=512, allow_insecure=True), SecureBoost(encryption="lattice")]
+    keyed = SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True)
+    return [keyed, SecureBoost(encryption="lattice", allow_exact_sums=True)]
 
 
 SYSTEM = System(

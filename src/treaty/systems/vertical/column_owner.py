@@ -33,14 +33,17 @@ from treaty.systems.vertical.passive import between_trees
 from treaty.trees.ensemble import SplitTable
 
 
-def show_layout(seat: Seat) -> tuple[Bins, NDArray[np.uint8]]:
-    """Agree on terms, then bin own columns and tell the active party their layout; return bins and codes."""
+def bin_own_columns(seat: Seat) -> tuple[Bins, NDArray[np.uint8]]:
+    """Return bins of own columns, and the columns in them, uint8 (n_rows, n_features)."""
+    bins = fit_bins(seat.rows.table, seat.common.max_bin, seat.threads)
+    return bins, bins.transform(seat.rows.table, seat.threads)
+
+
+def show_layout(seat: Seat, bins: Bins, known: float | None = None) -> None:
+    """Agree on terms, then tell the active party the layout of own columns, and what share of them it will know."""
     agree_on_terms(seat)
-    table, (active,) = seat.rows.table, seat.party.peers
-    bins = fit_bins(table, seat.common.max_bin, seat.threads)
-    codes = bins.transform(table, seat.threads)
-    seat.party.send(active, BinLayout(Array.of(bins.offsets), Array.of(table.schema.categorical)))
-    return bins, codes
+    (active,), categorical = seat.party.peers, seat.rows.table.schema.categorical
+    seat.party.send(active, BinLayout(Array.of(bins.offsets), Array.of(categorical), known))
 
 
 def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:

@@ -22,8 +22,9 @@ What each learns beyond a prediction:
   prediction: their sum ranks rows like a model of its own, and so tells of the label, the more the larger the party's
   share. Rows with equal decisions of its own but different values differ at splits of others on the same trees, so
   the values sort rows by other parties' decisions. It also gets the number of outputs.
-- *Nobody* gets another party's values, thresholds, categories or column names, and no passive party another's
-  contributions or the bias.
+- *Nobody* is told another party's values, thresholds, categories or column names, and no passive party another's
+  contributions or the bias. What training's exact sums showed the active party is its own to keep
+  (`privacy.exact_sums`).
 
 Where passive parties must not learn about labels or predictions, do not hand out contributions.
 """

@@ -3,7 +3,8 @@
 ====================  =============  ==================================================  ========================
 message               from -> to     content                                             protection
 ====================  =============  ==================================================  ========================
-`BinLayout`           passive ->     bins per feature, which are categorical             TLS
+`BinLayout`           passive ->     bins per feature, which are categorical, what      TLS
+                                     exact sums will show by an estimate
 `LinkProbe`           active ->      nothing, to measure the link (cipher "auto")        TLS
 `LinkEcho`            passive ->     how much its answers may still leak                 TLS
 `Setup`               active ->      model id, which cipher, its key and field widths    TLS
@@ -60,6 +61,7 @@ from treaty.systems.vertical.cipher_choice import PROBES, LinkEcho, LinkProbe, c
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import (
     SplitOwner,
+    bin_own_columns,
     checked_sample,
     send_hint,
     show_layout,
@@ -79,6 +81,7 @@ from treaty.systems.vertical.encrypted_columns import (
     take_hints,
     unpack,
 )
+from treaty.systems.vertical.exact_share import check_share, expected_share
 from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
@@ -155,6 +158,9 @@ def _columns_of_others(
     party, common, n_rows, part = seat.party, seat.common, seat.rows.table.n_rows, training.part
     objective = training.forest.objective
     others = {peer: PassiveColumns(party, peer, n_rows) for peer in party.peers}
+    for peer, columns in others.items():
+        part.exact_sums[peer] = 1.0 if columns.known is None else columns.known
+        check_share(seat, peer, part.exact_sums[peer])
     layouts = {peer: columns.offsets for peer, columns in others.items()}
     factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)  # on sampled gradients
     bounds = SumsBounds(n_rows, math.ceil(objective.grad_bound * factor), math.ceil(objective.hess_bound * factor))
@@ -197,10 +203,13 @@ def train_passive(seat: Seat, options: CipherOptions, *, server_of: MakeServer |
 def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_of: MakeServer | None) -> ModelPart:
     party, table, common = seat.party, seat.rows.table, seat.common
     (active,) = party.peers
-    bins, codes = show_layout(seat)
+    bins, codes = bin_own_columns(seat)
+    share = expected_share(codes, common, seat.trees_a_round)
+    check_share(seat, party.name, share)  # before anything is sent
+    show_layout(seat, bins, share)
     setup = _set_up(party, active, options.cipher, LEAK_LIMIT - store.spent(table.schema.names))
     follower = Follower(seat, setup)
-    follower.part.encryption = setup.encryption
+    follower.part.encryption, follower.part.exact_sums = setup.encryption, {party.name: share}
     payload = unpack(setup.payload, active, "Setup")
     if server_of is not None:
         server = server_of(payload, codes, bins.offsets)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,11 +31,14 @@ Bools = NDArray[np.bool_]
 class BinLayout(Message):
     """A passive party's bins: int32 (n_features + 1,) first slots, bool (n_features,) which features are categorical.
 
-    A slot is a bin's place in a node's sums. Tells how many columns and bins the party has.
+    A slot is a bin's place in a node's sums. Tells how many columns and bins the party has. `known` is the share of its
+    bins that exact sums will show by its estimate, which goes by how evenly rows fill them; None where the sums are not
+    of this kind.
     """
 
     offsets: Array
     categorical: Array
+    known: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
 
 class Hint(Message):
@@ -191,7 +196,8 @@ class PassiveColumns:
     """The columns of passive party `peer`, as the active party sees them: a source of sums, see `SumsSource`.
 
     `gradients` is set before the first tree, once the cipher is set up for the layouts of all peers. With `by_column`
-    the owner decides all rows at a split and is not told the node's (``reveal="column"``).
+    the owner decides all rows at a split and is not told the node's (``reveal="column"``). `known` is the share of bins
+    that their owner expects exact sums to show.
     """
 
     gradients: EncryptedGradients
@@ -203,6 +209,7 @@ class PassiveColumns:
         self._n_rows = n_rows
         self._decided: list[NDArray[np.uint8]] = []
         layout = party.receive(peer, BinLayout)
+        self.known = layout.known
         self.categorical = view(layout.categorical, np.bool_, (None,), peer=peer, what="BinLayout.categorical")
         n_features = len(self.categorical)
         self.offsets = view(layout.offsets, np.int32, (n_features + 1,), peer=peer, what="BinLayout.offsets")

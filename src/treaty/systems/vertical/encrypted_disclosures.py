@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from treaty.models.trees import ModelPart
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast
 from treaty.systems.vertical.cipher_options import CipherOptions
 
 
 def learned_from_sums(
-    cast: Cast, options: CipherOptions, cipher: str, label_epsilon: float | None = None
+    cast: Cast, options: CipherOptions, cipher: str, part: ModelPart | None, label_epsilon: float | None = None
 ) -> dict[str, list[str]]:
-    """Return sentences by party; the active party's are about sums, splits and the model, in this order.
+    """Return sentences by party; the active party's are about sums, splits, the model and single rows, in this order.
 
-    `cipher` is the one used; `label_epsilon` of labels randomised once, None where labels are as they are.
+    `cipher` is the one used; `part` has the estimate of what exact sums showed; `label_epsilon` is of labels randomised
+    once, None where labels are as they are.
     """
     blind, columns = options.hides_nodes(cipher), options.reveals_columns(cipher)
     whose = "all" if columns else "the node's"
@@ -25,6 +29,8 @@ def learned_from_sums(
             f"{', those outside the node too' if columns else ''}; for eval sets and at prediction, each row's side at "
             "every such split; several splits of one column order the rows by it",
             "the shape of all trees and all leaf weights",
+            "the bins of single rows of the others, for certain, as far as exact sums give them away: "
+            + _estimates({} if part is None else part.exact_sums),
         ]
     }
     together = (
@@ -47,6 +53,17 @@ def learned_from_sums(
             f"sample of {'' if blind else 'rows and of '}its own columns",
         ]
     return learned
+
+
+def _estimates(shares: Mapping[str, float]) -> str:
+    """Say how much of each passive party's bins exact sums give away, where that was estimated."""
+    if not shares:
+        return (
+            "nearly all in small tables, and columns of few or rare values in any (docs/secureboost.md, What exact "
+            "sums show)"
+        )
+    each = ", ".join(f"{share:.2g} of {name}'s" if share else f"none of {name}'s" for name, share in shares.items())
+    return f"an estimated share, of all rows in all columns, of {each}"
 
 
 def small_leaves(mode: str, common: BoostingOptions) -> list[str]:

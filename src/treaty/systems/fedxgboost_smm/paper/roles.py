@@ -82,7 +82,7 @@ from treaty.systems.fedxgboost_smm.paper.sums import (
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, finish, grow, open_training, start_of
-from treaty.systems.vertical.column_owner import SplitOwner, ascending, show_layout, tree_table
+from treaty.systems.vertical.column_owner import SplitOwner, ascending, bin_own_columns, show_layout, tree_table
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitColumns, SplitRequest, TreeEnd
 from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.passive import Follower
@@ -164,7 +164,8 @@ def passive(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
     _warn(seat)
     party, common = seat.party, seat.common
     (active,) = party.peers
-    bins, codes = show_layout(seat)
+    bins, codes = bin_own_columns(seat)
+    show_layout(seat, bins)
     columns = OwnColumns(codes, bins.offsets, seat.rows.table.schema.categorical)
     setup = party.receive(active, PaperSetup)
     follower = Follower(seat, setup)

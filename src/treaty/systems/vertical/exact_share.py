@@ -1,0 +1,40 @@
+"""Consent to what exact sums give away: estimated by the owner of columns, refused by it and by the active party."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import ConfigError
+from treaty.privacy.exact_sums_estimate import estimated_share
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Seat
+
+MOST_SHARE = 0.1
+"""The largest estimated share of a party's bins that may become known without `allow_exact_sums`."""
+
+
+def expected_share(codes: NDArray[np.uint8], common: BoostingOptions, trees_a_round: int = 1) -> float:
+    """Return the estimated share of bins, rows times columns, that an active party will work out from exact sums.
+
+    `codes`, uint8 (n_rows, n_features), are the owner's binned columns. Samples of rows do not help: a tree then has
+    smaller bins, and another tree other rows. A column drawn for a quarter of the trees is asked about as in half of
+    them: what differs between rows by then has grown (both measured, `benchmarks/secureboost_exact_sums.py`).
+    """
+    sampled = common.subsample if common.one_side is None else common.top_rate + common.other_rate
+    trees = common.n_estimators * trees_a_round * common.colsample_bytree**0.5
+    counts = [np.bincount(codes[:, feature]) * sampled for feature in range(codes.shape[1])]
+    return estimated_share(counts, common.max_depth, trees)
+
+
+def check_share(seat: Seat, owner: str, share: float) -> None:
+    """Refuse a training in safe mode that would give away too much of `owner`'s bins without the job's consent."""
+    if seat.options.mode != "safe" or seat.options.allow_exact_sums or share <= MOST_SHARE:
+        return
+    said = (
+        f"exact sums would show {seat.cast.active}, by no breach of the protocol, the bins of single rows of {owner}: "
+        f"an estimated {share:.0%} of all rows in all columns, expected at most {MOST_SHARE:.0%} (docs/secureboost.md, "
+        "What exact sums show). Fewer trees, less depth, a smaller max_bin or colsample_bytree, and more rows make it "
+        "less; allow_exact_sums=True, in every party's copy of the job, accepts it"
+    )
+    raise ConfigError(said, public=said)
