@@ -281,3 +281,12 @@ def test_threads_may_decode_a_kind_for_the_first_time_at_once():
     """Decoding with the library's own cache of types ends such a process with a segmentation fault."""
     done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "decoded\n"), done.stderr
+
+
+@pytest.mark.parametrize("length", [1, 3], ids=["more axes than numpy has", "more bytes than a number shows"])
+def test_errors_of_a_shape_with_thousands_of_axes_are_short(length):
+    array = Array("uint8", (length,) * 10_000, memoryview(b"1"))
+    for expected in ((None,) * 10_000, (5,)):
+        with pytest.raises(PeerProtocolError, match="10000 axes") as caught:
+            view(array, np.uint8, expected, peer="lab", what="Rows.rows")
+        assert len(str(caught.value)) < 400

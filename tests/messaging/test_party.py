@@ -1,3 +1,4 @@
+import errno
 import threading
 import time
 
@@ -276,9 +277,14 @@ def failing(error):
         (DataError("column age of 17 rows"), "lab stopped the job: its table, labels or weights cannot be used"),
         (DataError("column age of 17 rows", public="too few rows"), "lab stopped the job: too few rows"),
         (KeyError("patient 17"), r"lab stopped the job: internal error \(KeyError\)$"),
-        (KeyboardInterrupt(), r"internal error \(KeyboardInterrupt\)"),
+        (KeyboardInterrupt(), "lab stopped the job: it was interrupted by its user$"),
+        (SystemExit(143), "lab stopped the job: its process was told to end$"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/home/17/x"),
+            r"lab stopped the job: a file of its own, or its system, failed \(ENOSPC\)$",
+        ),
     ],
-    ids=["treaty error", "private error", "error with a public text", "other error", "interrupt"],
+    ids=["treaty error", "private error", "error with a public text", "other error", "interrupt", "signal", "file"],
 )
 def test_run_role_tells_peers_of_a_failure_and_raises_it(quick, error, told):
     with pytest.raises(type(error)) as caught:

@@ -271,18 +271,50 @@ def test_a_party_that_says_much_does_not_stand_still(tmp_path, monkeypatch, capl
     assert "lab: many words" in caplog.text
 
 
+def started_by(process: subprocess.Popen[str]) -> list[str]:
+    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see the processes started")
-def test_ending_the_command_ends_the_parties_it_started(tmp_path):
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_ending_the_command_ends_the_parties_it_started_and_leaves_no_key(tmp_path, monkeypatch, by):
     job = write_job(tmp_path, trees=4000)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     process = subprocess.Popen([*TREATY, "train", str(job)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_rounds({"all": process}, tmp_path / "model" / "clinic.checkpoint", 1)
-    begun = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    begun = started_by(process)
     assert len(begun) == 3
-    process.terminate()
-    assert process.wait(within(EACH_WITHIN)) == 128 + signal.SIGTERM
+    process.send_signal(by)
+    assert process.wait(within(EACH_WITHIN)) == (-by if by == signal.SIGKILL else 128 + by)
     process.communicate()
-    assert not any(Path(f"/proc/{pid}/exe").exists() for pid in begun)
+    deadline = time.monotonic() + within(EACH_WITHIN)
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in begun):
+        assert time.monotonic() < deadline, "a party goes on without the command that started it"
+        time.sleep(0.05)
+    assert not list((tmp_path / "temporary").iterdir())
+    assert load_checkpoint(tmp_path / "model" / "clinic.checkpoint").rounds >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [
+        (signal.SIGINT, "lab stopped the job: it was interrupted by its user"),
+        (signal.SIGTERM, "lab stopped the job: its process was told to end"),
+        (signal.SIGHUP, "lab stopped the job: its process was told to end"),
+    ],
+)
+def test_a_party_that_is_ended_by_a_signal_says_farewell(tmp_path, by, words):
+    job = write_job(tmp_path, trees=200, alone=True)
+    dies = {"lab": ("", 6, "CheckpointReceipt")}
+    processes = {name: start(job, name, dies=dies.get(name), by=by) for name in ("imaging", "lab", "clinic")}
+    ended = finish(processes, 60)
+    assert ended["lab"][0] == (1 if by == signal.SIGINT else 128 + by)
+    assert "Traceback" not in ended["lab"][1]
+    assert words in one_line(ended["clinic"][1])
+    assert words in one_line(ended["imaging"][1])
 
 
 @pytest.mark.parametrize(

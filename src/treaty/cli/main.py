@@ -32,7 +32,7 @@ from treaty.runs.party import (
     predict_party,
     train_party,
 )
-from treaty.runs.processes import run_all
+from treaty.runs.processes import FROM_PARENT, ended_by_signals, job_of_parent, run_all
 from treaty.runs.progress import TrainingBar, steps_bar
 from treaty.runs.report import load_reports
 
@@ -146,7 +146,7 @@ def train(
     whoever has a table is a user; the others have role = "edge" or role = "authority". The job goes on without users
     that are lost, and cannot be resumed.
     """
-    described = load_job(job)
+    described = _described(job)
     if party is not None:
         _check_party(party, list(described.parties))
     cast = check_training(described, party, resume=resume)
@@ -205,7 +205,7 @@ def predict(
     predicts its own rows alone; --as north needs no network and writes north.predictions.csv. So does the server under
     fedxgb.
     """
-    described = load_job(job)
+    described = _described(job)
     path = output or Path(described.output) / "predictions.csv"
     if party is not None:
         _check_party(party, list(described.parties))
@@ -256,7 +256,7 @@ def explain(
     computed from; under fedxgb the server explains its own rows alone. docs/interpretation.md says what this tells
     beyond a prediction.
     """
-    described = load_job(job)
+    described = _described(job)
     if party is None and described.by_row and "explain" not in described.system.cannot:
         (party,) = owners_of_model(described)  # the server
     if party is None:
@@ -325,6 +325,11 @@ def keys(
     console.print(f"fingerprint  {fingerprint(load_certificate(certificate))}", soft_wrap=True)
 
 
+def _described(job: Path) -> Job:
+    """Read a job file, or the job of the command that plays all parties and has started this process for one."""
+    return job_of_parent() if str(job) == FROM_PARENT else load_job(job)
+
+
 def _check_party(party: str, parties: list[str]) -> None:
     if party not in parties:
         raise ConfigError(f"expected --as to be one of {', '.join(parties)}, got {party!r}")
@@ -333,7 +338,8 @@ def _check_party(party: str, parties: list[str]) -> None:
 def main() -> NoReturn:
     """Run the command line; errors Treaty raises on purpose are one message, not a traceback."""
     try:
-        app(standalone_mode=True)
+        with ended_by_signals():
+            app(standalone_mode=True)
     except (ConfigError, DataError) as error:
         print(f"treaty: {error}", file=sys.stderr)
         sys.exit(2)

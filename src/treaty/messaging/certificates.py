@@ -96,12 +96,13 @@ def write_identity(folder: str | Path, name: str) -> Identity:
 
 
 def load_identity(key_file: str | Path, certificate_file: str | Path, name: str) -> Identity:
-    """Read a party's key and certificate from PEM files, as `write_identity` writes them.
+    """Read a party's key and certificate from PEM files, as `write_identity` writes them, or given as the PEM itself.
 
     Refuses a key file that is another user's or open to others, a key that is not the certificate's, and a certificate
     not valid for `name`; warns of one that ends soon (`RENEW_WITHIN`).
     """
-    identity = Identity(_read_secret(Path(key_file)), load_certificate(certificate_file))
+    key = _given(key_file) or _read_secret(Path(key_file))
+    identity = Identity(key, load_certificate(certificate_file))
     check_identity(identity, name)
     last = _parse(identity.certificate, name).not_valid_after_utc
     if last - datetime.datetime.now(datetime.UTC) < RENEW_WITHIN:
@@ -113,9 +114,10 @@ def load_identity(key_file: str | Path, certificate_file: str | Path, name: str)
 
 
 def load_certificate(file: str | Path) -> bytes:
-    """Read a peer's certificate, PEM, from a file that holds exactly one."""
-    pem = _read(Path(file))
-    _parse(pem, str(file))
+    """Read a peer's certificate, PEM, from a file that holds exactly one; `file` may be the PEM itself."""
+    given = _given(file)
+    pem = given or _read(Path(file))
+    _parse(pem, "the job" if given else str(file))
     return pem
 
 
@@ -193,6 +195,11 @@ def _parse(pem: bytes, what: str) -> x509.Certificate:
 
 def _files(folder: str | Path, name: str) -> tuple[Path, Path]:
     return Path(folder) / f"{name}.key.pem", Path(folder) / f"{name}.cert.pem"
+
+
+def _given(file: str | Path) -> bytes | None:
+    """Return a PEM that stands where a file's name may stand; None for a name."""
+    return str(file).encode() if str(file).startswith("-----BEGIN ") else None
 
 
 def _read(file: Path) -> bytes:

@@ -95,14 +95,14 @@ def view(
         raise PeerProtocolError(
             peer,
             f"expected {name} {_tuple(shape)}, got {clean(array.dtype, 20)} "
-            f"{_tuple(array.shape[:8])} - at {what} from {peer}",
+            f"{_tuple(array.shape)} - at {what} from {peer}",
         )
     needed = math.prod(array.shape) * expected.itemsize
     if array.data.nbytes != needed:
+        many = needed if needed < 1 << 63 else "too many"
         raise PeerProtocolError(
             peer,
-            f"expected {needed} bytes for {name} {_tuple(array.shape)}, got {array.data.nbytes}"
-            f" - at {what} from {peer}",
+            f"expected {many} bytes for {name} {_tuple(array.shape)}, got {array.data.nbytes} - at {what} from {peer}",
         )
     try:
         elements = np.frombuffer(array.data, expected.newbyteorder("<")).reshape(array.shape)
@@ -205,5 +205,8 @@ def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
 
 
 def _tuple(shape: tuple[int | None, ...]) -> str:
-    lengths = ["any" if length is None else str(length) for length in shape]
+    """Show a shape, which a peer may have made long."""
+    lengths = ["any" if length is None else str(length) for length in shape[:8]]
+    if len(shape) > 8:
+        lengths.append(f"... {len(shape)} axes")
     return f"({lengths[0]},)" if len(lengths) == 1 else f"({', '.join(lengths)})"

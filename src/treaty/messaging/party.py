@@ -4,6 +4,7 @@ A role is a plain function that calls `Party.send` and `Party.receive` and reads
 `run_role` runs it and makes sure that the others learn how it ended.
 """
 
+import errno
 import logging
 import threading
 import time
@@ -363,15 +364,26 @@ def run_role(party: Party, role: Callable[[], Result]) -> Result:
     """Run a party's role, a callable without arguments, to its end, return its result and tell the peers how it ended.
 
     `party.close` is called after success, `party.abort` after any exception, which is raised again. Peers are told
-    what a `TreatyError` says is public, of any other exception the type alone. The channel stays open.
+    what a `TreatyError` says is public, that a user or the system ended the process, or that a file failed; of any
+    other exception the type alone. The channel stays open.
     """
     try:
         result = role()
     except BaseException as error:
-        if isinstance(error, TreatyError):
-            party.abort(error.public or str(error))
-        else:
-            party.abort(f"internal error ({type(error).__name__})")
+        party.abort(_told(error))
         raise
     party.close()
     return result
+
+
+def _told(error: BaseException) -> str:
+    """Return what peers are told of an exception."""
+    if isinstance(error, TreatyError):
+        return error.public or str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted by its user"
+    if isinstance(error, SystemExit):
+        return "its process was told to end"
+    if isinstance(error, OSError):
+        return f"a file of its own, or its system, failed ({errno.errorcode.get(error.errno or 0, 'unknown error')})"
+    return f"internal error ({type(error).__name__})"

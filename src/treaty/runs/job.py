@@ -233,6 +233,11 @@ def load_job(path: str | Path) -> Job:
     return _absolute(job, path.resolve().parent)
 
 
+def decoded_job(data: bytes) -> Job:
+    """Return the job that `Job.encoded` encoded."""
+    return msgspec.convert(_named_tables(msgspec.json.decode(data)), Job)
+
+
 def _named_tables(raw: Any) -> Any:
     """Put a file's tables of options, named by the system, into the fields `own` and `common`."""
     if not isinstance(raw, dict):

@@ -1,7 +1,8 @@
 """All parties of a job on this machine, each its own process, talking over gRPC with mutual TLS on loopback.
 
 Processes are started afresh, never forked: gRPC and threads do not survive a fork, and a fresh start needs no guard
-in the user's script.
+in the user's script. Each is written its job on standard input, with the key that was made up for it, so that no key is
+ever on a disk; and reads on there, to end when the process that started it has ended, however that was.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
 from treaty.compute import usable_cores
 from treaty.errors import TreatyError
-from treaty.messaging.certificates import write_identity
+from treaty.messaging.certificates import make_identity
 from treaty.messaging.party import FAREWELL_TIMEOUT
-from treaty.runs.job import Job
+from treaty.runs.job import Job, decoded_job
 from treaty.runs.party import owners_of_model
 from treaty.runs.report import expendable, load_reports
 from treaty.runs.threads import Traffic
@@ -40,6 +40,8 @@ RECONNECT = 2.0  # seconds, at most, to dial again: on one machine a connection 
 FAILED_WITH_OTHERS = 1  # exit code of errors that are not about a party's own options and tables: mostly another's
 # seconds of grace before survivors are killed: in a farewell they hear what went wrong
 GRACE = FAREWELL_TIMEOUT + 5.0
+LAST_WORDS = 5.0  # seconds in which a process that is to end may do so by itself
+FROM_PARENT = "-"  # in place of a job file: the job is on standard input
 
 
 class PartyFailure(TreatyError):
@@ -59,43 +61,39 @@ def run_all(
     """
     if verb == "train":
         compile_kernels(job.system, job.settings()[0])
+    completed = _completed(job)
     with ExitStack() as held:
-        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="treaty-"))
-        path = Path(folder) / "job.json"
-        path.write_bytes(_completed(job, Path(folder)).encoded())
         # where rows are split all parties work at once, and threads that mostly hold the interpreter lock are slower on
         # several cores
         kept_to = _dealt_out(job.parties) if verb == "train" and job.by_row else {}
         # files, not pipes: a process that fills a pipe nobody reads would block
         errors = {name: held.enter_context(tempfile.TemporaryFile()) for name in job.parties}
-        started = {
-            name: subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
+        held.enter_context(ended_by_signals())
+        started: dict[str, subprocess.Popen[bytes]] = {}
+        held.callback(_end_all, started)
+        for name in job.parties if verb == "train" else owners_of_model(job):
+            started[name] = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
                 [
                     sys.executable,
                     "-m",
                     "treaty",
                     verb,
-                    str(path),
+                    FROM_PARENT,
                     "--as",
                     name,
                     *(arguments if to_all or name == job.active else ()),
                     *(("--cores", kept_to[name]) if name in kept_to else ()),
                 ],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=None if progress and name == job.active and sys.stderr.isatty() else errors[name],
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
             )
-            for name in (job.parties if verb == "train" else owners_of_model(job))
-        }
+        for name, process in started.items():
+            _tell_job(process, _copy_of(completed, name))
         may_fail = expendable(job) if verb == "train" else []
-        try:
-            with _interrupted_by_sigterm():
-                failed = _wait(started, may_fail)
-        finally:
-            for process in started.values():
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+        failed = _wait(started, may_fail)
+        _end_all(started)
         said = {name: _said(errors[name], name) for name in started}
         # parties at fault before those that only heard of it
         failed.sort(key=lambda name: started[name].returncode == FAILED_WITH_OTHERS)
@@ -109,17 +107,65 @@ def run_all(
             logger.warning("the job went on without %d parties\n%s", len(failed), told)
 
 
+def _tell_job(process: subprocess.Popen[bytes], job: Job) -> None:
+    """Write a process its job, one line; the pipe stays open for as long as this process lives."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended already, and says why on standard error
+        process.stdin.write(job.encoded() + b"\n")
+        process.stdin.flush()
+
+
+def job_of_parent() -> Job:
+    """Return the job that `run_all` has written to this process, which from now on ends with the one that wrote it."""
+    line = bytearray()
+    while not line.endswith(b"\n") and (found := os.read(0, 1 << 16)):
+        line += found
+    threading.Thread(target=_end_with_parent, name="treaty-parent", daemon=True).start()
+    return decoded_job(bytes(line))
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # nothing more is written: it returns once the other end is closed, at that process's end
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)  # to say farewell, and to write a checkpoint
+    os._exit(128 + signal.SIGTERM)
+
+
+def _end_all(started: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """End what still runs, after a short time in which it may write its checkpoint."""
+    running = [process for process in started.values() if process.poll() is None]
+    for process in running:
+        process.terminate()
+    deadline = time.monotonic() + LAST_WORDS
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for process in started.values():
+        if process.stdin is not None:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+
+
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exit that ends the child processes, too, unless the program handles SIGTERM itself."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+def ended_by_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exit, in which others are told and child processes ended.
+
+    Not where the program handles or ignores such a signal itself, nor in threads other than the main one.
+    """
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    here = threading.current_thread() is threading.main_thread()
+    changed = [number for number in numbers if here and signal.getsignal(number) == signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _dealt_out(parties: Collection[str]) -> dict[str, str]:
@@ -168,7 +214,7 @@ def _wait(started: Mapping[str, subprocess.Popen[bytes]], may_fail: Collection[s
         time.sleep(0.02)
 
 
-def _completed(job: Job, folder: Path) -> Job:
+def _completed(job: Job) -> Job:
     """Make up addresses, keys and certificates where the job names none; shorten the time to reconnect."""
     parties = {}
     ports = iter(free_ports(len(job.parties)))
@@ -177,10 +223,19 @@ def _completed(job: Job, folder: Path) -> Job:
         if member.address is None:
             changes["address"] = f"127.0.0.1:{next(ports)}"
         if member.key is None or member.certificate is None:
-            write_identity(folder, name)
-            changes["key"], changes["certificate"] = str(folder / f"{name}.key.pem"), str(folder / f"{name}.cert.pem")
+            identity = make_identity(name)
+            changes["key"], changes["certificate"] = identity.key.decode(), identity.certificate.decode()
         parties[name] = msgspec.structs.replace(member, **changes)
     return msgspec.structs.replace(job, parties=parties, reconnect=min(job.reconnect, RECONNECT))
+
+
+def _copy_of(job: Job, name: str) -> Job:
+    """Return a party's copy of the job, with no key but its own."""
+    parties = {
+        other: member if other == name else msgspec.structs.replace(member, key=None)
+        for other, member in job.parties.items()
+    }
+    return msgspec.structs.replace(job, parties=parties)
 
 
 def free_ports(count: int) -> list[int]:
