@@ -18,7 +18,6 @@ from pace import within
 from treaty.errors import TreatyError
 from treaty.messaging.memory import memory_channels
 from treaty.messaging.party import Party, run_role
-from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import load_checkpoint
 from treaty.runs import party as runs
 from treaty.runs.job import Job
@@ -69,10 +68,10 @@ def train_in_threads(monkeypatch: pytest.MonkeyPatch, jobs: Mapping[str, Job]) -
     """Train every party with its copy of a job in a thread of this process; return what those that failed said."""
     channels, said = memory_channels(jobs), {}
 
-    def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Any]) -> tuple[Any, Transcript]:
+    def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Any]) -> Any:
         peers = job.system.links(cast, job.settings()[0])[name]
         party = Party(name, job.name, job.system.name, channels[name], peers, timeout=20.0)
-        return run_role(party, lambda: role(party)), party.transcript
+        return run_role(party, lambda: role(party))
 
     def train(name: str) -> None:
         try:

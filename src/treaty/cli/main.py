@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the job ended with an error, said on standard error, which
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
@@ -21,6 +22,7 @@ from treaty.database import set_aside
 from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.privacy.ledger import cost, read_ledger, summary
+from treaty.runs.endings import check_writable
 from treaty.runs.job import Job, id_column, load_job
 from treaty.runs.party import (
     check_explainable,
@@ -44,6 +46,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 console = Console()
+BY_SIGNAL = (129, 130, 143)  # exit codes after SIGHUP, SIGINT and SIGTERM
 
 
 def _show_version(wanted: bool) -> None:
@@ -216,6 +219,7 @@ def predict(
         run_all(described, "predict", arguments=["--output", str(path.resolve())])
         console.print(f"predictions: {path}", soft_wrap=True)
         return
+    check_writable([path.parent] if party == described.active else [])
     with steps_bar("predicting", shown=party == described.active) as steps:
         ids, found = predict_party(described, party, steps)
     if found is None:
@@ -266,6 +270,7 @@ def explain(
             console.print(f"{name}: {Path(described.output) / f'{name}.contributions.{ending}'}", soft_wrap=True)
         return
     _check_party(party, list(described.parties))
+    check_writable([Path(described.output)])
     found = explain_party(described, party)
     if found:
         write_predictions(Path(described.output) / f"{party}.contributions.{ending}", found)
@@ -345,5 +350,16 @@ def main() -> NoReturn:
         sys.exit(2)
     except TreatyError as error:
         print(f"treaty: {error}", file=sys.stderr)
+        sys.exit(1)
+    except SystemExit as ended:
+        if ended.code in BY_SIGNAL:
+            # at once: a call of gRPC that was cut off half-way can keep the interpreter from ending
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended.code)
+        raise
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        print(f"treaty: a file or the system failed: {error.strerror or error}{where}", file=sys.stderr)
         sys.exit(1)
     sys.exit(0)

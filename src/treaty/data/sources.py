@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import re
+import secrets
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -95,7 +96,15 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
     if len({array.shape for array in arrays.values()}) != 1 or any(array.ndim != 1 for array in arrays.values()):
         shapes = ", ".join(f"{name!r} {array.shape}" for name, array in arrays.items())
         raise DataError(f"predictions: expected columns of one length, got {shapes or 'no columns'}")
-    table = pa.table(arrays)
+    whole = path.with_name(f".{secrets.token_hex(8)}{ending}")  # what was there is replaced by a whole file only
+    try:
+        _write(whole, pa.table(arrays), ending)
+        whole.replace(path)
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def _write(path: Path, table: pa.Table, ending: str) -> None:
     if ending == ".parquet":
         pyarrow.parquet.write_table(table, path, compression="zstd")
     elif ending == ".arrow":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,11 +18,11 @@ from treaty.errors import ConfigError, PeerLost
 from treaty.messaging.certificates import load_certificate, load_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
-from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, load_checkpoint, marked
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import load_part, predict_pooled
+from treaty.runs.endings import check_writable, output_folders, wait_until_all_kept
 from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.reading import (
     TrainingTables,
@@ -35,6 +36,8 @@ from treaty.runs.report import write_report
 from treaty.runs.rows import open_rows, read_rows
 from treaty.runs.threads import predicting_cast
 from treaty.systems.system import Cast, LabelledRows, Phase, Program, Progress, Seat, System, Vouching
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
@@ -67,10 +70,15 @@ def train_party(
     started = time.perf_counter()
     cast = check_training(job, name, resume=resume)  # refused before anybody waits for a connection
     system, (own, common), threads = job.system, job.settings(), cores(job.n_jobs)
-    Path(job.output).mkdir(parents=True, exist_ok=True)
-    kept = checkpoint_file(job.checkpoints or job.output, name)
-    store = store_of(job, name)
-    check_ledgers((part_file(job.output, name), kept), store, name)
+    kept, store = checkpoint_file(job.checkpoints or job.output, name), store_of(job, name)
+
+    def check_files() -> None:
+        check_writable(output_folders(job, name))
+        check_ledgers((part_file(job.output, name), kept), store, name)
+
+    unready = _first_error(check_files)
+    if unready is not None:
+        logger.warning("%s: %s; waiting for the others, to tell them", name, unready)
     keeper = Keeper(kept, resume=resume or name != job.active, party=name, store=store)
     begun: list[float] = []
     aligning: dict[str, float] = {}
@@ -81,7 +89,8 @@ def train_party(
             progress(done, part)
 
     def role(party: Party) -> Any:
-        # tables are read once connected, so that the others learn of a bad one
+        if unready is not None:  # raised once connected, and tables are read then, so that the others learn of it
+            raise unready
         tables = TrainingTables()
         if job.by_row:
             tables = read_by_row(job, name, cast)
@@ -98,23 +107,39 @@ def train_party(
             row_numbers=tables.row_numbers, rows_digest=tables.rows_digest,
         )  # fmt: skip
         result = system.train[cast.roles[name]](seat)
-        return result if cast.roles[name] in system.has_model else None
+        part = result if cast.roles[name] in system.has_model else None
+        keep(party, part)
+        wait_until_all_kept(party, cast, cast.having(*system.has_model), system.may_lose(cast, own))
+        return part
+
+    def keep(party: Party, part: Any) -> None:
+        if part is not None:
+            marked(part, store, name).save(part_file(job.output, name))
+        ended = time.perf_counter()
+        first = begun[0] if begun else ended
+        training = "training" if system.common.table == "regression" else "boosting"
+        seconds = {**aligning, "setup": first - started - sum(aligning.values()), training: ended - first}
+        write_report(job, name, cast, party.transcript, seconds, part)
 
     try:
-        part, transcript = connected(job, name, cast, role)
+        part = connected(job, name, cast, role)
     except BaseException:
-        keeper.write()
+        unkept = _first_error(keeper.write)
+        if unkept is not None:
+            logger.info("%s: its checkpoint could not be written either: %s", name, unkept)
         raise
-    if part is not None:
-        marked(part, store, name).save(part_file(job.output, name))
     keeper.done()
     order_file(job, name).unlink(missing_ok=True)  # the next training aligns anew
-    ended = time.perf_counter()
-    first = begun[0] if begun else ended
-    training = "training" if system.common.table == "regression" else "boosting"
-    seconds = {**aligning, "setup": first - started - sum(aligning.values()), training: ended - first}
-    write_report(job, name, cast, transcript, seconds, part)
     return part
+
+
+def _first_error(attempt: Callable[[], None]) -> ConfigError | None:
+    """Return the error of checking or writing files, if there is one."""
+    try:
+        attempt()
+    except ConfigError as error:
+        return error
+    return None
 
 
 def check_training(job: Job, name: str | None = None, *, resume: bool = False) -> Cast:
@@ -278,9 +303,10 @@ def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
 def _with_rows(job: Job, name: str, programs: Mapping[str, Program], phase: Phase | None) -> tuple[Any, Any]:
     """Run a role with the party's saved part and its rows to predict; return their ids too, if they were aligned."""
     cast, (own, common), threads = _predicting(job), job.settings(), cores(job.n_jobs)
-    path, part = _to_predict(job, name), find_part(job, name)
+    path = _to_predict(job, name)
 
     def role(party: Party) -> tuple[Any, Any]:
+        part = find_part(job, name)  # once connected, so that the others learn of a bad one
         with among_owners(party, cast):
             rows = open_rows(party, job, path, part.schema, threads=threads)
         seat = Seat(
@@ -289,8 +315,7 @@ def _with_rows(job: Job, name: str, programs: Mapping[str, Program], phase: Phas
         )  # fmt: skip
         return rows.ids, programs[cast.roles[name]](seat)
 
-    found, _ = connected(job, name, cast, role)
-    return found
+    return connected(job, name, cast, role)
 
 
 def _to_predict(job: Job, name: str) -> str:
@@ -300,7 +325,7 @@ def _to_predict(job: Job, name: str) -> str:
     return path
 
 
-def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Result]) -> tuple[Result, Transcript]:
+def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Result]) -> Result:
     """Connect to the peers that the system's links name, run the role, leave in order."""
     system, own = job.system, job.settings()[0]
     peers, me = system.links(cast, own)[name], job.parties[name]
@@ -332,7 +357,7 @@ def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Result]) 
                 raise
             return role(party)
 
-        return run_role(party, connect_and_play), party.transcript
+        return run_role(party, connect_and_play)
     finally:
         channel.close()
 

@@ -1,0 +1,89 @@
+"""How a run ends well: that outputs can be written is known before it begins, and all keep their parts or all know."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from treaty.errors import ConfigError
+from treaty.messaging.messages import Message
+from treaty.messaging.party import Party
+from treaty.runs.job import Job
+from treaty.systems.system import Cast
+
+LAST_ROUND = 1 << 40
+"""The round of the two messages below: after those of any training."""
+
+
+class PartKept(Message):
+    """The sender has written its part of the model and its report."""
+
+
+class AllKept(Message):
+    """Everybody with a part of the model has written it."""
+
+
+def output_folders(job: Job, name: str) -> list[Path]:
+    """Return the folders that a party's training writes to, as far as the job names them.
+
+    The folder beside a table, where what serves later jobs is kept by default, need not be writable: few systems use
+    it.
+    """
+    member = job.parties[name]
+    named = [job.output, job.checkpoints, job.store if member.table else None]
+    named.append(None if job.align is None else job.align.log)
+    named.append(None if member.noisy_labels is None else str(Path(member.noisy_labels).parent))
+    return [Path(folder) for folder in dict.fromkeys(named) if folder]
+
+
+def check_writable(folders: Iterable[Path]) -> None:
+    """Make folders that do not exist, and try to write in all.
+
+    Raises
+    ------
+    ConfigError
+        Which names the folder; other parties are told only that files cannot be written.
+    """
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".treaty-") as trial:
+                trial.write(bytes(1 << 12))
+                trial.flush()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write in {folder}: {error.strerror}; make room, change its permissions or name another folder",
+                public="its files cannot be written; it has the details",
+            ) from None
+
+
+def wait_until_all_kept(party: Party, cast: Cast, owners: list[str], may_lose: Iterable[str]) -> None:
+    """Return once every party with a part of the model has written it; call it when this one has written its own.
+
+    The active party hears of all and tells all. One that could not write its part has stopped the job instead, as it
+    does for any error, and so all end with that error. Only a connection lost between the two messages can still leave
+    a party in doubt: it ends with an error although all have their parts.
+
+    Parameters
+    ----------
+    owners : list of str
+        The parties with a part.
+    may_lose : iterable of str
+        Those that the active party does not insist on.
+    """
+    if party.name not in owners:
+        return
+    party.round = LAST_ROUND
+    if party.name != cast.active:
+        party.send(cast.active, PartKept())
+        party.receive(cast.active, AllKept)
+        return
+    others = [peer for peer in owners if peer in party.peers]
+    expendable = set(may_lose)
+    for peer in others:
+        if peer not in expendable:
+            party.receive(peer, PartKept)
+    rest = [peer for peer in others if peer in expendable]
+    heard = party.gather(rest, PartKept) if rest else {}
+    party.send_each({peer: AllKept() for peer in others if peer in heard or peer not in expendable})

@@ -1,0 +1,107 @@
+"""How parties end together: outputs that cannot be written, and parts that cannot be kept at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from marks import all_but_first_slow, slow
+from runs.job_files import finish, start
+from runs.small_jobs import SYSTEMS, model, played, write_job
+from treaty import files
+from treaty.errors import ConfigError
+from treaty.runs import party as runs
+from treaty.runs.endings import check_writable
+from treaty.runs.job import Job
+from treaty.runs.party import owners_of_model, part_file
+from treaty.runs.warm_up import compile_kernels
+
+SMALL = ["quasi-newton", *(system for system in SYSTEMS if system != "quasi-newton")]
+
+
+def with_output(job: Job, folder: Path) -> Job:
+    return msgspec.structs.replace(job, output=str(folder))
+
+
+@pytest.mark.parametrize("system", all_but_first_slow(*SMALL))
+@pytest.mark.parametrize("victim", ["active", slow("other")])
+def test_an_output_that_cannot_be_written_is_known_before_anything_is_read(tmp_path, monkeypatch, system, victim):
+    job = write_job(tmp_path, system)
+    name = job.active if victim == "active" else owners_of_model(job)[-1]
+    (tmp_path / "taken").write_text("a file")
+    read, by_column, by_row = [], runs.read_by_column, runs.read_by_row
+    monkeypatch.setattr(
+        runs, "read_by_column", lambda party, *a, **k: (read.append(party.name), by_column(party, *a, **k))[1]
+    )
+    monkeypatch.setattr(runs, "read_by_row", lambda job, who, *a: (read.append(who), by_row(job, who, *a))[1])
+    jobs = dict.fromkeys(job.parties, job) | {name: with_output(job, tmp_path / "taken" / "model")}
+    said = played(jobs)
+    assert f"cannot write in {tmp_path / 'taken' / 'model'}" in said[name]
+    assert name not in read
+    for other in set(job.parties) - {name}:
+        assert other not in owners_of_model(job) or name in said[other]
+        assert str(tmp_path) not in said.get(other, "")
+    assert not list(tmp_path.glob("model/*.part"))
+
+
+@pytest.mark.parametrize("system", all_but_first_slow(*SMALL))
+def test_a_party_that_cannot_keep_its_part_ends_all_with_its_error(tmp_path, monkeypatch, system):
+    job = write_job(tmp_path, system)
+    compile_kernels(job.system, job.settings()[0])
+    owners = owners_of_model(job)
+    name, write = owners[-1], files.write_whole
+
+    def full(path: Path, *arguments: object, **options: object) -> None:
+        if Path(path) == part_file(job.output, name):
+            raise ConfigError(f"cannot write {path}: No space left on device", public=files._UNWRITTEN)
+        write(path, *arguments, **options)
+
+    monkeypatch.setattr(files, "write_whole", full)
+    said = played(dict.fromkeys(job.parties, job))
+    assert said[name].endswith("No space left on device")
+    for other in set(owners) - {name}:
+        assert f"{name} stopped the job: its files cannot be written; it has the details" in said[other]
+    assert not list((tmp_path / "model").glob(".*"))
+    if job.system.common.table != "regression" and len(owners) > 1:
+        assert list((tmp_path / "model").glob("*.checkpoint"))  # from which all may go on
+
+
+@pytest.mark.parametrize("system", all_but_first_slow(*SMALL))
+def test_nobody_leaves_before_everybody_has_kept_its_part(tmp_path, monkeypatch, system):
+    job = write_job(tmp_path, system)
+    compile_kernels(job.system, job.settings()[0])
+    owners, close, seen = owners_of_model(job), runs.GrpcChannel.close, {}
+
+    def closing(channel: runs.GrpcChannel) -> None:
+        seen[channel.name] = [part_file(job.output, owner).exists() for owner in owners]
+        close(channel)
+
+    monkeypatch.setattr(runs.GrpcChannel, "close", closing)
+    assert played(dict.fromkeys(job.parties, job)) == {}
+    assert all(all(seen[owner]) for owner in owners)
+    assert set(model(job)) == set(owners)
+
+
+@pytest.mark.slow
+def test_between_processes_an_output_that_cannot_be_written_is_no_traceback(tmp_path):
+    write_job(tmp_path, "sgd")
+    (tmp_path / "taken").write_text("a file")
+    (tmp_path / "b.toml").write_text('output = "taken"\n' + (tmp_path / "job.toml").read_text())
+    processes = {name: start(tmp_path / "job.toml", name) for name in ("a", "notary")}
+    processes["b"] = start(tmp_path / "b.toml", "b")
+    ended = finish(processes, 60)
+    assert [ended[name][0] for name in ("a", "b", "notary")] == [1, 2, 1]
+    for _, said in ended.values():
+        assert "Traceback" not in said
+        assert "b" in said.splitlines()[-1]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    check_writable([tmp_path / "new" / "folder"])
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    with pytest.raises(ConfigError, match=r"cannot write in .*file.*: .*; make room, change") as caught:
+        check_writable([tmp_path / "file"])
+    assert "file" not in caught.value.public.replace("files", "")
