@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from flips import damaged, flipped
+from pace import within
 from treaty.data import run_log
 from treaty.data.run_log import RunLog, count_changed, decode, encode
 from treaty.database import set_aside
@@ -179,7 +180,7 @@ def test_processes_and_threads_that_share_a_log_keep_its_chain_and_limit(tmp_pat
         thread.start()
     for thread in threads:
         thread.join()
-    said = [word for other in others for word in other.communicate(timeout=60)[0].split()]
+    said = [word for other in others for word in other.communicate(timeout=within(60))[0].split()]
     assert [said.count(word) for word in ("started", "refused")] == [12, 8]
     entries = RunLog(path).entries()
     assert [sum(entry.event == event for entry in entries) for event in ("started", "finished")] == [12, 4]

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from pace import within
 from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout
 from treaty.messaging.conversation import Conversation
 from treaty.messaging.memory import memory_channels
@@ -98,7 +99,7 @@ def test_gather_of_hundreds_of_threads_misses_those_that_fail():
     roles = {"clinic": server} | {name: user(number) for number, name in enumerate(users)}
     start = time.monotonic()
     heard = play(roles, star("clinic", roles), job="j", protocol="p", timeout=60).results["clinic"]
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < within(30)
     everyone = {name: number for number, name in enumerate(users)}
     rest = {name: number for name, number in everyone.items() if number % 10}
     assert heard == [everyone, rest, rest]

@@ -65,7 +65,7 @@ def test_killed_process_is_noticed_within_5_seconds_while_waiting_for_another(
     with pytest.raises(PeerLost, match="lab is lost: its connection broke") as caught:
         clinic_party.receive("shop", Rows)
     assert caught.value.peer == "lab"
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < within(5)
     with pytest.raises(PeerLost, match="lab is lost") as again:
         clinic.send("lab", b"x", 5)
     assert child.address in str(again.value)  # for us
@@ -87,7 +87,7 @@ def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
         sender=lambda: clinic.send("lab", bytes(size), 60),
         receiver=lambda: clinic_party.receive("shop", Rows),
     )
-    assert time.monotonic() - start < 8  # keepalive 1 s + 1 s, reconnect 1 s
+    assert time.monotonic() - start < within(8)  # keepalive 1 s + 1 s, reconnect 1 s
     for error in outcome.values():
         assert isinstance(error, PeerLost), error
         assert error.peer == "lab"
@@ -109,7 +109,7 @@ def test_process_that_holds_pythons_lock_is_not_taken_for_dead(clinic, shop, cli
 def test_process_that_ends_after_its_goodbye_is_not_a_death(clinic, shop, clinic_party, process, together):
     child = process("lab", clinic, "goodbye")
     connect_clinic_and_shop(clinic, shop, together, child.address)
-    assert child.wait(20) == 0, child.stderr.read()  # it never closes its channel, and ends all the same
+    assert child.wait(within(20)) == 0, child.stderr.read()  # it never closes its channel, and ends all the same
     clinic_party.receive("lab", Rows)
     with pytest.raises(PeerTimeout):
         clinic_party.receive("shop", Rows, timeout=2.5)
@@ -209,7 +209,7 @@ def test_dead_network_is_noticed_by_keepalive(proxied):
     start = time.monotonic()
     with pytest.raises(PeerLost, match="lab is lost: its connection broke"):
         clinic.receive(20)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < within(8)
     proxy.flowing.set()
 
 
@@ -340,7 +340,7 @@ def test_peer_that_takes_nothing_is_given_up_after_the_timeout(proxied, size):
         start = time.monotonic()
         with pytest.raises(PeerTimeout, match=r"lab took no message for 0\.5 s, though its connection is alive"):
             clinic.send("lab", bytes(size), 0.5)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < within(2)
         time.sleep(0.5)  # lab hears of it
     assert lab.receive(0.5) is None
     clinic.send("lab", b"next", 5)
@@ -452,7 +452,7 @@ def test_certificate_other_than_the_pinned_one_is_an_error_at_both_sides(grpc_en
     lab = grpc_end("lab", ["clinic"], identity=impostor)
     start = time.monotonic()
     outcome = connect([clinic, lab], timeout=30)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < within(10)
     assert isinstance(outcome["clinic"], PeerProtocolError)
     assert isinstance(outcome["lab"], PeerProtocolError)
     at_clinic, at_lab = str(outcome["clinic"]), str(outcome["lab"])

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from crypto.lattice.oracle import coefficient, coefficients, fingerprints, mirrored, multiply, transform
 from marks import NEEDS_WIDE_VECTORS
+from pace import within
 from treaty.crypto.lattice.kernels import forward_transform, inverse_transform
 from treaty.crypto.lattice.linear_map import shoup_quotients
 from treaty.crypto.lattice.parameters import DEGREE, SETS
@@ -131,7 +132,12 @@ def test_builds_with_and_without_vector_instructions_agree_bit_for_bit(tmp_path)
     plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
     environment = {**os.environ, **plain, "PYTHONPATH": os.pathsep.join([str(tests), *filter(None, sys.path)])}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=200
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=within(200),
     )
     assert done.returncode == 0, done.stderr
     found, has_wide_vectors = json.loads(done.stdout)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pace import within
 from treaty.crypto.lattice import store as store_module
 from treaty.crypto.lattice.linear_map import LinearMapServer
 from treaty.crypto.lattice.store import HintStore
@@ -591,7 +592,9 @@ print(digest, os.read(reader, 100).decode())
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_process_encrypts_under_other_secrets():
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=within(100), check=True
+    )
     parent, child = done.stdout.split()
     assert len(parent) == len(child) == 64
     assert parent != child
