@@ -175,7 +175,7 @@ def run(setting: Setting) -> dict[str, Measured]:
             active="active",
             label="label",
             parties={party: Member(table=str(folder / f"{party}.parquet")) for party in setting.widths},
-            own={"encryption": "ou", "key_bits": 3072},
+            own={"encryption": "ou", "key_bits": 3072, "allow_exact_sums": True},
             common={"n_estimators": setting.trees, "max_depth": DEPTH, "max_bin": setting.max_bin},
             output=str(folder / "model"),
             n_jobs=setting.n_jobs,

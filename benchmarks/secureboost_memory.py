@@ -69,7 +69,7 @@ def measure(rows: int, trees: int) -> list[dict[str, object]]:
             active="active",
             label="label",
             parties={name: Member(table=str(Path(folder) / f"{name}.parquet")) for name in tables},
-            own={"key_bits": 3072},
+            own={"key_bits": 3072, "allow_exact_sums": True},
             common={"n_estimators": trees, "max_depth": 3, "max_bin": 32},
             output=str(Path(folder) / "model"),
             n_jobs=1,
