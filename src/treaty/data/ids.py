@@ -171,6 +171,15 @@ def by_id(
     return order, hashed.digest()
 
 
+def canonical_ids(
+    column: Any, *, party: str = "the table", normalise: Sequence[Normalisation] = NORMALISE
+) -> list[str]:
+    """Return each row's id in canonical form, its kind in front; all rows have one."""
+    kind, texts = _canonical(_whole_array(_to_arrow(column, party)), frozenset(normalise), party)
+    values = texts.to_pylist()
+    return [f"{kind} {value.hex() if isinstance(value, bytes) else value}" for value in values]
+
+
 def _to_arrow(column: Any, party: str) -> Any:
     """Return the column as an arrow array, which may be chunked."""
     try:

@@ -20,6 +20,7 @@ from treaty.data.table import Schema, Table
 from treaty.database import Mark
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
+from treaty.privacy.remembered_rows import RandomisedRows
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 
@@ -51,6 +52,8 @@ class ModelPart(msgspec.Struct, kw_only=True):
     exact_sums : dict of str to float
         Where exact sums were opened, the estimated share of bins that they showed the active party: at the active party
         of each passive one, at a passive party of its own.
+    randomised : RandomisedRows or None
+        At a passive party whose training rows were told under noise: what was told, which predictions of them go by.
     bins : bytes
         Of a FedXGB model, the bins that all users know, encoded: users of hidden trees share bins, not values.
     kept : dict of str to Mark
@@ -67,6 +70,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     choice: str = ""
     spent: str = ""
     exact_sums: dict[str, float] = {}
+    randomised: RandomisedRows | None = None
     bins: bytes = b""
     kept: dict[str, Mark] = {}
 

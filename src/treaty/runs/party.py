@@ -104,7 +104,7 @@ def train_party(
             keeper=keeper, store=store,
             vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
             patience=min(max(PATIENCE, 1.5 * job.reconnect), job.timeout / 10),
-            row_numbers=tables.row_numbers, rows_digest=tables.rows_digest,
+            row_numbers=tables.row_numbers, rows_digest=tables.rows_digest, apart=apart(job),
         )  # fmt: skip
         result = system.train[cast.roles[name]](seat)
         part = result if cast.roles[name] in system.has_model else None
@@ -311,11 +311,17 @@ def _with_rows(job: Job, name: str, programs: Mapping[str, Program], phase: Phas
             rows = open_rows(party, job, path, part.schema, threads=threads)
         seat = Seat(
             party=party, options=own, common=common, cast=cast, part=part,
-            data=LabelledRows(rows.features, np.zeros(0)), threads=threads, phase=phase,
+            data=LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), threads=threads, phase=phase,
+            apart=apart(job),
         )  # fmt: skip
         return rows.ids, programs[cast.roles[name]](seat)
 
     return connected(job, name, cast, role)
+
+
+def apart(job: Job) -> bool:
+    """Whether organisations play their own parties: who has a job with everybody's private keys plays all."""
+    return any(member.key is None for member in job.parties.values())
 
 
 def _to_predict(job: Job, name: str) -> str:

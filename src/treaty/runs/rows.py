@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 from numpy.typing import NDArray
 
-from treaty.data.ids import by_id, read_ids
+from treaty.data.ids import by_id, canonical_ids, read_ids
 from treaty.data.labels import check_labels, check_targets, check_weights
 from treaty.data.run_log import RunLog
 from treaty.data.sources import checked_columns, numbers, read_table
@@ -59,7 +60,7 @@ class Rows:
 
     `arrow` has all columns but those dropped and the ids, `whole` the file in its own order, of which `order`, int64
     (n_rows,), are these rows (None: all, in the same order). `ids` and their `digest` are there where rows were
-    aligned.
+    aligned, and `canonical` then returns the ids in canonical form.
     """
 
     arrow: Any
@@ -68,6 +69,7 @@ class Rows:
     order: NDArray[np.int64] | None = None
     ids: Any = None
     digest: bytes | None = None
+    canonical: Callable[[], list[str]] | None = None
 
 
 def open_rows(
@@ -100,7 +102,7 @@ def open_rows(
     checked = checked_columns(arrow)
     if checked is not None:
         return Rows(arrow, checked, arrow)
-    whole, order, ids, digest = arrow, None, None, None
+    whole, order, ids, digest, canonical = arrow, None, None, None, None
     if column is not None:
         if column not in arrow.column_names:
             raise DataError(f"{name}: expected a column {column!r} of ids, got a file without it - at {path}")
@@ -109,8 +111,9 @@ def open_rows(
             place, digest = by_id(arrow[column].take(pa.array(order)), party=name, normalise=job.align.normalise)
             order = order[place]
         ids = arrow[column].take(pa.array(order))
+        canonical = partial(canonical_ids, ids, party=name, normalise=job.align.normalise if job.align else ())
         arrow = arrow.drop_columns([column]).take(pa.array(order))
-    return Rows(arrow, _features(arrow, job, name, path, schema), whole, order, ids, digest)
+    return Rows(arrow, _features(arrow, job, name, path, schema), whole, order, ids, digest, canonical)
 
 
 def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:
@@ -232,7 +235,7 @@ def labelled(
     """
     arrow, n_rows = rows.arrow, rows.features.n_rows
     if not labels_of(job, name):
-        return LabelledRows(rows.features, np.zeros(0)), None
+        return LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), None
     weighted = job.weight is not None and training  # eval rows all weigh the same
     for column in [job.label, *([job.weight] if weighted else [])]:
         if column not in arrow.column_names:

@@ -49,12 +49,15 @@ class LabelledRows:
     weight : float64 (n_rows,) or None
     name : str
         Of the eval set; `TRAIN` for training rows.
+    ids : callable or None
+        Returns every row's id in canonical form, where rows were aligned by them.
     """
 
     table: Table
     y: NDArray[np.float64]
     weight: NDArray[np.float64] | None = None
     name: str = TRAIN
+    ids: Callable[[], list[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,8 @@ class Seat:
         Digest of these rows and their order, where rows were aligned; the same in every job on them.
     alone : bool
         Whether this party has the process to itself; False where all parties are threads of one.
+    apart : bool
+        Whether other parties are played by others: False where one process, or one with everybody's keys, plays all.
     absence : object or None
         Of a simulated user, when it drops out; see `System.absences`.
     part : ModelPart or LinearPart or None
@@ -180,6 +185,7 @@ class Seat:
     row_numbers: NDArray[np.int64] | None = None
     rows_digest: bytes | None = None
     alone: bool = True
+    apart: bool = False
     absence: Any = None
     part: Any = None
 

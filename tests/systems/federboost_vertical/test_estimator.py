@@ -269,4 +269,5 @@ def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkey
         ]
         * 2
     )
-    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["shop.noise", "shop.noise.kept"]
+    kept = {path.name for path in (tmp_path / "store").iterdir() if ".runs" not in path.name}  # those of alignments
+    assert kept == {"shop.noise", "shop.noise.kept"}

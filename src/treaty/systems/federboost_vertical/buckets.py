@@ -43,8 +43,11 @@ def noisy_buckets(
     ledger: BucketLedger,
     row_numbers: NDArray[np.int64],
     job: str,
-) -> tuple[Buckets, BucketCost]:
-    """Randomise buckets uint8 (n_rows, n_columns) by each column's epsilon, and enter the cost in the ledger."""
+) -> tuple[Buckets, NDArray[np.uint8], BucketCost]:
+    """Randomise buckets uint8 (n_rows, n_columns) by each column's epsilon, and enter the cost in the ledger.
+
+    Return the message, the noisy buckets in it, and the cost.
+    """
     schema = bins.schema
     missing = (codes == bins.n_bins).any(axis=0)
     sizes = np.maximum(bins.n_bins + missing, 1)
@@ -62,7 +65,23 @@ def noisy_buckets(
     packed = [_pack(noisy[:, f], column.size) for f, column in enumerate(columns)]
     content = np.concatenate([np.empty(0, np.uint8), *packed])
     costs = np.array([column.epsilon for column in columns], np.float64)
-    return Buckets(*map(Array.of, (bins.n_bins, schema.categorical, missing, costs, content))), spent
+    return Buckets(*map(Array.of, (bins.n_bins, schema.categorical, missing, costs, content))), noisy, spent
+
+
+def stand_ins(bins: Bins) -> list[NDArray[np.float32]]:
+    """Return of each column a value for each bucket that every split on the column sends where it sends the bucket.
+
+    The last one is NaN, that of missing values.
+    """
+    found = []
+    for n_bins, cuts, of_category in zip(bins.n_bins.tolist(), bins.cuts, bins.category_bins, strict=True):
+        values = np.full(n_bins + 1, np.nan, np.float32)
+        if of_category is not None:
+            values[:n_bins] = [np.flatnonzero(of_category == bucket)[0] for bucket in range(n_bins)]
+        elif cuts is not None and n_bins:
+            values[:n_bins] = [-np.inf, *cuts]  # what is below a cut goes left
+        found.append(values)
+    return found
 
 
 def _edges(bins: Bins, feature: int) -> bytes:

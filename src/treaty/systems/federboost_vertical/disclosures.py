@@ -26,12 +26,18 @@ def disclosures(
         else f"of every column of the others and every row a bucket of values, right or randomised: {cost}, whatever "
         "is done with them later. This is data about each aligned person, under local differential privacy"
     )
+    sides = (
+        "the true one"
+        if options.epsilon == math.inf
+        else "of rows trained on, as far as they are recognised by ids, that of the bucket above; of all others the "
+        "true one"
+    )
     learned = {
         cast.active: [
             told,
             "how many buckets each column of the others has (by number, not name), whether it holds categories and "
             "whether values are missing",
-            "for eval sets and at prediction, each row's true side at every split in use",
+            f"for eval sets and at prediction, each row's side at every split in use: {sides}",
             "the shape of all trees and all leaf weights",
         ]
     }

@@ -18,7 +18,8 @@ class FederBoostVertical(SystemOptions):
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        "paper" permits buckets in the clear (``epsilon=inf``).
+        "paper" permits buckets in the clear (``epsilon=inf``), and between organisations eval sets and rows to predict
+        that have the values of rows trained on but no ids.
     allow_insecure : bool, default False
         Without effect: this system has nothing that needs consent beside `mode`.
     epsilon : float or None, default None

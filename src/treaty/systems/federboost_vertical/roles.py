@@ -19,13 +19,17 @@ message               from -> to     content                                    
                                      feature, buckets going left
 `CheckpointRequest`, `CheckpointReceipt`        both ways      write a checkpoint; it is written                   TLS
 `DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
-`Decisions`           passive ->     which rows go left at each record, by true values   TLS
+`Decisions`           passive ->     which rows go left at each record: by true values,  TLS; of rows trained on,
+                                     rows trained on by their noisy buckets              epsilon as above
 `Finish`              active ->      training is over                                    TLS
 `RecordCount`         passive ->     how many records it has: as many as were chosen     TLS
 ====================  =============  ==================================================  ========================
 
 Adversary: honest but curious; the noise holds against an active party that departs from the protocol as well, and
 against any collusion. Epsilon is per value, given the buckets' edges; a person's values in all columns add up.
+Sides of eval rows and of rows to predict would undo the noise on persons trained on, so these are recognised by their
+ids, in training and by the saved model, and decided by their noisy buckets (`privacy.remembered_rows`). Without ids,
+rows with the values of rows trained on are refused where organisations play their own parties.
 
 Deviations from the paper: buckets are tie-aware, not of equal counts by rank; only their number is sent; missing values
 are a bucket of their own, randomised with the rest. Sums are corrected for the noise on request (`unbiased`), for the
@@ -35,6 +39,7 @@ the column's noise, and in later trees their gradients depend on it.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Annotated
 
@@ -50,7 +55,8 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
 from treaty.privacy.bucket_rr import BucketLedger, chances, unbiased
-from treaty.systems.federboost_vertical.buckets import Buckets, noisy_buckets, unpack_buckets
+from treaty.privacy.remembered_rows import KnownRows, RandomisedRows
+from treaty.systems.federboost_vertical.buckets import Buckets, noisy_buckets, stand_ins, unpack_buckets
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
@@ -58,6 +64,7 @@ from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, 
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.decisions import Finish, RecordCount
 from treaty.systems.vertical.passive import Follower, between_trees
+from treaty.systems.vertical.shown_rows import check_unknown
 from treaty.trees.columns import ColumnSource, JoinedFinder, SumsFinder
 from treaty.trees.objectives import Objective
 
@@ -178,7 +185,7 @@ class NoisyColumns(ColumnSource):
 
 
 def active(seat: Seat) -> ModelPart:
-    """Train as the active party, on the others' noisy buckets; passive parties decide eval rows by true values.
+    """Train as the active party, on the others' noisy buckets; passive parties decide eval rows.
 
     Parameters
     ----------
@@ -232,12 +239,18 @@ def passive(seat: Seat) -> ModelPart:
     seat : Seat
         With own columns of the aligned rows, and the active party as the only peer. Its `store` has the key of the
         noise and the ledger of its cost, for all jobs; without one, both are of this training alone. Noise depends on
-        `row_numbers`, so that the same row of a file gets the same noise in every job.
+        `row_numbers`, so that the same row of a file gets the same noise in every job. `ids` of its rows and eval sets
+        say who is who.
 
     Returns
     -------
     ModelPart
-        Own splits; `spent` says what the noise cost.
+        Own splits; `spent` says what the noise cost, `randomised` what was told of whom.
+
+    Raises
+    ------
+    DataError
+        In safe mode, when eval sets without ids have the values of rows trained on and `apart` is set.
     """
     party, table, options, threads = seat.party, seat.rows.table, seat.options, seat.threads
     (active,) = party.peers
@@ -246,11 +259,18 @@ def passive(seat: Seat) -> ModelPart:
     codes = bins.transform(table, threads)
     numbers = np.arange(table.n_rows) if seat.row_numbers is None else seat.row_numbers
     epsilons = options.epsilons(table.schema.names)
-    message, spent = noisy_buckets(codes, bins, epsilons, _open_ledger(seat), numbers, party.job)
+    known = None
+    if any(epsilon < math.inf for epsilon in epsilons.values()):
+        known = KnownRows.of(table.matrix(), None if seat.rows.ids is None else seat.rows.ids())
+        for rows in seat.eval_sets:  # before anything is told of training rows
+            check_unknown(seat, known, rows)
+    message, noisy, spent = noisy_buckets(codes, bins, epsilons, _open_ledger(seat), numbers, party.job)
     party.send(active, message)
     start = party.receive(active, Start)
-    follower = Follower(seat, start)
+    told = None if known is None else RandomisedRows(known, noisy.ravel(), stand_ins(bins))
+    follower = Follower(seat, start, told)
     part = follower.part
+    part.randomised = told
     if start.resumed and options.unbiased:
         party.send(active, UsedColumns(Array.of(np.isin(np.arange(len(table.schema.names)), part.splits.feature))))
     part.spent = str(spent)

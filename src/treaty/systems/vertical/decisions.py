@@ -33,6 +33,7 @@ from treaty.messaging.party import Party
 from treaty.models.decisions import RowDecisions, margins, renumber, used_records
 from treaty.models.trees import ModelPart
 from treaty.systems.system import Seat
+from treaty.systems.vertical.shown_rows import check_unknown, shown_matrix
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits
 
@@ -232,12 +233,17 @@ def predict_active(seat: Seat) -> NDArray[np.float64]:
 
 
 def predict_passive(seat: Seat) -> None:
-    """Decide the seat's rows at own splits for the active party, which plays `predict_active` or `collect`."""
+    """Decide the seat's rows at own splits for the active party, which plays `predict_active` or `collect`.
+
+    Rows that the model was trained on under noise are decided by what was told of them then (`shown_rows`).
+    """
     party, part, table = seat.party, seat.part, seat.rows.table
     (active,) = party.peers
     check_present(party, part, table)
     agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
+    if part.randomised is not None and seat.apart:
+        check_unknown(seat, part.randomised.known, seat.rows)
+    rows = RowSets(active, [shown_matrix(part.randomised, seat.rows)])
     party.send(active, RecordCount(len(part.splits)))
-    rows = RowSets(active, [table.matrix()])
     while isinstance(request := party.receive(active, DecideRequest, Finish), DecideRequest):
         party.send(active, rows.decide(request, part.splits, seat.threads))

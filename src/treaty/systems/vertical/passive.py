@@ -19,11 +19,13 @@ from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
+from treaty.privacy.remembered_rows import RandomisedRows
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, RowSets
 from treaty.systems.vertical.limits import TrainingLimits
+from treaty.systems.vertical.shown_rows import shown_matrix
 from treaty.trees.ensemble import SplitTable
 
 Handlers = Mapping[type[Message], Callable[[Any], Message | None]]
@@ -39,10 +41,10 @@ class Follower:
     """A passive party once it has the active one's `start`; raises ConfigError where its checkpoint is another's.
 
     `part` is new, or resumed and then cut to the records of the rounds that the active party kept. `limits` count what
-    the active party asks for.
+    the active party asks for. `told` are training rows as the active party was told them under noise.
     """
 
-    def __init__(self, seat: Seat, start: Start) -> None:
+    def __init__(self, seat: Seat, start: Start, told: RandomisedRows | None = None) -> None:
         (self._active,) = seat.party.peers
         self._seat, table = seat, seat.rows.table
         alone = getattr(seat.options, "rl_trees", None) or 0
@@ -51,8 +53,8 @@ class Follower:
         self._fingerprint = b"" if seat.keeper is None else fingerprint([(rows, ()) for rows in tables])
         self.part = self._resumed(start) if start.resumed else self._new(start)
         # row sets that `DecideRequest` numbers: eval sets, and with refit the training rows after them
-        asked = [*tables[1:], *(tables[:1] if getattr(seat.options, "refit", None) else [])]
-        self._row_sets = RowSets(self._active, [rows.matrix() for rows in asked])
+        asked = [*seat.eval_sets, *([seat.rows] if getattr(seat.options, "refit", None) else [])]
+        self._row_sets = RowSets(self._active, [shown_matrix(told, rows) for rows in asked])
         self._done = 0
 
     def report(self, done: int) -> None:
