@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from marks import all_but_first_slow, slow
+from pace import within
 from runs.job_files import finish, start
 from runs.small_jobs import SYSTEMS, model, played, write_job
 from treaty import files
-from treaty.errors import ConfigError
+from treaty.errors import ConfigError, TreatyError
 from treaty.runs import party as runs
 from treaty.runs.endings import check_writable
 from treaty.runs.job import Job
-from treaty.runs.party import owners_of_model, part_file
+from treaty.runs.party import owners_of_model, part_file, predict_party
 from treaty.runs.warm_up import compile_kernels
 
 SMALL = ["quasi-newton", *(system for system in SYSTEMS if system != "quasi-newton")]
@@ -105,3 +107,27 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot write in .*file.*: .*; make room, change") as caught:
         check_writable([tmp_path / "file"])
     assert "file" not in caught.value.public.replace("files", "")
+
+
+def test_a_party_without_its_part_of_the_model_says_so_before_a_prediction(tmp_path):
+    job = write_job(tmp_path, "quasi-newton")
+    compile_kernels(job.system, job.settings()[0])
+    assert played(dict.fromkeys(job.parties, job)) == {}
+    members = {name: msgspec.structs.replace(m, predict_table=m.table) for name, m in job.parties.items()}
+    job = msgspec.structs.replace(job, parties=members)
+    part_file(job.output, "b").unlink()
+    said = {}
+
+    def predict(name: str) -> None:
+        try:
+            predict_party(job, name)
+        except TreatyError as error:
+            said[name] = str(error)
+
+    threads = [threading.Thread(target=predict, args=(name,), daemon=True) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(within(60))
+    assert "b.part" in said["b"]
+    assert said["a"] == "b stopped the job: its job file, options or model cannot be used; it has the details"
