@@ -53,6 +53,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/secureboost_reduced_leakage.py
 	$(BIN)/python benchmarks/secureboost_attacks.py
 	$(BIN)/python benchmarks/secureboost_exact_sums.py
+	$(BIN)/python benchmarks/gradient_audit.py
 	$(BIN)/python benchmarks/federboost_vertical.py
 	$(BIN)/python benchmarks/federboost_horizontal.py
 	$(BIN)/python benchmarks/fedxgb.py

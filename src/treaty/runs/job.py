@@ -49,6 +49,11 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     noisy_labels : str or None
         At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that no later
         job on the same table draws them again. None: beside the table.
+    keep_for_audit : str or None
+        Folder in which it keeps a record for an audit of gradients, see docs/jobs.md; passive parties need the active
+        one to keep one, too. None: it keeps none.
+    audit_gigabytes : float
+        Most that such a record may take; a training that may take more is refused before it begins.
     role : str or None
         Only where a system has special roles. "fedxgb": "edge" or "authority"; the active party is the server, and who
         has a table is a user. "fedxgboost-smm" with ``backend = "dealer"``: "dealer" at one party, which has no table
@@ -67,6 +72,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     columns: list[str] | None = None
     drop: list[str] = []
     noisy_labels: str | None = None
+    keep_for_audit: str | None = None
+    audit_gigabytes: Annotated[float, msgspec.Meta(gt=0)] = 8.0
     role: str | None = None
     edge: str | None = None
 
@@ -319,6 +326,7 @@ def _absolute(job: Job, here: Path) -> Job:
             eval_tables=[str(here / table) for table in member.eval_tables],
             predict_table=absolute(member.predict_table),
             noisy_labels=absolute(member.noisy_labels),
+            keep_for_audit=absolute(member.keep_for_audit),
         )
         for name, member in job.parties.items()
     }

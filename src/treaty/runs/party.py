@@ -35,7 +35,7 @@ from treaty.runs.reading import (
 from treaty.runs.report import write_report
 from treaty.runs.rows import open_rows, read_rows
 from treaty.runs.threads import predicting_cast
-from treaty.systems.system import Cast, LabelledRows, Phase, Program, Progress, Seat, System, Vouching
+from treaty.systems.system import Cast, Keeping, LabelledRows, Phase, Program, Progress, Seat, System, Vouching
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,9 @@ def train_party(
         elif name in cast.owners:
             tables = read_by_column(party, job, cast, threads=threads, resume=resume, phase=phase)
         aligning.update(tables.seconds)
-        vouched = system.vouched(cast, name)
+        folder, most = job.parties[name].keep_for_audit, job.parties[name].audit_gigabytes
+        keeping = Keeping(Path(folder), int(most * 1e9)) if folder else None
+        vouched = [cast.active, name] if keeping else system.vouched(cast, name)
         seat = Seat(
             party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
             n_classes=job.classes, eval_sets=tables.eval_sets, threads=threads, progress=watch, phase=phase,
@@ -105,6 +107,7 @@ def train_party(
             vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
             patience=min(max(PATIENCE, 1.5 * job.reconnect), job.timeout / 10),
             row_numbers=tables.row_numbers, rows_digest=tables.rows_digest, apart=apart(job),
+            audit=keeping,
         )  # fmt: skip
         result = system.train[cast.roles[name]](seat)
         part = result if cast.roles[name] in system.has_model else None
@@ -161,6 +164,12 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
     if resume and "resume" in system.cannot:
         raise ConfigError(system.cannot["resume"])
     _check_identities(job, cast, system)
+    kept = [party for party, member in job.parties.items() if member.keep_for_audit is not None]
+    if kept and (reason := system.unaudited(job.settings()[0])):
+        raise ConfigError(
+            f"expected no keep_for_audit with protocol {job.protocol!r} and these options, got it at "
+            f"{', '.join(kept)}: {reason}"
+        )
     for party in cast.owners if name is None else [name]:
         if not job.by_row and party in cast.owners and job.parties[party].table is None:
             raise ConfigError(f"the job names no table of {party}: add parties.{party}.table")

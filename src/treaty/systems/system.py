@@ -123,6 +123,14 @@ class Vouching:
         return self.pinned is None or (name in self.pinned and vouches(self.pinned[name], vouched, content))
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Where a party keeps a record for an audit of gradients, and how many bytes it may have."""
+
+    folder: Path
+    limit: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Seat:
     """What a role program is given: the connected party, what all parties agree on, and what is this party's own.
@@ -151,6 +159,8 @@ class Seat:
     store : Path or None
         Folder of what serves later jobs about the same table: hints, noise keys, ledgers. None: nothing is kept.
     vouching : Vouching
+    audit : Keeping or None
+        Where this party keeps a record for an audit of gradients. None: it keeps none.
     patience : float or None
         Seconds after which a silent user counts as lost; None is the system's own default.
     row_numbers : int64 (n_rows,) or None
@@ -181,6 +191,7 @@ class Seat:
     keeper: Keeper | None = None
     store: Path | None = None
     vouching: Vouching = Vouching()
+    audit: Keeping | None = None
     patience: float | None = None
     row_numbers: NDArray[np.int64] | None = None
     rows_digest: bytes | None = None
@@ -313,6 +324,8 @@ class System:
     only_simulated : callable
         ``only_simulated(options) -> text``: why these options are for runs between threads alone; empty where they are
         not.
+    unaudited : callable
+        ``unaudited(options) -> text``: why no party can keep a record for an audit of gradients; empty where all can.
     warm_up : callable
         ``warm_up(options) -> [options, ...]``: options of small trainings whose kernels are the ones a training under
         these options needs (None: under any).
@@ -343,6 +356,7 @@ class System:
     cannot: Mapping[str, str] = field(default_factory=dict)
     absences: Callable[[Cast, Any, Any], Mapping[str, Any]] | None = None
     only_simulated: Callable[[Any], str] = lambda options: ""
+    unaudited: Callable[[Any], str] = lambda options: "no gradients are sent that an audit could open"
     warm_up: Callable[[Any], list[Any]] = lambda options: []
     alone: Callable[[Mapping[str, Table], Seat], dict[str, Any]] | None = None
 

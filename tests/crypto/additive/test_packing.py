@@ -27,9 +27,6 @@ def test_rows_are_packed_by_the_formula(bounds, data):
     hess = [data.draw(st.integers(0, bounds.hess_bound)) for _ in range(rows)]
     words = packing.pack_rows(np.array(grad, np.int64), np.array(hess, np.int64))
     assert from_words(words) == [packed_by_hand(packing, g, h, 1) for g, h in zip(grad, hess, strict=True)]
-    for padded in (words, np.hstack([words, np.zeros((rows, 2), np.uint64)])):
-        unpacked = packing.unpack_rows(padded)
-        assert [x.tolist() for x in unpacked] == [grad, hess]
 
 
 @settings(deadline=None)
@@ -103,17 +100,3 @@ def test_impossible_sums_are_refused():
             packing.unpack_sums(to_words([total], 2), 1)
     with pytest.raises(CryptoError, match="plaintexts"):
         packing.unpack_sums(to_words([0, 0], 2), 1)
-
-
-@pytest.mark.parametrize(
-    "number",
-    [lambda p: packed_by_hand(p, 0, 0, 2), lambda p: packed_by_hand(p, 0, 0, 0), lambda p: packed_by_hand(p, 11, 0, 1),
-     lambda p: packed_by_hand(p, 0, 8, 1), lambda p: packed_by_hand(p, 0, 0, 1) + (1 << p.sum_bits),
-     lambda p: packed_by_hand(p, 0, 0, 1) + (1 << 127)],
-    ids=["two rows", "none", "gradient", "hessian", "bit above", "highest bit"],
-)  # fmt: skip
-def test_plaintext_that_is_no_row_is_refused(number):
-    packing = Packing(SumsBounds(5, 10, 7), 256)
-    assert packing.unpack_rows(to_words([packed_by_hand(packing, -10, 7, 1)], 2))[0].tolist() == [-10]
-    with pytest.raises(CryptoError, match="not one gradient"):
-        packing.unpack_rows(to_words([number(packing)], 2))

@@ -437,34 +437,3 @@ def test_sums_of_sampled_columns_are_right_whatever_columns_are_left_out(seed):
     for feature in chosen:
         slots = slice(offsets[feature], offsets[feature + 1])
         assert np.array_equal(got[:, slots], expected[:, slots])
-
-
-@CIPHERS
-def test_rows_of_a_tree_decrypt_to_what_was_encrypted(cipher):
-    rng = np.random.default_rng(13)
-    pair = Pair(np.zeros((70, 1), np.uint8), [0, 2], cipher=cipher)
-    grad, hess = gradients(rng, 70)
-    grad[:2], hess[:2] = (-1 << 10, 1 << 10), (0, 1 << 8)
-    pair.begin(grad, hess, np.arange(70))
-    found = pair.client.decrypt_rows(pair.ciphertexts)
-    assert np.array_equal(found[0], grad)
-    assert np.array_equal(found[1], hess)
-    assert found[0].dtype == found[1].dtype == np.int64
-
-
-def test_decrypting_something_else_than_a_tree_is_refused(ready):
-    with pytest.raises(CryptoError, match="ciphertexts of a tree"):
-        ready.client.decrypt_rows([ready.ciphertexts[0].astype(np.int64)])
-    with pytest.raises(CryptoError, match="not in range"):
-        ready.client.decrypt_rows([changed(ready.ciphertexts[0], np.uint8(255))])
-    answer = ready.server.answer(ready.client.query(ready.positions, ready.starts))  # several sums in a plaintext
-    with pytest.raises(CryptoError, match="not one gradient"):
-        ready.client.decrypt_rows([answer[1].view(np.uint8)])
-
-
-@CIPHERS
-def test_payload_of_another_job_does_not_decrypt_to_rows(cipher):
-    first, second = (Pair(np.zeros((9, 1), np.uint8), [0, 2], cipher=cipher) for _ in range(2))
-    first.begin(*gradients(np.random.default_rng(14), 9), np.arange(9))
-    with pytest.raises(CryptoError):
-        second.client.decrypt_rows(first.ciphertexts)

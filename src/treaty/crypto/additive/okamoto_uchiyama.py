@@ -119,6 +119,7 @@ class PrivateKey:
         )
         self._mod_q = Residues(public.modulus, q)
         self._powers_q = FixedBase(self._mod_q.modulus, public.h % q, v.bit_length(), _OWNER_WINDOW)
+        self.secret_numbers = (p, q, u, v, a)  # what an auditor is shown
 
     def encrypt(self, messages: Words, threads: int, keystream: Keystream | None = None) -> Words:
         """Encrypt numbers below 2^{plaintext_bits - 2}, little-endian words (rows, limbs), by the factors of n."""

@@ -80,18 +80,6 @@ class Packing:
         _put(out, self.count_bits + self.hess_bits, (grad + bounds.grad_bound).astype(np.uint64))
         return out
 
-    def unpack_rows(self, plaintexts: Words) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Invert `pack_rows`; CryptoError for anything but rows within the declared bounds."""
-        row, word = np.arange(len(plaintexts)), np.zeros(len(plaintexts), np.int64)
-        count = _take(plaintexts, row, word, self.count_bits)
-        hess = _take(plaintexts, row, word + self.count_bits, self.hess_bits)
-        grad = _take(plaintexts, row, word + self.count_bits + self.hess_bits, self.grad_bits)
-        bounds, (end, rest) = self.bounds, divmod(self.sum_bits, 64)
-        longer = plaintexts[:, end + 1 :].any() or (plaintexts[:, end : end + 1] >> np.uint64(rest)).any()
-        if longer or (count != 1).any() or (hess > bounds.hess_bound).any() or (grad > 2 * bounds.grad_bound).any():
-            raise CryptoError("a decrypted row is not one gradient and hessian within the declared bounds")
-        return grad.astype(np.int64) - bounds.grad_bound, hess.astype(np.int64)
-
     def group_starts(self, sums: int) -> NDArray[np.int64]:
         """Cut into the groups of k sums that share a plaintext, int64 (groups + 1,); the last may be shorter."""
         return np.minimum(np.arange(-(-sums // self.per_plaintext) + 1) * self.per_plaintext, sums).astype(np.int64)

@@ -92,6 +92,7 @@ class PrivateKey:
     def __init__(self, p: int, q: int, public: PublicKey) -> None:
         self.public = public
         self._p, self._q = p, q
+        self.secret_numbers = (p, q)  # what an auditor is shown
         self._square_p, self._square_q = (
             PrimeSquare(
                 public.modulus,

@@ -78,11 +78,12 @@ class LinearMapClient:
         check_fields(fields, parameters)
         q = parameters.modulus
         self._public = np.ascontiguousarray(_public(parameters, seed, length, threads)[:, :, ::-1])  # a from a~
-        scales = [
+        self.scales = [  # what each field's numbers are multiplied by
             (q << field.shift) + (1 << parameters.message_bits - 1) >> parameters.message_bits for field in fields
         ]
         self._scales = np.array(
-            [[(x << 32) % p for x in scales] + [-pow(p, -1, 1 << 32) % (1 << 32)] for p in parameters.primes], np.uint64
+            [[(x << 32) % p for x in self.scales] + [-pow(p, -1, 1 << 32) % (1 << 32)] for p in parameters.primes],
+            np.uint64,
         )
         self._tables = _transforms(parameters)
 
@@ -94,10 +95,23 @@ class LinearMapClient:
         """
         if not vectors:
             raise CryptoError("expected at least one vector - in the lattice map")
-        degree, primes = self.parameters.degree, self.parameters.primes
+        degree = self.parameters.degree
         keystream = Keystream()  # made for these vectors alone: no fork or restored snapshot has it too
         secrets = ternary(keystream.raw, len(vectors) * degree).reshape(-1, degree)
         error = errors(keystream.raw, len(vectors) * (self._length + degree)).reshape(len(vectors), -1)
+        words, own = self._masked(secrets, error, vectors)
+        return secrets, words, own
+
+    def masks(self, secrets: NDArray[np.int8]) -> tuple[Residues, Residues]:
+        """Return what secrets hide entries with: the a_j s of b_1, b_2, ... and that of b_0, shaped as in `encrypt`."""
+        none = np.zeros((len(secrets), self._length + self.parameters.degree), np.int8)
+        return self._masked(secrets, none, [np.zeros((len(self._fields), self._length), np.int32)] * len(secrets))
+
+    def _masked(
+        self, secrets: NDArray[np.int8], error: NDArray[np.int8], vectors: Sequence[NDArray[np.int32]]
+    ) -> tuple[Residues, Residues]:
+        """Return a_j s + e_j and the encoded numbers: of b_1, b_2, ..., and of b_0, which has no numbers."""
+        degree, primes = self.parameters.degree, self.parameters.primes
         words = np.empty((len(vectors), len(primes), self._length), np.uint32)
         own = np.empty((len(vectors), len(primes), degree), np.uint32)
         nothing = np.zeros((len(self._fields), degree), np.int32)
@@ -116,7 +130,7 @@ class LinearMapClient:
                     kernels.encrypt_block(public, secret, e, fields, scales, table, block)
 
         share(work, len(vectors) * blocks, self._threads)
-        return secrets, words, own
+        return words, own
 
     def _transform_secret(self, secret: NDArray[np.int8]) -> list[tuple[Residues, Residues]]:
         """Return the transform of s / N and its Shoup quotients, for each prime."""

@@ -8,7 +8,7 @@ A server multiplies ciphertexts per bin, packs k sums into each answer ciphertex
   the whole table, and no more: answers are multiplied by n-th powers that the server draws (`randomiser`), which hide
   what went into a bin but for its sum, whatever the client built into its key, whose form it proves (`key_proofs`), or
   into its ciphertexts, which must be units. Crafted gradients can still make sums reveal single rows, which no additive
-  cipher prevents; `AdditiveSumsClient.decrypt_rows` shows them to an auditor who is given the key in a dispute.
+  cipher prevents; `disclosed_sums` shows them to an auditor who is given the key in a dispute.
 * *Both* see how many sums an answer holds and how long it took.
 
 Not sent: each column's fullest bin over the table (the node's total less the others), bins empty in a node (a bit map
@@ -71,6 +71,8 @@ class AdditivePrivateKey(Protocol):
 
     @property
     def public(self) -> AdditivePublicKey: ...  # noqa: D102
+    @property
+    def secret_numbers(self) -> tuple[int, ...]: ...  # noqa: D102
     def encrypt(self, messages: Words, threads: int) -> Words: ...  # noqa: D102
     def decrypt(self, ciphertexts: Words, threads: int) -> Words: ...  # noqa: D102
 
@@ -88,6 +90,11 @@ class AdditiveSumsClient:
         self._offsets: dict[str, NDArray[np.int32]] = {}
         self._rows = -1
         self._nodes = -1
+
+    @property
+    def secret_numbers(self) -> tuple[int, ...]:
+        """What an auditor is shown of the key."""
+        return self._key.secret_numbers
 
     def setup(self) -> Payload:
         """Return the public key and the bounds; see `SumsClient.setup`."""
@@ -109,22 +116,6 @@ class AdditiveSumsClient:
             raise CryptoError("expected grad and hess as int64 of one length - at the start of a tree")
         self._rows, self._nodes = len(grad), -1
         return [self._key.encrypt(self._packing.pack_rows(grad, hess), self._threads).view(np.uint8)]
-
-    def decrypt_rows(self, payload: Payload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Decrypt a payload of `begin_tree`, for an auditor who is shown the key: int64 grad and hess (m,), to compare.
-
-        CryptoError if something is not a row within the job's bounds: then it was not made by `begin_tree`.
-        """
-        modulus, what = self._key.public.modulus, "the ciphertexts of a tree"
-        check_payload(payload, what, (np.uint8, (None, 8 * modulus.words)))
-        ciphertexts = payload[0].view(np.uint64)
-        if not modulus.in_range(ciphertexts):
-            raise CryptoError(f"a ciphertext is not in range - in {what}")
-        grad, hess = np.empty(len(ciphertexts), np.int64), np.empty(len(ciphertexts), np.int64)
-        for part in pieces(len(ciphertexts), _OPENED_AT_A_TIME):
-            plaintexts = self._key.decrypt(ciphertexts[part], self._threads)
-            grad[part], hess[part] = self._packing.unpack_rows(plaintexts)
-        return grad, hess
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
         """Name the node of each sampled row; see `SumsClient.query`."""

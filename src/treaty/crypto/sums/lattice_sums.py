@@ -47,7 +47,7 @@ BINDING_BYTES = 32
 VERSION = 1
 
 
-def _fields(bounds: SumsBounds) -> tuple[list[Field], int]:
+def lattice_fields(bounds: SumsBounds) -> tuple[list[Field], int]:
     """Return the places of count, hessian and gradient in a message, and its length."""
     hess_at = bounds.n_rows.bit_length()
     grad_at = hess_at + (bounds.n_rows * bounds.hess_bound).bit_length()
@@ -57,7 +57,7 @@ def _fields(bounds: SumsBounds) -> tuple[list[Field], int]:
 
 def sums_parameters(bounds: SumsBounds) -> Parameters:
     """Return the parameters for bin sums within these bounds; CryptoError if they are too large for the lattice map."""
-    fields, bits = _fields(bounds)
+    fields, bits = lattice_fields(bounds)
     n = bounds.n_rows
     slack = n * (bounds.grad_bound + bounds.hess_bound + 1) // 2 + 1
     parameters = choose(bits, weight=n, slack=slack, squares=n)
@@ -80,12 +80,13 @@ class LatticeSumsClient(WholeTableClient):
         super().__init__(bounds)
         self._store, self._threads = store, threads
         self._parameters = sums_parameters(bounds)
-        self._fields, _ = _fields(bounds)
+        self._fields, _ = lattice_fields(bounds)
         self._kept: Mapping[str, bytes] = {}
         self._unfinished: dict[str, tuple[NewHint, int]] = {}
         self._hints: dict[str, NDArray[np.int16]] = {}
         self._bindings: dict[str, bytes] = {}
         self._asked: dict[str, deque[NDArray[np.int8]]] = {}
+        self.keep_secrets: Callable[[NDArray[np.int8]], None] | None = None  # for an audit
         self._tree: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         self.nodes_at_a_time = max(1, _QUERY_BYTES // (4 * len(self._parameters.primes) * bounds.n_rows))
 
@@ -102,7 +103,7 @@ class LatticeSumsClient(WholeTableClient):
 
     def settle(self, seed: bytes, kept: Mapping[str, bytes] | None = None) -> None:
         """Start under a 32-byte public seed that all parties made, or under that of kept hints, by their bindings."""
-        self._seed, self._kept = seed, kept or {}
+        self.seed, self._kept = seed, kept or {}
         self._map = LinearMapClient(self._parameters, self._fields, seed, self._bounds.n_rows, threads=self._threads)
 
     def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
@@ -134,7 +135,7 @@ class LatticeSumsClient(WholeTableClient):
         if left == 0:
             made, _ = self._unfinished.pop(peer)
             terms = self._terms(self._offsets[peer])
-            self._hints[peer] = self._store.keep_hint(peer, self._bindings[peer], self._seed, terms, made)
+            self._hints[peer] = self._store.keep_hint(peer, self._bindings[peer], self.seed, terms, made)
         return left
 
     def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
@@ -158,6 +159,8 @@ class LatticeSumsClient(WholeTableClient):
         keys, words, own = self._map.encrypt(vectors)
         for waiting in self._asked.values():
             waiting.append(keys)
+        if self.keep_secrets is not None:
+            self.keep_secrets(keys)
         return [words, own]
 
     def open(
@@ -247,8 +250,9 @@ class LatticeSumsServer(WholeTableServer):
                 raise CryptoError("the hint that was offered is not of this table - at the set-up")
             self.binding, seed, random = kept, own[1], own[2]
         else:
-            self._nonce, self._seed = secrets.token_bytes(32), seed
+            self._nonce = secrets.token_bytes(32)
             self.binding = self._binding(self._nonce, seed)
+        self.seed = seed
         self._map = LinearMapServer(self._parameters, matrix, seed, threads=self._threads, random=random)
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
@@ -258,14 +262,14 @@ class LatticeSumsServer(WholeTableServer):
             return
         rows, done = int(self._offsets[-1]), 0
         if rows == 0:
-            self._store.keep_own(self.binding, self._nonce, self._seed, self._map.random)
+            self._store.keep_own(self.binding, self._nonce, self.seed, self._map.random)
         piece = max(self._threads, _HINT_BYTES // (2 * self._parameters.digits * self._parameters.degree))
         for digits in self._map.hint(piece):
             done += len(digits)
             if progress is not None:
                 progress(done, rows)
             if done == rows:
-                self._store.keep_own(self.binding, self._nonce, self._seed, self._map.random)
+                self._store.keep_own(self.binding, self._nonce, self.seed, self._map.random)
             yield [digits]
 
     def nodes_of(self, query: Payload) -> int:

@@ -61,6 +61,13 @@ def warm_up(options: FedXGBoostSMM | None) -> list[FedXGBoostSMM]:
     ]
 
 
+def unaudited(options: FedXGBoostSMM) -> str:
+    """Say why no record can be kept for an audit of gradients; nothing where it can."""
+    if options.mode == "paper":
+        return "paper mode shows gradients, there is nothing to open"
+    return "a dealer's masks have no key that opens them" if options.has_dealer else ""
+
+
 SYSTEM = System(
     name="fedxgboost-smm",
     options=FedXGBoostSMM,
@@ -75,5 +82,6 @@ SYSTEM = System(
     helpers=dealer_of,
     predict={"active": predict_active, "passive": predict_passive},
     explain={"active": explain_active, "passive": explain_passive},
+    unaudited=unaudited,
     warm_up=warm_up,
 )

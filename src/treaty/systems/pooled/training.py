@@ -36,15 +36,25 @@ def objective_for(
     data: LabelledRows, classes: list[Category] | None, options: SystemOptions, common: BoostingOptions
 ) -> Objective:
     """Choose the loss: squared error without classes, logistic for two, softmax for more."""
-    name = "squared_error" if classes is None else "logistic" if len(classes) == 2 else "softmax"
+    return loss_of(data.y, data.weight, None if classes is None else len(classes), options.label_epsilon, common)
+
+
+def loss_of(
+    y: NDArray[np.float64],
+    weight: NDArray[np.float64] | None,
+    n_classes: int | None,
+    epsilon: float | None,
+    common: BoostingOptions,
+) -> Objective:
+    """Choose the loss for labels of so many classes (None: a regression), randomised with `epsilon` if at all."""
     return make_objective(
-        name,
-        data.y,
-        data.weight,
-        n_classes=len(classes or ()),
+        "squared_error" if n_classes is None else "logistic" if n_classes == 2 else "softmax",
+        y,
+        weight,
+        n_classes=n_classes or 0,
         base_score=common.base_score,
         fractional_bits=common.fractional_bits,
-        epsilon=options.label_epsilon,
+        epsilon=epsilon,
     )
 
 

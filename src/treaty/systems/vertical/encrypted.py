@@ -36,9 +36,8 @@ each system's `roles` has its adversary and assumptions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +49,22 @@ from treaty.crypto.sums.encrypted_sums import SumsBounds, SumsClient, SumsServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order
-from treaty.messaging.messages import Array
+from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder
 from treaty.models.trees import ModelPart
 from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, finish, grow, open_training, start_of
+from treaty.systems.vertical.audit_keeping import (
+    KeepingFinder,
+    PassiveRecord,
+    check_active_size,
+    from_the_start,
+    keep_active,
+    keep_passive,
+    new_number,
+)
 from treaty.systems.vertical.cipher_choice import PROBES, LinkEcho, LinkProbe, choose_cipher
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import (
@@ -78,6 +86,7 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeEnd,
     TreeStart,
     pack,
+    sums_bounds,
     take_hints,
     unpack,
 )
@@ -96,11 +105,13 @@ MakeServer = Callable[[Payload, NDArray[np.uint8], NDArray[np.int32]], SumsServe
 class Setup(Start):
     """The cipher's public set-up. Tells the public key and bounds, and so the largest weight above 1 to a power of two.
 
-    `encryption` is the cipher, which the active party chose where the job leaves it open.
+    `encryption` is the cipher, which the active party chose where the job leaves it open; `audit` is the number of the
+    record that it keeps for an audit of gradients, empty where it keeps none.
     """
 
     encryption: str
     payload: list[Array]
+    audit: bytes = b""
 
 
 def _open_store(seat: Seat, options: CipherOptions) -> HintStore:
@@ -135,14 +146,26 @@ def train_active(
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
     with _open_store(seat, options) as store:
         first_tree = max(alone_trees, len(forest.trees))
-        others = _columns_of_others(seat, options, training, first_tree, store, client_of)
+        number = b"" if seat.audit is None else new_number()
+        if seat.audit is not None:
+            check_active_size(seat, seat.audit, forest)
+        others, gradients = _columns_of_others(seat, options, training, first_tree, store, client_of, number)
         sources = [others.get(name, own) for name in seat.cast.owners]
-        finder = SumsFinder(
+        finder = (SumsFinder if seat.audit is None else KeepingFinder)(
             sources, n_rows, common.rules(forest.objective), threads, own=seat.cast.owners.index(seat.party.name),
             alone_trees=alone_trees, may_show=may_show, first_tree=len(forest.trees),
         )  # fmt: skip
-        grow(seat, training, finder, sources)
-        finish(seat.party)
+        with ExitStack() as held:
+            if seat.audit is not None and isinstance(finder, KeepingFinder):
+                training = from_the_start(training, common, n_rows)
+                widths = [len(source.categorical) for source in sources]
+                record = keep_active(seat, seat.audit, training, number, gradients, widths)
+                finder.on_tree = record.finish_tree
+                for columns in others.values():
+                    columns.notes = record
+                held.callback(record.file.close)
+            grow(seat, training, finder, sources)
+            finish(seat.party)
     return part
 
 
@@ -153,8 +176,12 @@ def _columns_of_others(
     first_tree: int,
     store: HintStore,
     client_of: MakeClient | None,
-) -> dict[str, PassiveColumns]:
-    """Set up a cipher with every passive party; return their columns as the grower sees them."""
+    audit: bytes,
+) -> tuple[dict[str, PassiveColumns], EncryptedGradients]:
+    """Set up a cipher with every passive party; return their columns as the grower sees them, and what goes to all.
+
+    `audit` is the number of the record for an audit, empty without one.
+    """
     party, common, n_rows, part = seat.party, seat.common, seat.rows.table.n_rows, training.part
     objective = training.forest.objective
     others = {peer: PassiveColumns(party, peer, n_rows) for peer in party.peers}
@@ -162,8 +189,7 @@ def _columns_of_others(
         part.exact_sums[peer] = 1.0 if columns.known is None else columns.known
         check_share(seat, peer, part.exact_sums[peer])
     layouts = {peer: columns.offsets for peer, columns in others.items()}
-    factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)  # on sampled gradients
-    bounds = SumsBounds(n_rows, math.ceil(objective.grad_bound * factor), math.ceil(objective.hess_bound * factor))
+    bounds = sums_bounds(n_rows, objective, common)
     trees = (common.n_estimators - training.forest.rounds) * objective.n_outputs
     choice = choose_cipher(
         party, options.cipher, bounds, layouts,
@@ -181,14 +207,14 @@ def _columns_of_others(
         )  # fmt: skip
     payload = pack(client.setup())
     for peer in party.peers:
-        party.send(peer, Setup(*start_of(training, peer), choice.cipher, payload))
+        party.send(peer, Setup(*start_of(training, peer), choice.cipher, payload, audit))
     if isinstance(client, LatticeSumsClient):
         agree_on_seed(party, client, layouts)
     take_hints(client, list(others.values()), party, seat.steps("hints"))
     gradients = EncryptedGradients(party, client, n_rows, first_tree)
     for columns in others.values():
         columns.gradients, columns.by_column = gradients, options.reveals_columns(choice.cipher)
-    return others
+    return others, gradients
 
 
 # ---------------------------------------------------------------- passive party
@@ -223,30 +249,50 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
     owner = SplitOwner(active, codes, bins, follower.part.splits)
     limits = TreeLimits(active, common.max_depth, common.fewest_rows, options.reveals_columns(setup.encryption))
 
+    record: PassiveRecord | None = None
+
+    def kept(*messages: Message) -> None:
+        if record is not None:
+            record.note(*messages)
+
     def start_tree(start: TreeStart) -> None:
         follower.next_tree()
+        kept(start)
         sample, columns = checked_sample(start, active, *codes.shape)
         limits.start(columns)
         server.begin_tree(unpack(start.payload, active, "TreeStart"), sample, columns)
 
     def answer_sums(request: SumsRequest) -> Sums:
+        kept(request)
         query = unpack(request.payload, active, "SumsRequest")
         limits.sums(server.nodes_of(query), last=request.last)
         return Sums(pack(server.answer(query)))
 
     def answer_split(request: SplitRequest) -> SplitAnswer | SplitColumns:
         limits.split(request)
-        return owner.divide(request)
+        answer = owner.divide(request)
+        kept(request, answer)
+        return answer
 
-    with closing(server):  # so that an aborted job, too, gives back what it reserved in the ledger
+    def end_tree(end: TreeEnd) -> None:
+        if record is not None:
+            record.end_tree(end)
+        server.end_tree()
+
+    with ExitStack() as held:
+        held.enter_context(closing(server))  # so that an aborted job, too, gives back what it reserved in the ledger
         if isinstance(server, LatticeSumsServer):
             follow_seed(party, server)
+        if seat.audit is not None:
+            seed = server.seed if isinstance(server, LatticeSumsServer) else b""
+            record = keep_passive(seat, seat.audit, setup, options.hides_nodes(setup.encryption), seed)
+            held.callback(record.file.close)
         send_hint(party, server.hint(seat.steps("hints")))
         return follower.follow(
             Order(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees"),
             {
                 TreeStart: start_tree,
-                TreeEnd: lambda _: server.end_tree(),
+                TreeEnd: end_tree,
                 SumsRequest: answer_sums,
                 SplitRequest: answer_split,
             },

@@ -6,20 +6,24 @@ is described in `encrypted`, the owner's end is in `column_owner`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import pieces
+from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import DTYPES, Array, Message, view
 from treaty.messaging.party import Party
 from treaty.privacy.commitment import commit
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.trees.objectives import Objective
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
 
@@ -68,7 +72,12 @@ class TreeStart(Message):
 
 
 class TreeEnd(Message):
-    """The tree is grown; the passive party drops its gradients. Tells nothing new."""
+    """The tree is grown; the passive party drops its gradients. Tells nothing new.
+
+    Where the active party keeps a record for an audit, it signs with its certificate's key what it sent so far.
+    """
+
+    signature: bytes = b""
 
 
 class SumsRequest(Message):
@@ -116,15 +125,23 @@ class SplitColumns(Message):
     new: Array
 
 
+class Notes(Protocol):
+    """What notes all that is sent, for an audit (`audit_record.ActiveRecord`)."""
+
+    def note(self, peer: str, message: Message) -> None: ...  # noqa: D102
+    def begin_tree(self, nonce: bytes) -> None: ...  # noqa: D102
+    def signature(self, peer: str) -> bytes: ...  # noqa: D102
+
+
 class EncryptedGradients:
     """Gradients and queries that go to all passive parties alike: encrypted once per tree, asked once per level.
 
-    `commitment` is to the current tree's gradients; `openings`, by the tree's number in the model, are for an auditor.
+    `commitment` is to the current tree's gradients; what opens it goes to `notes`, where a record is kept for an audit.
     """
 
     def __init__(self, party: Party, client: SumsClient, n_rows: int, first_tree: int = 0) -> None:
         self.client = client
-        self.openings: dict[int, bytes] = {}
+        self.notes: Notes | None = None
         self._next_tree = first_tree
         self._party = party
         self._told = 0
@@ -141,8 +158,10 @@ class EncryptedGradients:
             self._ciphertexts: list[Array] = []  # frees the last tree's before this one's are made
             self._position = None
             sampled = (grad, hess) if rows is None else (grad[rows], hess[rows])
-            self.commitment, self.openings[self._next_tree] = commit(*sampled, self._next_tree)
+            self.commitment, nonce = commit(*sampled, self._next_tree)
             self._next_tree += 1
+            if self.notes is not None:
+                self.notes.begin_tree(nonce)
             if rows is not None and not blind:
                 self._position = np.full(self._n_rows, -1, np.int32)
                 self._position[rows] = np.arange(len(rows), dtype=np.int32)
@@ -153,7 +172,7 @@ class EncryptedGradients:
                 raise
         self._columns[peer] = columns
         told = None if rows is None or blind else Array.of(rows)
-        self._party.send(peer, TreeStart(told, Array.of(columns), self.commitment, self._ciphertexts))
+        self._send(peer, TreeStart(told, Array.of(columns), self.commitment, self._ciphertexts))
         self._told += 1
         if self._told == len(self._party.peers):
             self._told = 0
@@ -175,7 +194,12 @@ class EncryptedGradients:
             query = self.client.query(positions, starts.astype(np.int32))
             request = SumsRequest(pack(query), number + 1 == len(self._pieces))
             for peer in self._party.peers:
-                self._party.send(peer, request)
+                self._send(peer, request)
+
+    def _send(self, peer: str, message: Message) -> None:
+        if self.notes is not None:
+            self.notes.note(peer, message)
+        self._party.send(peer, message)
 
     def sums(self, peer: str) -> Int64:
         """Return what a peer answered: int64 (nodes, slots, 3)."""
@@ -197,10 +221,11 @@ class PassiveColumns:
 
     `gradients` is set before the first tree, once the cipher is set up for the layouts of all peers. With `by_column`
     the owner decides all rows at a split and is not told the node's (``reveal="column"``). `known` is the share of bins
-    that their owner expects exact sums to show.
+    that their owner expects exact sums to show. With `notes` the ends of trees are signed, for an audit.
     """
 
     gradients: EncryptedGradients
+    notes: Notes | None = None
 
     def __init__(self, party: Party, peer: str, n_rows: int) -> None:
         self.peer = peer
@@ -223,7 +248,7 @@ class PassiveColumns:
 
     def end_tree(self) -> None:
         """See `SumsSource`."""
-        self._party.send(self.peer, TreeEnd())
+        self._party.send(self.peer, TreeEnd() if self.notes is None else TreeEnd(self.notes.signature(self.peer)))
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """See `SumsSource`."""
@@ -280,6 +305,12 @@ class PassiveColumns:
         if np.any(records < 0):
             raise PeerProtocolError(self.peer, f"expected record numbers from 0 - at {what} from {self.peer}")
         return records
+
+
+def sums_bounds(n_rows: int, objective: Objective, common: BoostingOptions) -> SumsBounds:
+    """Return the bounds of a training's sums, which are public."""
+    factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)  # on sampled gradients
+    return SumsBounds(n_rows, math.ceil(objective.grad_bound * factor), math.ceil(objective.hess_bound * factor))
 
 
 def number_nodes(rows: Int32, starts: Int64, n_rows: int) -> Int32:

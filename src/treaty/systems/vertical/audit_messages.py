@@ -1,0 +1,223 @@
+"""The messages of a tree, as a passive party recorded them, compared with what they should hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import Flags, Int32s, Integers
+from treaty.crypto.payload import Payload
+from treaty.crypto.sums.disclosed_sums import Opened
+from treaty.errors import PeerProtocolError
+from treaty.messaging.certificates import vouches
+from treaty.messaging.messages import Array, Message, view
+from treaty.privacy.commitment import check_opening
+from treaty.systems.vertical.audit_record import KeptTree, PassiveHeader, Sent
+from treaty.systems.vertical.audit_tree import SampledNodes, Shape
+from treaty.systems.vertical.encrypted_columns import (
+    SplitAnswer,
+    SplitColumns,
+    SplitRequest,
+    SumsRequest,
+    TreeEnd,
+    TreeStart,
+    unpack,
+)
+
+
+class Opener(Protocol):
+    """What opens a cipher's messages: `DisclosedLattice` or `DisclosedKey`."""
+
+    def begin_tree(self, grad: Integers, hess: Integers) -> None: ...  # noqa: D102
+    def open(self, query: Payload, secrets: NDArray[np.int8] | None) -> Opened: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What follows from the labels for a tree: grad and hess (n_rows,), the drawn rows (None: all) and columns."""
+
+    number: int
+    grad: Integers
+    hess: Integers
+    rows: Int32s | None
+    columns: Int32s
+
+    @property
+    def sampled(self) -> Int32s:
+        """The drawn rows, int32, ascending."""
+        return np.arange(len(self.grad), dtype=np.int32) if self.rows is None else self.rows
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found in a tree: how many vectors were opened, and sentences about differences."""
+
+    vectors: int = 0
+    findings: list[str] = field(default_factory=list)
+    wrong: int = 0  # vectors with entries that hold something else
+    strange: int = 0  # vectors, or named sets of rows, that are no node
+
+
+class ReceivedTrees:
+    """A passive party's record, from its first tree on; its columns are `width` from `first` in the joined table."""
+
+    def __init__(
+        self, header: PassiveHeader, parts: Iterator[Message], opener: Opener, blind: bool, first: int, width: int
+    ) -> None:
+        self._header, self._parts, self._opener, self._blind = header, parts, opener, blind
+        self._first, self._width = first, width
+        self._sent = Sent(header.job, header.number, header.active, header.party, header.setup)
+        self._decided: list[Flags] = []  # the columns of bits that it sent in this run
+        self._sides: dict[int, tuple[Flags, Flags]] = {}  # of its record of a split: which rows it decided, and left
+
+    def compare(self, expected: Expected, kept: KeptTree, shape: Shape, place: int) -> Found | None:
+        """Compare the next tree; None where the record has no more. `place` is the party's among the sources.
+
+        Raises CryptoError, PeerProtocolError for messages that the protocol does not have.
+        """
+        start = next(self._parts, None)
+        if start is None:
+            return None
+        if not isinstance(start, TreeStart):
+            raise self._unexpected(start)
+        self._sent.add(start)
+        found, sampled = Found(), np.zeros(len(expected.grad), np.bool_)
+        sampled[expected.sampled] = True
+        self._compare_start(start, expected, kept, found)
+        nodes, secrets = SampledNodes(shape, sampled), iter(kept.secrets)
+        wrong: Flags = np.zeros(len(sampled), np.bool_)
+        self._sides.clear()
+        request: SplitRequest | None = None
+        for part in self._parts:
+            match part:
+                case SumsRequest():
+                    self._sent.add(part)
+                    if self._blind:
+                        wrong = wrong | self._open_nodes(part, next(secrets, None), nodes, found)
+                    else:
+                        self._named_nodes(part, expected, nodes, found)
+                case SplitRequest():
+                    request = part
+                case SplitColumns():
+                    self._take_columns(part, len(sampled))
+                case SplitAnswer() if request is not None:
+                    self._take_sides(part, request, len(sampled))
+                case TreeEnd():
+                    self._check_signature(part, found)
+                    break
+                case _:
+                    raise self._unexpected(part)
+        if wrong.any():
+            found.findings.append(
+                f"{int(wrong.sum())} of {len(wrong)} rows, in {found.wrong} of {found.vectors} vectors of nodes, hold "
+                "other gradients than the labels imply"
+            )
+        if found.strange:
+            found.findings.append(f"{found.strange} times sums were asked of rows that are no node of the tree")
+        self._compare_sides(shape, place, found)
+        return found
+
+    def _compare_start(self, start: TreeStart, expected: Expected, kept: KeptTree, found: Found) -> None:
+        """Compare the commitment, the samples and, unless the cipher is blind, the ciphertexts."""
+        active, rows = self._header.active, expected.sampled
+        opened = expected.grad[rows], expected.hess[rows]
+        if not check_opening(start.commitment, kept.nonce, *opened, expected.number):
+            found.findings.append("its commitment does not open to the gradients that the labels imply")
+        columns = view(start.columns, np.int32, (None,), peer=active, what="TreeStart.columns")
+        drawn = expected.columns - self._first
+        if not np.array_equal(columns, drawn[(drawn >= 0) & (drawn < self._width)]):
+            found.findings.append("its sample of columns is not the one drawn")
+        if self._blind:
+            self._opener.begin_tree(expected.grad, expected.hess)
+            return
+        told = rows if start.rows is None else view(start.rows, np.int32, (None,), peer=active, what="TreeStart.rows")
+        if not np.array_equal(told, rows):
+            found.findings.append("its sample of rows is not the one drawn")
+        self._opener.begin_tree(*opened)
+        ciphertexts = self._opener.open(unpack(start.payload, active, "TreeStart"), None)
+        found.vectors += 1
+        found.findings += ciphertexts.faults
+        wrong = int((~ciphertexts.held).sum())
+        if wrong:
+            found.findings.append(
+                f"{wrong} of {len(rows)} rows were sent with other gradients than the labels imply, first at place "
+                f"{int(np.argmin(ciphertexts.held[0]))} of the sample"
+            )
+
+    def _open_nodes(self, request: SumsRequest, keys: Array | None, nodes: SampledNodes, found: Found) -> Flags:
+        """Open vectors of nodes; return in which rows one of them holds something else."""
+        active = self._header.active
+        secrets = None if keys is None else view(keys, np.int8, (None, None), peer=active, what="KeptTree.secrets")
+        opened = self._opener.open(unpack(request.payload, active, "SumsRequest"), secrets)
+        found.findings += opened.faults
+        for held, wrong in zip(opened.held, opened.wrong, strict=True):
+            found.vectors += 1
+            found.wrong += bool(wrong.any())
+            found.strange += not (bool(wrong.any()) or nodes.has(held))
+        wrong_rows: Flags = np.logical_or.reduce(opened.wrong, axis=0)
+        return wrong_rows
+
+    def _named_nodes(self, request: SumsRequest, expected: Expected, nodes: SampledNodes, found: Found) -> None:
+        """Check the rows of nodes that a request names, by number: the largest is of no node."""
+        slots = unpack(request.payload, self._header.active, "SumsRequest")[0]
+        for node in np.unique(slots[slots != np.iinfo(slots.dtype).max]):
+            rows = np.zeros(len(expected.grad), np.bool_)
+            rows[expected.sampled[slots == node]] = True
+            found.strange += not nodes.has(rows)
+
+    def _take_columns(self, answer: SplitColumns, n_rows: int) -> None:
+        """Note how all rows go at splits, by the own answer with columns of bits."""
+        party = self._header.party
+        records = view(answer.records, np.int32, (None,), peer=party, what="SplitColumns.records")
+        numbers = view(answer.columns, np.int32, (len(records),), peer=party, what="SplitColumns.columns")
+        new = view(answer.new, np.uint8, (None, -(-n_rows // 8)), peer=party, what="SplitColumns.new")
+        self._decided += [np.unpackbits(bits, count=n_rows).astype(np.bool_) for bits in new]
+        for record, number in zip(records.tolist(), numbers.tolist(), strict=True):
+            self._sides[record] = np.ones(n_rows, np.bool_), self._decided[number]
+
+    def _take_sides(self, answer: SplitAnswer, request: SplitRequest, n_rows: int) -> None:
+        """Note how the rows of nodes go at splits, by the request that names them and the own answer."""
+        header, nodes = self._header, request.node_of_row
+        if nodes is None:
+            raise self._unexpected(answer)
+        node_of_row = view(nodes, np.int32, (n_rows,), peer=header.active, what="SplitRequest.node_of_row")
+        records = view(answer.records, np.int32, (None,), peer=header.party, what="SplitAnswer.records")
+        rows = np.argsort(node_of_row, kind="stable")[np.count_nonzero(node_of_row < 0) :]
+        packed = view(answer.left, np.uint8, (-(-len(rows) // 8),), peer=header.party, what="SplitAnswer.left")
+        left = np.zeros(n_rows, np.bool_)
+        left[rows] = np.unpackbits(packed, count=len(rows)).astype(np.bool_)
+        for node, record in enumerate(records.tolist()):
+            self._sides[record] = node_of_row == node, left
+
+    def _compare_sides(self, shape: Shape, place: int, found: Found) -> None:
+        """Check that rows went at this party's splits where it said they go."""
+        strayed, unknown = 0, 0
+        for node in np.flatnonzero((shape.source == place) & (shape.left >= 0)).tolist():
+            decided = self._sides.get(int(shape.record[node]))
+            if decided is None:
+                unknown += 1
+                continue
+            asked, left = decided
+            inside, went_left = shape.rows(node), shape.rows(int(shape.left[node]))
+            strayed += int((inside & ~(asked & (left == went_left))).sum())
+        if strayed:
+            found.findings.append(f"{strayed} times a row went another way than {self._header.party} decided")
+        if unknown:
+            found.findings.append(f"{self._header.party} has decided nothing at {unknown} splits said to be its own")
+
+    def _check_signature(self, end: TreeEnd, found: Found) -> None:
+        certificate = self._header.certificate
+        if certificate and not vouches(certificate, end.signature, self._sent.digest()):
+            found.findings.append(
+                f"{self._header.active} did not sign what {self._header.party}'s record has: the record was changed "
+                "after the training"
+            )
+
+    def _unexpected(self, part: Message) -> PeerProtocolError:
+        return PeerProtocolError(
+            self._header.party, f"expected a tree's messages in their order, got {type(part).__name__}"
+        )
