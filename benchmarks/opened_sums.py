@@ -39,11 +39,12 @@ def grow(
     y: NDArray[np.int64],
     changes: dict[str, object],
     watched: type[WatchedColumns] = WatchedColumns,
+    loss: str = "logistic",
 ) -> list[OpenedNode]:
     """Train on both parties' columns; return what was opened of the passive one's, tree after tree."""
     options = BoostingOptions(**{"random_state": 0, **changes}).checked(SecureBoost())
     labels = y.astype(np.float64)
-    objective = make_objective("logistic", labels, None, fractional_bits=options.fractional_bits)
+    objective = make_objective(loss, labels, None, n_classes=len(np.unique(y)), fractional_bits=options.fractional_bits)
     nodes: list[OpenedNode] = []
     rules, forest = options.rules(objective), Forest(objective, ("active", "passive"))
     finder = SumsFinder([active, watched(passive, nodes.append)], len(y), rules, own=0)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_breast_cancer
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 from data import Data, arguments, default_of_credit_card_clients, give_me_some_credit, report
 from opened_sums import columns_of, grow, opened_by_job
@@ -102,6 +102,7 @@ def row_of(
     nodes: Sequence[OpenedNode],
     changes: dict[str, object],
     what: str = "one table",
+    loss: str = "logistic",
 ) -> dict[str, object]:
     """Run the attack; return a row of the table."""
     options, n_rows = BoostingOptions(**changes), len(data.y)
@@ -112,6 +113,7 @@ def row_of(
     if not (found == columns.codes)[known].all():
         raise SystemExit("a bin that was certain is wrong")
     usual = columns.codes == np.array([np.bincount(of_column).argmax() for of_column in columns.codes.T])
+    classes = len(np.unique(data.y)) if loss == "softmax" else 1
     changed = ", ".join(f"{name}={value}" for name, value in changes.items())
     return {
         "data": data.title,
@@ -121,9 +123,10 @@ def row_of(
         "max_bin": options.max_bin,
         "trees": options.n_estimators,
         "changed": changed,
+        "loss": loss,
         "sums of": what,
         "bins known for certain": float(known.mean()),
-        "estimated before": expected_share(columns.codes, options),
+        "estimated before": expected_share(columns.codes, options, classes, varied=loss == "squared_error"),
         "of those in other bins than their column's fullest": float(known[~usual].mean()),
         "rows known whole": float(known.all(axis=1).mean()),
         "in their column's fullest bin": float(usual.mean()),
@@ -139,10 +142,10 @@ def halves(data: Data, max_bin: int) -> tuple[ColumnSource, ColumnSource]:
     return columns_of(data.x[:, :half], max_bin), columns_of(data.x[:, half:], max_bin)
 
 
-def measure(data: Data, changes: dict[str, object]) -> dict[str, object]:
+def measure(data: Data, changes: dict[str, object], loss: str = "logistic") -> dict[str, object]:
     """Run the attack on the plain grower's sums."""
     active, passive = halves(data, int(str(changes.get("max_bin", 32))))
-    return row_of(data, passive, grow(active, passive, data.y, changes), changes)
+    return row_of(data, passive, grow(active, passive, data.y, changes, loss=loss), changes, loss=loss)
 
 
 def under_ciphers(data: Data) -> list[dict[str, object]]:
@@ -203,6 +206,12 @@ def main() -> None:
         rows += [measure(credit, changes) for changes in ({"max_bin": 8}, {"n_estimators": 5})]
         for changes in ({}, {"subsample": 0.5}):
             rows += guarded(drawn_rows(clients, 3000), changes)
+        for title, bunch, loss in (
+            ("diabetes", load_diabetes(), "squared_error"),
+            ("wine", load_wine(), "softmax"),
+        ):
+            data = Data(title, bunch.data, bunch.target.astype(np.int64), [])
+            rows += [measure(data, changes, loss) for changes in ({}, {"n_estimators": 5}, {"n_estimators": 2})]
     report("secureboost_exact_sums", rows, quick=quick)
 
 

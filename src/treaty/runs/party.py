@@ -102,8 +102,8 @@ def train_party(
         vouched = [cast.active, name] if keeping else system.vouched(cast, name)
         seat = Seat(
             party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
-            n_classes=job.classes, eval_sets=tables.eval_sets, threads=threads, progress=watch, phase=phase,
-            keeper=keeper, store=store,
+            n_classes=job.classes, varied=job.task == "regression" or job.weight is not None,
+            eval_sets=tables.eval_sets, threads=threads, progress=watch, phase=phase, keeper=keeper, store=store,
             vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
             patience=min(max(PATIENCE, 1.5 * job.reconnect), job.timeout / 10),
             row_numbers=tables.row_numbers, rows_digest=tables.rows_digest, apart=apart(job),

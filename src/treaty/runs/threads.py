@@ -169,12 +169,13 @@ def train_in_threads(
     # where rows are split all owners work at the same time; a party without rows waits then
     shared = max(1, every // len(cast.owners)) if system.split == "rows" else every
     absences = {} if system.absences is None else system.absences(cast, run.options, run.common)
+    varied = run.classes is None or any(data.weight is not None for data in run.data.values())
 
     def seat(party: Party) -> Seat:
         name = party.name
         return Seat(
             party=party, options=run.options, common=run.common, cast=cast, data=run.data.get(name),
-            classes=run.classes, n_classes=len(run.classes or ()), eval_sets=run.evals_of(name),
+            classes=run.classes, n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name),
             threads=shared if name in cast.owners else every,
             progress=run.progress, phase=run.phase if name == cast.active else None, keeper=keepers.get(name),
             store=run.store, alone=False, absence=absences.get(name),

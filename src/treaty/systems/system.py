@@ -149,6 +149,9 @@ class Seat:
         Labels by class number, where this party has labels; None for regression.
     n_classes : int
         How many classes the job says the labels have, which all parties know; fewer than three: a round has one tree.
+    varied : bool
+        Whether gradients differ between all rows from the first tree on, as all parties know: a regression's do, and
+        those of rows with weights.
     eval_sets : sequence of Labelled
         Rows watched in training; of systems split by column every party has its columns of each, in the same order.
     threads : int
@@ -184,6 +187,7 @@ class Seat:
     data: LabelledRows | None = None
     classes: list[Category] | None = None
     n_classes: int = 2
+    varied: bool = False
     eval_sets: Sequence[LabelledRows] = ()
     threads: int = 1
     progress: Progress | None = None

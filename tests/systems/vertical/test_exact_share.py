@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import treaty
 from runs.job_files import train_in_threads
 from tables import real_table
-from treaty import FedXGBoostSMM, GBDTClassifier, SecureBoost
+from treaty import FedXGBoostSMM, GBDTClassifier, GBDTRegressor, SecureBoost
 from treaty.errors import ConfigError
 from treaty.runs.job import Job, Member
 from treaty.systems.vertical import encrypted, exact_share
@@ -43,6 +44,17 @@ def test_a_training_that_shows_little_goes_without_consent(options: dict[str, An
     model = fit(LATTICE, **options)
     (share,) = model.parts_["bank"].exact_sums.values()
     assert share <= LIMIT
+
+
+def test_gradients_that_differ_from_the_first_tree_on_show_more() -> None:
+    """In a first tree of two classes rows mostly share a gradient; in a regression and under weights they do not."""
+    X, y = real_table("binary")
+    tables = {"bank": X.iloc[:, :6], "shop": X.iloc[:, 6:]}
+    GBDTClassifier(LATTICE, n_estimators=1, n_jobs=1).fit(tables, y)
+    with pytest.raises(ConfigError, match="exact sums would show bank"):
+        GBDTClassifier(LATTICE, n_estimators=1, n_jobs=1).fit(tables, y, sample_weight=1 + np.arange(len(y)) / len(y))
+    with pytest.raises(ConfigError, match="exact sums would show bank"):
+        GBDTRegressor(LATTICE, n_estimators=1, n_jobs=1).fit(tables, X.iloc[:, 0].to_numpy())
 
 
 def test_consent_is_enough_and_what_it_accepts_is_named() -> None:
@@ -114,6 +126,14 @@ def test_the_active_party_refuses_what_an_owner_has_let_pass(tmp_path: Path, mon
     said = train_in_threads(monkeypatch, copies(tmp_path))
     assert "exact sums would show bank" in said["bank"]
     assert said["shop"] == f"bank stopped the job: {said['bank']}"
+
+
+def test_owners_know_a_regression_by_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = copies(tmp_path)
+    plain = {name: msgspec.structs.replace(job, common={"n_estimators": 1}) for name, job in jobs.items()}
+    assert train_in_threads(monkeypatch, plain) == {}
+    regressions = {name: msgspec.structs.replace(job, task="regression") for name, job in plain.items()}
+    assert "bins of single rows of shop" in train_in_threads(monkeypatch, regressions)["shop"]
 
 
 def test_a_report_names_the_estimated_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

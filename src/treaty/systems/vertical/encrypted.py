@@ -230,7 +230,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
     party, table, common = seat.party, seat.rows.table, seat.common
     (active,) = party.peers
     bins, codes = bin_own_columns(seat)
-    share = expected_share(codes, common, seat.trees_a_round)
+    share = expected_share(codes, common, seat.trees_a_round, varied=seat.varied)
     check_share(seat, party.name, share)  # before anything is sent
     show_layout(seat, bins, share)
     setup = _set_up(party, active, options.cipher, LEAK_LIMIT - store.spent(table.schema.names))

@@ -14,15 +14,22 @@ MOST_SHARE = 0.1
 """The largest estimated share of a party's bins that may become known without `allow_exact_sums`."""
 
 
-def expected_share(codes: NDArray[np.uint8], common: BoostingOptions, trees_a_round: int = 1) -> float:
+AHEAD = 4
+"""Trees of two classes after which rows' gradients differ about as much as a regression's do in the first."""
+
+
+def expected_share(
+    codes: NDArray[np.uint8], common: BoostingOptions, trees_a_round: int = 1, *, varied: bool = False
+) -> float:
     """Return the estimated share of bins, rows times columns, that an active party will work out from exact sums.
 
-    `codes`, uint8 (n_rows, n_features), are the owner's binned columns. Samples of rows do not help: a tree then has
-    smaller bins, and another tree other rows. A column drawn for a quarter of the trees is asked about as in half of
-    them: what differs between rows by then has grown (both measured, `benchmarks/secureboost_exact_sums.py`).
+    `codes`, uint8 (n_rows, n_features), are the owner's binned columns; `varied` says that gradients differ between
+    rows from the first tree on. Samples of rows do not help: a tree then has smaller bins, and another tree other rows.
+    A column drawn for a quarter of the trees counts as if drawn for half of them: gradients differ more by then (all
+    three measured, `benchmarks/secureboost_exact_sums.py`).
     """
     sampled = common.subsample if common.one_side is None else common.top_rate + common.other_rate
-    trees = common.n_estimators * trees_a_round * common.colsample_bytree**0.5
+    trees = (common.n_estimators * trees_a_round + AHEAD * varied) * common.colsample_bytree**0.5
     counts = [np.bincount(codes[:, feature]) * sampled for feature in range(codes.shape[1])]
     return estimated_share(counts, common.max_depth, trees)
 
