@@ -269,7 +269,7 @@ def predicted_in_threads(monkeypatch: pytest.MonkeyPatch, job: Job) -> tuple[lis
 
     def connected(job: Job, name: str, cast: Any, role: Any) -> Any:
         party = Party(name, job.name, job.system.name, channels[name], job.system.links(cast, None)[name], timeout=20.0)
-        return run_role(party, lambda: role(party)), party.transcript
+        return run_role(party, lambda: role(party))
 
     monkeypatch.setattr(running, "connected", connected)
     with ThreadPoolExecutor(len(job.parties)) as pool:

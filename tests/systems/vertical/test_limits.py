@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marks import all_but_first_slow
+from marks import all_but_first_slow, slow
 from systems.seats import seat, split_options
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
@@ -124,7 +124,7 @@ def refused(error: BaseException | None, *words: str) -> None:
     assert str(error).endswith("from bank"), error
 
 
-@pytest.mark.parametrize("which", SYSTEMS)
+@pytest.mark.parametrize("which", all_but_first_slow(*SYSTEMS))
 def test_an_honest_training_of_as_many_trees_as_agreed_goes_through(which, monkeypatch):
     assert train(which, monkeypatch, wanted={}) == {}
 
@@ -136,7 +136,7 @@ def test_an_owner_agreed_to_one_tree_takes_part_in_no_second(which, monkeypatch)
     refused(ended["shop"], words)
 
 
-@pytest.mark.parametrize("which", SYSTEMS)
+@pytest.mark.parametrize("which", all_but_first_slow(*SYSTEMS))
 def test_a_round_has_one_tree_where_the_job_says_two_classes(which, monkeypatch):
     ended = train(which, monkeypatch, task="multiclass", wanted={"n_classes": 3})
     words = "splits in the trees so far" if which == "federboost-vertical" else "at most 1 trees"
@@ -151,7 +151,7 @@ def test_three_classes_have_three_trees_a_round_and_no_fourth(which, monkeypatch
     refused(ended["shop"], "at most 1 rounds" if which == "federboost-vertical" else "at most 3 trees")
 
 
-@pytest.mark.parametrize("which", SYSTEMS)
+@pytest.mark.parametrize("which", [slow(one) if "paper" in one or "smm" in one else one for one in SYSTEMS])
 def test_trees_are_no_deeper_than_agreed(which, monkeypatch):
     words = {
         "federboost-vertical": "at most 3 splits in the trees so far",
