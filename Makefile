@@ -1,18 +1,25 @@
 # On a fresh machine: `make demo` and `make test` create .venv and install what they need.
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
+GROUP := dev
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests start many processes: each would compile the package's and the tests' Python files anew if bytecode is not kept.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
-.PHONY: demo test test-slow test-all lint type docs bench clean
+# A part of the tests with other versions: what reads, writes and sends, and jobs of all systems between processes.
+LOWEST := .venv-lowest
+PART := tests/cli tests/data tests/messaging tests/models tests/runs tests/test_compute.py tests/test_packaging.py \
+    tests/test_readme.py $(wildcard tests/systems/*/test_processes.py)
+
+.PHONY: demo test test-slow test-all test-lowest test-part lint type docs bench clean
 
 # Python files are compiled on all cores, and those of the libraries' own tests not at all: pip takes twice as long.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e . --group dev
+	$(BIN)/pip install --quiet --no-compile -c $(CONSTRAINTS) -e . --group $(GROUP)
 	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib
 	touch $@
 
@@ -28,6 +35,15 @@ test-slow: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST)
+
+# The lowest versions that pyproject.toml allows: they have wheels for Python 3.11 and 3.12. Kernels are kept apart from the
+# newest numba's, which would compile them all again.
+test-lowest:
+	$(MAKE) test-part VENV=$(LOWEST) CONSTRAINTS=constraints-lowest.txt GROUP=test NUMBA_CACHE_DIR=$(CURDIR)/$(LOWEST)/kernels
+
+# Another Python: make test-part PYTHON=python3.13 VENV=.venv-3.13 GROUP=test
+test-part: $(STAMP)
+	$(PYTEST) -m "not slow" $(PART)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks docs/options.py
@@ -71,4 +87,4 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/logistic_speed.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(LOWEST)

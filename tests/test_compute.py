@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import numba
@@ -189,7 +190,6 @@ def test_processes_that_compile_different_signatures_at_once_do_not_mix_them_up(
         "from treaty.compute import kernel\n@kernel\ndef half(x):\n    return x / 2 if x > 1 else x - x\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    cache = tmp_path / "__pycache__"
 
     def half(value):
         """Call the kernel as a process does that has just started."""
@@ -197,6 +197,7 @@ def test_processes_that_compile_different_signatures_at_once_do_not_mix_them_up(
         return importlib.import_module("halves").half(value)
 
     assert half(np.float64(3)) == 1.5
+    cache = Path(sys.modules["halves"].half.stats.cache_path)
     (listed,) = cache.glob("*.nbi")
     of_floats = listed.read_bytes()
     listed.unlink()  # the other process looked before this one had saved
@@ -205,3 +206,7 @@ def test_processes_that_compile_different_signatures_at_once_do_not_mix_them_up(
     assert half(np.float64(5.5)) == 2.75
     assert half(np.int64(8)) == 4
     assert len(list(cache.glob("*.nbc"))) == 2
+    monkeypatch.setattr(numba, "__version__", "another")  # of another environment, which shares the package's folder
+    listed.unlink()
+    assert half(np.int64(8)) == 4
+    assert len(list(cache.glob("*.nbc"))) == 3

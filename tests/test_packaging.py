@@ -10,6 +10,10 @@ import treaty
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REQUIREMENTS = [
+    *PROJECT["dependencies"],
+    *(each for extra in PROJECT["optional-dependencies"].values() for each in extra),
+]
 IMPORTED_AS = {"scikit-learn": "sklearn", "grpcio": "grpc", "dp-accounting": "dp_accounting"}
 OF_ANOTHER = {"llvmlite": "numba"}  # a module that comes with a dependency, which pins it
 TEXTS = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]
@@ -33,8 +37,7 @@ def imported() -> set[str]:
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
-    extras = [requirement for extra in PROJECT["optional-dependencies"].values() for requirement in extra]
-    assert imported() == modules(PROJECT["dependencies"]) | modules(extras)
+    assert imported() == modules(REQUIREMENTS)
 
 
 def test_messages_and_pages_name_this_distribution_and_its_extras() -> None:
@@ -53,3 +56,10 @@ def test_the_newest_release_of_the_changelog_is_this_version() -> None:
     newest = re.search(r"^## \[(\d[\w.]*)\] - \d{4}-\d{2}-\d{2}$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest.group(1) == treaty.__version__
+
+
+def test_the_lowest_versions_are_those_that_make_test_lowest_tries() -> None:
+    tried = dict(line.split("==") for line in (ROOT / "constraints-lowest.txt").read_text().split())
+    for requirement in REQUIREMENTS:
+        name, lowest = requirement.split(">=")
+        assert f"{tried[name]}.0.0".startswith(f"{lowest}.0"), requirement

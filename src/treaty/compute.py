@@ -49,12 +49,14 @@ class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]
 
     Numba numbers the files of a kernel's signatures and writes the list of them first. Two processes that compile
     different signatures then give both the same number, and whoever loads one of them runs the code of the other: that
-    crashes (numba issues 4807 and 10128 are of this kind). Here the name of a file follows from the signature, and a
-    file is whole before it is listed. An entry that another process overwrites in the list is compiled again.
+    crashes (numba issues 4807 and 10128 are of this kind). Here the name of a file follows from the signature, and from
+    numba's version, for two environments may share a folder; a file is whole before it is listed. An entry that another
+    process overwrites in the list is compiled again.
     """
 
     def save(self, key: Any, data: Any) -> None:
-        name = self._data_name(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:6]))
+        told = hashlib.sha256(repr((numba.__version__, key)).encode())
+        name = self._data_name(int.from_bytes(told.digest()[:6]))
         self._save_data(name, data)
         self._save_index({**self._load_index(), key: name})
 

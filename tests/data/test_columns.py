@@ -65,7 +65,7 @@ NUMBERS = {
     "polars decimal": pl.Series([Decimal(1), None, Decimal(3)]),
     "polars null": pl.Series([None, None, None]),
     "arrow int": pa.chunked_array([[1, None], [3]]),
-    "arrow float16": pa.chunked_array([pa.array([1, None, 3], type=pa.float16())]),
+    "arrow float16": pa.chunked_array([pa.array(np.array([1, NAN, 3], np.float16), from_pandas=True)]),
     "arrow bool": pa.chunked_array([[True, None, False]]),
     "arrow decimal": pa.chunked_array([[Decimal(1), None, Decimal(3)]]),
     "arrow null": pa.chunked_array([pa.nulls(3)]),

@@ -39,7 +39,8 @@ def steps_bar(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int]
 
 def _progress(*columns: ProgressColumn, shown: bool) -> Progress:
     console = Console(stderr=True)
-    return Progress(*columns, console=console, disable=not (shown and console.is_terminal), transient=True)
+    console.quiet = not (shown and console.is_terminal)  # rich before 14.3 ends a bar that is disabled by an empty line
+    return Progress(*columns, console=console, disable=console.quiet, transient=True)
 
 
 class TrainingBar:
