@@ -355,6 +355,18 @@ def written(folder: Path, text: str) -> Path:
     return folder / "job.toml"
 
 
+def test_a_job_says_how_many_classes_labels_have_where_there_are_some(tmp_path):
+    assert load_job(written(tmp_path, job_text("secureboost"))).classes == 2
+    assert load_job(written(tmp_path, job_text("secureboost", head="classes = 5"))).classes == 5
+    for protocol, head, words in (
+        ("secureboost", 'classes = 3\ntask = "regression"', 'expected no classes with task = "regression", got 3'),
+        ("quasi-newton", "classes = 3", "got classes = 3"),
+        ("secureboost", "classes = 1", "classes"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_job(written(tmp_path, job_text(protocol, head=head)))
+
+
 @pytest.mark.parametrize("name", FEDERATED)
 def test_a_job_file_has_a_table_for_each_kind_of_option(tmp_path, name):
     common = "max_iter = 3" if name in LINEAR else "n_estimators = 3"
