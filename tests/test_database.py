@@ -6,11 +6,13 @@ import contextlib
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 from typer.testing import CliRunner
 
 from flips import damaged, flipped
+from treaty import database
 from treaty.cli.main import app
 from treaty.database import kept_file, mark_of, set_aside
 from treaty.errors import ConfigError
@@ -209,3 +211,20 @@ def test_the_command_asks_before_it_forgets(folder):
     assert said.output.startswith(f"moved to {folder}.until-")
     assert not folder.exists()
     assert Ledger(folder).entries() == []
+
+
+def test_a_job_that_opens_a_ledger_while_another_spends_refuses_nothing(folder, monkeypatch):
+    """Between its looks at the ledger and at the file beside it, another job would spend if it could."""
+    other = threading.Thread(target=lambda: Ledger(folder).spend([Entry("new", "fall", "duchi", "tree", 1.0)]))
+
+    def looks(of):
+        if not other.ident:
+            other.start()
+            other.join(1.0)
+        return mark_of(of)
+
+    monkeypatch.setattr(database, "mark_of", looks)
+    ledger = Ledger(folder)
+    other.join()
+    assert len(ledger.entries()) == 61
+    assert mark_of(folder).changes == 3

@@ -99,20 +99,21 @@ class Database:
         A change that `counts` is one that must not be forgotten: the file beside the folder then says so.
         """
         with self._translated():
-            mark = None
+            changed = False
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 self._check_seal()
                 before = self.connection.total_changes
                 yield self.connection
-                if self.connection.total_changes > before:
-                    mark = self._seal(1 if counts else 0)
+                changed = self.connection.total_changes > before
+                if changed:
+                    self._seal(1 if counts else 0)
                     self.connection.execute("COMMIT")
             finally:
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
-            if mark is not None and counts:
-                self._vouch(mark)
+            if changed and counts:
+                self._vouch()
 
     def refuse(self, fault: str) -> ConfigError:
         """Return the error for a database that cannot be what it was, with what to do."""
@@ -173,12 +174,13 @@ class Database:
                     f"expected the {self._what} to be of version {self._form.version}, got {version} - at {self.where}"
                 )
             self._check_whole()
-            name, changes, _, _ = self._state(db)
+            vouched = self._check_kept()
             db.execute("COMMIT")
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
-        self._check_kept(Mark(name, changes))
+        if not vouched:
+            self._vouch()
 
     def _check_whole(self) -> None:
         """Refuse another schema, pages that do not fit together, and other rows than were written."""
@@ -192,24 +194,37 @@ class Database:
                 raise self.refuse(f"the {self._what} is damaged")
         self._check_seal()
 
-    def _check_kept(self, mark: Mark) -> None:
-        """Refuse a database that others know to have been ahead, or another one in its place."""
+    def _check_kept(self) -> bool:
+        """Refuse a database that others know to have been ahead, or another one in its place.
+
+        While it is held, so that no other job changes both meanwhile. Returns False where none knows of it yet.
+        """
         if self.folder is None:
-            return
-        kept = mark_of(self.folder)
+            return True
+        mark, kept = self._mark(), mark_of(self.folder)
         if kept is None and mark.changes == 0:  # made just now, perhaps by a job that a crash ended
-            return self._vouch(mark)
+            return False
         if kept is None:
             raise self.refuse(f"the {self._what}: {kept_file(self.folder).name} is missing, which says how far it was")
         if kept.name != mark.name:
             raise self.refuse(f"the {self._what} is another one than {kept_file(self.folder).name} says")
         if kept.changes > mark.changes:
             raise self.refuse(f"the {self._what} is an older copy: {mark.changes} of {kept.changes} changes")
+        return True
 
-    def _vouch(self, mark: Mark) -> None:
+    def _vouch(self) -> None:
         """Write beside the folder how far the database is; after the commit, so that it is never ahead."""
-        if self.folder is not None:
-            write_file(kept_file(self.folder), mark, KEPT, owner_of(self.folder))
+        if self.folder is None:
+            return
+        self.connection.execute("BEGIN IMMEDIATE")  # of two jobs, none writes an earlier state after a later one
+        try:
+            write_file(kept_file(self.folder), self._mark(), KEPT, owner_of(self.folder))
+        finally:
+            self.connection.execute("ROLLBACK")
+
+    def _mark(self) -> Mark:
+        name, changes, _, _ = self._state(self.connection)
+        return Mark(name, changes)
 
     def _state(self, db: sqlite3.Connection) -> tuple[str, int, bytes, bytes]:
         rows = db.execute("SELECT name, changes, extra, seal FROM state").fetchall()
@@ -222,12 +237,11 @@ class Database:
         if seal != self._digest(name, changes, extra):
             raise self.refuse(f"the {self._what} is damaged")
 
-    def _seal(self, more: int) -> Mark:
+    def _seal(self, more: int) -> None:
         name, changes, extra, _ = self._state(self.connection)
         changes += more
         seal = self._digest(name, changes, extra)
         self.connection.execute("UPDATE state SET changes = ?, seal = ?", (changes, seal))
-        return Mark(name, changes)
 
     def _digest(self, name: str, changes: int, extra: bytes) -> bytes:
         """Return SHA-256 over every value of the sealed tables, and the kind of each."""

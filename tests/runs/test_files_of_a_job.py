@@ -77,7 +77,7 @@ def test_a_model_says_how_far_its_ledger_was(spent):
         (["ledger", "key"], "elsewhere", "ledger is missing or empty"),
         (["kept", "ledger", "key"], "model", r"bank\.part was made with what .*bank\.noise counted, and that is gone"),
     ],
-    ids=" ".join,
+    ids=["ledger", "key", "file-beside", "ledger-and-key", "all-but-the-model"],
 )
 def test_a_lost_ledger_is_not_begun_anew_in_silence(spent, monkeypatch, lost, output, text):
     noise = noise_folder(spent / "store", "bank")
