@@ -1,10 +1,11 @@
-"""Arrays of a hint store: files that are written through memory, and kept only once they are whole."""
+"""Arrays of a hint store: files that are written through memory as rows arrive, and kept only once they are whole."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import os
+import tempfile
 import weakref
 from io import FileIO
 from mmap import ACCESS_READ, ACCESS_WRITE, mmap
@@ -14,11 +15,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.errors import ConfigError
+
 
 class NewHint:
-    """A writable array for a store; gone with this object, or at the end of a ``with``, unless it was kept.
+    """An array for a store, written some rows at a time; gone with this object, or at the end of a ``with``, unless kept.
 
-    Its file is opened without a buffer, which would not see what is written through the mapping.
+    Memory and disk are taken as rows are written, not for all that a peer says will come. Its file is opened without a
+    buffer, which would not see what is written through the mapping.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: type[np.integer[Any]], file: FileIO | None, path: Path | None):
@@ -28,8 +32,22 @@ class NewHint:
         if file is not None:
             header = {"descr": self.array.dtype.str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            _make_room(file, file.tell() + math.prod(shape) * self.array.itemsize)
+            self._start = file.tell()
+            file.truncate(self._start + math.prod(shape) * self.array.itemsize)  # takes no room yet
             self.array = map_array(file, ACCESS_WRITE)
+
+    def write(self, first: int, rows: NDArray[Any]) -> None:
+        """Write rows from the one numbered `first` on; ConfigError if the disk has no room for them."""
+        if self._file is not None:
+            row = math.prod(self.array.shape[1:]) * self.array.itemsize
+            try:
+                _make_room(self._file, self._start + first * row, len(rows) * row)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot keep a hint: {error.strerror} - at {self.path or tempfile.gettempdir()}",
+                    public="it has no room for a hint of the lattice map, or for masked bins",
+                ) from None
+        self.array[first : first + len(rows)] = rows
 
     def drop(self) -> None:
         """Discard the array, unless it was kept."""
@@ -50,12 +68,10 @@ class NewHint:
         return map_array(self._file, ACCESS_READ), digest_of(self._file)
 
 
-def _make_room(file: FileIO, size: int) -> None:
-    """Allocate the disk's space now: on a full disk, writing to a mapped file would end the process."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-    else:  # macOS
-        file.truncate(size)
+def _make_room(file: FileIO, start: int, size: int) -> None:
+    """Allocate the disk's space first: on a full disk, writing to a mapped file would end the process."""
+    if size and hasattr(os, "posix_fallocate"):  # macOS has none
+        os.posix_fallocate(file.fileno(), start, size)
 
 
 def _discard(file: FileIO | None, path: Path | None) -> None:

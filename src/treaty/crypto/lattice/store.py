@@ -103,7 +103,7 @@ class HintStore:
         return (seeds.pop(), bindings) if len(seeds) == 1 and len(bindings) == len(wanted) else None
 
     def new_hint(self, shape: tuple[int, int, int]) -> NewHint:
-        """Return a new int16 array (rows, D, N), to be written and given to `keep_hint`."""
+        """Return a new int16 array (rows, D, N), to be written as it arrives and given to `keep_hint`."""
         return self._new(shape, np.int16)
 
     def keep_hint(self, peer: str, binding: bytes, seed: bytes, terms: bytes, new: NewHint) -> NDArray[np.int16]:
@@ -153,7 +153,7 @@ class HintStore:
         if random.size and (random.min() < -1 or random.max() > 1):
             raise CryptoError("expected numbers from -1 to 1, got others - in the randomness of a hint")
         with self._new(random.shape, np.int8) as new:
-            np.copyto(new.array, random, casting="unsafe")
+            new.write(0, random)
             array, digest = new.finish()
             with self._transaction() as db:
                 if db.execute("SELECT 1 FROM own WHERE binding = ?", (binding,)).fetchone():

@@ -127,7 +127,7 @@ class LatticeSumsClient(WholeTableClient):
         count = len(hint[0])
         if not 0 < count <= rows - done:
             raise CryptoError(f"expected at most {rows - done} rows more, and one at least, got {count} - in {what}")
-        made.array[done : done + count] = hint[0]
+        made.write(done, hint[0])
         self._unfinished[peer] = made, done + count
         return self._finish(peer, rows - done - count)
 

@@ -73,7 +73,7 @@ class TripleSumsClient(WholeTableClient):
         count = len(hint[0])
         if not (0 < count <= slots - done or count == slots == 0):
             raise CryptoError(f"expected at most {slots - done} slots more, and one at least, got {count} - in {what}")
-        made.array[done : done + count] = hint[0]
+        made.write(done, hint[0])
         self._held[peer] = made, done + count
         return slots - done - count
 
