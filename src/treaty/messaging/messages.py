@@ -15,7 +15,8 @@ the name of the message class and ``body`` the message as a map of its fields.
 """
 
 import math
-from typing import Annotated, Any, Generic, TypeVar, dataclass_transform
+from functools import cache
+from typing import Annotated, Any, Generic, TypeVar, dataclass_transform, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -34,6 +35,12 @@ DTYPES = frozenset(
 
 _NAMES = {np.dtype(name): name for name in DTYPES}
 """The same by numpy's own, which take 30 times as long to tell their names."""
+
+LISTED_BYTES = 16 << 20
+"""Most bytes of a message with lists or tables other than `Arrays`."""
+
+PLAIN_BYTES = 1 << 20
+"""Most bytes of a message of numbers and text alone."""
 
 _Label = Annotated[str, msgspec.Meta(max_length=200)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -117,6 +124,10 @@ def view(
     return values
 
 
+Arrays = Annotated[list[Array], msgspec.Meta(max_length=1 << 16)]
+"""Several arrays in one message; each takes ten times its bytes to decode where it is empty."""
+
+
 class Envelope(msgspec.Struct, Generic[Body], frozen=True, forbid_unknown_fields=True, eq=False):
     """Who says what to whom, in which job, round and place of the conversation."""
 
@@ -166,13 +177,44 @@ def decode_body(body: Frame | msgspec.Raw, kind: type[M], *, peer: str) -> M:
     """Decode a message body, from an `Envelope` or a transcript, as the type the receiver expects.
 
     Raises PeerProtocolError when the bytes are not exactly one `kind`: a missing, unknown or wrongly typed field, or
-    bytes left over.
+    bytes left over; and, before anything is decoded, when they are more than such a message may have.
     """
+    most, nbytes = largest_body(kind), memoryview(body).nbytes
+    if most is not None and nbytes > most:
+        raise PeerProtocolError(peer, f"expected at most {most} bytes, got {nbytes} - at {kind.__name__} from {peer}")
     try:
         message: M = decoder_of(kind).decode(body)
         return message
     except _MALFORMED as error:
         raise _malformed(error, kind.__name__, peer) from None
+
+
+@cache
+def largest_body(kind: type[Message]) -> int | None:
+    """Return the bytes that a message of a class may have; None for arrays alone, which `view` holds to their shapes.
+
+    Lists and tables take up to 64 times their bytes when decoded, and a message of neither has no need for many.
+    """
+    fields = [field.type for field in msgspec.structs.fields(kind)]
+    if any(_contains(field, (list, dict)) for field in fields):
+        return LISTED_BYTES
+    return None if any(_contains(field, (Array, bytes)) for field in fields) else PLAIN_BYTES
+
+
+def _contains(field: Any, wanted: tuple[type, ...]) -> bool:
+    """Return whether a field's type has one of these in it, not counting `Arrays`, whose number is bounded."""
+    if field is Arrays:
+        return Array in wanted
+    if get_origin(field) is Annotated:
+        return _contains(field.__origin__, wanted)
+    if field in wanted or get_origin(field) in wanted:
+        return True
+    inner = [inner.type for inner in msgspec.structs.fields(field)] if _is_struct(field) and field is not Array else []
+    return any(_contains(part, wanted) for part in (*get_args(field), *inner))
+
+
+def _is_struct(field: Any) -> bool:
+    return isinstance(field, type) and issubclass(field, msgspec.Struct)
 
 
 def clean(text: str, limit: int = 300) -> str:

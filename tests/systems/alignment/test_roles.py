@@ -218,7 +218,7 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_too_many_joined_rows_are_refused() -> None:
-    with pytest.raises(DataError, match="fewer than 2147483648 joined rows"):
+    with pytest.raises(DataError, match="fewer than 134217728 joined rows"):
         run({"a": [1] * 50_000, "b": [1] * 50_000}, on_duplicate="expand")
 
 

@@ -19,7 +19,7 @@ from treaty.errors import ConfigError
 
 
 class NewHint:
-    """An array for a store, written some rows at a time; gone with this object, or at the end of a ``with``, unless kept.
+    """An array for a store, written in pieces; gone with this object, or at the end of a ``with``, unless it was kept.
 
     Memory and disk are taken as rows are written, not for all that a peer says will come. Its file is opened without a
     buffer, which would not see what is written through the mapping.

@@ -15,7 +15,7 @@ from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 
-_MOST_ROWS = 1 << 31
+_MOST_ROWS = 1 << 27  # of the joined table: a party is told their number, and has a few bytes of each
 
 
 class Copies(Message):

@@ -59,6 +59,7 @@ from treaty.privacy.remembered_rows import KnownRows, RandomisedRows
 from treaty.systems.federboost_vertical.buckets import Buckets, noisy_buckets, stand_ins, unpack_buckets
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
+from treaty.systems.sizes import MOST_COLUMNS
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training, start_of
 from treaty.systems.vertical.column_owner import SplitOwner
@@ -70,6 +71,9 @@ from treaty.trees.objectives import Objective
 
 TELL_EVERY = 0.25
 """Seconds between messages about chosen splits, where nobody needs them sooner: small trees take a millisecond."""
+
+MOST_LONE = 1 << 28
+"""Numbers of rows in columns of one bucket: they are told in no bytes, and kept in one each."""
 
 
 class UsedColumns(Message):
@@ -112,6 +116,10 @@ class NoisyColumns(ColumnSource):
         sizes = present + flags[1]
         if np.any(present < 0) or np.any(present > 255) or np.any(sizes < 1):
             raise PeerProtocolError(peer, f"expected 1 to 256 buckets of each column - at Buckets.present from {peer}")
+        lone = int(np.count_nonzero(sizes == 1))  # whose buckets take no bytes
+        if len(sizes) > MOST_COLUMNS or lone * n_rows > MOST_LONE:
+            expected = f"expected at most {MOST_COLUMNS} columns, few of them of one bucket alone"
+            raise PeerProtocolError(peer, f"{expected} - at Buckets.present from {peer}")
         epsilon = view(message.epsilon, np.float64, (len(present),), peer=peer, what="Buckets.epsilon")
         if not np.all(epsilon > 0.0):
             raise PeerProtocolError(peer, f"expected epsilons above 0 - at Buckets.epsilon from {peer}")

@@ -31,7 +31,7 @@ class Sum(Message):
     """Open the next sum of the domain's vectors, of `length` numbers, and add it to the other domains'."""
 
     number: Annotated[int, msgspec.Meta(ge=0)]
-    length: Annotated[int, msgspec.Meta(ge=0)]
+    length: Annotated[int, msgspec.Meta(ge=0, le=1 << 27)]
 
 
 class SurvivorReport(Message):

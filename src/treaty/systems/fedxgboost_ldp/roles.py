@@ -73,6 +73,7 @@ from treaty.systems.fedxgboost_ldp.scoring import (
     ScoringOwner,
 )
 from treaty.systems.pooled.training import own_columns
+from treaty.systems.sizes import ColumnSize
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training, start_of
 from treaty.systems.vertical.decisions import ask_all
@@ -84,7 +85,7 @@ logger = logging.getLogger(__name__)
 class ColumnCount(Message):
     """How many columns the sender has."""
 
-    count: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    count: ColumnSize
 
 
 class NoiseSetup(Start):

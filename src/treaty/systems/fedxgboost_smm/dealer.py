@@ -30,6 +30,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.systems.sizes import MOST_ROWS, MOST_SLOTS
 from treaty.systems.system import Seat
 
 DEALER = "dealer"
@@ -41,8 +42,8 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 class DealOrder(Message):
     """The number of rows, and of bins of each passive party. Tells these numbers."""
 
-    rows: Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
-    slots: dict[str, _Count]
+    rows: Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
+    slots: dict[str, Annotated[int, msgspec.Meta(ge=0, le=MOST_SLOTS)]]
 
 
 class AskerSeed(Message):
@@ -97,6 +98,11 @@ def dealer(seat: Seat) -> None:
     dealt, most = 0, seat.most_trees * ((1 << seat.common.max_depth) - 1)  # a vector for every node of every tree
     while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
         dealt += request.count
+        of_level = 1 << max(0, seat.common.max_depth - 1)
+        if request.count > of_level:
+            raise PeerProtocolError(
+                active, f"expected vectors of at most {of_level} nodes of a level - at DealRequest.count from {active}"
+            )
         if dealt > most:
             raise PeerProtocolError(
                 active, f"expected at most {most} vectors, as the job's options say - at DealRequest from {active}"

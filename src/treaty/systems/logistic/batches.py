@@ -27,7 +27,6 @@ import logging
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
@@ -40,6 +39,7 @@ from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.systems.logistic.setup import Setting, exchange
+from treaty.systems.sizes import RowSize
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class JointSeedShare(Message):
 class LoneRows(Message):
     """How many rows of all batches stand alone among the sender's columns (`rows_alone`)."""
 
-    rows: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+    rows: RowSize
 
 
 def joint_seed(party: Party, others: Sequence[str], purpose: str) -> bytes:

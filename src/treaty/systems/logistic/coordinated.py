@@ -39,7 +39,7 @@ from treaty.crypto.sums.additive_sums import AdditivePrivateKey
 from treaty.crypto.vectors.cancelling_masks import RING_BITS, CancellingMasks, total
 from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, PublicKey, opened, product_bits
 from treaty.errors import PeerProtocolError
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 from treaty.systems.vertical.encrypted_columns import pack, unpack
@@ -52,7 +52,7 @@ _PIECE = 12  # bits of a vector: with 28 of a column, products of 2^23 rows fit
 class SharedKey(Message):
     """The coordinator's public key. Tells nothing."""
 
-    payload: list[Array]
+    payload: Arrays
 
 
 class EncryptedVector(Message):

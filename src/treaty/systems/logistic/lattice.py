@@ -34,7 +34,7 @@ from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
 from treaty.errors import PeerProtocolError
 from treaty.linear.preparation import CLIP, COLUMN_FRACTION
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.models.checkpoints import hints_folder
 from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import exact_products
@@ -51,19 +51,19 @@ LABEL, INTERCEPT = "\0label", "\0intercept"
 class ColumnsHint(Message):
     """A party's hints of its columns, one for each block of rows. Tells nothing."""
 
-    payload: list[Array]
+    payload: Arrays
 
 
 class VectorQuery(Message):
     """An encrypted vector over a block of rows. Tells nothing."""
 
-    payload: list[Array]
+    payload: Arrays
 
 
 class FloodedProducts(Message):
     """Masked products, which the receiver opens to uniform numbers. Tells nothing."""
 
-    payload: list[Array]
+    payload: Arrays
 
 
 class ProductShares(Message):

@@ -17,9 +17,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -35,6 +33,7 @@ from treaty.messaging.agreement import Term
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
+from treaty.systems.sizes import ColumnSize, RowSize
 from treaty.systems.system import Seat
 
 WEIGHT_BITS = COLUMN_FRACTION + 5
@@ -43,22 +42,20 @@ WEIGHT_BITS = COLUMN_FRACTION + 5
 MARGIN_BITS = 10
 """A party's part of a margin lies below 2^10; a larger one ends training as diverged."""
 
-_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
-
 
 class TableSize(Message):
     """Size of a passive party's table. Tells how many rows and prepared columns it has."""
 
-    n_rows: _Size
-    n_columns: _Size
+    n_rows: RowSize
+    n_columns: ColumnSize
 
 
 class TrainingSizes(Message):
     """The model's id and all tables' sizes; columns by data party, in the job's order, the intercept among them."""
 
     model_id: str
-    n_rows: _Size
-    n_columns: list[_Size]
+    n_rows: RowSize
+    n_columns: list[ColumnSize]
 
 
 class PairKey(Message):

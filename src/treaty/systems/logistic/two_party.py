@@ -22,7 +22,7 @@ import numpy as np
 from treaty.compute import Integers
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.encrypted_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import ciphertexts, exact_products, loss_fields, make_key, read_key
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting, diverged
@@ -32,7 +32,7 @@ from treaty.systems.vertical.encrypted_columns import pack
 class HiddenRows(Message):
     """A party's public key and its columns, uint64 (n_rows, plaintexts, words). Tells nothing without the key."""
 
-    key: list[Array]
+    key: Arrays
     rows: Array
     labels: Array | None
 

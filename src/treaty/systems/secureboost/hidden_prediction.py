@@ -53,7 +53,7 @@ from treaty.crypto.additive.okamoto_uchiyama import PrivateKey, PublicKey
 from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, Term, agree
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.messaging.party import Party
 from treaty.models.decisions import used_records
 from treaty.models.trees import ModelPart
@@ -94,7 +94,7 @@ class ChainKey(Message):
 class PredictionKey(Message):
     """The Okamoto-Uchiyama public key, uint64 (numbers, words) and int64 (1,); see `PublicKey.from_payload`."""
 
-    payload: list[Array]
+    payload: Arrays
 
 
 class Station(Message):

@@ -49,7 +49,7 @@ from treaty.crypto.sums.encrypted_sums import SumsBounds, SumsClient, SumsServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order
-from treaty.messaging.messages import Array, Message
+from treaty.messaging.messages import Arrays, Message
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder
 from treaty.models.trees import ModelPart
@@ -110,7 +110,7 @@ class Setup(Start):
     """
 
     encryption: str
-    payload: list[Array]
+    payload: Arrays
     audit: bytes = b""
 
 

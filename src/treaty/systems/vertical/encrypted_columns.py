@@ -19,10 +19,11 @@ from treaty.compute import pieces
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.messaging.messages import DTYPES, Array, Message, view
+from treaty.messaging.messages import DTYPES, Array, Arrays, Message, view
 from treaty.messaging.party import Party
 from treaty.privacy.commitment import commit
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS
 from treaty.trees.objectives import Objective
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
@@ -51,7 +52,7 @@ class Hint(Message):
     Tells, under Okamoto-Uchiyama and Paillier, which bin of a feature is fullest; lattice: nothing, by its assumption.
     """
 
-    payload: list[Array]
+    payload: Arrays
 
 
 class HintReceipt(Message):
@@ -68,7 +69,7 @@ class TreeStart(Message):
     rows: Array | None
     columns: Array
     commitment: bytes
-    payload: list[Array]
+    payload: Arrays
 
 
 class TreeEnd(Message):
@@ -86,14 +87,14 @@ class SumsRequest(Message):
     Tells which rows are in each node; under a blind cipher only how many nodes there are.
     """
 
-    payload: list[Array]
+    payload: Arrays
     last: bool
 
 
 class Sums(Message):
     """Encrypted bin sums. Tell the active party the sums of grad, hess and count in every bin of the nodes asked."""
 
-    payload: list[Array]
+    payload: Arrays
 
 
 class SplitRequest(Message):
@@ -237,10 +238,14 @@ class PassiveColumns:
         self.known = layout.known
         self.categorical = view(layout.categorical, np.bool_, (None,), peer=peer, what="BinLayout.categorical")
         n_features = len(self.categorical)
+        if n_features > MOST_COLUMNS:
+            raise PeerProtocolError(peer, f"expected at most {MOST_COLUMNS} columns - at BinLayout from {peer}")
         self.offsets = view(layout.offsets, np.int32, (n_features + 1,), peer=peer, what="BinLayout.offsets")
-        sizes = np.diff(self.offsets)
+        sizes = np.diff(self.offsets.astype(np.int64))
         if self.offsets[0] != 0 or np.any(sizes < 1) or np.any(sizes > 256):
             raise PeerProtocolError(peer, f"expected 1 to 256 slots per feature - at BinLayout.offsets from {peer}")
+        if self.offsets[-1] > MOST_SLOTS:
+            raise PeerProtocolError(peer, f"expected at most {MOST_SLOTS} slots - at BinLayout.offsets from {peer}")
 
     def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """See `SumsSource`."""

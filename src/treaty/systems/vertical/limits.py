@@ -88,6 +88,8 @@ class TreeLimits:
         if request.node_of_row is None:
             return
         node_of_row = view(request.node_of_row, np.int32, (None,), peer=active, what="SplitRequest.node_of_row")
+        below = len(features) > 0 and bool(np.all(node_of_row < len(features)))
+        self._check(below, "nodes that are split")  # before they are counted by their numbers
         sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=1)
         self._check(bool(np.all(sizes >= 2 * self._fewest_rows)), f"nodes of {2 * self._fewest_rows} rows at least")
 

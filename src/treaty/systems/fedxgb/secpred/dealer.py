@@ -53,6 +53,9 @@ Result = TypeVar("Result")
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 _NONE = np.empty(0, np.uint64)
+_MOST_MASKS = 1 << 30  # of the rows of all users, 8 GB
+_MOST_NUMBERS = 1 << 28  # of some rows and trees, 2 GB
+_OF_A_COMPARISON = 128
 
 
 class WantedRows(Message):
@@ -101,6 +104,7 @@ class Dealer:
         while True:
             match self._party.receive(first, WantedRows, WantedLevel, WantedLeaves, DealingEnd):
                 case WantedRows(rows=rows):
+                    self._check(rows * self._layout.columns, _MOST_MASKS, "WantedRows")
                     self._mask, keys = deal_mask(rows, self._layout.columns)
                     self._deal(keys, _NONE)
                 case WantedLevel(start=start, rows=rows, trees=trees, slots=slots):
@@ -109,11 +113,20 @@ class Dealer:
                         raise PeerProtocolError(
                             first, f"expected {there}, got {start + rows} - at WantedLevel.rows from {first}"
                         )
+                    drawn = trees * slots * (self._layout.columns + 2 * rows) + trees * rows * _OF_A_COMPARISON
+                    self._check(drawn, _MOST_NUMBERS, "WantedLevel")
                     self._deal(*deal_level(self._mask[start : start + rows], trees, slots, self._layout.bits))
                 case WantedLeaves(rows=rows, leaves=leaves):
+                    self._check(rows * leaves, _MOST_NUMBERS, "WantedLeaves")
                     self._deal(*deal_leaves(rows, 1, leaves))
                 case _:
                     return
+
+    def _check(self, numbers: int, most: int, what: str) -> None:
+        """Refuse to draw more numbers at once than edge servers ask for, before any is drawn."""
+        if numbers > most:
+            first = self._edges[0]
+            raise PeerProtocolError(first, f"expected at most {most} numbers at once - at {what} from {first}")
 
     def _deal(self, keys: Keys, corrections: Words) -> None:
         self._party.send(self._edges[0], DealtCorrections(keys[0], Array.of(_NONE)))

@@ -82,7 +82,7 @@ class PredictionTerms(Message):
     names: list[str]
     categories: Categories
     bins: CommonBins
-    n_outputs: _AtLeastOne
+    n_outputs: Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
     base_margin: float
     most_rows: _AtLeastOne | None
     comparison: Comparison

@@ -107,6 +107,8 @@ def rows_of_nodes(node_of_row: Int32, n_nodes: int) -> list[Rows]:
 def named_rows(array: Array, n_rows: int, n_nodes: int, active: str, what: str) -> list[Rows]:
     """Return the rows of each received node; reject a node without rows."""
     node_of_row = view(array, np.int32, (n_rows,), peer=active, what=what)
+    if not 0 <= n_nodes <= n_rows:
+        raise PeerProtocolError(active, f"expected at most {n_rows} nodes with rows - at {what} from {active}")
     if n_rows and (node_of_row.min() < -1 or node_of_row.max() >= n_nodes):
         raise PeerProtocolError(active, f"expected nodes below {n_nodes} - at {what} from {active}")
     rows = rows_of_nodes(node_of_row, n_nodes)
