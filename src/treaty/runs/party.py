@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from cryptography.x509 import load_pem_x509_certificate
 from numpy.typing import NDArray
 
 from treaty.compute import cores
-from treaty.errors import ConfigError, PeerLost
+from treaty.errors import ConfigError, PeerLost, PeerTimeout
 from treaty.messaging.certificates import load_certificate, load_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
@@ -112,12 +113,23 @@ def train_party(
         result = system.train[cast.roles[name]](seat)
         part = result if cast.roles[name] in system.has_model else None
         keep(party, part)
-        wait_until_all_kept(party, cast, cast.having(*system.has_model), system.may_lose(cast, own))
+        try:
+            wait_until_all_kept(party, cast, cast.having(*system.has_model), system.may_lose(cast, own))
+        except (PeerLost, PeerTimeout):  # the others may have ended well
+            settle()
+            raise
+        settle()
         return part
+
+    staged = part_file(job.output, name).with_suffix(".staged")  # an earlier model stays until all have kept this one
+
+    def settle() -> None:
+        if staged.exists():
+            staged.replace(part_file(job.output, name))
 
     def keep(party: Party, part: Any) -> None:
         if part is not None:
-            marked(part, store, name).save(part_file(job.output, name))
+            marked(part, store, name).save(staged)
         ended = time.perf_counter()
         first = begun[0] if begun else ended
         training = "training" if system.common.table == "regression" else "boosting"
@@ -127,6 +139,8 @@ def train_party(
     try:
         part = connected(job, name, cast, role)
     except BaseException:
+        with suppress(OSError):  # its folder may be what failed
+            staged.unlink(missing_ok=True)
         unkept = _first_error(keeper.write)
         if unkept is not None:
             logger.info("%s: its checkpoint could not be written either: %s", name, unkept)
