@@ -71,6 +71,13 @@ def decoder_of(kind: Hashable, dec_hook: Callable[[Any, Any], Any] | None = None
         return msgspec.msgpack.Decoder(kind, dec_hook=dec_hook)
 
 
+@cache
+def json_decoder_of(kind: Hashable) -> msgspec.json.Decoder[Any]:
+    """Return a decoder of a type from JSON, built as those of `decoder_of` are."""
+    with _BUILDING:
+        return msgspec.json.Decoder(kind)
+
+
 def cores(n_jobs: int | None = None) -> int:
     """Return the number of threads to use: `n_jobs`, or, for None, every core of this process; -2 is all but one."""
     if n_jobs is not None and n_jobs > 0:

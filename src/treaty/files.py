@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import decoder_of
+from treaty.compute import decoder_of, json_decoder_of
 from treaty.errors import ConfigError
 
 Content = TypeVar("Content", bound=msgspec.Struct)
@@ -92,10 +92,10 @@ def read_json(path: str | os.PathLike[str], content: type[Content], form: Format
     blank = data[: seal.start(1)] + b"0" * 64 + data[seal.end(1) :]
     if hashlib.sha256(blank).hexdigest().encode() != seal.group(1):
         raise ConfigError(f"the file is damaged or was edited: its SHA-256 is not the one it states - at {path}")
-    head = _decoded(path, lambda: msgspec.json.decode(data, type=_JsonHead), form)
+    head = _decoded(path, lambda: json_decoder_of(_JsonHead).decode(data), form)
     kind, _, version = head.format.removeprefix("treaty-").rpartition(" ")
     check_form(path, form, owner, kind, int(version) if version.isdecimal() else 0, head.owner)
-    found: Content = _decoded(path, lambda: msgspec.json.decode(data, type=content), form)
+    found: Content = _decoded(path, lambda: json_decoder_of(content).decode(data), form)
     return found
 
 

@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import json_decoder_of
 from treaty.database import KEPT, Mark, kept_file, mark_of, owner_of
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
@@ -243,7 +244,7 @@ def _line(entry: Entry) -> bytes:
 def _entry(line: bytes) -> Entry | None:
     """Decode a line; None if it is none, or not as it was written."""
     try:
-        entry = msgspec.json.decode(line, type=Entry)
+        entry: Entry = json_decoder_of(Entry).decode(line)
     except (msgspec.MsgspecError, ValueError):
         return None
     return entry if _line(entry) == line else None

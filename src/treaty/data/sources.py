@@ -24,6 +24,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import ArrayLike, NDArray
 
+from treaty.compute import json_decoder_of
 from treaty.data.columns import quoted
 from treaty.data.table import Schema, Table
 from treaty.errors import DataError
@@ -133,7 +134,7 @@ def checked_columns(arrow: pa.Table) -> Table | None:
     metadata = arrow.schema.metadata or {}
     if _CHECKED not in metadata:
         return None
-    schema = msgspec.json.decode(metadata[_CHECKED], type=Schema)
+    schema = json_decoder_of(Schema).decode(metadata[_CHECKED])
     columns = [numbers(arrow[f"c{k}"]) for k in range(len(schema.names))]
     return Table(schema, columns, arrow.num_rows)
 
