@@ -115,7 +115,8 @@ def test_a_resumed_job_is_audited_run_by_run(tmp_path):
     assert "all hold the gradients that the labels imply" in said
 
 
-def test_what_cannot_be_audited_and_too_large_records_are_refused(tmp_path):
+@pytest.mark.slow
+def test_records_that_could_not_be_opened_are_refused(tmp_path):
     job = keeping_job(tmp_path, keepers=("lab",))
     ended = finish({name: start(job, name) for name in NAMES}, 60)
     assert ended["lab"][0] == 2

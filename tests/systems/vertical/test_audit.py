@@ -319,7 +319,9 @@ def test_records_too_large_are_refused_before_anything_is_encrypted(tmp_path, mo
         assert not list((tmp_path / small).rglob(f"{small}-*"))
 
 
-@pytest.mark.parametrize("cipher", CIPHERS)
+@pytest.mark.parametrize(
+    "cipher", ["ou", "lattice", *(pytest.param(name, marks=pytest.mark.slow) for name in ("paillier", "lattice-node"))]
+)
 def test_a_record_is_no_larger_than_was_estimated(tmp_path, monkeypatch, cipher):
     estimates = {}
 
