@@ -1,0 +1,389 @@
+"""Every system between real processes, with one fault at a time: does the job end well, and is the model the same?
+
+Each job runs undisturbed first, twice: its model is what every other run has to give, bit for bit. Then each fault of
+`FAULTS` happens once to a party that has data and once to the one that leads, at a message of that party's own, or to
+the network between all of them, which goes through relays of this script. A cell passes if
+
+- every process ends within `PATIENCE` seconds of the fault,
+- none prints a traceback, "internal error", or more than `LONGEST` characters,
+- no temporary file and no process is left, and
+- the model is that of the undisturbed run: of the run itself where the fault is one to survive, else, where the job
+  ended with an error, of the same job started again, with `--resume`, after the fault is gone.
+
+An hour on two cores; `--quick` plays one system and a few faults, which `make test-slow` does, too; names of systems
+and faults as arguments play these alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+from sklearn.datasets import load_breast_cancer
+
+from data import write
+from relays import Relays, outage
+from treaty.messaging.certificates import write_identity
+from treaty.runs.processes import free_ports
+
+PARTY = Path(__file__).with_name("faulty_party.py")
+PATIENCE = 150.0
+RECONNECT = 90.0  # seconds of the job's `reconnect`, longer than the longest outage
+LONGEST = 600
+WELL = "well"
+BAD_WORDS = ("Traceback", "internal error", "Fatal Python")
+AWAY = 8.0  # seconds a stopped party or a frozen network is away
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A system's job: options, who leads, roles of parties without data, and each party's rows."""
+
+    protocol: str
+    options: dict[str, dict[str, Any]]
+    active: str
+    tables: dict[str, pd.DataFrame]
+    roles: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.roles, *self.tables]
+
+
+def setups() -> dict[str, Setup]:
+    """Return every system with tables of the breast cancer data."""
+    x, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    x, y = x.iloc[:300], y.iloc[:300]
+    ids = pd.DataFrame({"id": np.arange(len(x))})
+
+    def by_column(count: int) -> dict[str, pd.DataFrame]:
+        parts = np.array_split(np.arange(12), count)
+        tables = {f"p{k}": pd.concat([ids, x.iloc[:, part]], axis=1) for k, part in enumerate(parts)}
+        return {**tables, "p0": tables["p0"].assign(y=y)}
+
+    def by_row(count: int) -> dict[str, pd.DataFrame]:
+        whole = pd.concat([ids, x.iloc[:, :8]], axis=1).assign(y=y)
+        return {f"p{k}": whole.iloc[k::count] for k in range(count)}
+
+    trees = {"n_estimators": 6, "min_child_samples": 5}
+    short = {"insecure_test_key_bits": 1024, "allow_insecure": True}
+    exact = {"allow_exact_sums": True}
+    lr = {"max_iter": 6, "batch_size": 100, "tol": 0.0, "random_state": 3}
+    edges = {"owner": "server", "edge0": "edge", "edge1": "edge"}
+    return {
+        "secureboost, lattice": _columns("secureboost", {"encryption": "lattice", **exact}, trees, by_column(3)),
+        "secureboost, ou": _columns("secureboost", {"encryption": "ou", **exact, **short}, trees, by_column(3)),
+        "fedxgboost-smm": _columns("fedxgboost-smm", exact, trees, by_column(2)),
+        "fedxgboost-smm, dealer": _columns(
+            "fedxgboost-smm", {"backend": "dealer", **exact}, trees, by_column(2), {"helper": "dealer"}
+        ),
+        "fedxgboost-ldp": _columns("fedxgboost-ldp", {"epsilon": 8.0}, trees, by_column(2)),
+        "federboost-vertical": _columns("federboost-vertical", {}, trees, by_column(3)),
+        "federboost-horizontal": Setup("federboost-horizontal", {"boosting": trees}, "p0", by_row(3)),
+        "fedxgb": Setup(
+            "fedxgb",
+            {"fedxgb": {"expose": "model"}, "boosting": trees},
+            "owner",
+            by_row(8),
+            edges,
+        ),
+        "quasi-newton, lattice": Setup("quasi-newton", {"regression": lr}, "p0", by_column(2)),
+        "quasi-newton, coordinator": Setup(
+            "quasi-newton",
+            {"quasi-newton": {"encryption": "ou", **short}, "regression": lr},
+            "p0",
+            by_column(2),
+            {"helper": "coordinator"},
+        ),
+    }
+
+
+def _columns(
+    protocol: str, own: dict[str, Any], trees: dict[str, Any], tables: dict[str, pd.DataFrame], roles: Any = None
+) -> Setup:
+    return Setup(protocol, {protocol: own, "boosting": trees}, "p0", tables, roles or {})
+
+
+def write_jobs(setup: Setup, folder: Path, real: dict[str, int], relayed: dict[str, int]) -> None:
+    """Write each party's folder: its own copy of the job, where the others are behind relays, its rows and its key."""
+    for name in setup.names:
+        (folder / name).mkdir(parents=True)
+        write_identity(folder / name, name)
+        if name in setup.tables:
+            setup.tables[name].to_csv(folder / name / "rows.csv", index=False)
+    for own in setup.names:
+        lines = ['name = "faults"', f'protocol = "{setup.protocol}"', f'active = "{setup.active}"', 'label = "y"']
+        lines += ["timeout = 60", f"reconnect = {RECONNECT}", "n_jobs = 1"]
+        for table, options in setup.options.items():
+            lines += [f"[{table}]", *(f"{name} = {_toml(value)}" for name, value in options.items())]
+        for name in setup.names:
+            lines += [f"[parties.{name}]", f'certificate = "../{name}/{name}.cert.pem"']
+            lines += [f'address = "127.0.0.1:{(real if name == own else relayed)[name]}"']
+            role = setup.roles.get(name)
+            lines += [f'role = "{role}"'] if role not in (None, "server") else []
+            lines += [f'key = "{name}.key.pem"'] if name == own else []
+            lines += ['table = "rows.csv"', 'drop = ["id"]'] if name in setup.tables else []
+        (folder / own / "job.toml").write_text("\n".join(lines))
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to whom and when; `survived` if the job is to go on by itself."""
+
+    name: str
+    victims: str  # "data", "lead" or "both"
+    moments: tuple[float, ...]  # shares of the victim's messages; empty: before it starts
+    act: str | Callable[..., None]  # a signal, "full", what is done to the network, or to the victim's folder
+    survived: bool = False
+
+
+def no_output(folder: Path) -> Callable[[], None]:
+    (folder / "model").write_text("a file where the folder should be")
+    return lambda: (folder / "model").unlink()
+
+
+def no_key(folder: Path) -> Callable[[], None]:
+    (key,) = folder.glob("*.key.pem")
+    key.rename(folder / "elsewhere")
+    return lambda: (folder / "elsewhere").rename(key) and None
+
+
+FAULTS = [
+    Fault("killed", "both", (0.1, 0.5, 1.0), "SIGKILL"),
+    Fault("terminated", "both", (0.5,), "SIGTERM"),
+    Fault("interrupted", "both", (0.5,), "SIGINT"),
+    Fault("hung up", "data", (0.5,), "SIGHUP"),
+    Fault(f"stopped for {AWAY:.0f} s", "both", (0.5,), "SIGSTOP", survived=True),
+    Fault("connections broken for 2 s", "data", (0.2, 0.8), outage(2), survived=True),
+    Fault(f"network silent for {AWAY:.0f} s", "data", (0.5,), outage(AWAY, frozen=True), survived=True),
+    Fault("network away for 60 s", "data", (0.5,), outage(60), survived=True),
+    Fault("disk full", "both", (0.1, 1.0), "full"),
+    Fault("output cannot be written", "both", (), no_output),
+    Fault("key missing", "data", (), no_key),
+]
+
+
+@dataclass
+class Party:
+    """A running party and what it says."""
+
+    process: subprocess.Popen[str]
+    said: list[str]
+
+    def wait(self, until: float) -> bool:
+        """Return whether it ended in time; one that did not is killed."""
+        try:
+            self.process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return False
+        return True
+
+
+def start(folder: Path, name: str, moment: int, fault: str, *, resume: bool) -> Party:
+    """Start a party's process with its fault, if any."""
+    command = [sys.executable, str(PARTY), str(moment), fault, str(folder / name / "notes"), "train", "job.toml"]
+    process = subprocess.Popen(
+        [*command, "--as", name, *(["--resume"] if resume else [])],
+        cwd=folder / name,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
+    )
+    party = Party(process, [])
+    threading.Thread(target=lambda: party.said.extend(process.stderr or ()), daemon=True).start()
+    return party
+
+
+def play(
+    setup: Setup, folder: Path, *, victim: str = "", moment: int = 0, fault: str = "none", resume: bool = False,
+    network: Callable[[], None] | None = None,
+) -> tuple[dict[str, Party], list[str]]:  # fmt: skip
+    """Play a job to its end; returned are the parties, and complaints about how they ended."""
+    notes = folder / victim / "notes"
+    parties = {
+        name: start(
+            folder, name, *((moment, fault) if name == victim else (0, "none")), resume=resume and name == setup.active
+        )
+        for name in setup.names
+    }
+    until, back = time.monotonic() + PATIENCE, 0.0
+    while any(party.process.poll() is None for party in parties.values()) and time.monotonic() < until:
+        if network is not None and notes.exists():
+            network()
+            network, until = None, time.monotonic() + PATIENCE
+        if fault == "SIGSTOP" and _stopped(parties[victim].process.pid):
+            back = back or time.monotonic() + AWAY
+            if time.monotonic() > back:
+                parties[victim].process.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+    late = [name for name, party in parties.items() if not party.wait(until)]
+    time.sleep(0.1)
+    complaints = [f"{name} did not end" for name in late]
+    for name, party in parties.items():
+        said = "".join(party.said)
+        if name != victim or fault != "SIGKILL":
+            complaints += [
+                f"{name}: {word}" for word in ("Traceback", "internal error", "Fatal Python") if word in said
+            ]
+        longest = max((len(line) for line in party.said), default=0)
+        complaints += [f"{name}: a line of {longest} characters"] if longest > LONGEST else []
+    return parties, complaints
+
+
+def _stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def model_of(folder: Path, setup: Setup) -> dict[str, dict[str, Any]]:
+    """Return every party's part of the model, but for its number and what says how the links were."""
+    parts = {}
+    for name in setup.names:
+        for file in (folder / name / "model").glob(f"{name}.part"):
+            fields = msgspec.msgpack.decode(file.read_bytes().partition(b"\n")[2])
+            parts[name] = {field: value for field, value in fields.items() if field not in ("model_id", "choice")}
+    return parts
+
+
+def left_over(folder: Path) -> list[str]:
+    """Return temporary files."""
+    return [path.name for path in folder.rglob("*") if re.search(r"\.tmp|~$|^tmp|\.part\.\w+$", path.name)]
+
+
+class Arena:
+    """One system's template folder, its undisturbed model and its parties' numbers of messages."""
+
+    def __init__(self, name: str, setup: Setup, folder: Path) -> None:
+        self.name, self.setup, self.folder = name, setup, folder
+        ports = free_ports(2 * len(setup.names))
+        self.real = dict(zip(setup.names, ports, strict=False))
+        self.relays = Relays(self.real, relayed := dict(zip(setup.names, ports[len(setup.names) :], strict=True)))
+        write_jobs(setup, folder / "template", self.real, relayed)
+        self.messages = self._undisturbed("first")
+        for party in setup.names:  # the key of a party's noise is the same in every run
+            for kept in (folder / "first" / party).glob(f"{party}.noise*"):
+                shutil.copytree(kept, folder / "template" / party / kept.name)
+        self._undisturbed("second")
+        self.model = model_of(folder / "first", setup)
+        if model_of(folder / "second", setup) != self.model:
+            sys.exit(f"{name}: two undisturbed runs gave different models")
+
+    def _undisturbed(self, name: str) -> dict[str, int]:
+        folder = self.copy(name)
+        parties, complaints = play(self.setup, folder)
+        failed = {name: "".join(party.said) for name, party in parties.items() if party.process.returncode}
+        if failed or complaints:
+            sys.exit(f"{self.name}: undisturbed run failed: {failed} {complaints}")
+        return {name: int((folder / name / "notes").read_text()) for name in self.setup.names}
+
+    def copy(self, name: str) -> Path:
+        return Path(shutil.copytree(self.folder / "template", self.folder / name))
+
+    def play(self, fault: Fault, victim: str, moment: float) -> tuple[str, list[str]]:
+        """Play a cell; returned are how the job ended and what is wrong with that."""
+        folder = self.copy("cell")
+        number = max(1, round(moment * self.messages[victim]))
+        undo: Callable[[], None] = lambda: None  # noqa: E731
+        how: dict[str, Any] = {"victim": victim, "moment": number}
+        if isinstance(fault.act, str):
+            how["fault"] = fault.act
+        elif fault.moments:
+            act = fault.act
+            how |= {"fault": "tell", "network": lambda: act(self.relays)}
+        else:
+            undo = fault.act(folder / victim)
+        parties, complaints = play(self.setup, folder, **how)
+        ended = {name: party.process.returncode for name, party in parties.items()}
+        complaints += [f"left {name}" for name in left_over(folder)]
+        if fault.survived and any(ended.values()):
+            said = {name: "".join(parties[name].said)[-300:] for name, code in ended.items() if code}
+            complaints.append(f"not survived: {said}")
+        outcome = "went on" if not any(ended.values()) else "ended"
+        if self.setup.protocol == "fedxgb" and not ended[self.setup.active] and any(ended.values()):
+            outcome = "went on without it"
+        elif outcome == "ended":
+            undo()
+            resume = (folder / self.setup.active / "model" / f"{self.setup.active}.checkpoint").exists()
+            outcome = "resumed" if resume else "begun anew"
+            parties, more = play(self.setup, folder, resume=resume)
+            failed = {name: "".join(party.said)[-300:] for name, party in parties.items() if party.process.returncode}
+            complaints += [*more, *([f"afterwards: {failed}"] if failed else [])]
+        if outcome != "went on without it" and model_of(folder, self.setup) != self.model:
+            complaints.append("another model")
+        shutil.rmtree(folder)
+        return outcome, complaints
+
+
+def cells(arena: Arena, faults: list[Fault]) -> Iterator[dict[str, str]]:
+    """Play every fault, and yield a row for each."""
+    setup = arena.setup
+    data = next(party for party in setup.tables if party != setup.active)
+    for fault in faults:
+        victims = {"data": [data], "lead": [setup.active], "both": [data, setup.active]}[fault.victims]
+        for victim, moment in itertools.product(victims, fault.moments or (0.0,)):
+            begun = time.monotonic()
+            outcome, complaints = arena.play(fault, victim, moment)
+            yield {
+                "system": arena.name,
+                "fault": fault.name,
+                "party": victim,
+                "at this share of its messages": str(moment),
+                "the job": outcome,
+                "judged": "; ".join(complaints) or WELL,
+                "seconds": f"{time.monotonic() - begun:.1f}",
+            }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only", nargs="*", help="names of systems and faults, or parts of them")
+    parser.add_argument("--quick", action="store_true", help="one system, a few faults")
+    given = parser.parse_args()
+    only = given.only or (["secureboost, lattice", "killed", "broken", "disk"] if given.quick else [])
+    systems, rows = setups(), []
+    for name in _asked(list(systems), only):
+        with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+            arena = Arena(name, systems[name], Path(folder))
+            named = _asked([fault.name for fault in FAULTS], only)
+            for row in cells(arena, [fault for fault in FAULTS if fault.name in named]):
+                print(*row.values(), sep=" | ", flush=True)
+                rows.append(row)
+    wrong = sum(row["judged"] != WELL for row in rows)
+    if not only:
+        write("faults", rows)
+    print(f"{len(rows)} cells, {wrong} not well")
+    sys.exit(bool(wrong))
+
+
+def _asked(names: list[str], only: list[str]) -> list[str]:
+    """Return the names that are asked for: all where none of their kind is."""
+    return [name for name in names if any(part in name for part in only)] or names
+
+
+if __name__ == "__main__":
+    main()
