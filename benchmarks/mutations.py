@@ -2,9 +2,9 @@
 
 Each case trains a small job between threads and changes one message: a bit, its length, a field (to an extreme, another
 type, nothing), an array (its element type, its shape with and without the bytes for it, its numbers), or it comes
-twice. The job may end with one of Treaty's own errors, or go on, with another model where a number may as well be true. What
-must not happen is any other exception, an end of the process, or no end within `PATIENCE` seconds; `peak` is the most
-memory the process has taken, undisturbed and at the end.
+twice. The job may end with one of Treaty's own errors, or go on, with another model where a number may as well be true.
+What must not happen is any other exception, an end of the process, or no end within `PATIENCE` seconds; `peak` is the
+most memory the process has taken, undisturbed and at the end.
 
 An hour on two cores; `--quick`, and `make test-slow`, play a few cases of each system; `--seed` and `--cases` others.
 """
