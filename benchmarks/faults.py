@@ -44,7 +44,7 @@ from treaty.runs.processes import free_ports
 
 PARTY = Path(__file__).with_name("faulty_party.py")
 PATIENCE = 150.0
-RECONNECT = 90.0  # seconds of the job's `reconnect`, longer than the longest outage
+RECONNECT = 12  # seconds of a job's `reconnect`: a killed party counts as lost after it
 LONGEST = 600
 WELL = "well"
 BAD_WORDS = ("Traceback", "internal error", "Fatal Python")
@@ -155,6 +155,7 @@ class Fault:
     moments: tuple[float, ...]  # shares of the victim's messages; empty: before it starts
     act: str | Callable[..., None]  # a signal, "full", what is done to the network, or to the victim's folder
     survived: bool = False
+    reconnect: int = RECONNECT
 
 
 def no_output(folder: Path) -> Callable[[], None]:
@@ -176,7 +177,7 @@ FAULTS = [
     Fault(f"stopped for {AWAY:.0f} s", "both", (0.5,), "SIGSTOP", survived=True),
     Fault("connections broken for 2 s", "data", (0.2, 0.8), outage(2), survived=True),
     Fault(f"network silent for {AWAY:.0f} s", "data", (0.5,), outage(AWAY, frozen=True), survived=True),
-    Fault("network away for 60 s", "data", (0.5,), outage(60), survived=True),
+    Fault("network away for 60 s", "data", (0.5,), outage(60), survived=True, reconnect=90),
     Fault("disk full", "both", (0.1, 1.0), "full"),
     Fault("output cannot be written", "both", (), no_output),
     Fault("key missing", "data", (), no_key),
@@ -307,6 +308,8 @@ class Arena:
     def play(self, fault: Fault, victim: str, moment: float) -> tuple[str, list[str]]:
         """Play a cell; returned are how the job ended and what is wrong with that."""
         folder = self.copy("cell")
+        for job in folder.glob("*/job.toml"):
+            job.write_text(job.read_text().replace(f"reconnect = {RECONNECT}\n", f"reconnect = {fault.reconnect}\n"))
         number = max(1, round(moment * self.messages[victim]))
         undo: Callable[[], None] = lambda: None  # noqa: E731
         how: dict[str, Any] = {"victim": victim, "moment": number}
