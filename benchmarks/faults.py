@@ -69,22 +69,21 @@ class Setup:
 def setups() -> dict[str, Setup]:
     """Return every system with tables of the breast cancer data."""
     x, y = load_breast_cancer(return_X_y=True, as_frame=True)
-    x, y = x.iloc[:300], y.iloc[:300]
     ids = pd.DataFrame({"id": np.arange(len(x))})
 
-    def by_column(count: int) -> dict[str, pd.DataFrame]:
+    def by_column(count: int, rows: int = 300) -> dict[str, pd.DataFrame]:
         parts = np.array_split(np.arange(12), count)
-        tables = {f"p{k}": pd.concat([ids, x.iloc[:, part]], axis=1) for k, part in enumerate(parts)}
-        return {**tables, "p0": tables["p0"].assign(y=y)}
+        tables = {f"p{k}": pd.concat([ids, x.iloc[:, part]], axis=1).head(rows) for k, part in enumerate(parts)}
+        return {**tables, "p0": tables["p0"].assign(y=y.head(rows))}
 
     def by_row(count: int) -> dict[str, pd.DataFrame]:
-        whole = pd.concat([ids, x.iloc[:, :8]], axis=1).assign(y=y)
+        whole = pd.concat([ids, x.iloc[:, :8]], axis=1).assign(y=y).head(300)
         return {f"p{k}": whole.iloc[k::count] for k in range(count)}
 
     trees = {"n_estimators": 6, "min_child_samples": 5}
     short = {"insecure_test_key_bits": 1024, "allow_insecure": True}
     exact = {"allow_exact_sums": True}
-    lr = {"max_iter": 6, "batch_size": 100, "tol": 0.0, "random_state": 3}
+    lr = {"max_iter": 6, "batch_size": 280, "tol": 0.0, "random_state": 3}
     edges = {"owner": "server", "edge0": "edge", "edge1": "edge"}
     return {
         "secureboost, lattice": _columns("secureboost", {"encryption": "lattice", **exact}, trees, by_column(3)),
@@ -103,12 +102,12 @@ def setups() -> dict[str, Setup]:
             by_row(8),
             edges,
         ),
-        "quasi-newton, lattice": Setup("quasi-newton", {"regression": lr}, "p0", by_column(2)),
+        "quasi-newton, lattice": Setup("quasi-newton", {"regression": lr}, "p0", by_column(2, 569)),
         "quasi-newton, coordinator": Setup(
             "quasi-newton",
             {"quasi-newton": {"encryption": "ou", **short}, "regression": lr},
             "p0",
-            by_column(2),
+            by_column(2, 569),
             {"helper": "coordinator"},
         ),
     }
