@@ -266,7 +266,7 @@ def model_of(folder: Path, setup: Setup) -> dict[str, dict[str, Any]]:
     for name in setup.names:
         for file in (folder / name / "model").glob(f"{name}.part"):
             fields = msgspec.msgpack.decode(file.read_bytes().partition(b"\n")[2])
-            parts[name] = {field: value for field, value in fields.items() if field not in ("model_id", "choice")}
+            parts[name] = {field: value for field, value in fields.items() if field not in ("model_id", "choice", "kept")}
     return parts
 
 
