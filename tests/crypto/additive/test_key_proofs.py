@@ -132,3 +132,24 @@ def test_a_paillier_modulus_not_prime_to_its_totient_has_no_proof():
     proof = [pow(x, to_root, n) for x in key_proofs._challenges("messages", (n, h), 8)]
     with pytest.raises(CryptoError, match=r"units are x\^n"):
         check_paillier(n, h, [*proof, *key_proofs._square_roots((n, h), p, p, q)])
+
+
+@pytest.mark.parametrize("what", ["messages", "two primes"])
+def test_numbers_that_are_no_units_prove_nothing(what):
+    """A multiple of a small factor has roots where most units have none: a false key would pass half as often again."""
+    p, q = 65539, 2**127 - 1
+    n, counts = p * q, {"messages": 8, "two primes": 128}
+
+    def multiples(h, statement):
+        return sum(x % p == 0 for x in key_proofs._challenges(statement, (n, h), counts[statement]))
+
+    h = next(h for h in range(2, n) if all((multiples(h, name) > 0) == (name == what) for name in counts))
+    to_root = pow(n, -1, (p - 1) * (q - 1))
+    roots = [pow(x, to_root, n) for x in key_proofs._challenges("messages", (n, h), 8)]
+    squares = []
+    for x in key_proofs._challenges("two primes", (n, h), 128):
+        square = next(x * s for s in (1, -1, 2, -2) if gmpy2.jacobi(x * s, p) >= 0 and gmpy2.jacobi(x * s, q) == 1)
+        parts = [pow(square, (y + 1) // 4, y) for y in (p, q)]
+        squares.append(key_proofs._joined(parts[0], p, parts[1], q))
+    with pytest.raises(CryptoError, match="prime to n"):
+        check_paillier(n, h, [*roots, *squares])

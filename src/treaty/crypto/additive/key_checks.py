@@ -2,8 +2,9 @@
 
 What passes is odd, of an accepted size, without small factors, neither prime nor a power, and its bases are units other
 than 1 modulo every factor; the base of the randomness is of no tiny order there. What else is known of n the owner
-proves (`key_proofs`). The order of the base cannot be checked without the factors, so nothing rests on it but the
-owner's own secrets.
+proves (`key_proofs`). The order of the base cannot be checked without the factors, so nothing that is hidden from the
+owner rests on it. Its own secrets do, and what others hide from each other under its key: there it is trusted not to
+give that away, as it could by showing the key.
 
 References: Pohlig, Hellman, An Improved Algorithm for Computing Logarithms over GF(p) and Its Cryptographic
 Significance, IEEE Transactions on Information Theory 24, 1978.

@@ -14,10 +14,14 @@ powers apart. Two statements make that the message and nothing else, whatever se
   its totient, so p q.
 
 *Soundness*: a key that is otherwise passes with probability 2^-128 for each that is tried, in the random oracle model
-(Fiat and Shamir). *Zero knowledge* in that model: m, x and roots are as random as if they had been drawn first and the
-numbers computed from them (m has half as many bits as n: a distance of 2^{|p| - |n| / 2}).
+(Fiat and Shamir). The numbers must be units, for a multiple of a small factor has roots where most units have none; an
+honest key fails by that with probability 2^-600.
+*Zero knowledge* in that model: m, x and roots are as random as if they had been drawn first and the numbers computed
+from them (m has half as many bits as n: a distance of 2^{|p| - |n| / 2}).
 *Not proved*: that n = p^2 q with p of a third of the bits, hence how much a message can hold; that the owner drew h as
-it should, on which nothing rests but its own secrets; that numbers encrypted are gradients.
+it should, on which its own secrets rest, and what others hide from each other under its key (`KeyRandomness`); that
+numbers encrypted are gradients; that whoever sends the key has its factors: a copied key is of the same form, and tells
+whoever copied it nothing.
 
 References: Goldberg, Reyzin, Sagga, Baldimtsi, Efficient Noninteractive Certification of RSA Moduli and Beyond,
 ASIACRYPT 2019 (n-th roots of random numbers: the proof for Paillier; for Okamoto-Uchiyama, with g^m beside, the same
@@ -62,7 +66,7 @@ def check_okamoto_uchiyama(n: int, g: int, h: int, proof: Sequence[int]) -> None
     count = parameters.KEY_PROOF_ROOTS
     _check_numbers(proof, OKAMOTO_UCHIYAMA_NUMBERS, n)
     exponents, roots, squares = proof[:count], proof[count : 2 * count], proof[2 * count :]
-    for x, m, root in zip(_challenges("messages", (n, g, h), count), exponents, roots, strict=True):
+    for x, m, root in zip(_unit_challenges("messages", (n, g, h), count), exponents, roots, strict=True):
         if gmpy2.powmod(g, m, n) * gmpy2.powmod(root, n, n) % n != x:
             raise CryptoError("expected a proof that units are g^m x^n, got another - in the public key")
     _check_two_primes((n, g, h), squares)
@@ -79,7 +83,7 @@ def check_paillier(n: int, h: int, proof: Sequence[int]) -> None:
     """Raise CryptoError unless a proof is one of this key, whose n has no factor below 2^16 and is no power."""
     count = parameters.KEY_PROOF_ROOTS
     _check_numbers(proof, PAILLIER_NUMBERS, n)
-    for x, root in zip(_challenges("messages", (n, h), count), proof[:count], strict=True):
+    for x, root in zip(_unit_challenges("messages", (n, h), count), proof[:count], strict=True):
         if gmpy2.powmod(root, n, n) != x:
             raise CryptoError("expected a proof that units are x^n, got another - in the public key")
     _check_two_primes((n, h), proof[count:])
@@ -99,7 +103,7 @@ def _square_roots(key: tuple[int, ...], p: int, p_power: int, q: int) -> list[in
 
 def _check_two_primes(key: tuple[int, ...], roots: Sequence[int]) -> None:
     n = key[0]
-    for x, root in zip(_challenges("two primes", key, parameters.KEY_PROOF_SQUARES), roots, strict=True):
+    for x, root in zip(_unit_challenges("two primes", key, parameters.KEY_PROOF_SQUARES), roots, strict=True):
         if root * root % n not in {x * sign % n for sign in _SIGNS}:
             raise CryptoError("expected a proof that n has two prime factors, got another - in the public key")
 
@@ -107,6 +111,13 @@ def _check_two_primes(key: tuple[int, ...], roots: Sequence[int]) -> None:
 def _check_numbers(proof: Sequence[int], count: int, n: int) -> None:
     if len(proof) != count or not all(0 <= x < n for x in proof):
         raise CryptoError(f"expected a proof of {count} numbers below n, got {len(proof)} - in the public key")
+
+
+def _unit_challenges(what: str, key: tuple[int, ...], count: int) -> list[int]:
+    numbers = _challenges(what, key, count)
+    if any(gmpy2.gcd(x, key[0]) != 1 for x in numbers):
+        raise CryptoError("expected a proof of numbers prime to n, got one of another - in the public key")
+    return numbers
 
 
 def _challenges(what: str, key: tuple[int, ...], count: int) -> list[int]:

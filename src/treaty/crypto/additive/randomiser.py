@@ -12,6 +12,8 @@ its key and however it marked its own ciphertexts.
 of order d the mean of that over the z_i is P[e = e' mod d]^k for independent e, e' of w bits: 2^{-w k} where d >= 2^w,
 of which there are fewer than 2^|n|; else at most ((1 + d^2 / 4^{w + 1}) / d)^k, exactly 2^-k for d = 2, where there are
 at most d^2. With w k >= |n| + 160 and k >= 162 these are below 2^-160 and 2^-160.4, together below 2^-159.
+The z_i stay the same while a key is used. Given these, factors are independent of each other, so N of them are together
+within N 2^-80 of independent uniform ones (in the mean over the z_i, as above); their exponents are AES keystreams.
 
 Factors do not depend on what they hide, so a server makes them while it waits for the active party; an answer then
 takes them instead of waiting for its own exponentiations. **No factor is handed out twice**: the quotient of two
@@ -62,7 +64,7 @@ class RandomisableKey(Protocol):
 class KeyRandomness:
     """Encryptions of zero w^r by a key's own base: they hide messages from everybody but the key's owner.
 
-    w is h for Okamoto-Uchiyama, h^n for Paillier.
+    w is h for Okamoto-Uchiyama, h^n for Paillier. An owner who drew h of a small order gives these messages away.
     """
 
     def __init__(self, key: RandomisableKey) -> None:

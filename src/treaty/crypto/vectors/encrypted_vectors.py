@@ -11,7 +11,8 @@ There are two ways to X^T v; in both, the owner of the matrix X never sees v, no
 Integers are signed and stored as x + 2^(bits - 1) in plaintexts, so that fields never borrow from each other. A masked
 field holds a value below 2^b and a mask uniform below 2^(b + 80) in b + 82 bits: what is opened reveals at most 2^-80
 (total variation) of the value. What goes back to the key's owner is multiplied by random n-th powers (`randomiser`),
-which hide from it what was multiplied; fresh ciphertexts for others (`hide`) have w^r with full-length r.
+which hide from it what was multiplied; fresh ciphertexts for others (`hide`) have w^r with full-length r, which hides
+from them if the key's owner drew w as it should.
 
 Fields leave the highest 80 bits of a plaintext free, and `Fields.part` refuses a plaintext that has any of them: under
 Okamoto-Uchiyama a message m above p comes back as m mod p, and gcd(m - (m mod p), n) would be p. So a sender would have

@@ -81,7 +81,7 @@ class Adder:
         return self._with_randomness(ciphertexts, together, bits, self._randomiser)
 
     def freshen(self, ciphertexts: Words) -> Words:
-        """Re-randomise ciphertexts, uint64 (n, words), for another party without the key, by full h^r."""
+        """Re-randomise ciphertexts, uint64 (n, words), for others without the key: by full h^r, if h is drawn well."""
         return self._with_randomness(ciphertexts, 1, 1, self._key_randomness)
 
     def _with_randomness(
