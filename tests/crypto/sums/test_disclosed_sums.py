@@ -87,6 +87,17 @@ def test_a_scale_of_messages_other_than_the_key_s_is_refused():
         disclosed_key("ou", client.setup(), (*numbers, 2 * a), BITS)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_secrets_of_any_length_are_refused(place):
+    """Tables are made of the orders: an owner could have the auditor run out of memory."""
+    _, _, client = opened("ou")
+    numbers = list(client.secret_numbers)
+    for order in (0, -1, 1 << 20_000):
+        numbers[place] = order
+        with pytest.raises(CryptoError, match="expected the private key of the public one that was sent"):
+            disclosed_key("ou", client.setup(), numbers, BITS)
+
+
 def test_vectors_of_the_lattice_map_are_opened_by_their_secrets():
     client, kept = LatticeSumsClient(BOUNDS, HintStore(None)), []
     client.keep_secrets = kept.append

@@ -140,9 +140,8 @@ def disclosed_key(cipher: str, setup: Payload, secrets: Sequence[int], test_key_
     if cipher == "ou" and len(secrets) == 5:
         p, q, u, v, a = secrets
         key = okamoto_uchiyama.PublicKey.from_payload(sent, test_key_bits)
-        square = p * p
-        scaled = gmpy2.powmod(key.g, p - 1, square) == (1 + a * (p - 1) * p) % square
-        if square * q == key.n and _primes(p, q) and scaled:
+        fits = p * p * q == key.n and _primes(p, q) and 0 < u < p and 0 < v < q  # tables grow with u and v
+        if fits and gmpy2.powmod(key.g, p - 1, p * p) == (1 + a * (p - 1) * p) % (p * p):
             return okamoto_uchiyama.PrivateKey(p, q, u, v, a, key)
     raise CryptoError("expected the private key of the public one that was sent, got another - in the active record")
 
