@@ -309,7 +309,7 @@ class Arena:
         folder = self.copy("cell")
         for job in folder.glob("*/job.toml"):
             job.write_text(job.read_text().replace(f"reconnect = {RECONNECT}\n", f"reconnect = {fault.reconnect}\n"))
-        number = max(1, round(moment * self.messages[victim]))
+        number = max(1, min(round(moment * self.messages[victim]), self.messages[victim] - 1))
         undo: Callable[[], None] = lambda: None  # noqa: E731
         how: dict[str, Any] = {"victim": victim, "moment": number}
         if isinstance(fault.act, str):
