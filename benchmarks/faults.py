@@ -47,6 +47,7 @@ PATIENCE = 150.0
 RECONNECT = 12  # seconds of a job's `reconnect`: a killed party counts as lost after it
 LONGEST = 600
 WELL = "well"
+OF_THE_RUN = ("model_id", "choice", "kept")  # fields of a part that two runs do not share
 BAD_WORDS = ("Traceback", "internal error", "Fatal Python")
 AWAY = 8.0  # seconds a stopped party or a frozen network is away
 
@@ -266,7 +267,9 @@ def model_of(folder: Path, setup: Setup) -> dict[str, dict[str, Any]]:
     for name in setup.names:
         for file in (folder / name / "model").glob(f"{name}.part"):
             fields = msgspec.msgpack.decode(file.read_bytes().partition(b"\n")[2])
-            parts[name] = {field: value for field, value in fields.items() if field not in ("model_id", "choice", "kept")}
+            parts[name] = {
+                field: value for field, value in fields.items() if field not in ("model_id", "choice", "kept")
+            }
     return parts
 
 

@@ -26,8 +26,8 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import Keeping, LabelledRows, Place, Seat, star
-from treaty.systems.vertical import audit_keeping
-from treaty.systems.vertical.audit import audit
+from treaty.systems.vertical.audit import keeping
+from treaty.systems.vertical.audit.replay import audit
 from treaty.systems.vertical.cast import cast_by_column
 
 ROWS, THREADS, BAR = 20_000, 2, 1.5
@@ -64,8 +64,8 @@ def measured(cipher: str, bits: int | None, trees: int, rows: int, pairs: int) -
     own = SecureBoost(encryption=cipher, key_bits=bits, allow_exact_sums=True)
     common = BoostingOptions(n_estimators=trees).checked(own)
     estimates: dict[str, int] = {}
-    check_size = audit_keeping.check_size
-    audit_keeping.check_size = lambda _, party, nbytes: estimates.update({party: nbytes})
+    check_size = keeping.check_size
+    keeping.check_size = lambda _, party, nbytes: estimates.update({party: nbytes})
     plain, kept, audits, sizes = [], [], [], {}
     for _ in range(pairs):
         with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def measured(cipher: str, bits: int | None, trees: int, rows: int, pairs: int) -
             audits.append(time.process_time() - begun)
         if found.findings or found.notes or found.trees != trees:
             raise AssertionError(f"{cipher}: an honest training does not pass: {found.findings[:1]}")
-    audit_keeping.check_size = check_size
+    keeping.check_size = check_size
     if any(sizes[name] > estimates[name] for name in tables):
         raise AssertionError(f"{cipher}: a record is larger than was estimated")
     ratio = median(b / a for a, b in zip(plain, kept, strict=True))

@@ -17,7 +17,7 @@ from treaty.privacy.exact_sums import OpenedNode
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical import encrypted
-from treaty.systems.vertical.opened_sums import WatchedColumns
+from treaty.systems.vertical.exact_sums import WatchedColumns
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder, SumsSource
 from treaty.trees.ensemble import SplitTable

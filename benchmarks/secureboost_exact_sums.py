@@ -27,8 +27,7 @@ from treaty.compute import Integers, cores
 from treaty.privacy.exact_sums import OpenedNode, known_bins
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.vertical.exact_share import expected_share
-from treaty.systems.vertical.opened_sums import WatchedColumns
+from treaty.systems.vertical.exact_sums import WatchedColumns, expected_share
 from treaty.trees.columns import ColumnSource
 from treaty.trees.splits import complete_sums
 

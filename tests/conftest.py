@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems import SYSTEMS, find_system
-from treaty.systems.vertical import exact_share
+from treaty.systems.vertical import exact_sums
 
 # The same examples in every run, whatever the machine's load: a failure is of a change. `HYPOTHESIS_PROFILE=explore`
 # draws others.
@@ -33,10 +33,10 @@ def pytest_sessionstart() -> None:
 def small_tables_are_trained_on() -> Iterator[None]:
     """Lift the limit on what exact sums may show, in this process: nearly all tests' tables are small.
 
-    Jobs between processes say `allow_exact_sums`; the limit itself is tested in `test_exact_share`.
+    Jobs between processes say `allow_exact_sums`; the limit itself is tested in `test_exact_sums`.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact_share, "MOST_SHARE", 1.0)
+        patch.setattr(exact_sums, "MOST_SHARE", 1.0)
         yield
 
 

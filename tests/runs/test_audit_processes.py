@@ -14,7 +14,7 @@ from runs.test_processes import write_job
 from treaty.messaging.certificates import fingerprint, load_certificate
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.system import Keeping
-from treaty.systems.vertical.audit_record import PassiveHeader, RecordFile, SumsRequest, read_parts
+from treaty.systems.vertical.audit.record import PassiveHeader, RecordFile, SumsRequest, read_parts
 
 CHEATING = Path(__file__).with_name("cheating_party.py")
 OU: dict[str, object] = {}

@@ -332,7 +332,7 @@ def audit_gradients(
     Ends with 0 where all is the same, 1 where something differs, 2 where a record is damaged or missing.
     """
     from treaty.compute import cores as all_cores
-    from treaty.systems.vertical.audit import audit
+    from treaty.systems.vertical.audit.replay import audit
 
     with steps_bar("auditing trees") as bar:
         verdicts = audit(active, passive, unfinished=unfinished, threads=all_cores(), progress=bar)

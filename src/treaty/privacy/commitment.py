@@ -3,7 +3,7 @@
 An active party that encrypts chosen numbers instead of gradients (powers of a base, say) reads from the bin sums which
 rows are in a bin. No cipher prevents it: the sums are what it is meant to learn. So it commits to the gradients of
 every tree when it sends them; on dispute an auditor, who may see labels and the key, has them opened
-(`systems.vertical.audit`). Passive parties learn nothing from a commitment.
+(`systems.vertical.audit.replay`). Passive parties learn nothing from a commitment.
 
 References
 ----------

@@ -21,9 +21,10 @@ from treaty.systems.fedxgboost_smm import roles as smm
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.system import Keeping, LabelledRows
-from treaty.systems.vertical import audit_keeping, encrypted_columns
-from treaty.systems.vertical.audit import audit
-from treaty.systems.vertical.audit_record import ActiveHeader, KeptTree, RecordFile, read_parts
+from treaty.systems.vertical import encrypted_columns
+from treaty.systems.vertical.audit import keeping
+from treaty.systems.vertical.audit.record import ActiveHeader, KeptTree, RecordFile, read_parts
+from treaty.systems.vertical.audit.replay import audit
 
 LIMIT = 1 << 30
 SHORT = {"insecure_test_key_bits": None, "allow_insecure": False}
@@ -328,7 +329,7 @@ def test_a_record_is_no_larger_than_was_estimated(tmp_path, monkeypatch, cipher)
     def noting(keeping, party, nbytes):
         estimates.setdefault(party, nbytes)
 
-    monkeypatch.setattr(audit_keeping, "check_size", noting)
+    monkeypatch.setattr(keeping, "check_size", noting)
     for options in ({}, {"subsample": 0.5, "max_depth": 5, "min_child_samples": 3}):
         estimates.clear()
         folders = kept_training(tmp_path / str(len(options)), **CIPHERS[cipher], **options)

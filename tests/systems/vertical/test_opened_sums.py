@@ -15,8 +15,7 @@ from treaty.data.table import to_table
 from treaty.privacy.exact_sums import OpenedNode, known_bins
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical import encrypted
-from treaty.systems.vertical.exact_share import expected_share
-from treaty.systems.vertical.opened_sums import WatchedColumns
+from treaty.systems.vertical.exact_sums import WatchedColumns, expected_share
 from treaty.trees.columns import SumsFinder
 
 

@@ -56,7 +56,7 @@ from treaty.models.trees import ModelPart
 from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, finish, grow, open_training, start_of
-from treaty.systems.vertical.audit_keeping import (
+from treaty.systems.vertical.audit.keeping import (
     KeepingFinder,
     PassiveRecord,
     check_active_size,
@@ -90,7 +90,7 @@ from treaty.systems.vertical.encrypted_columns import (
     take_hints,
     unpack,
 )
-from treaty.systems.vertical.exact_share import check_share, expected_share
+from treaty.systems.vertical.exact_sums import check_share, expected_share
 from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed

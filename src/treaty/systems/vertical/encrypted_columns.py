@@ -127,7 +127,7 @@ class SplitColumns(Message):
 
 
 class Notes(Protocol):
-    """What notes all that is sent, for an audit (`audit_record.ActiveRecord`)."""
+    """What notes all that is sent, for an audit (`audit.record.ActiveRecord`)."""
 
     def note(self, peer: str, message: Message) -> None: ...  # noqa: D102
     def begin_tree(self, nonce: bytes) -> None: ...  # noqa: D102

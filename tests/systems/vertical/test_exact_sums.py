@@ -15,7 +15,7 @@ from tables import real_table
 from treaty import FedXGBoostSMM, GBDTClassifier, GBDTRegressor, SecureBoost
 from treaty.errors import ConfigError
 from treaty.runs.job import Job, Member
-from treaty.systems.vertical import encrypted, exact_share
+from treaty.systems.vertical import encrypted, exact_sums
 
 LATTICE = SecureBoost(encryption="lattice")
 LIMIT = 0.1
@@ -23,7 +23,7 @@ LIMIT = 0.1
 
 @pytest.fixture(autouse=True)
 def the_limit_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_share, "MOST_SHARE", LIMIT)
+    monkeypatch.setattr(exact_sums, "MOST_SHARE", LIMIT)
 
 
 def fit(system: Any, **options: Any) -> GBDTClassifier:

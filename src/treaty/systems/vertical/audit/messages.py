@@ -16,8 +16,8 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.certificates import vouches
 from treaty.messaging.messages import Array, Message, view
 from treaty.privacy.commitment import check_opening
-from treaty.systems.vertical.audit_record import KeptTree, PassiveHeader, Sent
-from treaty.systems.vertical.audit_tree import SampledNodes, Shape
+from treaty.systems.vertical.audit.record import KeptTree, PassiveHeader, Sent
+from treaty.systems.vertical.audit.tree import SampledNodes, Shape
 from treaty.systems.vertical.encrypted_columns import (
     SplitAnswer,
     SplitColumns,

@@ -1,6 +1,6 @@
 """An audit of a finished training: whether passive parties received the gradients that the labels imply.
 
-Whoever has the active party's record and a passive party's (`audit_record`) plays the training again from the labels:
+Whoever has the active party's record and a passive party's (`record`) plays the training again from the labels:
 gradients follow from labels and margins, margins from the leaves that rows came to, leaf weights from gradients,
 samples from the generator's first state. On the way every recorded message is opened and compared:
 
@@ -32,9 +32,9 @@ from treaty.messaging.messages import Message, view
 from treaty.systems.options import converted, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import loss_of
-from treaty.systems.vertical.audit_messages import Expected, Opener, ReceivedTrees
-from treaty.systems.vertical.audit_record import SUFFIX, ActiveHeader, KeptTree, PassiveHeader, read_parts
-from treaty.systems.vertical.audit_tree import Replay, Shape, Unsound, shape_of
+from treaty.systems.vertical.audit.messages import Expected, Opener, ReceivedTrees
+from treaty.systems.vertical.audit.record import SUFFIX, ActiveHeader, KeptTree, PassiveHeader, read_parts
+from treaty.systems.vertical.audit.tree import Replay, Shape, Unsound, shape_of
 from treaty.systems.vertical.encrypted_columns import TreeEnd, sums_bounds, unpack
 from treaty.trees.boosting import Forest, RoundState, boost
 from treaty.trees.growth import NoMoreTrees

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import Flags, Floats, Int32s, Integers
 from treaty.messaging.messages import Array, view
-from treaty.systems.vertical.audit_record import KeptTree
+from treaty.systems.vertical.audit.record import KeptTree
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import NoMoreTrees
 from treaty.trees.splits import Level, Splits

@@ -1,4 +1,4 @@
-"""How parties keep their records for an audit while they train; `audit_record` says what is in them."""
+"""How parties keep their records for an audit while they train; `record` says what is in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from treaty.messaging.messages import Array, Message
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import Training
 from treaty.systems.system import Keeping, Seat, Vouching
-from treaty.systems.vertical.audit_record import (
+from treaty.systems.vertical.audit.record import (
     NUMBER_BYTES,
     ActiveHeader,
     KeptTree,

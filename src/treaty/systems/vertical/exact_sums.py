@@ -1,0 +1,105 @@
+"""What exact sums show of a partner's columns: consent to it beforehand, the input of `privacy.exact_sums` afterwards.
+
+The owner of columns estimates what they will give away; it refuses that itself, and so does the active party.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import Flags, Int32s, Integers
+from treaty.errors import ConfigError
+from treaty.privacy.exact_sums import OpenedNode
+from treaty.privacy.exact_sums_estimate import estimated_share
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Seat
+from treaty.trees.columns import SumsSource
+from treaty.trees.partition import RowPartition
+from treaty.trees.splits import Level, complete_sums
+
+MOST_SHARE = 0.1
+"""The largest estimated share of a party's bins that may become known without `allow_exact_sums`."""
+
+
+AHEAD = 4
+"""Trees of two classes after which rows' gradients differ about as much as a regression's do in the first."""
+
+
+def expected_share(
+    codes: NDArray[np.uint8], common: BoostingOptions, trees_a_round: int = 1, *, varied: bool = False
+) -> float:
+    """Return the estimated share of bins, rows times columns, that an active party will work out from exact sums.
+
+    `codes`, uint8 (n_rows, n_features), are the owner's binned columns; `varied` says that gradients differ between
+    rows from the first tree on. Samples of rows do not help: a tree then has smaller bins, and another tree other rows.
+    A column drawn for a quarter of the trees counts as if drawn for half of them: gradients differ more by then (all
+    three measured, `benchmarks/secureboost_exact_sums.py`).
+    """
+    sampled = common.subsample if common.one_side is None else common.top_rate + common.other_rate
+    trees = (common.n_estimators * trees_a_round + AHEAD * varied) * common.colsample_bytree**0.5
+    counts = [np.bincount(codes[:, feature]) * sampled for feature in range(codes.shape[1])]
+    return estimated_share(counts, common.max_depth, trees)
+
+
+def check_share(seat: Seat, owner: str, share: float) -> None:
+    """Refuse a training in safe mode that would give away too much of `owner`'s bins without the job's consent."""
+    if seat.options.mode != "safe" or seat.options.allow_exact_sums or share <= MOST_SHARE:
+        return
+    said = (
+        f"exact sums would show {seat.cast.active}, by no breach of the protocol, the bins of single rows of {owner}: "
+        f"an estimated {share:.0%} of all rows in all columns, expected at most {MOST_SHARE:.0%} (docs/secureboost.md, "
+        "What exact sums show). Fewer trees, less depth, a smaller max_bin or colsample_bytree, and more rows make it "
+        "less; allow_exact_sums=True, in every party's copy of the job, accepts it"
+    )
+    raise ConfigError(said, public=said)
+
+
+class WatchedColumns:
+    """A source of sums whose opened sums are noted: of the nodes asked about, and of their siblings by subtraction.
+
+    The grower, or the active party, uses it as `columns`, a `SumsSource`; `note` is called with each node.
+    """
+
+    def __init__(self, columns: SumsSource, note: Callable[[OpenedNode], None]) -> None:
+        self.columns = columns
+        self.offsets: Int32s = columns.offsets
+        self.categorical: Flags = columns.categorical
+        self._note = note
+
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
+        """See `SumsSource`."""
+        self._gradients = grad.copy(), hess.copy()
+        self._parents: Integers | None = None
+        self.columns.start_tree(grad, hess, rows, columns)
+
+    def end_tree(self) -> None:
+        """See `SumsSource`."""
+        self.columns.end_tree()
+
+    def ask_sums(self, level: Level, rows: RowPartition) -> None:
+        """See `SumsSource`."""
+        followed = level.parent_index >= 0
+        self._level, self._followed = level, followed
+        members, starts = rows.rows(np.concatenate([level.asked, level.nodes[followed]]), sampled=True)
+        self._rows = [members[first:last].copy() for first, last in pairwise(starts)]
+        self.columns.ask_sums(level, rows)
+
+    def sums(self) -> Integers:
+        """See `SumsSource`."""
+        asked = self.columns.sums()
+        self._parents = complete_sums(self._level, asked, self._parents)
+        for rows, sums in zip(self._rows, [*asked, *self._parents[self._followed]], strict=True):
+            self._note(OpenedNode(rows, *self._gradients, sums.copy()))
+        return asked
+
+    def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
+        """See `SumsSource`."""
+        self.columns.ask_left(features, left_bins, rows, starts)
+
+    def left(self) -> tuple[Int32s, Flags]:
+        """See `SumsSource`."""
+        return self.columns.left()
