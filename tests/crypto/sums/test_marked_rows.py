@@ -5,6 +5,7 @@ keys and ciphertexts under which these would not help are refused.
 """
 
 import itertools
+import math
 import secrets
 
 import gmpy2
@@ -21,6 +22,7 @@ from treaty.crypto.parameters import KEY_BITS
 from treaty.crypto.sums import additive_sums
 from treaty.crypto.sums.additive_sums import AdditiveSumsClient
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.crypto.vectors.encrypted_vectors import Hider
 from treaty.errors import CryptoError
 
 ROWS = 60
@@ -287,3 +289,35 @@ def test_blind_sums_refuse_ciphertexts_that_are_no_units():
     query[0][0, 2] = to_words([client._key._p], modulus.words).view(np.uint8)[0]
     with pytest.raises(CryptoError, match="prime to n - in a query"):
         server.answer(query)
+
+
+def test_what_others_hide_from_each_other_rests_on_the_key_s_base():
+    """Not an owner's attack, and not prevented: see docs/secureboost.md. n, g and h are all that the reader needs."""
+    orders = 65537, 65539
+    p, q = (_prime_of_order(170, 3, orders[0]), _prime_of_order(172, 7, orders[1]))
+    n, p2 = p * p * q, p * p
+    h_p, h_q = _base(orders[0], p * (p - 1), p2), _base(orders[1], q - 1, q)
+    h, g = joined(h_p, p2, h_q, q), joined((1 + p) * pow(h_p, 5, p2) % p2, p2, pow(h_q, 7, q), q)
+    size = n.bit_length()
+    made = okamoto_uchiyama.PublicKey(
+        n, g, h, 512, prove_okamoto_uchiyama(n, g, h, p, q, 1), insecure_test_key_bits=size
+    )
+    hider = Hider(okamoto_uchiyama.PublicKey.from_payload(made.to_payload(), size), 64, 1)
+    (packed,) = from_words(hider.hide(np.array([-37]), 8))
+    primes = (x for x in range(65537, 65600) if gmpy2.is_prime(x))
+    square = next(x for x in (math.gcd(pow(h, prime, n) - 1, n) for prime in primes) if x > 1)
+    found = math.isqrt(square)
+    of_c, of_g = ((pow(x, found - 1, square) - 1) // found for x in (packed * pow(hider.modulus.radix, -1, n), g))
+    assert of_c * pow(of_g, -1, found) % found == -37 + 128
+
+
+def _prime_of_order(bits, residue, order):
+    """A prime of about so many bits, of this residue modulo 8, and 1 modulo `order`."""
+    while True:
+        p = 2 * order * secrets.randbits(bits - order.bit_length() - 1) + 1
+        if p % 8 == residue and gmpy2.is_prime(p):
+            return p
+
+
+def _base(order, group_order, modulus):
+    return next(x for k in range(2, 100) if (x := pow(k, group_order // order, modulus)) != 1)
