@@ -347,6 +347,15 @@ def test_peer_that_takes_nothing_is_given_up_after_the_timeout(proxied, size):
     assert bytes(lab.receive(0).frame) == b"next"
 
 
+def test_peers_that_have_stopped_are_not_waited_for_one_after_another(grpc_end, connect, monkeypatch):
+    clinic = grpc_end("clinic", ["lab", "shop"])
+    assert set(connect([clinic, grpc_end("lab", ["clinic"]), grpc_end("shop", ["clinic"])]).values()) == {None}
+    both, close = threading.Barrier(2), grpc_link.Link.close
+    with monkeypatch.context() as patch:
+        patch.setattr(grpc_link.Link, "close", lambda link: (both.wait(within(10)), close(link)))
+        clinic.close()
+
+
 @pytest.mark.slow
 @either_way
 def test_closing_ends_a_delivery_under_way(proxied, together, size):
@@ -462,6 +471,7 @@ def test_certificate_other_than_the_pinned_one_is_an_error_at_both_sides(grpc_en
     assert "TLS handshake failed: clinic at" in at_lab
     assert "pins another certificate for lab" in at_lab
     assert f"lab has {fingerprint(impostor.certificate)}" in at_lab
+    assert outcome["clinic"].public == "its connection with lab was refused; it has the details"  # without its address
 
 
 @pytest.mark.slow

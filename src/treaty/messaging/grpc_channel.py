@@ -24,6 +24,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from treaty.compute import concurrently
 from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
 from treaty.messaging.channel import Arrival, Inbox
@@ -128,7 +129,9 @@ class GrpcChannel:
                 if gone is None and link.lost is not None:
                     gone, deadline = link.lost, min(deadline, now + LATE_PATIENCE)
                 if link.refused_since is not None and now - link.refused_since > REFUSAL_PATIENCE:
-                    raise PeerProtocolError(link.peer, link.trouble)
+                    refused = PeerProtocolError(link.peer, link.trouble)
+                    refused.public = f"its connection with {link.peer} was refused; it has the details"
+                    raise refused
             # a peer that is still starting would wait for us in vain: let it connect first, and be told
             if gone is not None and (now > deadline or all(self._links[peer].lost is not None for peer in missing)):
                 raise gone
@@ -165,12 +168,14 @@ class GrpcChannel:
         return peer in self._links and self._links[peer].up.is_set()
 
     def close(self) -> None:
-        """Leave; see `Channel.close`. Takes up to a second when a frame is just coming in."""
+        """Leave; see `Channel.close`. Takes up to a second when a frame is just coming in.
+
+        Several seconds where peers have stopped amid a frame, but not for each: a crowd may have many.
+        """
         self._inbox.close()
         self._credit.close()
         self._server.close()
-        for link in self._links.values():
-            link.close()
+        concurrently(Link.close, self._links.values(), len(self._links))
 
     def __enter__(self) -> "GrpcChannel":
         return self
