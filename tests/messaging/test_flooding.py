@@ -118,6 +118,18 @@ def test_all_shares_together_are_the_limit():
     assert [credit.largest(f"p{k}") + OVERHEAD for k in range(7)] == 5 * [(1 << 19) // 5] + 2 * [1 << 18]
 
 
+def test_the_limit_named_for_a_larger_message_is_the_least_that_takes_it():
+    peers = [f"p{k}" for k in range(7)]
+    credit = Credit("clinic", 1 << 20, peers)
+    credit.divide(may_lose=peers[:5])
+    for peer in ("p0", "p6"):
+        named = credit.limit_for(peer, 3 << 20)
+        for limit, takes in ((named + 8, True), (named - (1 << 10), False)):
+            other = Credit("clinic", limit, peers)
+            other.divide(may_lose=peers[:5])
+            assert (other.largest(peer) >= 3 << 20) == takes
+
+
 def test_a_limit_too_low_for_so_many_peers_is_refused():
     with pytest.raises(ConfigError, match=r"inbox_limit that leaves each of 200 peers 8192 bytes.*5242 for one"):
         Credit("clinic", 1 << 20, [f"p{k}" for k in range(200)])

@@ -48,6 +48,10 @@ class Credit:
         """Return the bytes of the largest frame that a peer may send."""
         return self._shares[peer] - OVERHEAD
 
+    def limit_for(self, peer: str, nbytes: int) -> int:
+        """Return the limit under which a peer's share would take a frame of so many bytes."""
+        return -(-(nbytes + OVERHEAD) * self._limit // self._shares[peer])
+
     def take(self, peer: str, nbytes: int, still_wanted: Callable[[], bool]) -> bool:
         """Wait until a frame fits into a peer's share, and enter it; False when nobody wants it any more."""
         with self._changed:
