@@ -85,6 +85,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/shap_speed.py
 	$(BIN)/python benchmarks/logistic_accuracy.py
 	$(BIN)/python benchmarks/logistic_speed.py
+	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python benchmarks/mutations.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST)

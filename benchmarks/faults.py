@@ -10,8 +10,8 @@ the network between all of them, which goes through relays of this script. A cel
 - the model is that of the undisturbed run: of the run itself where the fault is one to survive, else, where the job
   ended with an error, of the same job started again, with `--resume`, after the fault is gone.
 
-An hour on two cores; `--quick` plays one system and a few faults, which `make test-slow` does, too; names of systems
-and faults as arguments play these alone.
+An hour on two cores; `--quick` plays a few faults of one system, which `make test-slow` does, too; names of systems and
+faults as arguments play these alone.
 """
 
 from __future__ import annotations
@@ -344,13 +344,14 @@ class Arena:
         return outcome, complaints
 
 
-def cells(arena: Arena, faults: list[Fault]) -> Iterator[dict[str, str]]:
-    """Play every fault, and yield a row for each."""
+def cells(arena: Arena, faults: list[Fault], *, quick: bool) -> Iterator[dict[str, str]]:
+    """Play every fault, of the party with data at one moment if `quick`, and yield a row for each."""
     setup = arena.setup
     data = next(party for party in setup.tables if party != setup.active)
     for fault in faults:
         victims = {"data": [data], "lead": [setup.active], "both": [data, setup.active]}[fault.victims]
-        for victim, moment in itertools.product(victims, fault.moments or (0.0,)):
+        played = list(itertools.product(victims, fault.moments or (0.0,)))
+        for victim, moment in played[-1:] if quick else played:
             begun = time.monotonic()
             outcome, complaints = arena.play(fault, victim, moment)
             yield {
@@ -369,13 +370,13 @@ def main() -> None:
     parser.add_argument("only", nargs="*", help="names of systems and faults, or parts of them")
     parser.add_argument("--quick", action="store_true", help="one system, a few faults")
     given = parser.parse_args()
-    only = given.only or (["secureboost, lattice", "killed", "broken", "disk"] if given.quick else [])
+    only = given.only or (["secureboost, lattice", "killed", "broken"] if given.quick else [])
     systems, rows = setups(), []
     for name in _asked(list(systems), only):
         with tempfile.TemporaryDirectory(prefix="faults-") as folder:
             arena = Arena(name, systems[name], Path(folder))
             named = _asked([fault.name for fault in FAULTS], only)
-            for row in cells(arena, [fault for fault in FAULTS if fault.name in named]):
+            for row in cells(arena, [fault for fault in FAULTS if fault.name in named], quick=given.quick):
                 print(*row.values(), sep=" | ", flush=True)
                 rows.append(row)
     wrong = sum(row["judged"] != WELL for row in rows)

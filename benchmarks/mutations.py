@@ -235,7 +235,7 @@ def main() -> None:
     rows = []
     for name in jobs():
         if not given.only or any(part in name for part in given.only):
-            rows.append(watch(name, given.seed, 25 if given.quick else given.cases))
+            rows.append(watch(name, given.seed, 5 if given.quick else given.cases))
             print(rows[-1], flush=True)
     if not given.quick and not given.only and given.cases == CASES:
         write("mutations", rows)
