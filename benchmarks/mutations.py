@@ -70,7 +70,7 @@ def jobs() -> dict[str, Callable[[], Any]]:
         "fedxgboost-ldp": columns(treaty.FedXGBoostLDP(epsilon=8.0)),
         "federboost-vertical": columns(treaty.FederBoostVertical()),
         "federboost-horizontal": rows(treaty.FederBoostHorizontal(), by_row),
-        "fedxgb": rows(treaty.FedXGB(expose="model"), of_users),
+        "fedxgb": rows(treaty.FedXGB(edges=2, expose="model"), of_users),
         "quasi-newton, lattice": regression(treaty.QuasiNewton()),
         "quasi-newton, ou": regression(treaty.QuasiNewton(encryption="ou", **short | {"insecure_test_key_bits": 1024})),
     }
