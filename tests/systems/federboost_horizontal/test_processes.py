@@ -160,7 +160,7 @@ def test_a_participant_refuses_the_key_of_one_whose_certificate_is_another(tmp_p
     of_each = write_jobs(tmp_path)
     (tmp_path / "south" / "east.cert.pem").write_bytes(make_identity("east").certificate)  # no link, so no TLS, to it
     ended = finish({name: start(job, name) for name, job in of_each.items()}, EACH_WITHIN + 15)
-    assert "a key of east signed with the key of its certificate" in one_line(ended["south"][1])
+    assert "signed by east with the key of its certificate, got no such signature" in one_line(ended["south"][1])
     for name in ("north", "east"):
         assert ended[name][0] == 1
         assert "south" in one_line(ended[name][1].removeprefix(LACKS))

@@ -22,8 +22,8 @@ from treaty.trees.ensemble import SplitTable
 
 def split_of(*sizes: int) -> SplitRequest:
     nodes = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    none = Array.of(np.zeros(0, np.int32))
-    return SplitRequest(none, none, Array.of(np.append(nodes, np.int32(-1))))
+    features, bins = np.zeros(len(sizes), np.int32), np.zeros((len(sizes), 32), np.uint8)
+    return SplitRequest(Array.of(features), Array.of(bins), Array.of(np.append(nodes, np.int32(-1))))
 
 
 COLUMNS = np.array([0, 2], np.int32)
@@ -112,7 +112,7 @@ def test_a_tree_has_no_more_levels_than_agreed(limits):
         limits.start(COLUMNS)
 
 
-@pytest.mark.parametrize("sizes", [(9, 5), (9, 0, 9)], ids=["small", "empty"])
+@pytest.mark.parametrize("sizes", [(9, 5), (9, 0)], ids=["small", "empty"])
 def test_nodes_with_too_few_rows_are_not_split(limits, sizes):
     limits.sums(1, last=True)
     limits.sums(2, last=True)

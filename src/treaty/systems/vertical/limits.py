@@ -90,7 +90,7 @@ class TreeLimits:
         node_of_row = view(request.node_of_row, np.int32, (None,), peer=active, what="SplitRequest.node_of_row")
         below = len(features) > 0 and bool(np.all(node_of_row < len(features)))
         self._check(below, "nodes that are split")  # before they are counted by their numbers
-        sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=1)
+        sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=len(features))
         self._check(bool(np.all(sizes >= 2 * self._fewest_rows)), f"nodes of {2 * self._fewest_rows} rows at least")
 
     def _check(self, fine: bool, expected: str) -> None:
