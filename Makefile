@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 # Tests start many processes: each would compile the package's and the tests' Python files anew if bytecode is not kept.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
-# A part of the tests with other versions: what reads, writes and sends, and jobs of all systems between processes.
+# A part of the tests with other versions: what reads, writes and sends, and jobs of SecureBoost between processes.
 LOWEST := .venv-lowest
-PART := tests/cli tests/data tests/messaging tests/models tests/runs tests/test_compute.py tests/test_packaging.py \
-    tests/test_readme.py $(wildcard tests/systems/*/test_processes.py)
+PART := tests/cli tests/data tests/messaging tests/models tests/runs/test_processes.py tests/test_compute.py \
+    tests/test_files.py tests/test_database.py tests/test_packaging.py tests/test_readme.py
 
 .PHONY: demo test test-slow test-all test-lowest test-part lint type docs bench clean
 

@@ -53,7 +53,8 @@ def audited(folder: Path, passive: str = "lab", *arguments: str) -> tuple[int, s
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("options", [OU, pytest.param(LATTICE, marks=pytest.mark.slow)], ids=["ou", "lattice"])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [OU, LATTICE], ids=["ou", "lattice"])
 def test_an_honest_job_passes_and_damage_is_an_error(tmp_path, options):
     train(keeping_job(tmp_path, **options))
     certificate = fingerprint(load_certificate(tmp_path / "clinic.cert.pem"))
@@ -88,7 +89,8 @@ def change_what_was_received(record: Path) -> None:
     forged.close()
 
 
-@pytest.mark.parametrize("options", [OU, pytest.param(LATTICE, marks=pytest.mark.slow)], ids=["ou", "lattice"])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [OU, LATTICE], ids=["ou", "lattice"])
 def test_a_job_whose_active_party_altered_one_gradient_is_found(tmp_path, options):
     train(keeping_job(tmp_path, keepers=("lab", "clinic"), **options), cheats=True)
     code, said, _ = audited(tmp_path)

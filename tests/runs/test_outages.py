@@ -46,9 +46,7 @@ def behind(proxies: Mapping[str, Proxy], job: Job, name: str) -> Job:
 
 
 CASES = [
-    ("secureboost", "refuse", 3.0),
-    *(slow(system, how, 3.0) for system in SYSTEMS for how in ("refuse", "freeze", "hang up") if how != "refuse"),
-    *(slow(system, "refuse", 3.0) for system in SYSTEMS if system != "secureboost"),
+    *(slow(system, how, 3.0) for system in SYSTEMS for how in ("refuse", "freeze", "hang up")),
     *(slow(system, "reset", 60.0) for system in ("secureboost", "fedxgb")),  # all others: benchmarks/faults.py
 ]
 
