@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from estimator import LWE, ND, RC
 from estimator.reduction import ADPS16
 
-from treaty.crypto.lattice.parameters import DEGREE, ERROR_BITS, SETS
+from treaty.crypto.lattice.parameters import DEGREE, ERROR_BITS, LIMITS, SETS
 
 MODELS = [
     ("default", RC.MATZOV),
@@ -57,6 +57,9 @@ def main() -> None:
         name = f"Treaty: N = {DEGREE}, {len(primes)} primes, q of {q.bit_length()} bits, product of {list(primes)}"
         name += f", ternary secrets, centred binomial errors of 2 * {ERROR_BITS} bits"
         estimate(name, LWE.Parameters(n=DEGREE, q=q, Xs=ND.Uniform(-1, 1), Xe=ND.CenteredBinomial(ERROR_BITS)))
+    bits = LIMITS[DEGREE] + 1
+    beyond = LWE.Parameters(n=DEGREE, q=2**bits, Xs=ND.Uniform(-1, 1), Xe=ND.CenteredBinomial(ERROR_BITS))
+    estimate(f"Refused: N = {DEGREE}, a modulus of {bits} bits at its largest", beyond)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,9 @@ def test_every_set_has_128_bits_by_the_lattice_estimator(count):
 
 
 def test_modulus_is_taken_up_to_the_limit_and_refused_above():
+    text = (Path(__file__).parents[3] / "benchmarks/results/lattice_security.txt").read_text()
+    beyond = text.partition("Refused: N = 8192, a modulus of 215 bits")[2]
+    assert float(re.search(r"default +bits +([0-9.]+)", beyond)[1]) < SECURITY_BITS
     assert LIMITS == {DEGREE: math.prod(SETS[7]).bit_length()}
     taken = Parameters(DEGREE, primes_of(LIMITS[DEGREE], DEGREE), 8, 1, 1)
     assert taken.modulus.bit_length() == 214
