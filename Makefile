@@ -69,12 +69,17 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/secureboost_reduced_leakage.py
 	$(BIN)/python benchmarks/secureboost_attacks.py
 	$(BIN)/python benchmarks/secureboost_exact_sums.py
+	$(BIN)/python benchmarks/exact_sums_grid.py
 	$(BIN)/python benchmarks/gradient_audit.py
 	$(BIN)/python benchmarks/federboost_vertical.py
 	$(BIN)/python benchmarks/federboost_horizontal.py
+	$(BIN)/python benchmarks/federboost_tables.py
 	$(BIN)/python benchmarks/fedxgb.py
+	$(BIN)/python benchmarks/secpred_queries.py
+	$(BIN)/python benchmarks/fedxgb_churn.py
 	$(BIN)/python benchmarks/histogram_inversion.py
 	$(BIN)/python benchmarks/fedxgboost_ldp.py
+	$(BIN)/python benchmarks/fedxgboost_ldp.py --published
 	$(BIN)/python benchmarks/smm.py
 	$(BIN)/python benchmarks/cipher_speed.py
 	$(BIN)/python benchmarks/comparison_speed.py
@@ -84,9 +89,12 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/prediction_speed.py
 	$(BIN)/python benchmarks/shap_speed.py
 	$(BIN)/python benchmarks/logistic_accuracy.py
+	$(BIN)/python benchmarks/logistic_calibration.py
+	$(BIN)/python benchmarks/logistic_rates.py
 	$(BIN)/python benchmarks/logistic_speed.py
+	$(BIN)/python benchmarks/logistic_attacks.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/mutations.py
 
 clean:
-	rm -rf $(VENV) $(LOWEST)
+	rm -rf .venv .venv-*

@@ -247,6 +247,24 @@ def write(name: str, rows: Sequence[dict[str, object]]) -> None:
     print(f"written to benchmarks/results/{name}.csv")
 
 
+def replace(name: str, rows: Sequence[dict[str, object]], *keys: str) -> None:
+    """Write rows to results/<name>.csv in place of those with the same values of `keys`: it can be made in parts."""
+
+    def key(row: dict[str, object]) -> tuple[str, ...]:
+        return tuple(str(row[one]) for one in keys)
+
+    path, new = RESULTS / f"{name}.csv", set(map(key, rows))
+    kept: list[dict[str, object]] = []
+    if path.exists():
+        with path.open(newline="") as file:
+            kept = [{**row} for row in csv.DictReader(file) if key({**row}) not in new]
+    all_rows = [*kept, *({**row, "machine": machine()} for row in rows)]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], "machine"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(all_rows, key=key))
+
+
 def verdict(value: float, bar: float) -> str:
     """Say whether a number keeps its bar (smaller is better)."""
     return "kept" if value <= bar else "missed"

@@ -37,7 +37,7 @@ import numpy as np
 import pandas as pd
 from sklearn.datasets import load_breast_cancer
 
-from data import write
+from data import replace
 from relays import Relays, outage
 from treaty.messaging.certificates import write_identity
 from treaty.runs.processes import free_ports
@@ -45,6 +45,7 @@ from treaty.runs.processes import free_ports
 PARTY = Path(__file__).with_name("faulty_party.py")
 PATIENCE = 150.0
 RECONNECT = 12  # seconds of a job's `reconnect`: a killed party counts as lost after it
+TIMEOUT = 60  # of a job: seconds a party waits for a message
 LONGEST = 600
 WELL = "well"
 OF_THE_RUN = ("model_id", "choice", "kept")  # fields of a part that two runs do not share
@@ -61,10 +62,11 @@ class Setup:
     active: str
     tables: dict[str, pd.DataFrame]
     roles: dict[str, str] = field(default_factory=dict)
+    timeout: int = TIMEOUT
 
     @property
     def names(self) -> list[str]:
-        return [*self.roles, *self.tables]
+        return list(dict.fromkeys([*self.roles, *self.tables]))
 
 
 def setups() -> dict[str, Setup]:
@@ -85,7 +87,7 @@ def setups() -> dict[str, Setup]:
     short = {"insecure_test_key_bits": 1024, "allow_insecure": True}
     exact = {"allow_exact_sums": True}
     lr = {"max_iter": 6, "batch_size": 280, "tol": 0.0, "random_state": 3}
-    edges = {"owner": "server", "edge0": "edge", "edge1": "edge"}
+    edges = {"owner": "server", "edge0": "edge", "edge1": "edge", "notary": "authority"}
     return {
         "secureboost, lattice": _columns("secureboost", {"encryption": "lattice", **exact}, trees, by_column(3)),
         "secureboost, ou": _columns("secureboost", {"encryption": "ou", **exact, **short}, trees, by_column(3)),
@@ -93,17 +95,20 @@ def setups() -> dict[str, Setup]:
         "fedxgboost-smm, dealer": _columns(
             "fedxgboost-smm", {"backend": "dealer", **exact}, trees, by_column(2), {"helper": "dealer"}
         ),
-        "fedxgboost-ldp": _columns("fedxgboost-ldp", {"epsilon": 8.0}, trees, by_column(2)),
+        "fedxgboost-ldp": _columns("fedxgboost-ldp", {"epsilon": 4.0, "mechanism": "label_rr"}, trees, by_column(2)),
         "federboost-vertical": _columns("federboost-vertical", {}, trees, by_column(3)),
         "federboost-horizontal": Setup("federboost-horizontal", {"boosting": trees}, "p0", by_row(3)),
         "fedxgb": Setup(
             "fedxgb",
             {"fedxgb": {"expose": "model"}, "boosting": trees},
             "owner",
-            by_row(8),
+            {**by_row(8), "owner": by_row(8)["p0"].head(20)},  # the server's examples
             edges,
+            timeout=10 * TIMEOUT,  # users have a tenth of it for an answer
         ),
-        "quasi-newton, lattice": Setup("quasi-newton", {"regression": lr}, "p0", by_column(2, 569)),
+        "quasi-newton, lattice": Setup(
+            "quasi-newton", {"quasi-newton": {"coordinator": False}, "regression": lr}, "p0", by_column(2, 569)
+        ),
         "quasi-newton, coordinator": Setup(
             "quasi-newton",
             {"quasi-newton": {"encryption": "ou", **short}, "regression": lr},
@@ -129,7 +134,7 @@ def write_jobs(setup: Setup, folder: Path, real: dict[str, int], relayed: dict[s
             setup.tables[name].to_csv(folder / name / "rows.csv", index=False)
     for own in setup.names:
         lines = ['name = "faults"', f'protocol = "{setup.protocol}"', f'active = "{setup.active}"', 'label = "y"']
-        lines += ["timeout = 60", f"reconnect = {RECONNECT}", "n_jobs = 1"]
+        lines += [f"timeout = {setup.timeout}", f"reconnect = {RECONNECT}", "n_jobs = 1"]
         for table, options in setup.options.items():
             lines += [f"[{table}]", *(f"{name} = {_toml(value)}" for name, value in options.items())]
         for name in setup.names:
@@ -156,6 +161,7 @@ class Fault:
     act: str | Callable[..., None]  # a signal, "full", what is done to the network, or to the victim's folder
     survived: bool = False
     reconnect: int = RECONNECT
+    timeout: int | None = None  # of the job, where not its system's
 
 
 def no_output(folder: Path) -> Callable[[], None]:
@@ -177,7 +183,7 @@ FAULTS = [
     Fault(f"stopped for {AWAY:.0f} s", "both", (0.5,), "SIGSTOP", survived=True),
     Fault("connections broken for 2 s", "data", (0.2, 0.8), outage(2), survived=True),
     Fault(f"network silent for {AWAY:.0f} s", "data", (0.5,), outage(AWAY, frozen=True), survived=True),
-    Fault("network away for 60 s", "data", (0.5,), outage(60), survived=True, reconnect=90),
+    Fault("network away for 60 s", "data", (0.5,), outage(60), survived=True, reconnect=60, timeout=150),
     Fault("disk full", "both", (0.1, 1.0), "full"),
     Fault("output cannot be written", "both", (), no_output),
     Fault("key missing", "data", (), no_key),
@@ -267,9 +273,9 @@ def model_of(folder: Path, setup: Setup) -> dict[str, dict[str, Any]]:
     for name in setup.names:
         for file in (folder / name / "model").glob(f"{name}.part"):
             fields = msgspec.msgpack.decode(file.read_bytes().partition(b"\n")[2])
-            parts[name] = {
-                field: value for field, value in fields.items() if field not in ("model_id", "choice", "kept")
-            }
+            parts[name] = {field: value for field, value in fields.items() if field not in OF_THE_RUN}
+            if parts[name].get("randomised"):
+                del parts[name]["randomised"]["known"]  # hashes under a key of the run
     return parts
 
 
@@ -288,9 +294,9 @@ class Arena:
         self.relays = Relays(self.real, relayed := dict(zip(setup.names, ports[len(setup.names) :], strict=True)))
         write_jobs(setup, folder / "template", self.real, relayed)
         self.messages = self._undisturbed("first")
-        for party in setup.names:  # the key of a party's noise is the same in every run
-            for kept in (folder / "first" / party).glob(f"{party}.noise*"):
-                shutil.copytree(kept, folder / "template" / party / kept.name)
+        for party in setup.names:  # the key of a party's noise, and noisy labels, are the same in every run
+            for kept in (folder / "first" / party).glob("*.nois*"):
+                (shutil.copytree if kept.is_dir() else shutil.copy)(kept, folder / "template" / party / kept.name)
         self._undisturbed("second")
         self.model = model_of(folder / "first", setup)
         if model_of(folder / "second", setup) != self.model:
@@ -311,7 +317,8 @@ class Arena:
         """Play a cell; returned are how the job ended and what is wrong with that."""
         folder = self.copy("cell")
         for job in folder.glob("*/job.toml"):
-            job.write_text(job.read_text().replace(f"reconnect = {RECONNECT}\n", f"reconnect = {fault.reconnect}\n"))
+            text = job.read_text().replace(f"reconnect = {RECONNECT}\n", f"reconnect = {fault.reconnect}\n")
+            job.write_text(text.replace(f"timeout = {TIMEOUT}\n", f"timeout = {fault.timeout or TIMEOUT}\n"))
         number = max(1, min(round(moment * self.messages[victim]), self.messages[victim] - 1))
         undo: Callable[[], None] = lambda: None  # noqa: E731
         how: dict[str, Any] = {"victim": victim, "moment": number}
@@ -370,25 +377,31 @@ def main() -> None:
     parser.add_argument("only", nargs="*", help="names of systems and faults, or parts of them")
     parser.add_argument("--quick", action="store_true", help="one system, a few faults")
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # parties would ignore what a shell lets this ignore
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     only = given.only or (["secureboost, lattice", "killed", "broken"] if given.quick else [])
     systems, rows = setups(), []
     for name in _asked(list(systems), only):
         with tempfile.TemporaryDirectory(prefix="faults-") as folder:
             arena = Arena(name, systems[name], Path(folder))
             named = _asked([fault.name for fault in FAULTS], only)
+            played = []
             for row in cells(arena, [fault for fault in FAULTS if fault.name in named], quick=given.quick):
                 print(*row.values(), sep=" | ", flush=True)
-                rows.append(row)
+                played.append(row)
+            if not given.quick:
+                replace("faults", played, "system", "fault")
+            rows += played
     wrong = sum(row["judged"] != WELL for row in rows)
-    if not only:
-        write("faults", rows)
     print(f"{len(rows)} cells, {wrong} not well")
     sys.exit(bool(wrong))
 
 
 def _asked(names: list[str], only: list[str]) -> list[str]:
-    """Return the names that are asked for: all where none of their kind is."""
-    return [name for name in names if any(part in name for part in only)] or names
+    """Return the names that are asked for, whole or in part: all where none of their kind is."""
+    return [
+        name for name in names if any(name == word or (word not in names and word in name) for word in only)
+    ] or names
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ def at_message(moment: int, act: Callable[[], None]) -> list[int]:
 
 def fill_the_disk() -> None:
     """Have every later write of this process to a file fail, as on a full disk (its error stream is a pipe)."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
@@ -48,6 +47,7 @@ def run() -> None:
     if fault == "tell":
         count = at_message(int(moment), lambda: Path(notes).touch())
     elif fault == "full":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # here, for only the main thread may
         count = at_message(int(moment), fill_the_disk)
     elif fault == "none":
         count = at_message(0, lambda: None)

@@ -9,14 +9,19 @@ gradients). Beside it stand our grower and XGBoost on one table, of which Pailli
 
 Writes `fedxgboost_ldp.csv` and `.png` (test loss and AUC after 20 trees of depth 3, mean and standard deviation over 5
 fixed splits, each with noise of its own; columns in halves; what a tree and what a person pays), with all mechanisms,
-randomised labels at the epsilon of one tree and at that of all 20, noise on gradients at the epsilon of one label, and
-the published form; `fedxgboost_ldp_curves.csv` (loss after every tree) and `fedxgboost_ldp_speed.csv`. About
+randomised labels at the epsilon of one tree and at that of all 20, and noise on gradients at the epsilon of one label;
+`fedxgboost_ldp_curves.csv` (loss after every tree) and `fedxgboost_ldp_speed.csv`. About
 10 minutes, `--quick` one.
+
+`--published` writes `fedxgboost_ldp_published.csv` and `.png` instead: the six published lines, Laplace and Duchi of
+the second order and Duchi of the first at epsilon 1 and 3, as published (mode="paper") and without exact sums, with the
+training loss, which the paper's figures have. About 4 minutes; `--splits` makes it shorter.
 """
 
 from __future__ import annotations
 
 import time
+from itertools import product
 from statistics import mean, median, stdev
 
 import numpy as np
@@ -39,6 +44,7 @@ from data import (
 from figures import COLOURS, SHADES, band, panels, save
 from treaty import GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems import find_system
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.secureboost.options import SecureBoost
 
@@ -56,6 +62,9 @@ PUBLISHED = {  # seconds a tree: Default of Credit Card Clients, Give Me Some Cr
     "duchi 3 first_order": "70 / 204",
     "Paillier": "354 / 1560",
 }
+LINES = (("laplace", "second_order"), ("duchi", "second_order"), ("duchi", "first_order"))
+"""The published ones, at each epsilon."""
+
 System = str | FedXGBoostLDP
 
 
@@ -81,10 +90,18 @@ def settings(quick: bool) -> dict[str, System]:
             for mechanism in ("piecewise", "hybrid"):
                 lines[f"{mechanism} {epsilon:g} second_order"] = noisy(mechanism, epsilon)
             lines[f"piecewise {epsilon / TREES:g} second_order"] = noisy("piecewise", epsilon / TREES)
-            lines[f"duchi {epsilon:g} first_order, as published"] = noisy(
-                "duchi", epsilon, "first_order", mode="paper", allow_insecure=True
-            )
         lines["piecewise 1 second_order, refit"] = noisy("piecewise", 1.0, refit=True)
+    return lines
+
+
+def published_lines() -> dict[str, System]:
+    """Return the six published lines, as published and without exact sums, and one without noise."""
+    lines: dict[str, System] = {"plain": "pooled"}
+    for epsilon in (1.0, 3.0):
+        for mechanism, order in LINES:
+            name, paper = f"{mechanism} {epsilon:g} {order}", {"mode": "paper", "allow_insecure": True}
+            lines[f"{name}, as published"] = noisy(mechanism, epsilon, order, **paper)
+            lines[name] = noisy(mechanism, epsilon, order)
     return lines
 
 
@@ -105,7 +122,7 @@ def paid(system: System) -> tuple[str, str]:
 def trajectories(
     data: Data, lines: dict[str, System], seeds: int
 ) -> dict[str, tuple[NDArray[np.float64], list[float]]]:
-    """Return of every line the test loss after each tree (seeds, trees), and AUC at the end."""
+    """Return of every line the losses after each tree (seeds, training and test, trees), and AUC at the end."""
     x = data.x.astype(np.float32)
     found: dict[str, tuple[NDArray[np.float64], list[float]]] = {}
     cuts = splits(data, seeds)
@@ -113,9 +130,9 @@ def trajectories(
         losses, scores = [], []
         for train, test in cuts:
             model = GBDTClassifier(system, **COMMON)
-            held = halves(x[test]), data.y[test]
-            model.fit(halves(x[train]), data.y[train], eval_set=held)
-            losses.append(model.evals_result_["eval_0"]["logloss"])
+            known, held = (halves(x[train]), data.y[train]), (halves(x[test]), data.y[test])
+            model.fit(*known, eval_set=[known, held])
+            losses.append([model.evals_result_[f"eval_{k}"]["logloss"] for k in range(2)])
             scores.append(roc_auc_score(held[1], model.predict_proba(held[0])[:, 1]))
         found[name] = np.array(losses), scores
     return found
@@ -130,8 +147,11 @@ def rows_of(data: Data, lines: dict[str, System], found: dict) -> list[dict[str,
             "noise": name,
             "epsilon a value": value,
             "a person": person,
-            "log loss": f"{losses[:, -1].mean():.4f}",
-            "sd": f"{losses[:, -1].std(ddof=1):.4f}",
+            "splits": len(losses),
+            "training loss": f"{losses[:, 0, -1].mean():.4f}",
+            "sd of training loss": f"{losses[:, 0, -1].std(ddof=1):.4f}",
+            "log loss": f"{losses[:, 1, -1].mean():.4f}",
+            "sd": f"{losses[:, 1, -1].std(ddof=1):.4f}",
             "AUC": f"{mean(scores):.4f}",
             "sd of AUC": f"{stdev(scores):.4f}",
         })  # fmt: skip
@@ -155,14 +175,30 @@ def draw(results: dict[str, dict], quick: bool) -> None:
             f"labels {epsilon * TREES:g}": (f"labels, epsilon {epsilon * TREES:g} in all", SHADES[3], "-"),
         }
         for name, (label, colour, style) in shown.items():
-            losses, _ = results[title][name]
+            losses = results[title][name][0][:, 1]
             band(panel, trees, losses.mean(axis=0), losses.std(axis=0, ddof=1), label, color=colour, linestyle=style)
         panel.set_xlabel("trees")
         panel.set_ylabel("test log loss")
-        top = min(0.75, max(float(results[title][name][0].mean(axis=0).max()) for name in shown))
+        top = min(0.75, max(float(results[title][name][0][:, 1].mean(axis=0).max()) for name in shown))
         panel.set_ylim(None, top)
     axes[0].legend(fontsize=7)
     save(figure, "fedxgboost_ldp", quick=quick)
+
+
+def draw_published(results: dict[str, dict], quick: bool) -> None:
+    """Draw the training loss of the published lines: as published, and without exact sums."""
+    figure, axes = panels([f"{title}, epsilon {epsilon:g} a tree" for title in results for epsilon in (1.0, 3.0)])
+    for panel, (title, epsilon) in zip(axes, product(results, (1.0, 3.0)), strict=True):
+        found = {name: losses[:, 0].mean(axis=0) for name, (losses, _) in results[title].items()}
+        panel.plot(np.arange(1, TREES + 1), found["plain"], color=COLOURS["XGBoost"], label="no noise")
+        for (mechanism, order), colour in zip(LINES, SHADES, strict=False):
+            name, label = f"{mechanism} {epsilon:g} {order}", f"{mechanism.title()}, {order.replace('_', ' ')}"
+            panel.plot(np.arange(1, TREES + 1), found[f"{name}, as published"], color=colour, label=label)
+            panel.plot(np.arange(1, TREES + 1), found[name], ":", color=colour, label=f"{label}, no exact sums")
+        panel.set(xlabel="trees", ylabel="training log loss")
+        panel.set_ylim(None, min(0.75, max(float(line.max()) for line in found.values())))
+    axes[0].legend(fontsize=7)
+    save(figure, "fedxgboost_ldp_published", quick=quick)
 
 
 def speed(data: Data, passes: int, paillier_rows: int) -> list[dict[str, object]]:
@@ -230,10 +266,19 @@ def speed(data: Data, passes: int, paillier_rows: int) -> list[dict[str, object]
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--speed", action="store_true", help="the time fits take, alone")
+    parser.add_argument("--published", action="store_true", help="losses of the six published lines, alone")
+    parser.add_argument("--splits", type=int, default=5, help="of --published")
     options = parser.parse_args()
-    compile_kernels("fedxgboost-ldp")
+    compile_kernels(find_system("fedxgboost-ldp"))
     seeds, lines = (2 if options.quick else 5), settings(options.quick)
     sets = [give_me_some_credit(), default_of_credit_card_clients()]
+    if options.published:
+        lines = published_lines()
+        results = {data.title: trajectories(data, lines, 2 if options.quick else options.splits) for data in sets}
+        rows = [row for data in sets for row in rows_of(data, lines, results[data.title])]
+        report("fedxgboost_ldp_published", rows, quick=options.quick)
+        draw_published(results, options.quick)
+        return
     if not options.speed:
         results = {data.title: trajectories(data, lines, seeds) for data in sets}
         rows = [row for data in sets for row in rows_of(data, lines, results[data.title])]
@@ -244,7 +289,7 @@ def main() -> None:
                 {"data": title, "noise": name, "trees": k + 1, "log loss": f"{loss:.5f}"}
                 for title, found in results.items()
                 for name, (losses, _) in found.items()
-                for k, loss in enumerate(losses.mean(axis=0))
+                for k, loss in enumerate(losses[:, 1].mean(axis=0))
             ]
             write("fedxgboost_ldp_curves", curves)
     passes, rows_under_paillier = (1, 2_000) if options.quick else (25, 30_000)

@@ -18,16 +18,18 @@ SHADES = ("#08306b", "#c1440e", "#8a63b0", "#d9a400")  # of up to four lines of 
 
 
 def panels(titles: list[str], *, share_y: bool = False) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a panel per title, four as two by two, and the panels."""
-    columns = 2 if len(titles) == 4 else len(titles)
-    shape = (len(titles) // columns, columns)
+    """Return a figure with a panel per title, four as two by two, more in rows of four, and the panels."""
+    columns = 2 if len(titles) == 4 else min(len(titles), 4)
+    shape = (-(-len(titles) // columns), columns)
     size = (4.6 * shape[1], 3.6 * shape[0])
     figure, axes = pyplot.subplots(*shape, figsize=size, squeeze=False, sharey=share_y, layout="constrained")
-    for panel, title in zip(axes.flat, titles, strict=True):
+    for panel in axes.flat[len(titles) :]:
+        panel.remove()
+    for panel, title in zip(axes.flat, titles, strict=False):
         panel.set_title(title, fontsize=10)
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes.flat)
+    return figure, list(axes.flat[: len(titles)])
 
 
 def band(panel: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, label: str, **style: object) -> None:

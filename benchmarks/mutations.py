@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import functools
 import random
 import resource
 import subprocess
@@ -28,11 +29,13 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer
 
 import treaty
-from data import write
+from data import replace
 from treaty.errors import TreatyError
 from treaty.messaging.memory import MemoryChannel
+from treaty.runs import threads
 
 PATIENCE = 120
+TIMEOUT = 30.0  # of a job: seconds a party waits for a message, as that of a peer that was told of less than there is
 CASES = 1500
 EXTREMES = [0, 1, -1, 2, 255, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63), 0.0, -1.0, 1e308, float("nan")]
 STRANGE = [*EXTREMES, float("inf"), "", "x", "p1", "a" * 10_000, b"", b"\0" * 64, None, True, [], {}, [[]], {"x": 1}]
@@ -161,6 +164,7 @@ def _changed_array(array: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 def play(name: str, first: int, stop: int) -> None:
     """Play cases of a system; print each one's number before it and its end after it, for `main` in another process."""
     job = jobs()[name]
+    threads.play = functools.partial(threads.play, timeout=TIMEOUT)
     with one_changed(0, lambda frame: [frame]) as count:
         true = job()
     messages = count[0]
@@ -237,8 +241,8 @@ def main() -> None:
         if not given.only or any(part in name for part in given.only):
             rows.append(watch(name, given.seed, 5 if given.quick else given.cases))
             print(rows[-1], flush=True)
-    if not given.quick and not given.only and given.cases == CASES:
-        write("mutations", rows)
+            if not given.quick and given.cases == CASES:
+                replace("mutations", rows[-1:], "system")
     sys.exit(any(row["foreign"] or row["hung or crashed"] for row in rows))
 
 

@@ -39,7 +39,7 @@ from treaty.systems.vertical.encrypted_columns import SplitColumns
 from treaty.systems.vertical.transcripts import node_sets_from_transcript
 
 FITTING = {"min_child_samples": 5, "insecure_test_key_bits": 512, "allow_insecure": True}
-BY_HEART = {"max_depth": 6, "min_child_samples": 1, "mode": "paper"}
+BY_HEART = {"max_depth": 6, "min_child_samples": 1}
 EPSILON = 1.0
 Tables = dict[str, pd.DataFrame]
 

@@ -5,12 +5,14 @@ Default of Credit Card Clients, both parties on this machine with all its cores,
 Okamoto-Uchiyama with 2048 bits, 32 bins; set-up (binning, key, plan) apart. Depth 3 to 8 on all 30 000 rows; rows 5 000
 to 30 000 at depth 3; features 50 to 5 000 at depth 3 on 20 000 rows. For features beyond the 23, real columns are drawn
 at random and their rows shuffled: they have bins as real ones have, but say nothing about the label, so that widths
-differ in work and not in the tree. Depths and rows: the mean of five rounds; features: one round.
-All points of a sweep are measured in turn, two (features) or five times over, and the least time counts: seconds, and
-processor seconds of both parties, which say more where other processes are busy. The fit against inner nodes tells why
-depth is not linear: every node costs packing and decryption of its sums, however few its rows.
-`--sweep NAME` measures one of them, `none` none, and takes the others' results from the CSV. About 8 minutes;
-`--quick`: few points.
+differ in work and not in the tree. Depths and rows: the mean of five rounds; features: one round. Depth is repeated
+under the paper's cipher, one round each: with Paillier keys of 2048 bits, and in paper mode (512 bits, answers not
+re-randomised), with the same trees.
+All points of a sweep are measured in turn, two (features), three (Paillier) or five times over, and the least time
+counts: seconds, and processor seconds of both parties, which say more where other processes are busy. The fit against
+inner nodes tells why depth is not linear: every node costs packing and decryption of its sums, however few its rows.
+`--sweep NAME` measures one of them, `none` none, and takes the others' results from the CSV; `--passes` is how many
+times. About 10 minutes; `--quick`: few points.
 """
 
 from __future__ import annotations
@@ -18,19 +20,24 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
 
 import figures
-from data import RESULTS, arguments, cpu_of_others, default_of_credit_card_clients, flat, report, seconds
+from data import RESULTS, arguments, cpu_of_others, default_of_credit_card_clients, flat, machine, report, seconds
 from treaty import GBDTClassifier
 from treaty.runs import fit as runs
 
-KEY, BAR = 2048, 0.98
+BAR = 0.98
 CLOCKS = ("s/round", "processor s/round")
-SETTINGS = {"max_bin": 32, "learning_rate": 0.3, "base_score": 0.5, "key_bits": KEY}
+SETTINGS = {"max_bin": 32, "learning_rate": 0.3, "base_score": 0.5, "min_child_samples": 20}
+CIPHERS: dict[str, dict[str, object]] = {
+    "Okamoto-Uchiyama, 2048": {"encryption": "ou", "key_bits": 2048},
+    "Paillier, 2048": {"encryption": "paillier", "key_bits": 2048},
+    "Paillier, 512, paper mode": {"mode": "paper", "allow_insecure": True},
+}
 DEPTHS = range(3, 9)
 ROWS = range(5000, 30_001, 5000)
 FEATURES = (50, 100, 250, 500, 1000, 2000, 3000, 4000, 5000)
@@ -50,12 +57,15 @@ class Sweep:
         Turns a point into tables, labels and depth.
     rounds, passes : int
         Rounds of a run, and runs per point.
+    cipher : str
+        One of `CIPHERS`.
     """
 
     points: Sequence[int]
     task: Callable[[int], tuple[Tables, np.ndarray, int]]
     rounds: int
     passes: int
+    cipher: str = "Okamoto-Uchiyama, 2048"
 
 
 def sweeps(*, quick: bool) -> dict[str, Sweep]:
@@ -76,6 +86,7 @@ def sweeps(*, quick: bool) -> dict[str, Sweep]:
     if quick:
         return {
             "depth": Sweep((3, 5, 7), deeper, 1, 2),
+            "depth, paper": Sweep((3, 5, 7), deeper, 1, 1, "Paillier, 512, paper mode"),
             "rows": Sweep((5000, 15_000, 25_000), longer, 1, 2),
             "features": Sweep((50, 250, 500), wider, 1, 1),
         }
@@ -83,6 +94,8 @@ def sweeps(*, quick: bool) -> dict[str, Sweep]:
         "depth": Sweep(DEPTHS, deeper, 5, 5),
         "rows": Sweep(ROWS, longer, 5, 5),
         "features": Sweep(FEATURES, wider, 1, 2),
+        "depth, Paillier": Sweep(DEPTHS, deeper, 1, 3, "Paillier, 2048"),
+        "depth, paper": Sweep(DEPTHS, deeper, 1, 3, "Paillier, 512, paper mode"),
     }
 
 
@@ -109,9 +122,9 @@ class Run:
     megabytes: float
 
 
-def run(task: tuple[Tables, np.ndarray, int], rounds: int) -> Run:
+def run(task: tuple[Tables, np.ndarray, int], rounds: int, cipher: str) -> Run:
     tables, y, depth = task
-    model = flat(GBDTClassifier, "secureboost", n_estimators=rounds, max_depth=depth, **SETTINGS)
+    model = flat(GBDTClassifier, "secureboost", n_estimators=rounds, max_depth=depth, **SETTINGS, **CIPHERS[cipher])
     marks: list[float] = []  # processor seconds when training starts, before the first round, after rounds, at the end
 
     def clock() -> float:
@@ -133,7 +146,7 @@ def measure(name: str, sweep: Sweep) -> list[dict[str, object]]:
     found: dict[int, list[Run]] = {point: [] for point in sweep.points}
     for _ in range(sweep.passes):
         for point, made in found.items():
-            made.append(run(sweep.task(point), sweep.rounds))
+            made.append(run(sweep.task(point), sweep.rounds, sweep.cipher))
     result = []
     for point, made in found.items():
         tables, y, depth = sweep.task(point)
@@ -144,7 +157,7 @@ def measure(name: str, sweep: Sweep) -> list[dict[str, object]]:
                 "rows": len(y),
                 "features": sum(table.shape[1] for table in tables.values()),
                 "depth": depth,
-                "key bits": KEY,
+                "cipher": sweep.cipher,
                 "rounds": sweep.rounds,
                 "runs": len(made),
                 "s/round": least.seconds,
@@ -153,6 +166,7 @@ def measure(name: str, sweep: Sweep) -> list[dict[str, object]]:
                 "inner nodes": least.inner,
                 "MB back": least.megabytes,
                 "others' cores": round(least.others, 2),
+                "measured on": machine(),
             }
         )
     return result
@@ -185,6 +199,7 @@ def fit(against: tuple[str, ...], rows: list[dict[str, object]], clock: str) -> 
         "R^2": f"{r2:.4f}",
         f">= {BAR}": "kept" if r2 >= BAR else "missed",
         "others' cores, most": float(column(rows, "others' cores").max()),
+        "measured on": rows[0]["measured on"],
     }
 
 
@@ -198,23 +213,26 @@ def earlier() -> list[dict[str, object]]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--sweep", choices=["depth", "rows", "features", "none"])
+    parser.add_argument("--sweep", choices=[*sweeps(quick=False), "none"])
+    parser.add_argument("--passes", type=int, help="runs per point, in place of the sweep's own number")
     options = parser.parse_args()
     chosen = sweeps(quick=options.quick)
+    if options.passes:
+        chosen = {name: replace(sweep, passes=options.passes) for name, sweep in chosen.items()}
     rows: dict[str, list[dict[str, object]]] = {}
     for name, sweep in chosen.items():
         if options.sweep in (None, name):
-            run(sweep.task(sweep.points[0]), 1)  # compiles
+            run(sweep.task(sweep.points[0]), 1, sweep.cipher)  # compiles
             rows[name] = measure(name, sweep)
         elif kept := [row for row in earlier() if row["sweep"] == name]:
             rows[name] = kept
     report("secureboost_scaling", [row for part in rows.values() for row in part], quick=options.quick)
-    pairs = list(rows.items()) + ([("inner nodes", rows["depth"])] if "depth" in rows else [])
+    deep = [name for name in rows if name.startswith("depth")]
+    pairs = [(name.partition(",")[0], rows[name]) for name in rows] + [("inner nodes", rows[name]) for name in deep]
     fits = [fit((against,), part, clock) for against, part in pairs for clock in CLOCKS]
-    if "depth" in rows:
-        fits += [fit(("depth", "inner nodes"), rows["depth"], clock) for clock in CLOCKS]
+    fits += [fit(("depth", "inner nodes"), rows[name], clock) for name in deep for clock in CLOCKS]
     report("secureboost_scaling_fits", fits, quick=options.quick)
-    figure, axes = figures.panels([f"one round against {against}" for against, _ in pairs])
+    figure, axes = figures.panels([f"against {against} ({part[0]['cipher']})" for against, part in pairs])
     for panel, (against, part) in zip(axes, pairs, strict=True):
         x = column(part, against)
         for clock, colour in zip(CLOCKS, (figures.COLOURS["SecureBoost"], figures.COLOURS["GBDT"]), strict=True):

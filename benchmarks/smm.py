@@ -22,10 +22,9 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import xgboost
@@ -34,9 +33,8 @@ import figures
 from data import Data, arguments, cpu_of_others, flights, report, seconds
 from treaty import GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems import find_system
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
-from treaty.systems.fedxgboost_smm.paper import roles as fedxgboost_smm
-from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.secureboost.options import SecureBoost
@@ -127,9 +125,11 @@ def with_treaty(
     """Train one of ours; return what it took, and its predictions of the training rows."""
     half = x.shape[1] // 2
     tables = {"active": x[:, :half], "passive": x[:, half:]}
-    model = GBDTClassifier(METHODS[method], **COMMON, n_estimators=trees, max_bin=max_bin)
-    with patch.object(fedxgboost_smm, "Sizes", partial(Sizes, null_vectors=vectors)):
-        added = peak(lambda: model.fit(tables, y))
+    options = METHODS[method]
+    if "published" in method:
+        options = replace(options, null_vectors=vectors)
+    model = GBDTClassifier(options, **COMMON, n_estimators=trees, max_bin=max_bin)
+    added = peak(lambda: model.fit(tables, y))
     sent = [of_type for pair in model.communication_.values() for of_type in pair["by_type"].items()]
     of_trees = sum(nbytes for step, nbytes in sent if step in OF_TREES)
     return {
@@ -210,7 +210,7 @@ def by_method(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     logging.getLogger("treaty").setLevel(logging.ERROR)  # paper mode warns at every fit
-    compile_kernels("fedxgboost-smm")
+    compile_kernels(find_system("fedxgboost-smm"))
     rows = measure(flights(), quick=options.quick)
     report("smm", rows, quick=options.quick)
     draw(rows, quick=options.quick)

@@ -173,7 +173,7 @@ def shape_of_vectors(y: Matrix) -> list[dict[str, object]]:
 
 def many_columns(gradients: Matrix, few: Matrix) -> list[dict[str, object]]:
     """Send the one null vector of as many columns as can be."""
-    bits, normal, vectors = Sizes(null_vectors=1, bits_per_candidate=10**6).of_disguised(*few.shape) or (0, 0, 0)
+    bits, normal, vectors = Sizes(null_vectors=1, bit_columns=10**6).of_disguised(*few.shape) or (0, 0, 0)
     own = disguised(few, bits, normal, RANDOM)[0]
     sent = null_vectors(own, vectors, RANDOM)
     found = from_totals(NodeExchange(np.arange(len(own)), sent, response(gradients, sent)), gradients.sum(axis=0))

@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import Any
 
-from treaty import GBDTClassifier, LogisticRegression
+from treaty import GBDTClassifier, LinearRegression, LogisticRegression, PoissonRegressor
 from treaty.systems import OPTIONS, SYSTEMS, find_system, option_class
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import names_of
@@ -59,18 +59,23 @@ print(
     "default. `make docs` makes this page from the classes.\n"
 )
 alone = [name for name in inspect.signature(GBDTClassifier).parameters if name not in names_of(BoostingOptions)]
-assert set(alone) == set(inspect.signature(LogisticRegression).parameters) - set(names_of(RegressionOptions))
+for regression in (LogisticRegression, LinearRegression, PoissonRegressor):
+    assert set(alone) == set(inspect.signature(regression).parameters) - set(names_of(RegressionOptions))
 print("## Of the estimator alone\n")
 print(
-    "Parameters of `GBDTClassifier`, `GBDTRegressor` and `LogisticRegression`; the systems of the last are `Pooled`, "
-    "`QuasiNewton` and `SGD`. In a job file `protocol`, `active` and `n_jobs` stand at the top; `transport` does not: "
-    "the parties always talk over gRPC.\n"
+    "Parameters of `GBDTClassifier`, `GBDTRegressor`, and of the linear models `LogisticRegression`, "
+    "`LinearRegression` and `PoissonRegressor`, whose systems are `Pooled`, `QuasiNewton` and `SGD`. In a job file "
+    "`protocol`, `active` and `n_jobs` stand at the top; `transport` does not: the parties always talk over gRPC.\n"
 )
 print_table(GBDTClassifier, alone)
 print("\n## All boosted trees\n")
 print("Parameters of `GBDTClassifier` and `GBDTRegressor`; in a job file the table `[boosting]`.\n")
 print_table(BoostingOptions, names_of(BoostingOptions))
-print("\n## All logistic regressions\n\nParameters of `LogisticRegression`; in a job file the table `[regression]`.\n")
+print("\n## All linear models\n")
+print(
+    "Parameters of `LogisticRegression`; of `LinearRegression` and `PoissonRegressor` those but batches and "
+    "probabilities. In a job file the table `[regression]`.\n"
+)
 print_table(RegressionOptions, names_of(RegressionOptions))
 for name in OPTIONS:
     print_system(option_class(name))

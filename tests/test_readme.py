@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parent.parent / "README.md"
 
 
@@ -26,4 +28,13 @@ def test_the_search_over_options_finds_what_the_page_says(capsys, without):
     page = (README.parent / "docs/growth.md").read_text()
     code = re.search(r"```python\n(.*?)```", page.partition("## Choosing options")[2], flags=re.S).group(1)
     exec(compile(code, "growth.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == code.rsplit("# ", 1)[1].strip()
+
+
+@pytest.mark.slow
+def test_the_example_of_a_loss_runs(capsys, without):
+    without("pandas")
+    page = (README.parent / "docs/objectives.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, flags=re.S).group(1)
+    exec(compile(code, "objectives.md", "exec"), {})
     assert capsys.readouterr().out.strip() == code.rsplit("# ", 1)[1].strip()

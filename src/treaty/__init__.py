@@ -18,8 +18,9 @@ from treaty.errors import (
 
 if TYPE_CHECKING:
     from treaty.estimators.align import align
+    from treaty.estimators.glm import LinearRegression, PoissonRegressor
     from treaty.estimators.linear import LogisticRegression
-    from treaty.estimators.trees import GBDTClassifier, GBDTRegressor, load
+    from treaty.estimators.trees import GBDTClassifier, GBDTRanker, GBDTRegressor, load
     from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
     from treaty.systems.federboost_vertical.options import FederBoostVertical
     from treaty.systems.fedxgb.options import FedXGB
@@ -40,7 +41,9 @@ __all__ = [
     "FederBoostHorizontal",
     "FederBoostVertical",
     "GBDTClassifier",
+    "GBDTRanker",
     "GBDTRegressor",
+    "LinearRegression",
     "LocalProtocolError",
     "LogisticRegression",
     "PeerAborted",
@@ -48,6 +51,7 @@ __all__ = [
     "PeerLost",
     "PeerProtocolError",
     "PeerTimeout",
+    "PoissonRegressor",
     "Pooled",
     "QuasiNewton",
     "SecureBoost",
@@ -60,9 +64,12 @@ __version__ = "0.1.0"
 _LATE = {
     "align": "treaty.estimators.align",
     "GBDTClassifier": "treaty.estimators.trees",
+    "GBDTRanker": "treaty.estimators.trees",
     "GBDTRegressor": "treaty.estimators.trees",
     "load": "treaty.estimators.trees",
     "LogisticRegression": "treaty.estimators.linear",
+    "LinearRegression": "treaty.estimators.glm",
+    "PoissonRegressor": "treaty.estimators.glm",
 }
 
 

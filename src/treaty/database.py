@@ -30,7 +30,7 @@ from treaty.files import Format, read_file, write_file
 KEPT = Format("kept", 1)
 _WAIT = 60.0  # seconds for other processes to release the database, which takes milliseconds
 _STATE = """CREATE TABLE state (one INTEGER PRIMARY KEY, name TEXT NOT NULL, changes INTEGER NOT NULL,
-    extra BLOB NOT NULL, seal BLOB NOT NULL)"""
+    seal BLOB NOT NULL)"""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -45,7 +45,6 @@ class Database:
 
     `tables` are their SQL by name: those of `sealed` are small, and all their rows are under the seal; `what` says in
     words what is kept, `lost` what beginning anew would forget. A folder named ``PARTY.something`` is the party's.
-    `extra` bytes are for what the seal must hold of other tables.
     """
 
     def __init__(
@@ -82,15 +81,6 @@ class Database:
     def name(self) -> str:
         """The name it was given when it was made."""
         return str(self._state(self.connection)[0])
-
-    @property
-    def extra(self) -> bytes:
-        """Further bytes under the seal; to be read and set within a transaction."""
-        return bytes(self._state(self.connection)[2])
-
-    @extra.setter
-    def extra(self, value: bytes) -> None:
-        self.connection.execute("UPDATE state SET extra = ?", (value,))
 
     @contextmanager
     def transaction(self, *, counts: bool = True) -> Iterator[sqlite3.Connection]:
@@ -167,7 +157,7 @@ class Database:
                 for sql in (_STATE, *self._tables.values()):
                     db.execute(sql)
                 db.execute(f"PRAGMA user_version = {self._form.version}")
-                db.execute("INSERT INTO state VALUES (1, ?, 0, x'', x'')", (secrets.token_hex(16),))
+                db.execute("INSERT INTO state VALUES (1, ?, 0, x'')", (secrets.token_hex(16),))
                 self._seal(0)
             elif version != self._form.version:
                 raise ConfigError(
@@ -223,30 +213,30 @@ class Database:
             self.connection.execute("ROLLBACK")
 
     def _mark(self) -> Mark:
-        name, changes, _, _ = self._state(self.connection)
+        name, changes, _ = self._state(self.connection)
         return Mark(name, changes)
 
-    def _state(self, db: sqlite3.Connection) -> tuple[str, int, bytes, bytes]:
-        rows = db.execute("SELECT name, changes, extra, seal FROM state").fetchall()
+    def _state(self, db: sqlite3.Connection) -> tuple[str, int, bytes]:
+        rows = db.execute("SELECT name, changes, seal FROM state").fetchall()
         if len(rows) != 1:
             raise self.refuse(f"the {self._what} is damaged")
         return rows[0]  # type: ignore[no-any-return]
 
     def _check_seal(self) -> None:
-        name, changes, extra, seal = self._state(self.connection)
-        if seal != self._digest(name, changes, extra):
+        name, changes, seal = self._state(self.connection)
+        if seal != self._digest(name, changes):
             raise self.refuse(f"the {self._what} is damaged")
 
     def _seal(self, more: int) -> None:
-        name, changes, extra, _ = self._state(self.connection)
+        name, changes, _ = self._state(self.connection)
         changes += more
-        seal = self._digest(name, changes, extra)
+        seal = self._digest(name, changes)
         self.connection.execute("UPDATE state SET changes = ?, seal = ?", (changes, seal))
 
-    def _digest(self, name: str, changes: int, extra: bytes) -> bytes:
+    def _digest(self, name: str, changes: int) -> bytes:
         """Return SHA-256 over every value of the sealed tables, and the kind of each."""
         owner = "" if self.folder is None else owner_of(self.folder)
-        digest = hashlib.sha256(repr((self._form, owner, name, changes, extra)).encode())
+        digest = hashlib.sha256(repr((self._form, owner, name, changes)).encode())
         for table in self._sealed:
             for row in self.connection.execute(f"SELECT rowid, * FROM {table} ORDER BY rowid"):  # noqa: S608
                 digest.update(repr((table, row)).encode())
@@ -281,5 +271,5 @@ def set_aside(folder: Path, now: Callable[[], datetime] = lambda: datetime.now(U
                 raise ConfigError(f"cannot move {path}: {error.strerror}") from None
             moved.append(away)
     if not moved:
-        raise ConfigError(f"expected NAME.noise, NAME.hints, or a run log, got nothing - at {folder}")
+        raise ConfigError(f"expected NAME.noise, NAME.hints, NAME.queries, or a run log, got nothing - at {folder}")
     return moved

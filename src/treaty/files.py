@@ -9,6 +9,7 @@ fields. The digest finds faults of disks and mix-ups of people; who may write th
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import tempfile
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 
 from treaty.compute import decoder_of, json_decoder_of
 from treaty.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Content = TypeVar("Content", bound=msgspec.Struct)
 _HEAD = re.compile(rb"treaty-([a-z-]{1,40}) ([0-9]{1,9}) ([!-~]{0,2000}) ([0-9]{1,15}) ([0-9a-f]{64})\n")
@@ -71,6 +74,26 @@ def read_file(path: str | os.PathLike[str], content: type[Content], form: Format
     check_form(path, form, owner, kind, int(version), unquote(whose))
     found: Content = _decoded(path, lambda: decoder_of(content, _decode).decode(body), form)
     return found
+
+
+def read_cached(path: Path, content: type[Content], form: Format, owner: str) -> Content | None:
+    """Read a file of what can be had again; None where there is none, or, with a warning, where it cannot be used."""
+    if not path.exists():
+        return None
+    try:
+        return read_file(path, content, form, owner)
+    except ConfigError as error:
+        logger.warning("%s: what was kept of earlier jobs cannot be used, and is made anew: %s", owner, error)
+        return None
+
+
+def write_cached(path: Path, content: Any, form: Format, owner: str) -> None:
+    """Write a file of what can be had again, in a folder for its owner alone; where that fails there is a warning."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(path, content, form, owner)
+    except (OSError, ConfigError) as error:
+        logger.warning("%s: nothing is kept for later jobs: %s - at %s", owner, error, path)
 
 
 def write_json(path: str | os.PathLike[str], content: Any, form: Format, owner: str) -> None:

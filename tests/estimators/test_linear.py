@@ -13,20 +13,25 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression as TheirRegression
 from sklearn.model_selection import GridSearchCV
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import treaty
 from flat import flat
 from tables import cut, real_table, with_categories, with_gaps
+from treaty.linear.calibration import Calibration
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import names_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*rows have a margin beyond 4:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*rows have a margin beyond 4:UserWarning"),
+    pytest.mark.filterwarnings("ignore:training ended after max_iter"),
+]
 
 EXPECTED = {
     "check_sample_weight_equivalence_on_dense_data": "batches are of rows, whatever their weights",
@@ -43,9 +48,10 @@ def test_scikit_learn_contract_holds(estimator, check):
 
 def test_estimator_defaults_are_the_options_defaults():
     defaults = {name: p.default for name, p in inspect.signature(treaty.LogisticRegression.__init__).parameters.items()}
-    assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", *names_of(RegressionOptions)}
+    shared = set(names_of(RegressionOptions)) - {"family"}
+    assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", *shared}
     options = RegressionOptions()
-    assert all(defaults[name] == getattr(options, name) for name in names_of(RegressionOptions))
+    assert all(defaults[name] == getattr(options, name) for name in shared)
 
 
 def test_it_finds_what_scikit_learn_finds():
@@ -73,21 +79,76 @@ def test_pooled_tables_of_parties_give_the_model_of_the_joined_table(solver):
     assert [part.intercept is not None for part in apart.parts_.values()] == [False, True, False]
 
 
-def test_margins_are_the_prepared_columns_times_the_weights():
+def test_log_odds_are_calibrated_margins_of_the_prepared_columns():
     X, y = real_table("binary")
     X = with_gaps(with_categories(X))
     model = treaty.LogisticRegression(random_state=0).fit(X, y)
     (part,) = model.parts_.values()
     columns = treaty.data.table.to_table(X).columns
     prepared = part.preparation.matrix(columns, len(X))
-    np.testing.assert_allclose(
-        model.decision_function(X), prepared @ model.coef_[0] + model.intercept_[0], rtol=1e-12, atol=1e-12
-    )
+    made = model.calibration_
+    log_odds = made.slope * (prepared @ model.coef_[0] + model.intercept_[0]) + made.offset
+    np.testing.assert_allclose(model.decision_function(X), log_odds, rtol=1e-12, atol=1e-12)
     assert len(part.column_names()) == model.coef_.shape[1] > X.shape[1]
     p = model.predict_proba(X)
     np.testing.assert_allclose(p[:, 1], 1 / (1 + np.exp(-model.decision_function(X))), rtol=1e-12)
     np.testing.assert_array_equal(model.predict(X), (p[:, 1] > 0.5).astype(int))
     assert model.score(X, y) > 0.8
+
+
+@pytest.mark.parametrize("calibrate", [True, False])
+def test_weights_per_unit_give_the_log_odds_of_columns_as_they_came(calibrate):
+    X, y = real_table("binary")
+    X = X.iloc[:, :8].assign(same=3.0)
+    assert np.all(np.abs((X - X.mean()) / X.std().replace(0.0, 1.0)) < 10.0), "clipped values have no weight per unit"
+    for given in (X, cut(X, 2)):
+        model = treaty.LogisticRegression(random_state=0, calibrate=calibrate).fit(given, y)
+        units = model.coef_per_unit_ if given is X else np.concatenate(list(model.coef_per_unit_.values()))[None]
+        found = X.to_numpy() @ units[0] + model.intercept_per_unit_
+        np.testing.assert_allclose(found, model.decision_function(given), atol=1e-5)
+        assert units[0, -1] == 0.0
+
+
+def test_weight_per_unit_of_a_category_is_what_being_of_it_adds():
+    X, y = real_table("binary")
+    X = with_categories(X)
+    model = treaty.LogisticRegression(random_state=0).fit(X, y)
+    (part,) = model.parts_.values()
+    name, found = X.columns[0], {}
+    for k, of in enumerate(part.column_names()):
+        if of.startswith(f"{name}="):
+            row = X.iloc[:1].assign(**{name: pd.Categorical([of.partition("=")[2]], X[name].cat.categories)})
+            found[k] = model.decision_function(row)[0]
+    assert len(found) > 1
+    (first, base), *others = found.items()
+    for k, log_odds in others:
+        added = model.coef_per_unit_[0, k] - model.coef_per_unit_[0, first]
+        assert log_odds - base == pytest.approx(added, abs=1e-5)
+
+
+def test_probabilities_of_the_taylor_loss_are_unbiased():
+    X, y = real_table("binary")
+    keep = np.flatnonzero((y == 0) | (np.arange(len(y)) % 4 == 0))  # a rare class
+    X, y = X.iloc[keep, :8], y[keep]
+    plain = treaty.LogisticRegression(random_state=0, calibrate=False).fit(X, y)
+    model = treaty.LogisticRegression(random_state=0).fit(X, y)
+    np.testing.assert_array_equal(plain.coef_, model.coef_)
+    assert plain.calibration_ is None
+    assert abs(plain.predict_proba(X)[:, 1].mean() - y.mean()) > 0.03
+    assert abs(model.predict_proba(X)[:, 1].mean() - y.mean()) < 0.005
+    exact = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), random_state=0).fit(X, y)
+    assert exact.calibration_ is None
+
+
+def test_training_that_is_cut_off_warns():
+    X, y = real_table("binary")
+    given = {"random_state": 0, "l2": 0.1, "batch_size": 60}
+    with pytest.warns(ConvergenceWarning, match="after max_iter=3 epochs without a steady loss.*raise max_iter"):
+        treaty.LogisticRegression(max_iter=3, **given).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        treaty.LogisticRegression(max_iter=3, tol=0.0, **given).fit(X, y)
+        treaty.LogisticRegression(max_iter=500, tol=1e-3, **given).fit(X, y)
 
 
 def test_rows_without_weight_do_not_count():
@@ -166,6 +227,7 @@ def test_files_that_are_no_linear_part_are_refused(tmp_path):
     broken = [
         {"coef": part.coef[:-1]},
         {"coef": np.full_like(part.coef, np.nan)},
+        {"calibration": Calibration(float("inf"), 0.0)},
         {"preparation": type(made)(made.n_categories, made.median[1:], made.mean, made.scale)},
         {"preparation": type(made)((3, *made.n_categories[1:]), made.median, made.mean, made.scale)},
         {"schema": type(part.schema)(part.schema.names[1:], part.schema.categories[1:])},
@@ -220,7 +282,7 @@ def test_the_seed_decides_the_batches():
 
 
 @pytest.mark.parametrize(
-    ("solver", "rate", "pairs"), [(None, 0.05, True), ("quasi-newton", 0.05, True), ("sgd", 0.15, False)]
+    ("solver", "rate", "pairs"), [(None, 0.05, True), ("quasi-newton", 0.05, True), ("sgd", 0.3, False)]
 )
 def test_gradient_descent_has_no_pairs_and_a_rate_of_its_own(solver, rate, pairs):
     X, y = real_table("binary")
@@ -253,6 +315,7 @@ def test_the_solver_decides_how_weights_are_found():
     ("options", "message"),
     [
         ({"max_iter": 0}, "max_iter=0"),
+        ({"batch_size": 100, "hessian_batch_size": 150}, "at most batch_size=100 or a multiple of it, got 150"),
         ({"batch_size": "all"}, "batch_size='all'"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0"),
         ({"tol": float("nan")}, "tol=nan"),
@@ -289,7 +352,6 @@ def test_wrong_data_names_the_party():
     tables = cut(X, 2)
     model = treaty.LogisticRegression()
     cases = [
-        (X, np.arange(len(y)) % 3, ["Only binary classification", "multiclass", "got 3"]),
         (tables, np.ones(len(y)), ["one class", "p0", "240 rows"]),
         ({**tables, "p1": tables["p1"].iloc[:-3]}, y, ["p0 240", "p1 237"]),
         (tables, np.where(np.arange(len(y)) < 4, np.nan, y), ["p0", "4"]),
@@ -332,6 +394,40 @@ def test_margins_beyond_the_range_of_the_taylor_loss_are_warned_of():
     with pytest.warns(UserWarning, match="rows have a margin beyond 4"):
         treaty.LogisticRegression(random_state=0, batch_size=60).fit(X, y)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message=".*rows have a margin beyond 4")
         treaty.LogisticRegression(treaty.Pooled(loss="logistic"), random_state=0, batch_size=60).fit(X, y)
         treaty.LogisticRegression(random_state=0, batch_size=60, l2=0.1).fit(X, y)
+
+
+def test_more_classes_are_scikit_learns_one_against_the_rest(tmp_path):
+    X, y = real_table("multiclass")
+    X, names = X.iloc[:, :4], np.array(["red", "rose", "white"])[y]
+    model = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), l2=0.01, tol=1e-6).fit(X, names)
+    scaled = np.clip(StandardScaler().fit_transform(X.astype(np.float32).astype(float)), -10, 10)
+    theirs = OneVsRestClassifier(TheirRegression(C=1 / (0.01 * len(y)), tol=1e-10, max_iter=1000)).fit(scaled, names)
+    np.testing.assert_allclose(model.coef_, [one.coef_[0] for one in theirs.estimators_], atol=1e-4)
+    np.testing.assert_allclose(model.intercept_, [one.intercept_[0] for one in theirs.estimators_], atol=1e-4)
+    np.testing.assert_allclose(model.predict_proba(X), theirs.predict_proba(scaled), atol=1e-4)
+    np.testing.assert_array_equal(model.predict(X), theirs.predict(scaled))
+    assert model.coef_.shape == (3, 4)
+    assert model.coef_per_unit_.shape == (3, 4)
+    apart = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), l2=0.01, tol=1e-6).fit(cut(X, 2), names)
+    np.testing.assert_allclose(apart.predict_proba(cut(X, 2)), model.predict_proba(X), atol=1e-9)
+    np.testing.assert_allclose(np.hstack(list(apart.coef_.values())), model.coef_, atol=1e-9)
+    np.testing.assert_allclose(apart.intercept_per_unit_, model.intercept_per_unit_, rtol=1e-6)
+    apart.save(tmp_path)
+    again = treaty.load(tmp_path)
+    np.testing.assert_array_equal(again.predict_proba(cut(X, 2)), apart.predict_proba(cut(X, 2)))
+    assert again.classes_.tolist() == ["red", "rose", "white"]
+
+
+def test_more_classes_are_trained_between_parties():
+    X, y = real_table("multiclass", rows=178)
+    tables = {"p0": X.iloc[:, :4], "p1": X.iloc[:, 4:6]}
+    given = {"tol": 1e-6}
+    alone = treaty.LogisticRegression(**given).fit(tables, y)
+    model = treaty.LogisticRegression(treaty.QuasiNewton(coordinator=False, encryption="lattice"), **given)
+    model.fit(tables, y)
+    np.testing.assert_allclose(model.predict_proba(tables), alone.predict_proba(tables), atol=1e-5)
+    np.testing.assert_array_equal(model.predict(tables), alone.predict(tables))
+    assert model.score(tables, y) > 0.8

@@ -96,6 +96,7 @@ def test_any_two_labels_come_back(labels):
     assert np.mean(model.predict(X) == named) > 0.9
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("estimator", [treaty.GBDTClassifier(n_estimators=2), treaty.LogisticRegression()], ids=str)
 @pytest.mark.parametrize(("dtype", "kind"), [("boolean", "b"), ("Int64", "i"), ("int64[pyarrow]", "i")])
 def test_nullable_labels_keep_their_kind(estimator, dtype, kind):
@@ -299,6 +300,7 @@ def test_predicting_by_processes_writes_nothing_under_names_they_cannot_have(mon
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_logistic_regression_keeps_what_it_keeps_in_the_folder(tmp_path):
     X, y = real_table("binary")
     tables = {"../outside": X.iloc[:, :2], "b": X.iloc[:, 2:4]}

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 
 from treaty.errors import DataError
 from treaty.linear import lbfgs, training
-from treaty.linear.batches import batch_seed, partition
+from treaty.linear.batches import batch_seed, curvature_rows, partition
 from treaty.linear.losses import LOGISTIC, TAYLOR, mean_over_rows
 from treaty.linear.preparation import prepare
 from treaty.linear.training import Optimiser, Schedule, train
@@ -92,6 +92,28 @@ def test_first_epoch_is_gradient_descent_batch_by_batch():
         w = w - 0.3 * mean_over_rows(X[rows], TAYLOR.residuals(X[rows] @ w, y[rows]))
     np.testing.assert_allclose(fitted.weights, w, rtol=1e-12)
     assert fitted.losses == [pytest.approx(np.mean(losses), rel=1e-12)]
+
+
+def test_hessian_products_over_all_rows_are_those_of_the_whole_table():
+    """With one batch or all of several, curvature is the table's; the pairs still differ, since the steps do."""
+    X, y = table()
+    given = {"period": 1, "max_iter": 3, "learning_rate": 0.4}
+    one = fit(X, y, batch_size=240, **given)
+    np.testing.assert_array_equal(fit(X, y, batch_size=240, hessian_batch_size=480, **given).weights, one.weights)
+    batches, products = partition(240, 60, batch_seed(0)), []
+    s = np.arange(X.shape[1], dtype=float)
+    for size in (30, 60, 120, 240, 600):
+        rows = np.concatenate(curvature_rows(batches, 3, size))
+        assert len(rows) == min(size, 240)
+        assert set(rows[: min(size, 60)]) <= set(batches[3])
+        products.append(mean_over_rows(X[rows], TAYLOR.curvatures(rows, X[rows] @ s)))
+    np.testing.assert_allclose(products[-1], X.T @ X @ s / 4 / 240, rtol=1e-12)
+    np.testing.assert_array_equal(products[-2], products[-1])
+    assert not np.allclose(products[0], products[1])
+    fits = [fit(X, y, hessian_batch_size=size, **given).weights for size in (None, 60, 30, 120)]
+    np.testing.assert_array_equal(fits[0], fits[1])
+    assert not np.allclose(fits[0], fits[2])
+    assert not np.allclose(fits[0], fits[3])
 
 
 def test_rows_of_a_last_short_batch_are_never_looked_at():

@@ -143,7 +143,8 @@ def test_no_flipped_bit_makes_another_identity(tmp_path, which, flips):
     written, file = write_identity(tmp_path, "clinic"), files(tmp_path)[which]
 
     def meant(identity):
-        key = serialization.load_pem_private_key(identity.key, None).private_numbers()
+        numbers = serialization.load_pem_private_key(identity.key, None).private_numbers()
+        key = numbers.private_value, numbers.public_numbers
         return key, x509.load_pem_x509_certificate(identity.certificate).public_bytes(serialization.Encoding.DER)
 
     refused = 0

@@ -25,7 +25,11 @@ xgboost = pytest.importorskip("xgboost")
 
 TIE = 1e-5  # of a gain's size
 WEIGHT = 1e-5
-OBJECTIVES = {"logistic": "binary:logistic", "softmax": "multi:softprob", "squared_error": "reg:squarederror"}
+OBJECTIVES = {
+    "logistic": "binary:logistic", "softmax": "multi:softprob", "squared_error": "reg:squarederror",
+    "poisson": "count:poisson", "tweedie": "reg:tweedie", "huber": "reg:pseudohubererror",
+    "quantile": "reg:quantileerror",
+}  # fmt: skip
 XGBOOST_NAMES = {"min_split_loss": "gamma", "reg_lambda": "lambda", "reg_alpha": "alpha"}
 
 CASES = {
@@ -74,6 +78,24 @@ CASES = {
         "reg_lambda": 0.4, "reg_alpha": 0.3, "objective": "softmax", "n_classes": 3, "learning_rate": 0.15,
     },
 }  # fmt: skip
+OF_OBJECTIVES = {
+    "poisson": {"objective": "poisson"},
+    "poisson-deep": {"objective": "poisson", "max_depth": 6, "seed": 8},
+    "poisson-weights-missing": {"objective": "poisson", "weighted": True, "missing": 0.2, "max_depth": 4},
+    "poisson-narrow-steps": {"objective": "poisson", "max_delta_step": 0.5, "max_depth": 4},
+    "poisson-wide-steps": {"objective": "poisson", "max_delta_step": 2.0},
+    "binary-narrow-steps": {"max_delta_step": 0.3, "max_depth": 5},
+    "tweedie": {"objective": "tweedie"},
+    "tweedie-power": {"objective": "tweedie", "tweedie_variance_power": 1.2, "max_depth": 5},
+    "tweedie-weights-missing": {"objective": "tweedie", "weighted": True, "missing": 0.2, "max_depth": 4},
+    "huber": {"objective": "huber"},
+    "huber-slope": {"objective": "huber", "huber_slope": 3.5, "max_depth": 5},
+    "huber-weights-missing": {"objective": "huber", "weighted": True, "missing": 0.2, "max_depth": 4},
+    "median": {"objective": "quantile", "quantile_alpha": 0.5},
+    "quantile": {"objective": "quantile", "quantile_alpha": 0.9, "max_depth": 4},
+    "quantile-low-missing": {"objective": "quantile", "quantile_alpha": 0.05, "missing": 0.2},
+    "quantile-weights": {"objective": "quantile", "quantile_alpha": 0.75, "weighted": True},
+}
 N_BINS = [32, 4, 12, 2, 20, 7]
 
 
@@ -121,7 +143,8 @@ def _their_left(table, theirs, node):
 
 def _train_both(table, y, weight, *, objective="logistic", n_classes=2, n_estimators=8, **options) -> Pair:
     ours = train(
-        table, y, weight, objective=objective, n_classes=n_classes, n_estimators=n_estimators, fractional_bits=24,
+        table, y, weight, objective=objective, n_classes=n_classes, n_estimators=n_estimators,
+        fractional_bits=30 if objective in ("poisson", "tweedie") else 24,  # steps are of the largest label's size
         base_score=0.5, min_child_samples=1, **options,
     )  # fmt: skip
     parameters = {
@@ -231,10 +254,10 @@ def _pair(*, seed=0, missing=0.0, weighted=False, gaps=False, repeated=False, us
 
 @cache
 def _outcome(name) -> Outcome:
-    return _compare(_pair(**CASES[name]))
+    return _compare(_pair(**{**CASES, **OF_OBJECTIVES}[name]))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *OF_OBJECTIVES])
 def test_trees_equal_those_of_xgboost(name):
     outcome = _outcome(name)
     assert outcome.compared > 0
@@ -273,8 +296,14 @@ def test_trees_of_any_small_table_equal_those_of_xgboost(n_rows, n_bins, missing
     rng = np.random.default_rng(seed)
     table = random_codes(rng, n_rows, n_bins, missing=missing)
     y = random_labels(rng, table, objective, 3 if objective == "softmax" else 2)
-    if objective == "squared_error":  # of size one, as 1e-5 is to be 1e-5 of the labels' size
+    if objective in ("squared_error", "huber", "quantile"):  # of size one, as 1e-5 is to be 1e-5 of the labels' size
         y /= max(1.0, np.abs(y).max())
     weight = rng.gamma(2.0, 0.5, n_rows) + 0.1 if weighted else None
+    if objective == "quantile":
+        # at a rate of 1 margins meet labels, and rounding says whether they are above
+        rate = min(options["learning_rate"], 0.3)
+        options = {**options, "quantile_alpha": float(rng.uniform(0.05, 0.95)), "learning_rate": rate}
+    if objective == "poisson":
+        options = {**options, "reg_alpha": 0.0}  # XGBoost leaves it out of the gains of limited weights
     outcome = _compare(_train_both(table, y, weight, objective=objective, n_classes=3, n_estimators=3, **options))
     assert outcome.compared + outcome.tied > 0

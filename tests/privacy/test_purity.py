@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tables import real_table
 from treaty import GBDTClassifier
 from treaty.errors import DataError
-from treaty.privacy.purity import leaf_purity
+from treaty.privacy.purity import leaf_purity, shares_from_weights
 
 
 def plain_purity(leaf, y, row_weight):
@@ -95,3 +95,22 @@ def test_purity_of_a_fitted_model_is_what_its_leaves_hold():
     assert found.raw[0] == pytest.approx(plain_purity(leaves[:, 0], y, np.ones(len(y))))
     assert found.raw[0] > 0.9 > np.bincount(y).max() / len(y)
     assert found.adjusted[0] > 0.7
+
+
+@pytest.mark.parametrize("base", [0.5, 0.3])
+@pytest.mark.parametrize("reg_lambda", [0.0, 1.0, 5.0])
+def test_leaf_weights_of_the_first_tree_give_its_purity(base, reg_lambda):
+    X, y = real_table("binary")
+    given = {"base_score": base, "reg_lambda": reg_lambda, "learning_rate": 0.3, "fractional_bits": 30, "n_jobs": 1}
+    model = GBDTClassifier(n_estimators=1, **given).fit(X, y)
+    (tree,) = model.parts_["pooled"].forest.trees
+    ends = tree.left < 0
+    shares = shares_from_weights(tree.value[ends] / 0.3, tree.cover[ends], base=base, reg_lambda=reg_lambda)
+    leaves = model.predict_leaf(X)
+    expected = [y[leaves[:, 0] == leaf].mean() for leaf in np.flatnonzero(ends)]
+    np.testing.assert_allclose(shares, expected, atol=1e-8)
+    assert len(expected) > 2
+    purity = (tree.count[ends] * np.maximum(shares, 1 - shares)).sum() / len(y)
+    assert purity == pytest.approx(leaf_purity(leaves, y, 2).raw[0], abs=1e-8)
+    as_printed = base - base * (1 - base) * tree.value[ends] / 0.3
+    assert np.abs(as_printed - expected).max() > 0.3

@@ -17,14 +17,28 @@ from treaty.systems.options import names_of
 WRITTEN = Path(disclosed.__file__).with_suffix(".txt")
 SILENT = {
     "pooled": {"mode", "allow_insecure", "solver", "loss"},
-    "secureboost": {"key_bits", "insecure_test_key_bits", "allow_exact_sums"},
-    "fedxgboost-smm": {"key_bits", "insecure_test_key_bits", "allow_exact_sums"},
+    "secureboost": {"insecure_test_key_bits", "allow_exact_sums"},
+    "fedxgboost-smm": {
+        "key_bits",
+        "insecure_test_key_bits",
+        "null_vectors",
+        "bit_columns",
+        "normal_columns",
+        "allow_exact_sums",
+    },
     "fedxgboost-ldp": {"delta", "split_score", "clip", "clip_hess"},
     "federboost-vertical": {"allow_insecure", "unbiased"},
     "federboost-horizontal": {"allow_insecure"},
-    "fedxgb": {"dropout", "edges", "max_users", "feature_sample"},
+    "fedxgb": {"dropout", "dropout_period", "edges", "max_users", "feature_sample"},
     "quasi-newton": {"key_bits"},
-    "sgd": {"mode", "allow_insecure", "encryption", "key_bits", "insecure_test_key_bits"},  # the same text
+    "sgd": {
+        "mode",
+        "allow_insecure",
+        "encryption",
+        "key_bits",
+        "insecure_test_key_bits",
+        "show_weights",
+    },  # the same text
 }
 """Options that change no sentence; all others are in some case."""
 

@@ -134,7 +134,7 @@ _MANY = 2**31 - 1
         ColumnCount(_MANY),
         TableSize(_MANY, _MANY),
         TableSize(2**31, 1),
-        TrainingSizes("m", 5, [3, _MANY]),
+        TrainingSizes("m", 5, [3, _MANY], False, False),
         Sum(0, _MANY),
         DealOrder(2**31, {"shop": 3}),
         DealOrder(5, {"shop": _MANY}),
@@ -173,9 +173,8 @@ def test_columns_of_one_bucket_which_take_no_bytes_are_bounded(parties: dict[str
     arrays = np.ones(count, np.int32), np.zeros(count, np.bool_), np.zeros(count, np.bool_), np.ones(count), np.zeros(0)
     present, categorical, missing, epsilon, packed = map(Array.of, arrays)
     told = Buckets(present, categorical, missing, epsilon, msgspec.structs.replace(packed, dtype="uint8"))
-    parties["shop"].send("bank", told)
     with pytest.raises(PeerProtocolError, match="few of them of one bucket"):
-        NoisyColumns(parties["bank"], "shop", 1_000_000, 1)
+        NoisyColumns(parties["bank"], "shop", told, 1_000_000, 1)
 
 
 def test_more_nodes_than_rows_are_refused_before_they_are_made(measured: None) -> None:

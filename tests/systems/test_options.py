@@ -18,11 +18,13 @@ from flat import CLASSES, common_of, option_lines
 from tables import cut, real_table
 from treaty.errors import ConfigError
 from treaty.runs.job import Job, load_job
-from treaty.systems import OPTIONS, SYSTEMS, find_system, option_class, option_owners
+from treaty.systems import ESTIMATORS, OPTIONS, SYSTEMS, find_system, option_class, option_owners
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import converted, given, names_of, place_of, public_terms
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import cast_of
+
+REGRESSIONS = ESTIMATORS["logistic"]
 
 EVERY = {name: option_class(name) for name in OPTIONS}
 FEDERATED = [name for name in CLASSES if name != "pooled"]
@@ -98,7 +100,7 @@ def test_an_option_of_elsewhere_is_refused_with_the_place_it_belongs_to(kind):
             ConfigError, match=rf"has no option '{name}'.*of GBDTClassifier and GBDTRegressor \(\[boost"
         ):
             kind(**{name: 1})
-    with pytest.raises(ConfigError, match=r"max_iter is an option of LogisticRegression \(\[regression\] in a job"):
+    with pytest.raises(ConfigError, match=rf"max_iter is an option of {REGRESSIONS} \(\[regression\] in a job"):
         kind(max_iter=3)
     with pytest.raises(ConfigError, match=rf"{kind.__name__} has no 'ou' without a name; it has mode"):
         kind("ou")
@@ -107,7 +109,7 @@ def test_an_option_of_elsewhere_is_refused_with_the_place_it_belongs_to(kind):
 @pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
 def test_what_belongs_to_the_estimator_is_refused_with_its_place(kind):
     for name, where in [("active", "at the top of a job file"), ("n_jobs", "at the top"), ("transport", "has none")]:
-        words = f"no option '{name}'; {name} is an option of GBDTClassifier, GBDTRegressor and LogisticRegression"
+        words = f"no option '{name}'; {name} is an option of GBDTClassifier, GBDTRegressor, {REGRESSIONS}"
         with pytest.raises(ConfigError, match=rf"{words} \(.*{where}"):
             kind(**{name: 1})
 
@@ -317,9 +319,12 @@ def test_an_estimator_refuses_a_systems_option_with_its_place(estimator):
     [
         (
             treaty.GBDTClassifier(treaty.QuasiNewton()),
-            "^QuasiNewton is a system of LogisticRegression, not of GBDTClassifier$",
+            f"^QuasiNewton is a system of {REGRESSIONS}, not of GBDTClassifier$",
         ),
-        (treaty.GBDTRegressor("sgd"), "one of pooled, secureboost, .* got 'sgd', a system of LogisticRegression$"),
+        (
+            treaty.GBDTRegressor("sgd"),
+            f"one of pooled, secureboost, .* got 'sgd', a system of {REGRESSIONS}$",
+        ),
         (
             treaty.LogisticRegression(treaty.SecureBoost()),
             "^SecureBoost is a system of GBDTClassifier and GBDTRegressor, not of LogisticRegression$",
@@ -358,9 +363,12 @@ def written(folder: Path, text: str) -> Path:
 def test_a_job_says_how_many_classes_labels_have_where_there_are_some(tmp_path):
     assert load_job(written(tmp_path, job_text("secureboost"))).classes == 2
     assert load_job(written(tmp_path, job_text("secureboost", head="classes = 5"))).classes == 5
+    several = load_job(written(tmp_path, job_text("quasi-newton", head="classes = 5")))
+    assert (several.classes, several.settings()[1].family) == (5, "multiclass")
     for protocol, head, words in (
         ("secureboost", 'classes = 3\ntask = "regression"', 'expected no classes with task = "regression", got 3'),
-        ("quasi-newton", "classes = 3", "got classes = 3"),
+        ("quasi-newton", 'classes = 3\ntask = "regression"', 'expected no classes with task = "regression", got 3'),
+        ("quasi-newton", 'task = "regression"', 'expected task = "classification" with family = "logistic", got task'),
         ("secureboost", "classes = 1", "classes"),
     ):
         with pytest.raises(ConfigError, match=words):

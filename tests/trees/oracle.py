@@ -38,11 +38,14 @@ def node_slots(codes: NDArray, n_bins: NDArray, grad: NDArray, hess: NDArray, ro
 
 
 def score(slot: Slot, rules: SplitRules) -> float:
-    """G²/(H+λ), G shrunk by α; 0 where H ≤ 0."""
+    """G²/(H+λ), G shrunk by α, or what a weight limited by max_delta_step gains; 0 where H ≤ 0."""
     grad, hess = slot[0] * rules.grad_unit, slot[1] * rules.hess_unit
     if hess <= 0.0:
         return 0.0
     shrunk = max(abs(grad) - rules.reg_alpha, 0.0)
+    limit = rules.max_delta_step or np.inf
+    if shrunk > limit * (hess + rules.reg_lambda):
+        return limit * (2.0 * shrunk - limit * (hess + rules.reg_lambda))
     return shrunk * shrunk / (hess + rules.reg_lambda)
 
 
@@ -131,7 +134,8 @@ def slow_tree(
             g = total[0] * rules.grad_unit
             g = float(np.sign(g)) * max(abs(g) - rules.reg_alpha, 0.0)
             usable = h > 0.0 and h >= rules.min_child_weight
-            value = rules.learning_rate * (-g / (h + rules.reg_lambda)) if usable else 0.0
+            limit = rules.max_delta_step or np.inf
+            value = rules.learning_rate * min(max(-g / (h + rules.reg_lambda), -limit), limit) if usable else 0.0
         else:
             for side in (True, False):
                 child = tuple(row for row in members if (codes[row, split.feature] in split.left) == side)

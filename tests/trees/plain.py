@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from treaty.trees.boosting import BoostingPlan, Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits, margins_from_values
-from treaty.trees.objectives import Objective, make_objective
+from treaty.trees.objectives import LOSSES, Objective, make_objective
 from treaty.trees.splits import SplitRules
 
 RULES = {f.name for f in fields(SplitRules)} - {"grad_unit", "hess_unit"}
+OF_LOSSES = {"tweedie_variance_power", "huber_slope", "quantile_alpha"}
 PLAN = {f.name for f in fields(BoostingPlan)} - {"n_columns"}
 
 
@@ -120,11 +121,14 @@ def train(
     threads: int = 1,
     **options,
 ) -> TrainingOutcome:
-    """Boost over the parts as sources of one finder; `options`: `SplitRules`, `BoostingPlan`, `boost`."""
+    """Boost over the parts as sources of one finder; `options`: of losses, `SplitRules`, `BoostingPlan`, `boost`."""
     parts = [parts] if isinstance(parts, Codes) else list(parts)
+    options = {"max_delta_step": LOSSES[objective].delta_step, **options}
+    of_loss = {name: options.pop(name) for name in list(options) if name in OF_LOSSES}
     loss = make_objective(
-        objective, y, weight, n_classes=n_classes, base_score=base_score, fractional_bits=fractional_bits
-    )
+        objective, y, weight, n_classes=n_classes, base_score=base_score, fractional_bits=fractional_bits,
+        max_delta_step=options["max_delta_step"], **of_loss,
+    )  # fmt: skip
     of_rules = {name: options.pop(name) for name in list(options) if name in RULES}
     rules = SplitRules(grad_unit=loss.grad_unit, hess_unit=loss.hess_unit, **of_rules)
     finder = WatchedFinder([part.source(threads) for part in parts], len(y), rules, threads)
@@ -166,7 +170,11 @@ def random_labels(rng: np.random.Generator, table: Codes, objective: str, n_clas
         for effect, slope, categorical, codes in zip(effects, trend, table.categorical, table.codes.T, strict=True)
     )
     score = score + 0.5 * rng.normal(size=len(table.codes))
-    if objective == "squared_error":
-        return 3.0 * score
+    if objective in ("squared_error", "huber", "quantile"):
+        return score if objective == "huber" else 3.0 * score  # hessians vanish far beyond the slope
+    if objective == "poisson":
+        return rng.poisson(np.exp(0.5 * score)).astype(float)
+    if objective == "tweedie":
+        return rng.poisson(np.exp(0.3 * score)) * rng.gamma(2.0, 0.5, len(score))
     edges = np.quantile(score, np.arange(1, n_classes) / n_classes)
     return np.searchsorted(edges, score).astype(np.float64)

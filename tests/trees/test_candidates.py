@@ -73,7 +73,11 @@ def test_gains_of_totals_are_those_of_the_scan():
     for feature in features:
         np.add.at(sums[0], OFFSETS[feature] + codes[:, feature], np.column_stack([values, np.ones(40, int)]))
     totals = np.array([[*values.sum(axis=0), 40]])
-    for rules in (RULES, SplitRules(grad_unit=2.0**-16, hess_unit=2.0**-16, reg_alpha=0.4, reg_lambda=2.0)):
+    for rules in (
+        RULES,
+        SplitRules(grad_unit=2.0**-16, hess_unit=2.0**-16, reg_alpha=0.4, reg_lambda=2.0),
+        SplitRules(grad_unit=2.0**-16, hess_unit=2.0**-16, max_delta_step=0.02),
+    ):
         found = scan(sums, totals, features, OFFSETS, CATEGORICAL, rules)
         assert found.gain[0] > 0
         np.testing.assert_allclose(rules.gain(totals, found.left_totals), found.gain, rtol=1e-12)

@@ -1,16 +1,26 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from sklearn.metrics import mean_pinball_loss, mean_poisson_deviance, mean_tweedie_deviance
 
-from treaty.errors import ConfigError
-from treaty.trees.objectives import BLOCK, LOSSES, Logistic, SquaredError, make_objective
+from treaty.errors import ConfigError, DataError
+from treaty.trees.losses.fixed_point import BLOCK, Logistic
+from treaty.trees.losses.numbers import Quantile, SquaredError
+from treaty.trees.objectives import LOSSES, loss_class, make_objective
 
-KINDS = ["logistic", "softmax", "squared_error"]
+KINDS = [name for name, kind in LOSSES.items() if kind.takes != "groups" and name != "custom"]
+SMOOTH = [name for name in KINDS if name != "quantile"]
+METRICS = {
+    "logistic": "logloss", "softmax": "mlogloss", "squared_error": "rmse", "poisson": "poisson-deviance",
+    "tweedie": "tweedie-deviance", "huber": "mphe", "quantile": "quantile",
+}  # fmt: skip
 
 
 def _case(name, n_rows, seed, *, scale=3.0, bits=40, weighted=False):
@@ -21,9 +31,16 @@ def _case(name, n_rows, seed, *, scale=3.0, bits=40, weighted=False):
         "logistic": rng.integers(0, 2, n_rows).astype(float),
         "softmax": rng.integers(0, 4, n_rows).astype(float),
         "squared_error": rng.normal(0, scale, n_rows),
+        "poisson": rng.poisson(scale, n_rows).astype(float),
+        "tweedie": rng.poisson(1.0, n_rows) * rng.gamma(2.0, scale, n_rows),
+        "huber": rng.normal(0, scale, n_rows),
+        "quantile": rng.normal(0, scale, n_rows),
     }[name]
     weight = rng.gamma(1.0, 2.0, n_rows) if weighted else None
-    return make_objective(name, y, weight, n_classes=4, fractional_bits=bits), margins, y, weight
+    base_score = max(scale, 1.0) if name in ("poisson", "tweedie") else 0.5
+    own = {"huber_slope": 1.5, "quantile_alpha": 0.3, "tweedie_variance_power": 1.3}
+    made = make_objective(name, y, weight, n_classes=4, base_score=base_score, fractional_bits=40, **own)
+    return replace(made, fractional_bits=bits), margins, y, weight
 
 
 def _decode(objective, grad, hess):
@@ -31,13 +48,13 @@ def _decode(objective, grad, hess):
 
 
 def _sum_of_losses(objective, margins, y):
-    """The loss whose derivatives train: half the squared error, or the log-loss."""
+    """The loss whose derivatives train: half the squared error or deviance, or the metric itself."""
     if isinstance(objective, SquaredError):
         return 0.5 * np.sum((margins[:, 0] - y) ** 2)
-    return objective.loss(margins, y, None) * len(y)
+    return objective.loss(margins, y, None) * len(y) * (0.5 if "deviance" in objective.metric else 1.0)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", SMOOTH)
 def test_derivatives_equal_numerical_differentiation_of_the_loss(name):
     objective, margins, y, _ = _case(name, 12, 0, scale=1.0)
     grad, hess = _decode(objective, *objective.gradients(margins, y, None)[:2])
@@ -51,7 +68,7 @@ def test_derivatives_equal_numerical_differentiation_of_the_loss(name):
                 moved.append(_sum_of_losses(objective, m, y[row : row + 1]))
             assert grad[row, output] == pytest.approx((moved[2] - moved[0]) / (2 * step), abs=1e-6)
             curvature = (moved[2] - 2 * moved[1] + moved[0]) / step**2
-            factor = 2.0 if name == "softmax" else 1.0  # XGBoost's upper bound of the multiclass hessian
+            factor = {"softmax": 2.0, "poisson": np.exp(0.7)}.get(name, 1.0)  # XGBoost's upper bounds of hessians
             assert hess[row, output] == pytest.approx(factor * curvature, abs=1e-5)
 
 
@@ -67,6 +84,19 @@ def test_gradients_are_the_derivatives_rounded_once(name, weighted):
     elif name == "softmax":
         p = np.exp(margins) / np.exp(margins).sum(1, keepdims=True)
         g, h = p - np.eye(4)[y.astype(int)], 2 * p * (1 - p)
+    elif name == "poisson":
+        mean = np.minimum(np.exp(margins), objective.grad_clip)
+        g, h = mean - y[:, None], mean * np.exp(0.7)
+    elif name == "tweedie":
+        terms = y[:, None] * np.exp(-0.3 * margins), np.exp(0.7 * margins)
+        a, b = (np.minimum(term, objective.grad_clip) for term in terms)
+        g, h = b - a, 0.7 * b + 0.3 * a
+    elif name == "huber":
+        z = margins - y[:, None]
+        root = np.sqrt(1 + (z / 1.5) ** 2)
+        g, h = z / root, 1.5**2 / (1.5**2 + z**2) / root
+    elif name == "quantile":
+        g, h = np.where(margins >= y[:, None], 0.7, -0.3), np.ones_like(margins)
     else:
         g, h = margins - y[:, None], np.ones_like(margins)
         g = np.clip(g, -objective.grad_clip, objective.grad_clip)
@@ -170,7 +200,7 @@ def test_grad_clip_is_the_power_of_two_above_twice_the_spread(y, base_score, cli
 @pytest.mark.parametrize("name", KINDS)
 def test_sums_that_could_overflow_are_refused(name):
     objective = LOSSES[name](fractional_bits=40, weight_bound=4.0)
-    fits = 2**62 // max(objective.grad_bound, objective.hess_bound)
+    fits = -(-(2**62) // max(objective.grad_bound, objective.hess_bound))
     objective.check_sums(fits - 1)
     with pytest.raises(ConfigError, match="do not fit 62 bits"):
         objective.check_sums(fits)
@@ -178,9 +208,12 @@ def test_sums_that_could_overflow_are_refused(name):
 
 @pytest.mark.parametrize(
     ("name", "base_score", "margin"),
-    [("logistic", 0.5, 0.0), ("logistic", 0.2, np.log(0.25)), ("softmax", 0.5, 0.5), ("squared_error", -3.0, -3.0)],
-    ids=["logistic-half", "logistic-fifth", "softmax", "squared-error"],
-)
+    [
+        ("logistic", 0.5, 0.0), ("logistic", 0.2, np.log(0.25)), ("softmax", 0.5, 0.5), ("squared_error", -3.0, -3.0),
+        ("poisson", 2.0, np.log(2.0)), ("tweedie", 0.2, np.log(0.2)), ("huber", -3.0, -3.0), ("quantile", -3.0, -3.0),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_base_margin_follows_base_score(name, base_score, margin):
     objective = make_objective(name, np.array([0.0, 1.0]), None, base_score=base_score)
     assert objective.base_margin == pytest.approx(margin, abs=1e-15)
@@ -197,8 +230,10 @@ def test_predictions_are_the_means_of_the_margins(name):
     objective, margins, _, _ = _case(name, 30, 4)
     p = objective.predictions(margins)
     assert p.shape == margins.shape
-    if name == "squared_error":
+    if name in ("squared_error", "huber", "quantile"):
         np.testing.assert_array_equal(p, margins)
+    elif name in ("poisson", "tweedie"):
+        np.testing.assert_allclose(np.log(p), margins, rtol=1e-9)
     elif name == "logistic":
         np.testing.assert_allclose(np.log(p / (1 - p)), margins, rtol=1e-9)
     else:
@@ -206,12 +241,20 @@ def test_predictions_are_the_means_of_the_margins(name):
         np.testing.assert_allclose(np.log(p[:, 1:] / p[:, :1]), margins[:, 1:] - margins[:, :1], rtol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "metric"), list(zip(KINDS, ["logloss", "mlogloss", "rmse"], strict=True)), ids=KINDS)
+@pytest.mark.parametrize(("name", "metric"), METRICS.items())
 def test_loss_is_the_weighted_metric(name, metric):
     objective, margins, y, weight = _case(name, 40, 5, weighted=True)
     p = objective.predictions(margins)
     if name == "squared_error":
         expected = np.sqrt(np.average((p[:, 0] - y) ** 2, weights=weight))
+    elif name == "poisson":
+        expected = mean_poisson_deviance(y, p[:, 0], sample_weight=weight)
+    elif name == "tweedie":
+        expected = mean_tweedie_deviance(y, p[:, 0], sample_weight=weight, power=1.3)
+    elif name == "quantile":
+        expected = mean_pinball_loss(y, p[:, 0], sample_weight=weight, alpha=0.3)
+    elif name == "huber":
+        expected = np.average(1.5**2 * (np.sqrt(1 + ((p[:, 0] - y) / 1.5) ** 2) - 1), weights=weight)
     else:
         of_label = p[np.arange(40), y.astype(int)] if name == "softmax" else np.where(y == 1, p[:, 0], 1 - p[:, 0])
         expected = np.average(-np.log(of_label), weights=weight)
@@ -307,12 +350,83 @@ def test_sums_of_debiased_labels_that_could_overflow_are_refused():
         Logistic(fractional_bits=40, epsilon=1e-4).check_sums(1000)
 
 
-def test_label_noise_of_a_regression_is_refused():
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("logistic", "softmax")])
+def test_label_noise_of_a_regression_is_refused(name):
     with pytest.raises(ConfigError, match="label_rr"):
-        make_objective("squared_error", np.array([0.0, 1.0]), None, epsilon=1.0)
+        make_objective(name, np.array([0.0, 1.0]), None, epsilon=1.0)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, 1e-9, np.inf, np.nan])
 def test_epsilon_out_of_range_is_refused(epsilon):
     with pytest.raises(ConfigError, match="epsilon"):
         make_objective("logistic", np.array([0.0, 1.0]), None, epsilon=epsilon)
+
+
+# ---------------------------------------------------------------- losses of numbers
+
+
+@pytest.mark.parametrize("name", ["poisson", "tweedie"])
+def test_a_mean_needs_labels_and_a_base_score_above_zero(name):
+    with pytest.raises(DataError, match=f"bank: expected no label below 0 for objective='{name}', got 2 of 3"):
+        LOSSES[name].check_labels(np.array([-1.0, 0.0, -0.5]), "bank")
+    LOSSES[name].check_labels(np.array([0.0, 3.5]), "bank")
+    for base_score in (0.0, -1.0):
+        with pytest.raises(ConfigError, match="base_score above 0"):
+            make_objective(name, np.array([0.0, 1.0]), None, base_score=base_score)
+
+
+@pytest.mark.parametrize("name", ["poisson", "tweedie"])
+def test_labels_far_above_the_base_score_need_more_bits(name):
+    y = np.array([0.0, 1.0, 2e5])
+    with pytest.raises(ConfigError, match=r"base_score=0\.5 .* or fractional_bits to at least \d+") as caught:
+        make_objective(name, y, None)
+    least = int(str(caught.value).rsplit(" ", 1)[1])
+    make_objective(name, y, None, fractional_bits=least)
+    with pytest.raises(ConfigError, match="too coarse"):
+        make_objective(name, y, None, fractional_bits=least - 1)
+    make_objective(name, y, None, base_score=1e5)
+
+
+@pytest.mark.parametrize("name", ["poisson", "tweedie"])
+def test_means_beyond_their_bound_are_clipped_and_counted(name):
+    objective = make_objective(name, np.array([0.0, 3.0]), None, fractional_bits=30)
+    margins = np.array([[-1.0], [0.0], [1.0], [30.0], [800.0]])
+    with np.errstate(over="ignore"):
+        grad, hess, clipped = objective.gradients(margins, np.array([1.0, 2.0, 3.0, 0.0, 3.0]), None)
+    assert clipped == 2
+    assert grad[0, 3] == 2**30
+    assert hess[0, 3] > 0
+
+
+def test_the_bound_of_a_pseudo_huber_gradient_is_its_slope_whatever_the_labels():
+    for y in (np.zeros(3), np.array([1e9, -1e9, 0.0])):
+        objective = make_objective("huber", y, None, huber_slope=3.0)
+        assert objective.grad_clip == 4.0
+        grad, hess, _ = objective.gradients(np.array([[1e12], [-1e12], [0.0]]), np.zeros(3), None)
+        np.testing.assert_allclose(grad[0] * objective.grad_unit, [3.0, -3.0, 0.0])
+        assert hess[0].tolist() == [0, 0, 2**16]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6), alpha=st.floats(0.001, 0.999), seed=st.integers(0, 99)
+)
+def test_leaf_values_are_quantiles_of_residuals(sizes, alpha, seed):
+    rng = np.random.default_rng(seed)
+    residuals, starts = rng.integers(-9, 9, sum(sizes)) / 4, np.cumsum([0, *sizes])
+    weight = rng.integers(1, 5, sum(sizes)).astype(float)
+    loss = Quantile(quantile_alpha=alpha)
+    plain, weighted = (loss.leaf_values(residuals, of, starts) for of in (None, weight))
+    for k, (first, last) in enumerate(pairwise(starts)):
+        of_leaf, weights = residuals[first:last], weight[first:last]
+        assert plain[k] == pytest.approx(np.quantile(of_leaf, alpha, method="weibull"), abs=1e-9)
+        assert weights[of_leaf <= weighted[k]].sum() >= alpha * weights.sum() - 1e-9
+        assert weights[of_leaf < weighted[k]].sum() <= alpha * weights.sum() + 1e-9
+
+
+def test_an_unknown_objective_is_named():
+    with pytest.raises(ConfigError, match=r"expected objective to be one of squared_error, poisson, .* got 'poison'"):
+        loss_class("poison")
+    for name in ("logistic", "custom"):
+        with pytest.raises(ConfigError, match="for classes leave it out"):
+            loss_class(name)

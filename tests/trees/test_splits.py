@@ -55,6 +55,7 @@ def nodes_with_rules(draw):
         min_split_loss=draw(st.sampled_from([0.0, 0.0, 0.5, 1.5])),
         min_child_weight=draw(st.sampled_from([0.0, 1.0, 2.5])),
         min_child_samples=draw(st.sampled_from([1, 1, 2, 5])),
+        max_delta_step=draw(st.sampled_from([0.0, 0.0, 0.3, 0.01])),
     )
     categorical = [f for f in range(len(n_bins)) if draw(st.booleans())]
     features = [f for f in range(len(n_bins)) if draw(st.integers(0, 5))]
@@ -245,6 +246,9 @@ def test_complete_sums_gives_each_node_its_own_sums(wanted, asked):
         pytest.param((3, 0, 5), {"reg_lambda": 1.0}, 0.0, id="no-hessian"),
         pytest.param((3, 0, 5), {"reg_lambda": 0.0}, 0.0, id="no-hessian-and-no-lambda"),
         pytest.param((-6, 8, 5), {"grad_unit": 0.5, "hess_unit": 0.25}, 1.0, id="units"),
+        pytest.param((-3, 2, 5), {"max_delta_step": 0.75}, 0.75, id="max-delta-step"),
+        pytest.param((3, 2, 5), {"max_delta_step": 0.75}, -0.75, id="max-delta-step-below-zero"),
+        pytest.param((-3, 2, 5), {"max_delta_step": 2.0}, 1.0, id="max-delta-step-not-reached"),
     ],
 )
 def test_leaf_weight_follows_the_formula(total, rules, weight):

@@ -24,7 +24,7 @@ from treaty.estimators.align import align
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier
 from treaty.linear.batches import fewest_rows
-from treaty.models.linear import preparation_of
+from treaty.models.linear import label_holder, preparation_of
 from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.alignment.roles import disclosures
 from treaty.systems.options import SystemOptions, converted, names_of
@@ -291,6 +291,7 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")  # of so few rows some always have
+        warnings.filterwarnings("ignore", message="training ended after max_iter")  # said below
         started = time.perf_counter()
         model.fit(*scenario.given)
         fitted = time.perf_counter()
@@ -299,7 +300,8 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
         grid = _scores(scenario, system, ours)
     console.print(grid)
     if regression:
-        console.print(f"{model.n_iter_} epochs, mean Taylor loss {model.loss_history_[-1]:.4f} in the last")
+        cut = ", before it was steady" if label_holder(model.parts_.values()).unsettled else ""
+        console.print(f"{model.n_iter_} epochs, mean Taylor loss {model.loss_history_[-1]:.4f} in the last{cut}")
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in model.timings_.items() if name != "total")
     console.print(f"training {fitted - started:.1f} s ({phases}), prediction {predicted - fitted:.1f} s")
     if model.communication_:

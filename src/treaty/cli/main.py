@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import typer
@@ -36,7 +36,8 @@ from treaty.runs.party import (
 )
 from treaty.runs.processes import FROM_PARENT, ended_by_signals, job_of_parent, run_all
 from treaty.runs.progress import TrainingBar, steps_bar
-from treaty.runs.report import load_reports
+from treaty.runs.report import load_reports, service_report_file
+from treaty.runs.serving import serve_party, service_cast
 
 app = typer.Typer(
     help="Train one model across organisations that may not pool their data.",
@@ -145,16 +146,16 @@ def train(
     output folder. While it trains each keeps a checkpoint there: after a crash, start all again and give the active
     party --resume. The model is the same as without the crash.
 
-    Under fedxgb parties have roles: the active one is the server, which alone gets the model and keeps a checkpoint;
-    whoever has a table is a user; the others have role = "edge" or role = "authority". The job goes on without users
-    that are lost, and cannot be resumed.
+    Under fedxgb parties have roles: the active one is the server, which alone gets the model; whoever has a table is a
+    user; the others have role = "edge" or role = "authority". The job goes on without users that are lost. After the
+    loss of an edge server or the server, all are started again, the server with --resume.
     """
     described = _described(job)
     if party is not None:
         _check_party(party, list(described.parties))
     cast = check_training(described, party, resume=resume)
     if party is None:
-        run_all(described, "train", progress=True, arguments=["--resume"] if resume else [])
+        run_all(described, "train", progress=True, arguments={described.active: ["--resume"]} if resume else None)
         _print_reports(described)
         return
     if cores is not None:
@@ -170,6 +171,8 @@ def train(
         console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
     if getattr(part, "spent", ""):
         console.print(f"{party}: {part.spent}", soft_wrap=True)
+    if getattr(part, "unsettled", ""):
+        print(f"treaty: {part.unsettled}", file=sys.stderr)
 
 
 def _print_reports(job: Job) -> None:
@@ -196,8 +199,8 @@ def predict(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Where predictions go: CSV or Parquet by its ending. Under federboost-horizontal, without --as, each "
-            "party's name is put in front: model/out.csv becomes model/north.out.csv."
+            help="Where predictions go: CSV or Parquet by its ending. Where rows are split, without --as, each party's "
+            "name is put in front: model/out.csv becomes model/north.out.csv."
         ),
     ] = None,
     margins: Annotated[Path | None, typer.Option(hidden=True, help="Write margins as .npy instead.")] = None,
@@ -206,7 +209,8 @@ def predict(
 
     All parties take part, the active one gets the result. Under federboost-horizontal each has the whole model and
     predicts its own rows alone; --as north needs no network and writes north.predictions.csv. So does the server under
-    fedxgb.
+    fedxgb. There users whom the job gives a predict_table get their rows predicted by the hidden model: server, edge
+    servers and users all run this command, and neither rows nor predictions are shown to others than the user.
     """
     described = _described(job)
     path = output or Path(described.output) / "predictions.csv"
@@ -216,7 +220,7 @@ def predict(
         _predict_rows(described, party, path, named=output is not None)
         return
     if party is None:
-        run_all(described, "predict", arguments=["--output", str(path.resolve())])
+        run_all(described, "predict", arguments={described.active: ["--output", str(path.resolve())]})
         console.print(f"predictions: {path}", soft_wrap=True)
         return
     check_writable([path.parent] if party == described.active else [])
@@ -236,15 +240,40 @@ def predict(
 
 
 def _predict_rows(job: Job, party: str | None, path: Path, *, named: bool) -> None:
-    """Predict each party's own rows, or one's."""
-    names = [party] if party else [name for name in owners_of_model(job) if job.parties[name].predict_table]
-    if not names:
-        raise ConfigError("the job names no rows to predict: add parties.NAME.predict_table")
+    """Predict each party's own rows, or one's: where it has the model alone, else with others by its service."""
+    cast = service_cast(job)
+
+    def file_of(name: str) -> Path:
+        return path if party and named else path.with_name(f"{name}.{path.name}")
+
+    def write(name: str, columns: dict[str, Any]) -> None:
+        write_predictions(file_of(name), columns)
+        console.print(f"{name}: {file_of(name)}", soft_wrap=True)
+
+    if cast is not None and party is None:
+        arguments = {name: ["--output", str(file_of(name).resolve())] for name in cast.roles}
+        failed = run_all(job, "predict", arguments=arguments, service=cast)
+        for name in [name for name in cast.roles if job.parties[name].predict_table and name not in failed]:
+            console.print(f"{name}: {file_of(name)}", soft_wrap=True)
+        return
+    if cast is None:
+        names = [party] if party else [name for name in owners_of_model(job) if job.parties[name].predict_table]
+        if not names:
+            raise ConfigError("the job names no rows to predict: add parties.NAME.predict_table")
+    else:
+        names = [job.active] if party == job.active and job.parties[party].predict_table else []
     for name in names:
         _, margins = predict_party(job, name)
-        own = path if party and named else path.with_name(f"{name}.{path.name}")
-        write_predictions(own, find_part(job, name).predictions(margins))
-        console.print(f"{name}: {own}", soft_wrap=True)
+        write(name, find_part(job, name).predictions(margins))
+    if cast is None or party is None:
+        return
+    check_writable([file_of(party).parent] if party in cast.owners else [])
+    found = serve_party(job, party, cast)
+    if found is not None:
+        write(party, found.columns())
+        return
+    report = service_report_file(job, party)
+    console.print(f"{party}: {cast.roles[party]} of a prediction for users; its report is {report}", soft_wrap=True)
 
 
 @app.command()
@@ -265,7 +294,7 @@ def explain(
         (party,) = owners_of_model(described)  # the server
     if party is None:
         check_explainable(described)
-        run_all(described, "explain", arguments=["--ending", ending], to_all=True)
+        run_all(described, "explain", arguments={name: ["--ending", ending] for name in described.parties})
         for name in owners_of_model(described):
             console.print(f"{name}: {Path(described.output) / f'{name}.contributions.{ending}'}", soft_wrap=True)
         return
@@ -297,14 +326,17 @@ def ledger(
 
 @app.command()
 def begin_anew(
-    path: Annotated[Path, typer.Argument(help="What is lost or damaged: NAME.noise, NAME.hints, or a run log.")],
+    path: Annotated[
+        Path, typer.Argument(help="What is lost or damaged: NAME.noise, NAME.hints, NAME.queries, or a run log.")
+    ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Set aside what a party must remember and has lost, so that its next job begins it anew.
 
     NAME.noise counts what noisy releases have cost people, and has the key of the noise: begun anew, people pay again
     for what is released again, up to epsilon_total once more. NAME.hints counts what answers under the lattice map
-    have leaked. A run log (NAME.jsonl, NAME.runs) counts alignments. Bring back a copy if there is one; what is damaged
+    have leaked. NAME.queries counts rows that users had predicted by a hidden model. A run log (NAME.jsonl, NAME.runs)
+    counts alignments. Bring back a copy if there is one; what is damaged
     is moved, not deleted.
     """
     if not yes:

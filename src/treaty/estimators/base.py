@@ -71,6 +71,7 @@ class TableEstimator(BaseEstimator):
 
     _model: ClassVar[Model]
     _common: ClassVar[Any]
+    _fixed: ClassVar[dict[str, Any]] = {}  # common options that the estimator decides
     _why_needed: ClassVar[str]
 
     protocol: str | SystemOptions
@@ -124,7 +125,8 @@ class TableEstimator(BaseEstimator):
         """Return the system, its own options and the common ones, all checked; `changed` are for this call."""
         system, given = self._chosen()
         own = converted(given.get_params(), type(given), type(given).__name__)
-        params = {name: getattr(self, name) for name in names_of(self._common)} | changed
+        names = set(names_of(self._common)) & set(self._get_param_names())
+        params = {name: getattr(self, name) for name in names} | self._fixed | changed
         common = converted(params, self._common, type(self).__name__).checked(own)
         own.check(common)
         if self.n_jobs is not None and (not isinstance(self.n_jobs, (int, np.integer)) or self.n_jobs == 0):

@@ -14,7 +14,7 @@ from sklearn.base import is_classifier
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from treaty.compute import cores
-from treaty.data.labels import check_targets, check_weights
+from treaty.data.labels import check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError
 from treaty.estimators.base import TableEstimator, Tables, one_column
@@ -57,7 +57,12 @@ class BoostedTrees(TableEstimator):
         goss: bool = False,
         top_rate: float = 0.2,
         other_rate: float = 0.1,
-        max_bin: int = 32,
+        max_bin: int | None = None,
+        objective: str | type | None = None,
+        max_delta_step: float | None = None,
+        tweedie_variance_power: float | None = None,
+        huber_slope: float | None = None,
+        quantile_alpha: float | None = None,
         base_score: float = 0.5,
         fractional_bits: int = 16,
         early_stopping_rounds: int | None = None,
@@ -81,6 +86,11 @@ class BoostedTrees(TableEstimator):
         self.top_rate = top_rate
         self.other_rate = other_rate
         self.max_bin = max_bin
+        self.objective = objective
+        self.max_delta_step = max_delta_step
+        self.tweedie_variance_power = tweedie_variance_power
+        self.huber_slope = huber_slope
+        self.quantile_alpha = quantile_alpha
         self.base_score = base_score
         self.fractional_bits = fractional_bits
         self.early_stopping_rounds = early_stopping_rounds
@@ -171,7 +181,7 @@ class BoostedTrees(TableEstimator):
         tables = self._tables(X, reset=True)
         active = self._active(tables)
         n_rows = next(iter(tables.values())).n_rows
-        classes, target = self._target(one_column(y), active, n_rows)
+        classes, target = self._target(self._column(y), active, n_rows)
         match_rows(tables, target)
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
@@ -204,7 +214,7 @@ class BoostedTrees(TableEstimator):
         if is_classifier(self):
             check_one_kind(labels)
         else:
-            labels = {name: check_targets(of, name) for name, of in labels.items()}
+            labels = {name: self._target(of, name, len(of))[1] for name, of in labels.items()}
         ends = np.cumsum([of.table.n_rows for of in rows.values()])
         classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(ends[-1]))
         data = {
@@ -217,6 +227,10 @@ class BoostedTrees(TableEstimator):
             system=system, options=own, common=common, cast=cast, data=data, classes=classes, eval_sets=evals,
             n_jobs=self.n_jobs,
         )  # fmt: skip
+
+    def _column(self, y: Any) -> Any:
+        """Return labels as they came, out of a column (n_rows, 1) where they are in one."""
+        return one_column(y)
 
     def _finished(self, parts: dict[str, ModelPart]) -> None:
         self.parts_ = parts  # by an error later on: what there is predicts
@@ -231,7 +245,7 @@ class BoostedTrees(TableEstimator):
         evals: list[tuple[Mapping[str, Table], NDArray[np.float64]]] = []
         for X, y in pairs:
             tables = self._tables(X, reset=False)
-            _, target = self._target(one_column(y), active, next(iter(tables.values())).n_rows, classes)
+            _, target = self._target(self._column(y), active, next(iter(tables.values())).n_rows, classes)
             match_rows(tables, target)
             evals.append((tables, target))
         return evals

@@ -1,32 +1,108 @@
-"""The scikit-learn face of linear models: `LogisticRegression`, for pooled and federated training alike."""
+"""The scikit-learn face of linear models: `LogisticRegression`, and what it shares with other regressions (`glm`)."""
 
 from __future__ import annotations
 
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
-from sklearn.utils import Tags
-from sklearn.utils.multiclass import type_of_target
+from sklearn.exceptions import ConvergenceWarning
 
 from treaty.data.labels import check_weights
 from treaty.data.table import match_rows
-from treaty.errors import DataError
 from treaty.estimators.base import TableEstimator, Tables, one_column
-from treaty.estimators.saving import SavedEstimator, params_of, read_parts
-from treaty.linear.losses import probabilities, warn_beyond_taylor
-from treaty.models.linear import LinearPart, label_holder, load_linear_part
+from treaty.linear.calibration import Calibration
+from treaty.linear.losses import warn_beyond_taylor
+from treaty.models.linear import LinearPart, label_holder
 from treaty.runs.fit import train
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
 
 
-class LogisticRegression(ClassifierMixin, TableEstimator):
-    """Logistic regression of two classes, by stochastic quasi-Newton steps or gradient descent.
+class LinearModel(TableEstimator):
+    """What all estimators of linear models share: training, and attributes that follow from the parties' parts."""
+
+    _model, _common = "logistic", RegressionOptions
+    _why_needed = "margins lack its columns"
+
+    calibration_: Any
+    coef_: Any
+    coef_per_unit_: Any
+    intercept_: Any
+    intercept_per_unit_: Any
+
+    def _fit(
+        self,
+        X: Tables,
+        labels: Callable[[str, int], tuple[list[Any] | None, NDArray[np.float64]]],
+        sample_weight: ArrayLike | None,
+        checkpoint: str | Path | None,
+    ) -> None:
+        """Train; `labels` gives classes and labels (n_rows,) for the active party's name and the number of rows."""
+        started = time.perf_counter()
+        self._forget()
+        settings = self._settings()
+        tables = self._tables(X, reset=True)
+        active = self._active(tables)
+        classes, target = labels(active, next(iter(tables.values())).n_rows)
+        if len(classes or ()) > 2:
+            settings = self._settings(family="multiclass")
+        match_rows(tables, target)
+        weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
+        self.schemas_ = {name: table.schema for name, table in tables.items()}
+        trained = train(
+            self._run_on_columns(settings, tables, active, target, weight, classes),
+            transport=self.transport,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            weighted=weight is not None,
+        )
+        self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned
+        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
+        self._keep(trained.parts)
+        unsettled = label_holder(trained.parts.values()).unsettled
+        if unsettled:
+            warnings.warn(unsettled, ConvergenceWarning, stacklevel=3)
+
+    def _keep(self, parts: dict[str, LinearPart]) -> None:
+        """Set the fitted attributes that follow from the parts."""
+        holder = label_holder(parts.values())
+        self.parts_ = parts
+        alone = parts.get(ALONE)
+        self.coef_ = {name: part.coef for name, part in parts.items()} if alone is None else alone.coef
+        self.intercept_ = holder.intercept
+        made = holder.calibration or Calibration(1.0, 0.0)
+        units = {name: made.slope * part.per_unit() for name, part in parts.items()}
+        self.coef_per_unit_ = units if alone is None else units[ALONE]
+        zero = sum((part.at_zero() for part in parts.values()), 0.0)
+        self.intercept_per_unit_ = made.slope * zero + made.offset
+        if holder.errors is not None:
+            errors = {name: part.errors for name, part in parts.items()}
+            p_values = {name: part.p_values() for name, part in parts.items()}
+            self.standard_errors_ = errors if alone is None else alone.errors
+            self.p_values_ = p_values if alone is None else p_values[ALONE]
+        self.loss_history_ = holder.losses
+        self.evals_result_ = {"train": {holder.loss: holder.losses}}
+        self.n_iter_ = len(holder.losses)
+
+    def _margins(self, X: Tables) -> NDArray[np.float64]:
+        """Return the rows' margins (n_rows,)."""
+        return self._predicting().margins(self._matched(X), self.transport)
+
+    def _owners(self) -> set[str]:
+        each = {name: part.of_classes or [part] for name, part in self.parts_.items()}
+        return {name for name, parts in each.items() if any(np.any(part.coef) for part in parts)}
+
+
+class LogisticRegression(ClassifierMixin, LinearModel):
+    """Logistic regression, by stochastic quasi-Newton steps or gradient descent.
+
+    More than two classes are each set against the rest, on the whole table at every step.
 
     Columns are prepared inside the party that owns them: missing values become the median, categories a column each,
     all are standardised and clipped at 10 standard deviations.
@@ -36,18 +112,24 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
     protocol : str or SystemOptions, default "pooled"
         The system: its options, ``QuasiNewton(coordinator=False)``, or its name alone for its defaults. One table:
         `treaty.Pooled`. Parties that hold different columns of the same rows: `treaty.QuasiNewton` or `treaty.SGD`.
+    standard_errors : bool
+        Whether weights get standard errors and p-values, those of the least squares that the Taylor loss is (Fisher's,
+        with `Pooled(loss="logistic")`). Training is then on the whole table, without batches; see docs/logistic.md.
     max_iter : int
         Most epochs.
     batch_size : int
         Rows in a mini-batch; all of the table where it has fewer.
     learning_rate : float or None
-        None is 0.05 by quasi-Newton, 0.15 by gradient descent.
+        None is 0.05 by quasi-Newton, 0.3 by gradient descent.
     tol : float
         Training ends when the losses of two epochs differ by less.
     l2 : float
         Penalty of l2 / 2 times the sum of squared weights beside the mean loss.
     memory, period : int
         Quasi-Newton: correction pairs kept, and iterations from one to the next.
+    hessian_batch_size : int or None
+        Quasi-Newton: rows of a correction pair's Hessian product, at most a batch or a multiple of `batch_size`; None
+        is `batch_size`.
     random_state : int or None
         Seed of the batches; between parties it counts if all who have data name the same.
     n_jobs : int or None
@@ -58,17 +140,33 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
     fractional_bits : int
         Numbers are encrypted as multiples of 2^-fractional_bits.
+    calibrate : bool
+        Whether the active party makes probabilities of the Taylor loss unbiased, by two numbers fitted to margins and
+        labels of the training rows (Platt 1999). Between parties it learns these margins for that, as it does those of
+        rows to predict. Of no effect under `Pooled(loss="logistic")`, whose margins are log-odds.
 
     Attributes
     ----------
-    classes_ : ndarray (2,)
+    classes_ : ndarray (n_classes,)
     parts_ : dict of str to LinearPart
         Each party's part of the model.
     coef_ : float64 (1, n_columns), or dict of str to float64 (n_columns,)
-        Weights of the prepared columns, by party where `fit` was given a mapping; a category has a column of its own,
+        Weights of the prepared columns, by party where `fit` was given a mapping (of more than two classes a row for
+        each, here and in what follows); a category has a column of its own,
         see `LinearPart.column_names`.
     intercept_ : float64 (1,)
         Held by the active party.
+    calibration_ : Calibration or None
+        `slope` and `offset`: log-odds are slope times the margin, the sum of columns times weights and the intercept,
+        plus offset. None: margins are log-odds.
+    coef_per_unit_ : float64 (1, n_columns), or dict of str to float64 (n_columns,)
+        What a unit of each column as it came, or being of a category, adds to the log-odds, in the order of `coef_`;
+        0 for a constant column.
+    intercept_per_unit_ : float64 (1,)
+        Log-odds of a row that is 0 in all columns as they came: with `coef_per_unit_` it gives the log-odds of rows
+        without missing values or values beyond 10 standard deviations.
+    standard_errors_, p_values_ : float64 (n_columns + 1,), or dict of such by party
+        With `standard_errors`: of the weights, and at the active party of the intercept, which comes last.
     n_iter_ : int
         Epochs.
     loss_history_ : list of float
@@ -88,13 +186,13 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
     Regression", 2019 (arXiv 1912.00513).
     """
 
-    _model, _common = "logistic", RegressionOptions
-    _why_needed = "margins lack its columns"
+    _fixed: ClassVar[dict[str, Any]] = {"family": "logistic"}
 
     def __init__(
         self,
         protocol: str | SystemOptions = "pooled",
         *,
+        standard_errors: bool = False,
         max_iter: int = 30,
         batch_size: int = 1000,
         learning_rate: float | None = None,
@@ -102,13 +200,16 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         l2: float = 0.0,
         memory: int = 5,
         period: int = 4,
+        hessian_batch_size: int | None = None,
         fractional_bits: int = 32,
+        calibrate: bool = True,
         random_state: int | None = None,
         n_jobs: int | None = None,
         active: str | None = None,
         transport: Literal["memory", "grpc"] = "memory",
     ) -> None:
         self.protocol = protocol
+        self.standard_errors = standard_errors
         self.max_iter = max_iter
         self.batch_size = batch_size
         self.learning_rate = learning_rate
@@ -116,7 +217,9 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         self.l2 = l2
         self.memory = memory
         self.period = period
+        self.hessian_batch_size = hessian_batch_size
         self.fractional_bits = fractional_bits
+        self.calibrate = calibrate
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.active = active
@@ -137,7 +240,7 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
             A table is any dataframe, numeric array or list of rows. Of a mapping, rows correspond by position and the
             first party is the active one unless `active` names another; its table may have no column.
         y : array-like (n_rows,)
-            Labels of two classes, held by the active party.
+            Labels of two or more classes, held by the active party.
         sample_weight : array-like (n_rows,) or None
             Not negative, held by the active party; scaled to mean 1.
         checkpoint : path or None
@@ -152,48 +255,55 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
         ConfigError
             For an option that is wrong, unknown or not of this protocol, or batches too small to hide labels.
         DataError
-            For a table or label that cannot be used, row counts that differ, or more than two classes.
+            For a table or label that cannot be used, or row counts that differ.
+
+        Warns
+        -----
+        sklearn.exceptions.ConvergenceWarning
+            When training ends at `max_iter` while the loss still changes by `tol` or more.
         """
-        started = time.perf_counter()
-        self._forget()
-        settings = self._settings()
-        tables = self._tables(X, reset=True)
-        active = self._active(tables)
-        classes, target = self._class_numbers(one_column(y), active, next(iter(tables.values())).n_rows)
-        if len(classes) > 2:  # scikit-learn's words first
-            raise DataError(
-                f"{active}: Only binary classification is supported. The type of the target is "
-                f"{type_of_target(classes)}; expected labels of two classes, got {len(classes)}"
-            )
-        match_rows(tables, target)
-        weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
-        self.schemas_ = {name: table.schema for name, table in tables.items()}
-        trained = train(
-            self._run_on_columns(settings, tables, active, target, weight, classes),
-            transport=self.transport,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
-            weighted=weight is not None,
-        )
-        self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned
-        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
-        self._keep(trained.parts)
+
+        def labels(active: str, n_rows: int) -> tuple[list[Any], NDArray[np.float64]]:
+            return self._class_numbers(one_column(y), active, n_rows)
+
+        self._fit(X, labels, sample_weight, checkpoint)
         return self
 
     def _keep(self, parts: dict[str, LinearPart]) -> None:
         """Set the fitted attributes that follow from the parts."""
+        super()._keep(parts)
         holder = label_holder(parts.values())
         assert holder.intercept is not None
         assert holder.classes is not None
-        self.parts_, self.classes_ = parts, np.array(holder.classes)
-        alone = parts.get(ALONE)
-        self.coef_ = {name: part.coef for name, part in parts.items()} if alone is None else alone.coef[None, :]
+        self.classes_ = np.array(holder.classes)
+        if holder.of_classes:
+            self._keep_classes(parts, holder)
+            return
+        self.calibration_ = holder.calibration
+        self.coef_ = self.coef_ if isinstance(self.coef_, dict) else self.coef_[None, :]
         self.intercept_ = np.array([holder.intercept])
-        self.loss_history_ = holder.losses
-        self.evals_result_ = {"train": {holder.loss: holder.losses}}
-        self.n_iter_ = len(holder.losses)
+        units = self.coef_per_unit_
+        self.coef_per_unit_ = units if isinstance(units, dict) else units[None, :]
+        self.intercept_per_unit_ = np.array([self.intercept_per_unit_])
+
+    def _keep_classes(self, parts: dict[str, LinearPart], holder: LinearPart) -> None:
+        """Set the attributes of models of each class against the rest."""
+        self.calibration_ = [model.calibration for model in holder.of_classes]
+        made = [calibration or Calibration(1.0, 0.0) for calibration in self.calibration_]
+        coef = {name: np.array([model.coef for model in part.of_classes]) for name, part in parts.items()}
+        units = {
+            name: np.array([by.slope * model.per_unit() for by, model in zip(made, part.of_classes, strict=True)])
+            for name, part in parts.items()
+        }
+        zeros = np.array([[model.at_zero() for model in part.of_classes] for part in parts.values()]).sum(axis=0)
+        self.coef_, self.coef_per_unit_ = (coef, units) if ALONE not in parts else (coef[ALONE], units[ALONE])
+        self.intercept_ = np.array([model.intercept for model in holder.of_classes])
+        self.intercept_per_unit_ = np.array([by.log_odds(zero) for by, zero in zip(made, zeros, strict=True)])
 
     def decision_function(self, X: Tables) -> NDArray[np.float64]:
-        """Return margins: log-odds of the second class.
+        """Return log-odds of the second class, calibrated where the model is; above 0 it is the one predicted.
+
+        Of more than two classes: the log-odds of each against the rest, of which the highest is the one predicted.
 
         Parameters
         ----------
@@ -202,41 +312,32 @@ class LogisticRegression(ClassifierMixin, TableEstimator):
 
         Returns
         -------
-        float64 (n_rows,)
+        float64 (n_rows,), or (n_rows, n_classes)
 
         Raises
         ------
         DataError
             For other parties or columns than those of training, or row counts that differ.
         """
-        predicting = self._predicting()
-        margins = predicting.margins(self._matched(X), self.transport)
-        if not predicting.in_one_place:  # what margins are, nobody has seen in training
+        margins = self._checked_margins(X)
+        return label_holder(self.parts_.values()).log_odds(margins)
+
+    def _checked_margins(self, X: Tables) -> NDArray[np.float64]:
+        margins = self._margins(X)
+        if not self._predicting().in_one_place:  # what margins are, nobody has seen in training
             warn_beyond_taylor(margins)
         return margins
 
     def predict_proba(self, X: Tables) -> NDArray[np.float64]:
-        """Return class probabilities (n_rows, 2); X and errors as in `decision_function`."""
-        p = probabilities(self.decision_function(X))
-        return np.column_stack([1.0 - p, p])
+        """Return class probabilities (n_rows, n_classes); X and errors as in `decision_function`.
+
+        Of more than two classes they are those of each class against the rest, divided by their sum.
+        """
+        margins = self._checked_margins(X)
+        return label_holder(self.parts_.values()).probabilities(margins)
 
     def predict(self, X: Tables) -> NDArray[Any]:
-        """Return the more probable class of each row (n_rows,); X and errors as in `decision_function`."""
-        second = self.decision_function(X) > 0.0
-        return np.asarray(self.classes_[second.astype(np.intp)])
-
-    def _owners(self) -> set[str]:
-        return {name for name, part in self.parts_.items() if np.any(part.coef)}
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        return tags
-
-
-def restored(folder: str | Path, saved: SavedEstimator) -> LogisticRegression:
-    """Return the model that `LogisticRegression.save` wrote to a folder; see `treaty.load`."""
-    model = LogisticRegression(**params_of(saved))
-    model._restore(saved)
-    model._keep(read_parts(folder, saved, load_linear_part))
-    return model
+        """Return the most probable class of each row (n_rows,); X and errors as in `decision_function`."""
+        log_odds = self.decision_function(X)
+        best = np.argmax(log_odds, axis=1) if log_odds.ndim == 2 else (log_odds > 0.0).astype(np.intp)
+        return np.asarray(self.classes_[best])

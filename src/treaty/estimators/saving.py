@@ -56,7 +56,7 @@ def read_saved(folder: str | Path) -> SavedEstimator:
 def params_of(saved: SavedEstimator) -> dict[str, Any]:
     """Return an estimator's parameters, with the system's options as it had them."""
     name = saved.params["protocol"]
-    system = find_system(name, "logistic" if saved.kind == "LogisticRegression" else "trees")
+    system = find_system(name, "trees" if saved.kind.startswith("GBDT") else "logistic")
     own = converted(saved.system, system.options, system.options.__name__)
     return {**saved.params, "protocol": own if own != system.options() else name}
 

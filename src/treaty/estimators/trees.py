@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 
-from treaty.data.labels import check_targets
-from treaty.estimators.base import Tables
+from treaty.errors import ConfigError
+from treaty.estimators.base import Tables, one_column
 from treaty.estimators.boosted import BoostedTrees
-from treaty.estimators.linear import LogisticRegression, restored
+from treaty.estimators.glm import LinearRegression, PoissonRegressor
+from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.saving import params_of, read_parts, read_saved
+from treaty.models.linear import load_linear_part
 from treaty.models.trees import forest_of, load_part, of_classes
+from treaty.systems.pooled.training import check_numbers, check_relevance
+from treaty.systems.system import System
 
 
 class GBDTClassifier(ClassifierMixin, BoostedTrees):
@@ -39,14 +43,20 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         Fewest training rows in a leaf, a privacy rule; None is 20, in paper mode 1.
     goss, top_rate, other_rate
         Sampling of rows by gradient in place of `subsample`.
-    max_bin : int, default 32
-        Most bins per column, 2 to 255.
+    max_bin : int or None, default None
+        Most bins per column, 2 to 255; None is 32, in paper mode what the paper has, where it says.
+    objective : str, class or None, default None
+        Of `GBDTRegressor` and `GBDTRanker`: the loss.
+    max_delta_step : float or None, default None
+        Most that a leaf weight may be, as in XGBoost; None is 0.7 for ``objective="poisson"``, else no limit.
+    tweedie_variance_power, huber_slope, quantile_alpha : float or None, default None
+        Of the objectives "tweedie", "huber" and "quantile" alone; None is 1.5, 1 and 0.5.
     base_score : float, default 0.5
-        Where training starts: a probability for two classes, else a margin.
+        Where training starts: a probability for two classes, a margin for more, else a prediction.
     fractional_bits : int, default 16
         Gradients are rounded once to multiples of 2^-fractional_bits, the same in every system.
     early_stopping_rounds : int or None, default None
-        Stop when the last eval set's loss has not fallen for so many rounds.
+        Stop when the last eval set's metric has not improved for so many rounds.
     random_state : int or None, default None
         Seed of row and column sampling.
     n_jobs : int or None, default None
@@ -106,9 +116,12 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
 
 
 class GBDTRegressor(RegressorMixin, BoostedTrees):
-    """Gradient boosted trees for a numeric target, with squared error; parameters as `GBDTClassifier`.
+    """Gradient boosted trees for a numeric target; parameters as `GBDTClassifier`.
 
-    `base_score` is the prediction training starts from; set it near the mean of the labels.
+    `objective` is the loss: "squared_error" (None), "poisson" for counts and rates, "tweedie" for amounts that are
+    often 0, "huber" for targets with outliers, "quantile" for a quantile, or a class of your own, see
+    docs/objectives.md. `base_score` is the prediction training starts from; set it near the mean of the labels, or near
+    their quantile.
     """
 
     def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
@@ -117,10 +130,79 @@ class GBDTRegressor(RegressorMixin, BoostedTrees):
     def _target(
         self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[None, NDArray[np.float64]]:
-        return None, check_targets(y, party, n_rows)
+        return None, check_numbers(y, party, n_rows, self.objective)
 
 
-def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor | LogisticRegression:
+class GBDTRanker(BoostedTrees):
+    """Gradient boosted trees that rank the rows of a group (LambdaMART); parameters as `GBDTClassifier`.
+
+    `objective` is "ndcg" (None), which weighs a pair of rows by what it changes in NDCG, or "pairwise". Labels are
+    relevance, whole numbers from 0 to 31, and `qid` says which rows are of one group; only the party with the labels
+    has either. Systems split by row, and `FedXGBoostLDP`, are refused.
+    """
+
+    def fit(
+        self,
+        X: Tables,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
+        early_stopping_rounds: int | None = None,
+        checkpoint: str | Path | None = None,
+        *,
+        qid: ArrayLike | None = None,
+        eval_qid: Sequence[ArrayLike] | None = None,
+    ) -> Self:
+        """Train, playing every party on this machine; parameters and errors as `GBDTClassifier.fit`, and two more.
+
+        Parameters
+        ----------
+        sample_weight : array-like (n_rows,) or None
+            One for all rows of a group.
+        qid : array-like (n_rows,)
+            The group of each row, a number or text. Rows of a group may stand anywhere.
+        eval_qid : list of array-like
+            The groups of the rows of each eval set.
+        """
+        pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
+        groups = [] if eval_qid is None else list(eval_qid)
+        if qid is None or len(groups) != len(pairs):
+            raise ConfigError(
+                "expected fit(X, y, qid=...), and eval_qid with the groups of each eval set, got "
+                f"{'no qid' if qid is None else f'{len(groups)} of {len(pairs)} eval sets'}"
+            )
+        watched = [
+            (*pair[:-1], _Relevance(pair[-1], of)) if isinstance(pair, tuple) and len(pair) == 2 else pair
+            for pair, of in zip(pairs, groups, strict=True)
+        ]
+        labels: Any = _Relevance(y, qid)
+        return super().fit(X, labels, sample_weight, watched or None, early_stopping_rounds, checkpoint)
+
+    def _settings(self, **changed: Any) -> tuple[System, Any, Any]:
+        return super()._settings(**{"objective": self.objective or "ndcg", **changed})
+
+    def _column(self, y: Any) -> Any:
+        return _Relevance(one_column(y.relevance), one_column(y.group))
+
+    def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
+        return outputs[:, 0]
+
+    def _target(
+        self, y: Any, party: str, n_rows: int, classes: list[Any] | None = None
+    ) -> tuple[None, NDArray[np.float64]]:
+        return None, check_relevance(y.relevance, y.group, party, n_rows, self.objective or "ndcg")
+
+
+class _Relevance(NamedTuple):
+    """Labels of a ranking as they came."""
+
+    relevance: Any
+    group: Any
+
+
+def load(
+    folder: str | Path,
+) -> GBDTClassifier | GBDTRegressor | GBDTRanker | LogisticRegression | LinearRegression | PoissonRegressor:
     """Read what `save` wrote.
 
     Parameters
@@ -129,7 +211,7 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor | LogisticRegress
 
     Returns
     -------
-    GBDTClassifier, GBDTRegressor or LogisticRegression
+    GBDTClassifier, GBDTRegressor, GBDTRanker, LogisticRegression, LinearRegression or PoissonRegressor
         Fitted, with the parameters it had.
 
     Raises
@@ -138,9 +220,16 @@ def load(folder: str | Path) -> GBDTClassifier | GBDTRegressor | LogisticRegress
         If a file is missing or is not one of a Treaty model.
     """
     saved = read_saved(folder)
-    if saved.kind == "LogisticRegression":
-        return restored(folder, saved)
-    model = (GBDTClassifier if saved.kind == "GBDTClassifier" else GBDTRegressor)(**params_of(saved))
+    regressions: tuple[type[LogisticRegression | LinearRegression | PoissonRegressor], ...]
+    regressions = (LogisticRegression, LinearRegression, PoissonRegressor)
+    linear = {kind.__name__: kind for kind in regressions}.get(saved.kind)
+    if linear is not None:
+        regression = linear(**params_of(saved))
+        regression._restore(saved)
+        regression._keep(read_parts(folder, saved, load_linear_part))
+        return regression
+    kinds = {kind.__name__: kind for kind in (GBDTClassifier, GBDTRegressor, GBDTRanker)}
+    model = kinds.get(saved.kind, GBDTRegressor)(**params_of(saved))
     model._restore(saved)
     model.parts_ = read_parts(folder, saved, load_part)
     forest = forest_of(list(model.parts_.values()))

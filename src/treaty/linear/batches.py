@@ -50,6 +50,17 @@ def partition(n_rows: int, batch_size: int, seed: bytes) -> Integers:
     return drawn[: n_batches * batch_size].reshape(n_batches, batch_size)
 
 
+def curvature_rows(batches: Integers, at: int, size: int) -> list[Integers]:
+    """Return the rows of a Hessian's product in pieces of at most a batch, int64 (n_rows,) each.
+
+    They are the first `size` rows of batch number `at`, or, where `size` is several batches, it and those that follow.
+    """
+    n_batches, batch_size = batches.shape
+    if size <= batch_size:
+        return [batches[at, :size]]
+    return [batches[(at + k) % n_batches] for k in range(min(size // batch_size, n_batches))]
+
+
 def fewest_rows(n_columns: int, *, of_labels: bool) -> int:
     """Return the rows a batch must have so that the gradients of `n_columns` columns hide the rows they are sums of.
 
@@ -84,6 +95,19 @@ def check_batch_size(batch_size: int, n_columns: int, whose: str, *, n_rows: int
         raise ConfigError(
             f"expected batches of at least {least} rows for {columns}, got {batch_size}: from smaller ones "
             f"{'labels' if of_labels else 'margins'} can be solved for; {remedy}{' or fewer columns' if own else ''}"
+        )
+
+
+def check_hessian_batch_size(size: int, n_columns: int) -> None:
+    """Raise ConfigError for Hessian products over so few rows that the steps' part of margins can be solved for.
+
+    `n_columns` are those of parties who may combine what they see.
+    """
+    least = ROWS_PER_COLUMN * n_columns
+    if size < least:
+        raise ConfigError(
+            f"expected hessian_batch_size of at least {least} rows for {n_columns} columns, got {size}: from products "
+            "over fewer the rows' part of a step can be solved for; raise hessian_batch_size or leave it out"
         )
 
 

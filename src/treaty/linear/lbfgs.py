@@ -6,7 +6,7 @@ the vectors that all owners have slices of. Trained in one place, one slice and 
 iteration k = 1, 2, ... every owner does::
 
     s = slice_.candidate()                    # None except every `period` iterations
-    products = slice_.products(grad, v)       # v: own slice of the Hessian's product with s, on the same batch as grad
+    products = slice_.products(grad, v)       # v: own slice of the Hessian's product with s, see `curvature_rows`
     decision = coordinator.decide(products)   # of the sum over owners
     slice_.step(decision)
 
@@ -53,6 +53,27 @@ class Decision:
 
     coefficients: Floats
     keep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SliceState:
+    """What an owner of columns goes on from between two epochs: its slices, oldest first, float64 (n_columns,) each."""
+
+    iteration: int
+    weights: Floats
+    starts: list[Floats]
+    steps: list[Floats]
+    s: list[Floats]
+    v: list[Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorState:
+    """What a coordinator goes on from between two epochs."""
+
+    learning_rate: float
+    pairs: int
+    norms: list[float]
 
 
 class Slice:
@@ -132,12 +153,30 @@ class Slice:
                 kept.clear()
         self._starts.append(self.weights)
 
+    def state(self) -> SliceState:
+        """Return what to go on from after this epoch; later steps do not change it."""
+        kept = (list(of) for of in (self._starts, self._steps, self._s, self._v))
+        return SliceState(self._iteration, self.weights, *kept)
+
+    def resume(self, state: SliceState) -> None:
+        """Go on from where a slice with the same settings was."""
+        self._iteration, self.weights = state.iteration, state.weights
+        for kept, found in (
+            (self._starts, state.starts), (self._steps, state.steps), (self._s, state.s), (self._v, state.v)
+        ):  # fmt: skip
+            kept.clear()
+            kept.extend(found)
+
 
 class Coordinator:
-    """Decides steps from summed inner products; `memory` as in the slices."""
+    """Decides steps from summed inner products; `memory` as in the slices.
 
-    def __init__(self, *, memory: int, learning_rate: float) -> None:
+    With `whole_table` pairs are of one function alone, not of batches: see `subspace_step`.
+    """
+
+    def __init__(self, *, memory: int, learning_rate: float, whole_table: bool = False) -> None:
         self._learning_rate = learning_rate
+        self._whole_table = whole_table
         self._memory = memory
         self._pairs = 0
         self._norms: deque[float] = deque(maxlen=STEPS_REMEMBERED)
@@ -168,7 +207,8 @@ class Coordinator:
             keep = bool(gram[s, v] >= LEAST_CURVATURE * gram[s, s] > 0.0)
             kept = np.delete(np.arange(size), (s, v))
             gram = gram[np.ix_(kept, kept)]
-        coefficients = self._learning_rate * two_loops(gram)
+        rate = self._learning_rate
+        coefficients = subspace_step(gram, rate) if self._whole_table else rate * two_loops(gram)
         norm = math.sqrt(max(float(coefficients @ gram @ coefficients), 0.0))
         longest = LONGEST_STEP * float(np.median(self._norms)) if self._norms else 0.0
         if 0.0 < longest < norm:
@@ -184,6 +224,15 @@ class Coordinator:
         if back:
             self._pairs = 0
             self._norms.clear()
+
+    def state(self) -> CoordinatorState:
+        """Return what to go on from after this epoch."""
+        return CoordinatorState(self._learning_rate, self._pairs, list(self._norms))
+
+    def resume(self, state: CoordinatorState) -> None:
+        """Go on from where a coordinator with the same settings was."""
+        self._learning_rate, self._pairs = state.learning_rate, state.pairs
+        self._norms = deque(state.norms, maxlen=STEPS_REMEMBERED)
 
 
 def two_loops(gram: Floats) -> Floats:
@@ -204,4 +253,27 @@ def two_loops(gram: Floats) -> Floats:
     for i in range(m):
         beta = rho[i] * (gram[m + i] @ coefficients)
         coefficients[i] += alpha[i] - beta
+    return coefficients
+
+
+def subspace_step(gram: Floats, learning_rate: float) -> Floats:
+    """Return the coefficients (2 m + 1,) of a step to the optimum along s_1 ... s_m, and of descent across these.
+
+    Along the steps so far, of which v_i = F s_i is known, a quadratic function's optimum is at -S a with
+    S^T V a = S^T g. What is left of the gradient there, g - V a, gives a new direction. So all directions that matter
+    are found one by one, as by conjugate gradients, and none is searched along. `gram` is as for `two_loops`.
+    """
+    m = len(gram) // 2
+    coefficients = np.zeros(len(gram))
+    coefficients[-1] = learning_rate
+    if m:
+        scale = 1.0 / np.sqrt(np.diag(gram[:m, m : 2 * m]))
+        curvatures = gram[:m, m : 2 * m] * np.outer(scale, scale)
+        values, vectors = np.linalg.eigh((curvatures + curvatures.T) / 2.0)
+        known = values > LEAST_CURVATURE
+        a = scale * ((vectors[:, known] / values[known]) @ (vectors[:, known].T @ (scale * gram[:m, -1])))
+        # no further than the newest pair's curvature allows
+        coefficients[-1] = min(learning_rate, gram[m - 1, 2 * m - 1] / gram[2 * m - 1, 2 * m - 1])
+        coefficients[:m] = a
+        coefficients[m : 2 * m] = -coefficients[-1] * a
     return coefficients

@@ -1,8 +1,8 @@
-"""The logistic loss and its second-order Taylor form: values, residuals and curvatures of rows.
+"""The logistic loss, its second-order Taylor form, the squared and the Poisson loss: values, residuals, curvatures.
 
-Labels y are -1 or +1, u = w^T x are the rows' margins. The derivatives of the mean loss are sums over rows of what
-`Loss` gives: `mean_over_rows(X, residuals)` is the gradient; `mean_over_rows(X, curvatures)`, with curvatures computed
-from `X @ s`, is the Hessian's product with s.
+Labels y are -1 or +1 (of a regression of numbers these), u = w^T x are the rows' margins. The derivatives of the mean
+loss are sums over rows of what `Loss` gives: `mean_over_rows(X, residuals)` is the gradient;
+`mean_over_rows(X, curvatures)`, with curvatures computed from `X @ s`, is the Hessian's product with s.
 
 References
 ----------
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import xlogy  # type: ignore[import-untyped]
 
 from treaty.compute import Floats
 
@@ -29,10 +30,11 @@ TAYLOR_SHARE = 0.01
 class Loss:
     """A loss of rows; all functions take and return float64 (n_rows,)."""
 
-    name: str  # "taylor" or "logistic"
+    name: str  # "taylor", "logistic", "squared" or "poisson"
     values: Callable[[Floats, Floats], Floats]  # of u, y
     residuals: Callable[[Floats, Floats], Floats]  # of u, y: d, the derivative with respect to u
     curvatures: Callable[[Floats, Floats], Floats]  # of u, X @ s: h, the second derivative times the row's x^T s
+    least: float | None = None  # of a quadratic loss: its values are this and half a squared residual of y
 
 
 def _logistic_curvatures(u: Floats, x_s: Floats) -> Floats:
@@ -45,6 +47,7 @@ TAYLOR = Loss(
     values=lambda u, y: math.log(2.0) - 0.5 * y * u + 0.125 * u * u,
     residuals=lambda u, y: 0.25 * u - 0.5 * y,
     curvatures=lambda u, x_s: 0.25 * x_s,
+    least=math.log(2.0) - 0.5,
 )
 LOGISTIC = Loss(
     "logistic",
@@ -52,7 +55,21 @@ LOGISTIC = Loss(
     residuals=lambda u, y: -y * probabilities(-y * u),
     curvatures=_logistic_curvatures,
 )
-LOSSES = {loss.name: loss for loss in (TAYLOR, LOGISTIC)}
+SQUARED = Loss(
+    "squared",
+    values=lambda u, y: 0.5 * (u - y) ** 2,
+    residuals=lambda u, y: u - y,
+    curvatures=lambda u, x_s: x_s,
+    least=0.0,
+)
+
+
+POISSON = Loss(
+    "poisson",  # half the deviance
+    values=lambda u, y: np.exp(u) - y * u + xlogy(y, y) - y,
+    residuals=lambda u, y: np.exp(u) - y,
+    curvatures=lambda u, x_s: np.exp(u) * x_s,
+)
 
 
 def probabilities(u: Floats) -> Floats:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from treaty.compute import Floats
 from treaty.errors import DataError
-from treaty.linear.batches import partition
-from treaty.linear.lbfgs import Coordinator, Slice
+from treaty.linear.batches import curvature_rows, partition
+from treaty.linear.lbfgs import Coordinator, CoordinatorState, Slice, SliceState
 from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
 
 LARGEST_RISE = 0.1  # an epoch is undone if its loss is more than a tenth above the last accepted one
+
+
+def settled(losses: Sequence[float], tol: float) -> bool:
+    """Whether the losses of the last two epochs differ by less than `tol`."""
+    return len(losses) > 1 and abs(losses[-1] - losses[-2]) < tol
 
 
 @dataclass(slots=True)
@@ -30,13 +35,17 @@ class Schedule:
     tol: float
     max_iter: int
     losses: list[float] = field(default_factory=list)
-    _level: float = math.inf
+    level: float = math.inf
+    """The last accepted loss."""
+
+    def resume(self, state: EpochState) -> None:
+        """Go on from where a schedule with the same settings was."""
+        self.learning_rate, self.losses, self.level = state.learning_rate, list(state.losses), state.level
 
     @property
     def finished(self) -> bool:
         """Whether training ends."""
-        steady = len(self.losses) > 1 and abs(self.losses[-1] - self.losses[-2]) < self.tol
-        return steady or len(self.losses) >= self.max_iter
+        return settled(self.losses, self.tol) or len(self.losses) >= self.max_iter
 
     def end_epoch(self, loss: float) -> bool:
         """Take in an epoch's loss (finite, else DataError); return whether to go back, see `Slice.end_epoch`."""
@@ -44,13 +53,30 @@ class Schedule:
             raise DataError(
                 f"training diverged: the loss of epoch {len(self.losses) + 1} is {loss}; lower learning_rate"
             )
-        rose = bool(self.losses) and loss > (1.0 + LARGEST_RISE) * self._level
+        rose = bool(self.losses) and loss > (1.0 + LARGEST_RISE) * self.level
         if rose:
             self.learning_rate /= 2.0
         else:
-            self._level = loss
+            self.level = loss
         self.losses.append(loss)
         return rose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochState:
+    """What a party of a training goes on from after so many epochs, all that it has of it.
+
+    Owners of columns have a slice, who decides steps a coordinator, the label holder the losses and their level.
+    """
+
+    epochs: int
+    learning_rate: float
+    slice: SliceState | None = None
+    coordinator: CoordinatorState | None = None
+    iterations: int = 0
+    """At a coordinator apart: steps since training began, or was set back to its beginning."""
+    losses: list[float] = field(default_factory=list)
+    level: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +92,9 @@ class Optimiser:
     """Settings of `train`.
 
     `memory` pairs are made every `period` iterations (see `treaty.linear.lbfgs`; no memory is gradient descent);
-    `batch_size` and `seed` are of `treaty.linear.batches`, the next three of `Schedule`. The penalty is l2/2 ||w||^2
-    over all columns but the last where that is the `intercept`.
+    `batch_size` and `seed` are of `treaty.linear.batches`, the next three of `Schedule`. A pair's Hessian product is
+    over `hessian_batch_size` rows, see `curvature_rows`; None: over the batch. The penalty is l2/2 ||w||^2 over all
+    columns but the last where that is the `intercept`.
     """
 
     memory: int
@@ -79,6 +106,7 @@ class Optimiser:
     max_iter: int
     l2: float = 0.0
     intercept: bool = True
+    hessian_batch_size: int | None = None
 
 
 def train(
@@ -104,13 +132,17 @@ def train(
     with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite ends the training
         while not schedule.finished:
             of_batches = []
-            for rows in batches:
+            for at, rows in enumerate(batches):
                 x, of_rows, own = X[rows], y[rows], 1.0 if scaled is None else scaled[rows]
                 u = x @ slice_.weights
                 of_batches.append(float(np.mean(own * loss.values(u, of_rows))))
                 grad = mean_over_rows(x, own * loss.residuals(u, of_rows))
                 s = slice_.candidate()
-                v = None if s is None else mean_over_rows(x, own * loss.curvatures(u, x @ s))
+                v = None
+                if s is not None:
+                    rows = np.concatenate(curvature_rows(batches, at, optimiser.hessian_batch_size or len(rows)))
+                    x, own = X[rows], 1.0 if scaled is None else scaled[rows]
+                    v = mean_over_rows(x, own * loss.curvatures(x @ slice_.weights, x @ s))
                 slice_.step(coordinator.decide(slice_.products(grad, v)))
             back = schedule.end_epoch(float(np.mean(of_batches)))
             slice_.end_epoch(back=back)

@@ -134,8 +134,16 @@ def check_identity(identity: Identity, name: str) -> None:
         key = serialization.load_pem_private_key(identity.key, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"expected an unencrypted PEM private key of {name}, got something else") from error
-    if key.public_key() != public:
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not public == key.public_key() == _derived(key):
         raise ConfigError(f"expected the private key of {name}'s certificate, got another key")
+
+
+def _derived(key: ec.EllipticCurvePrivateKey) -> ec.EllipticCurvePublicKey | None:
+    """Compute the public key anew: a file holds it beside the private one, and cryptography 43 believes it."""
+    try:
+        return ec.derive_private_key(key.private_numbers().private_value, key.curve).public_key()
+    except ValueError:
+        return None
 
 
 def check_certificate(certificate: bytes, name: str) -> x509.Certificate:

@@ -79,7 +79,8 @@ class GrpcChannel:
         check_identity(self._identity, name)
         self._pinned = {peer: check_certificate(peers[peer].certificate, peer) for peer in peers}
         self._addresses = {peer: peers[peer].address for peer in peers}
-        self._pings = Pings(keepalive_time, keepalive_timeout, reconnect)
+        # a tenth more, or an outage of just that time would be over before the attempt under way, and yet end the job
+        self._pings = Pings(keepalive_time, keepalive_timeout, 1.1 * reconnect)
         self._inbox = Inbox(name)
         self._credit = Credit(name, inbox_limit, peers)
         self._server = Server(name, address, self._identity, self._pinned, self._inbox, self._credit, keepalive_time)

@@ -1,7 +1,8 @@
 """Checkpoints: what an interrupted training goes on from, one file per party, written while it runs.
 
-All parties keep the same rounds: the active one says when, and writes its own file only once every other has written
-its. So the others' files are never behind; what they have of later trees is dropped when training goes on.
+Of trees all parties keep the same rounds: the active one says when, and writes its own file only once every other has
+written its. So the others' files are never behind; what they have of later trees is dropped when training goes on. Of a
+regression all parties write after every epoch and keep the last two, since a party that was killed may lack the last.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from treaty.data.table import Table
 from treaty.database import Mark, mark_of
 from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
+from treaty.linear.training import EpochState
 from treaty.models.linear import FORMAT as LINEAR_PART
 from treaty.models.linear import LinearPart
 from treaty.models.trees import FORMAT as PART
 from treaty.models.trees import ModelPart, check_part
 from treaty.trees.boosting import RoundState
 
-AnyPart = TypeVar("AnyPart", ModelPart, LinearPart)
+AnyPart = TypeVar("AnyPart", ModelPart, LinearPart, "LinearCheckpoint")
 logger = logging.getLogger(__name__)
 
-FORMAT = Format("checkpoint", 2)
+FORMAT, LINEAR = Format("checkpoint", 2), Format("linear-checkpoint", 1)
 ANEW = (
     "begin anew: remove the .checkpoint files from the folder given to fit as checkpoint, or run the job without "
     "--resume. Keep what else lies there: a .noise folder has the ledger of what was paid, and the key of its noise"
@@ -65,21 +67,45 @@ class Checkpoint(msgspec.Struct, kw_only=True):
         Of the options `given`, by name, those in `may_change` may differ. `parties` are all in the job's order, which
         the trees of the active party name by number; `table` is the `fingerprint` of the rows at hand.
         """
-        changed = [
-            f"{name}={given.get(name)!r} (was {self.options.get(name)!r})"
-            for name in sorted({*given, *self.options} - set(may_change))
-            if given.get(name) != self.options.get(name)
-        ]
-        if changed:
-            raise ConfigError(f"cannot resume with other options: {', '.join(changed)}; set them back, or {ANEW}")
+        _check_options(self.options, given, may_change)
         if self.part.forest is not None and self.part.forest.sources != tuple(parties):
             raise ConfigError(f"cannot resume with other parties than {', '.join(self.part.forest.sources)}; {ANEW}")
-        if table != self.table:
-            raise ConfigError(
-                f"{self.part.party}: cannot resume: the training rows, eval sets or classes are not those of the "
-                f"checkpoint; bring them back, or {ANEW}",
-                public="it cannot resume: its training rows or eval sets have changed",
-            )
+        _check_rows(self.part.party, self.table, table)
+
+
+class LinearCheckpoint(msgspec.Struct, kw_only=True):
+    """One party's file of a regression; a coordinator, which has no rows, keeps one, too."""
+
+    party: str
+    model_id: str
+    options: dict[str, Any]
+    table: bytes  # as in `Checkpoint`; empty without rows
+    states: list[EpochState]  # after the last epochs, oldest first, at most two
+    kept: dict[str, Mark] = {}  # as in a part
+
+    def check(self, given: Mapping[str, Any], may_change: Collection[str], table: bytes) -> None:
+        """Raise ConfigError for other options or rows than the checkpoint's, see `Checkpoint.check`."""
+        _check_options(self.options, given, may_change)
+        _check_rows(self.party, self.table, table)
+
+
+def _check_options(kept: Mapping[str, Any], given: Mapping[str, Any], may_change: Collection[str]) -> None:
+    changed = [
+        f"{name}={given.get(name)!r} (was {kept.get(name)!r})"
+        for name in sorted({*given, *kept} - set(may_change))
+        if given.get(name) != kept.get(name)
+    ]
+    if changed:
+        raise ConfigError(f"cannot resume with other options: {', '.join(changed)}; set them back, or {ANEW}")
+
+
+def _check_rows(party: str, kept: bytes, table: bytes) -> None:
+    if table != kept:
+        raise ConfigError(
+            f"{party}: cannot resume: the training rows, eval sets or classes are not those of the checkpoint; bring "
+            f"them back, or {ANEW}",
+            public="it cannot resume: its training rows or eval sets have changed",
+        )
 
 
 def fingerprint(
@@ -194,7 +220,7 @@ def _vouched(model: Path) -> dict[str, Mark]:
         return {}
     faults = []
     kinds: list[tuple[type[_Vouching | _VouchingCheckpoint], Format]] = [
-        (_Vouching, PART), (_Vouching, LINEAR_PART), (_VouchingCheckpoint, FORMAT),
+        (_Vouching, PART), (_Vouching, LINEAR_PART), (_VouchingCheckpoint, FORMAT), (_Vouching, LINEAR),
     ]  # fmt: skip
     for content, form in kinds:
         try:
@@ -221,18 +247,23 @@ class Keeper:
     party: str | None = None
     store: Path | None = None
     _next: float = 0.0
-    _current: Callable[[], Checkpoint] | None = None
+    _current: Callable[[], Checkpoint | LinearCheckpoint] | None = None
 
     def found(self) -> Checkpoint | None:
         """Return the checkpoint to go on from."""
         return load_checkpoint(self.path, self.party) if self.resume and self.path.exists() else None
+
+    def found_linear(self) -> LinearCheckpoint | None:
+        """Return the checkpoint of a regression to go on from."""
+        found = self.resume and self.path.exists()
+        return read_file(self.path, LinearCheckpoint, LINEAR, self.party) if found else None
 
     @property
     def due(self) -> bool:
         """Whether enough time has passed since the last writing."""
         return time.perf_counter() >= self._next
 
-    def keep(self, current: Callable[[], Checkpoint], began: float | None = None) -> None:
+    def keep(self, current: Callable[[], Checkpoint | LinearCheckpoint], began: float | None = None) -> None:
         """Write the file; `current` is called again for what to write if training ends early.
 
         `began` is when others were asked to keep theirs, by `time.perf_counter`.
@@ -247,9 +278,12 @@ class Keeper:
         started = time.perf_counter() if began is None else began
         self.path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint = self._current()
-        party = checkpoint.part.party
-        checkpoint = msgspec.structs.replace(checkpoint, part=marked(checkpoint.part, self.store, party))
-        write_file(self.path, checkpoint, FORMAT, party)
+        if isinstance(checkpoint, LinearCheckpoint):
+            write_file(self.path, marked(checkpoint, self.store, checkpoint.party), LINEAR, checkpoint.party)
+        else:
+            party = checkpoint.part.party
+            checkpoint = msgspec.structs.replace(checkpoint, part=marked(checkpoint.part, self.store, party))
+            write_file(self.path, checkpoint, FORMAT, party)
         ended = time.perf_counter()
         self._next = ended + (ended - started) / self.share
 

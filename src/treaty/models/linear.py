@@ -1,39 +1,46 @@
 """What training a linear model leaves at each party, and the file it is kept in.
 
 Every party has the weights of its own columns, and what is needed to prepare them; the active party, which has the
-labels, has the intercept and the classes as well. A row's margin is the sum over all parts.
+labels, has the intercept, the classes and the calibration as well. A row's margin is the sum over all parts.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, stdtr  # type: ignore[import-untyped]
 
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.database import Mark
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
+from treaty.linear.calibration import Calibration
 from treaty.linear.losses import beyond_taylor, probabilities
 from treaty.linear.preparation import Preparation, prepare
 
-FORMAT = Format("linear-part", 2)
+FORMAT = Format("linear-part", 3)
 
 
 class LinearPart(msgspec.Struct, kw_only=True):
     """One party's part of a linear model.
 
     `model_id` is the same in all parts; `coef` (preparation.n_columns,) are the weights of the prepared columns. The
-    active party alone has `intercept`, `classes` (two labels; margins are log-odds of the second) and `losses` (of
-    every epoch the mean loss of its batches). `loss` is "taylor" or "logistic"; `encryption` the cipher it was trained
-    under, empty for a pooled model. `alone` says of each party how many rows stand alone in their batch among its
-    columns, so that its gradients reveal their labels (the active party's: the others' part of their margins); it is
-    empty after a pooled training and in paper mode. `kept` is as in a part of trees.
+    active party alone has `intercept`, `classes` (two labels; a high margin speaks for the second), `calibration`,
+    which makes log-odds of margins (None: margins are log-odds), `losses` (of every epoch the mean loss of its batches)
+    and `settled`, False where training ended at `max_iter` while the loss was still changing. `loss` is "taylor" or
+    "logistic"; `encryption` the cipher it was trained under, empty for a pooled model. `alone` says of each party how
+    many rows stand alone in their batch among its columns, so that its gradients reveal their labels (the active
+    party's: the others' part of their margins); it is empty after a pooled training and in paper mode. `family` is
+    "logistic"; "multiclass", whose `of_classes` are the parts of models of each class against the rest, without weights
+    of its own; "linear", whose margins are predictions; or "poisson", whose margins are their logarithms. The last two
+    have no classes. `errors` are the standard errors of `coef`, at the active party also of the intercept, which comes
+    last, and `degrees` their degrees of freedom, where they were asked for. `kept` is as in a part of trees.
     """
 
     model_id: str
@@ -43,8 +50,14 @@ class LinearPart(msgspec.Struct, kw_only=True):
     coef: NDArray[np.float64]
     intercept: float | None = None
     classes: list[Category] | None = None
+    calibration: Calibration | None = None
+    family: str = "logistic"
     loss: str = "taylor"
+    of_classes: list[LinearPart] = []
+    errors: NDArray[np.float64] | None = None
+    degrees: int | None = None
     losses: list[float] = []
+    settled: bool = True
     encryption: str = ""
     alone: dict[str, int] = {}
     kept: dict[str, Mark] = {}
@@ -61,26 +74,114 @@ class LinearPart(msgspec.Struct, kw_only=True):
     def summary(self) -> str:
         """Say how many weights there are and, at the active party, how training ended."""
         ended = f", loss {self.losses[-1]:.6f} after {len(self.losses)} epochs" if self.losses else ""
-        return f"{len(self.coef)} weights{ended}"
+        return f"{len(self.coef)} weights{ended}{'' if self.settled else ', not converged'}"
+
+    @property
+    def unsettled(self) -> str:
+        """Say that training ended before the loss was steady; empty where it was."""
+        if self.settled:
+            return ""
+        change = f", which changed by {abs(self.losses[-1] - self.losses[-2]):.2g}" if len(self.losses) > 1 else ""
+        return (
+            f"training ended after max_iter={len(self.losses)} epochs without a steady loss{change} in the last; raise "
+            "max_iter, or tol, or take smaller batches: an epoch of few batches has few steps"
+        )
+
+    def log_odds(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return log-odds of the second class, from all parts' margins (n_rows,), or of each of several, as these."""
+        if self.of_classes:
+            each = zip(self.of_classes, margins.T, strict=True)
+            return np.column_stack([part.log_odds(own) for part, own in each])
+        return margins if self.calibration is None else self.calibration.log_odds(margins)
 
     def predictions(self, margins: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-        """Return the predicted labels and each class's probability, as columns of a file, from all parts' margins."""
-        classes, p = self.classes or [], probabilities(margins)
-        columns: dict[str, NDArray[Any]] = {"prediction": np.array(classes)[(margins > 0.0).astype(np.intp)]}
+        """Return predictions, and each class's probability, as columns of a file, from all parts' margins."""
+        if self.of_classes:
+            several = self.probabilities(margins)
+            found = np.array(self.classes or [])[np.argmax(several, axis=1)]
+            named = zip(self.classes or [], several.T, strict=True)
+            return {"prediction": found} | {f"probability_{name}": of for name, of in named}
+        if self.family != "logistic":
+            return {"prediction": np.exp(margins) if self.family == "poisson" else margins}
+        classes, log_odds = self.classes or [], self.log_odds(margins)
+        p = probabilities(log_odds)
+        columns: dict[str, NDArray[Any]] = {"prediction": np.array(classes)[(log_odds > 0.0).astype(np.intp)]}
         return columns | {f"probability_{name}": of for name, of in zip(classes, (1.0 - p, p), strict=True)}
+
+    def probabilities(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return each class's probability (n_rows, n_classes), from all parts' margins.
+
+        Of more than two classes they are those of each class against the rest, divided by their sum.
+        """
+        if not self.of_classes:
+            p = probabilities(self.log_odds(margins))
+            return np.column_stack([1.0 - p, p])
+        several = probabilities(self.log_odds(margins))
+        shares: NDArray[np.float64] = several / several.sum(axis=1, keepdims=True)
+        return shares
 
     def caution(self, margins: NDArray[np.float64]) -> str | None:
         """Say when probabilities of rows with these margins are unreliable; None when they are not."""
-        return beyond_taylor(margins) if self.loss == "taylor" else None
+        classifies = self.family in ("logistic", "multiclass")
+        return beyond_taylor(margins) if classifies and self.loss == "taylor" else None
+
+    def p_values(self) -> NDArray[np.float64] | None:
+        """Return two-sided p-values of the hypotheses that a weight is 0, as `errors`; None without these.
+
+        Those of a linear regression follow Student's t, others the normal distribution.
+        """
+        if self.errors is None or self.degrees is None:
+            return None
+        weights = self.coef if self.intercept is None else np.append(self.coef, self.intercept)
+        ratios = np.abs(weights) / self.errors  # NaN for a constant column
+        p: NDArray[np.float64] = 2.0 * (stdtr(self.degrees, -ratios) if self.family == "linear" else ndtr(-ratios))
+        return p
+
+    def table(self) -> dict[str, NDArray[Any]]:
+        """Return the weights as columns of a file: of what, how large, and, if there are some, errors and p-values."""
+        named, weights = self.column_names(), self.coef
+        if self.intercept is not None:
+            named, weights = [*named, "intercept"], np.append(weights, self.intercept)
+        columns: dict[str, NDArray[Any]] = {"column": np.array(named, dtype=object), "weight": weights}
+        p = self.p_values()
+        return columns if p is None or self.errors is None else columns | {"standard_error": self.errors, "p_value": p}
 
     def margins(self, table: Table) -> NDArray[np.float64]:
-        """Return what this part adds to rows' margins (n_rows,)."""
+        """Return what this part adds to rows' margins (n_rows,), or (n_rows, n_classes) of more than two classes."""
+        if self.of_classes:
+            return np.column_stack([part.margins(table) for part in self.of_classes])
         own = self.preparation.matrix(table.columns, table.n_rows) @ self.coef
         return own if self.intercept is None else own + self.intercept
+
+    def per_unit(self) -> NDArray[np.float64]:
+        """Return what a unit of each column as it came adds to a margin, float64 (n_columns,); 0 for a constant one.
+
+        As long as no value is missing, or clipped at 10 standard deviations.
+        """
+        scale = self.preparation.scale
+        return np.divide(self.coef, scale, out=np.zeros_like(self.coef), where=scale > 0.0)
+
+    def at_zero(self) -> float:
+        """Return what this part adds to the margin of a row that is 0 in all of its columns, as they came."""
+        return (self.intercept or 0.0) - float(self.per_unit() @ self.preparation.mean)
 
     def column_names(self) -> list[str]:
         """Name what `coef` has a weight for: a column, or "column=category"."""
         return self.preparation.names(self.schema.names, self.schema.categories)
+
+
+def one_against_rest(parts: Sequence[LinearPart], classes: list[Category] | None) -> LinearPart:
+    """Make a party's parts of models of each class against the rest into one part; `classes` at the active party."""
+    first = parts[0]
+    most = max(len(part.losses) for part in parts)
+    padded = [part.losses + part.losses[-1:] * (most - len(part.losses)) for part in parts]
+    return LinearPart(
+        model_id=first.model_id, party=first.party, schema=first.schema, preparation=first.preparation,
+        coef=np.zeros_like(first.coef), intercept=None if first.intercept is None else 0.0, classes=classes,
+        family="multiclass", loss=first.loss, of_classes=list(parts),
+        losses=[float(np.mean(of)) for of in zip(*padded, strict=True)],
+        settled=all(part.settled for part in parts), encryption=first.encryption, alone=first.alone,
+    )  # fmt: skip
 
 
 def preparation_of(table: Table) -> Preparation:
@@ -101,14 +202,22 @@ def load_linear_part(path: str | os.PathLike[str], party: str | None = None) -> 
 
 def check_linear_part(part: LinearPart) -> None:
     """Raise ValueError for a part whose arrays do not fit each other."""
+    for of_class in part.of_classes:
+        check_linear_part(of_class)
+    if part.of_classes and part.classes is not None and len(part.classes) != len(part.of_classes):
+        raise ValueError("another number of models than of classes")
     made, n_features = part.preparation, len(part.schema.names)
     if len(made.median) != n_features or made.n_categories != tuple(
         None if values is None else len(values) for values in part.schema.categories
     ):
         raise ValueError("a preparation of other columns")
+    if part.errors is not None and len(part.errors) != len(part.coef) + (part.intercept is not None):
+        raise ValueError("another number of standard errors than of weights")
     if not len(part.coef) == len(made.mean) == len(made.scale) == made.n_columns:
         raise ValueError("another number of weights than of columns")
-    if not all(np.all(np.isfinite(numbers)) for numbers in (part.coef, made.median, made.mean, made.scale)):
+    found = part.calibration
+    scaling = [] if found is None else [found.slope, found.offset]
+    if not all(np.all(np.isfinite(numbers)) for numbers in (part.coef, made.median, made.mean, made.scale, scaling)):
         raise ValueError("weights that are not finite")
 
 
@@ -122,6 +231,6 @@ def label_holder(parts: Iterable[LinearPart]) -> LinearPart:
 
 
 def pooled_margins(parts: Mapping[str, LinearPart], tables: Mapping[str, Table]) -> NDArray[np.float64]:
-    """Return the margins (n_rows,) of all parties' parts and tables: log-odds of the second class."""
+    """Return the margins (n_rows,) of all parties' parts and tables."""
     margins: NDArray[np.float64] = np.sum([part.margins(tables[name]) for name, part in parts.items()], axis=0)
     return margins

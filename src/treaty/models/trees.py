@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.binning import Bins
+from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.database import Mark
 from treaty.errors import ConfigError, DataError
@@ -23,6 +25,7 @@ from treaty.files import Format, read_file, write_file
 from treaty.privacy.remembered_rows import RandomisedRows
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
+from treaty.trees.objectives import Objective
 
 FORMAT = Format("model-part", 2)
 
@@ -97,12 +100,25 @@ class ModelPart(msgspec.Struct, kw_only=True):
     def predictions(self, margins: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
         """Return what rows of these margins (n_rows, n_outputs) are predicted to be, by column of a file."""
         assert self.forest is not None
-        predicted = self.forest.objective.predictions(margins)
-        if self.forest.classes is None:
+        return RowPredictions(margins, self.forest.objective, self.forest.classes).columns()
+
+
+@dataclass(frozen=True, slots=True)
+class RowPredictions:
+    """What a model says of rows: margins, float64 (n_rows, n_outputs), its loss, and labels by class number."""
+
+    margins: NDArray[np.float64]
+    objective: Objective
+    classes: list[Category] | None
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return what the rows are predicted to be, by column of a file."""
+        predicted = self.objective.predictions(self.margins)
+        if self.classes is None:
             return {"prediction": predicted[:, 0]}
         p = of_classes(predicted)
-        columns = {"prediction": np.array(self.forest.classes)[np.argmax(p, axis=1)]}
-        return columns | {f"probability_{name}": p[:, k] for k, name in enumerate(self.forest.classes)}
+        columns = {"prediction": np.array(self.classes)[np.argmax(p, axis=1)]}
+        return columns | {f"probability_{name}": p[:, k] for k, name in enumerate(self.classes)}
 
 
 def of_classes(p: NDArray[np.float64]) -> NDArray[np.float64]:

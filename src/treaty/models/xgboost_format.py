@@ -64,11 +64,7 @@ def to_booster(
             },
             "objective": {
                 "name": objective.xgboost_name,
-                **(
-                    {"softmax_multiclass_param": {"num_class": str(objective.n_classes)}}
-                    if objective.n_classes
-                    else {"reg_loss_param": {"scale_pos_weight": "1"}}
-                ),
+                **objective.xgboost_parameters,
             },
         },
     }

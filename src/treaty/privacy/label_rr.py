@@ -2,7 +2,7 @@
 
 A label of K classes is kept with probability p = e^epsilon / (e^epsilon + K - 1) and becomes each other class with r =
 1 / (e^epsilon + K - 1). All trees of all jobs together cost `epsilon`, as long as the labels are never drawn again:
-`stored_noisy_labels` ensures that. The objective debiases them (`treaty.trees.objectives.FixedPointLoss.debiasing`).
+`stored_noisy_labels` ensures that. The objective debiases them (`FixedPointLoss.debiasing`).
 
 References
 ----------

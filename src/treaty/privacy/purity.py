@@ -51,3 +51,15 @@ def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafP
     majority = per_class.max() / len(y)
     adjusted = (raw - majority) / (1.0 - majority) if majority < 1.0 else np.zeros_like(raw)
     return LeafPurity(raw, balanced, adjusted)
+
+
+def shares_from_weights(weights: Floats, hess: Floats, *, base: float = 0.5, reg_lambda: float = 0.0) -> Floats:
+    """Return the share of class 1 in each leaf of a first tree, from leaf weights alone.
+
+    `weights` are leaf weights before the learning rate, `hess` the leaves' sums of hessians, `base` the probability a
+    that all rows start from. In a leaf of n rows, n theta of them of class 1, G = n (a - theta) and H = n a (1 - a), so
+    that w = -G / (H + lambda) gives theta = a + a (1 - a) w (1 + lambda / H). Cheng et al. (Theorem 2) have no lambda,
+    and print a - a (1 - a) w.
+    """
+    shares: Floats = base + base * (1.0 - base) * weights * (1.0 + reg_lambda / hess)
+    return shares

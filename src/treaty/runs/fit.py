@@ -85,7 +85,8 @@ def train(
     system, cast = run.system, run.cast
     progress = _Progress(run, finished)
     with ExitStack() as held:
-        keepers = held.enter_context(_keepers(checkpoint, system, cast.having(*system.has_model), cast.active))
+        keeping = cast.having(*system.has_model, *system.named_roles)
+        keepers = held.enter_context(_keepers(checkpoint, system, keeping, cast.active))
         bar = held.enter_context(TrainingBar(system.name, run.common.most_rounds, shown=transport == "memory"))
         progress.bar = bar
         run = replace(run, progress=progress, phase=bar.phase, store=checkpoint)

@@ -24,7 +24,8 @@ from treaty.systems.options import given
 from treaty.systems.system import LabelledRows, System
 
 _SHARE = 4096  # MiB that a party may have unread of each other: all are of one program, whose messages may be large
-LABEL, _WEIGHT = "__label__", "__weight__"  # columns of the tables that an estimator writes for its processes
+# columns of the tables that an estimator writes for its processes
+LABEL, _WEIGHT, _GROUP = "__label__", "__weight__", "__group__"
 
 
 def train_in_processes(
@@ -59,7 +60,7 @@ def train_in_processes(
         job = _written_job(run, Path(name), weighted, checkpoints, noisy_labels)
         owners = cast.having(*system.has_model) if system.split == "columns" else [cast.active]
         try:
-            run_all(job, "train", progress=True, arguments=["--resume"] if resume else [])
+            run_all(job, "train", progress=True, arguments={job.active: ["--resume"]} if resume else None)
         except PartyFailure:
             for party in owners:
                 with suppress(ConfigError):  # raised where nothing was finished
@@ -85,7 +86,7 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
         evals = []
         for rows in run.evals_of(name):
             path = folder / f"{name}.{rows.name}.arrow"
-            labels = {LABEL: _labels(run, rows)} if name == cast.active else {}
+            labels = _labels(run, rows) if name == cast.active else {}
             write_columns(path, rows.table, labels)
             evals.append(str(path))
         data = run.data.get(name)
@@ -99,9 +100,11 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
             edge=cast.edges.get(name),
         )
     kept = None if checkpoints is None else str(checkpoints.resolve())
+    ranks = run.data[cast.active].y.ndim == 2 if cast.active in run.data else False
     return Job(
         name="fit", active=cast.active, label=LABEL, weight=_WEIGHT if weighted else None, parties=members,
-        task="regression" if run.classes is None else "classification", classes=max(2, len(run.classes or ())),
+        task="classification" if run.classes is not None else "ranking" if ranks else "regression",
+        group=_GROUP if ranks else None, classes=max(2, len(run.classes or ())),
         output=str(folder / "model"), checkpoints=kept, store=kept, n_jobs=run.n_jobs,
         inbox_limit=len(members) * _SHARE, **_settings(run.system, (run.options, run.common)),
     )  # fmt: skip
@@ -112,12 +115,14 @@ def _beside(run: Run, data: LabelledRows, weighted: bool) -> dict[str, NDArray[A
     if len(data.y) != data.table.n_rows or (run.system.split == "columns" and len(data.y) == 0):
         return {}
     weight = {_WEIGHT: np.ones(len(data.y)) if data.weight is None else data.weight} if weighted else {}
-    return {LABEL: _labels(run, data), **weight}
+    return {**_labels(run, data), **weight}
 
 
-def _labels(run: Run, data: LabelledRows) -> NDArray[Any]:
-    """Return labels as they came: a checkpoint is of rows with these, not of class numbers."""
-    return data.y if run.classes is None else np.array(run.classes)[data.y.astype(np.intp)]
+def _labels(run: Run, data: LabelledRows) -> dict[str, NDArray[Any]]:
+    """Return labels as they came, and groups of a ranking: a checkpoint is of rows with these, not of class numbers."""
+    if data.y.ndim == 2:
+        return {LABEL: data.y[:, 0], _GROUP: data.y[:, 1]}
+    return {LABEL: data.y if run.classes is None else np.array(run.classes)[data.y.astype(np.intp)]}
 
 
 def _settings(system: System, settings: tuple[Any, Any]) -> dict[str, Any]:
@@ -159,5 +164,5 @@ def predict_in_processes(
             inbox_limit=len(members) * _SHARE, **_settings(system, settings),
         )  # fmt: skip
         margins = folder / "margins.npy"
-        run_all(job, "predict", arguments=["--margins", str(margins)])
+        run_all(job, "predict", arguments={job.active: ["--margins", str(margins)]})
         return np.asarray(np.load(margins, allow_pickle=False))

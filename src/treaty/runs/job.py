@@ -41,7 +41,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         brings rows: everybody's copy names one for each participant, and only a party's own is read. That of the server
         of "fedxgb" says which columns and classes there are; without it the first of its `eval_tables` does.
     eval_tables, predict_table : list of str, str or None
-        Paths of its rows of the eval sets, and of the rows to predict.
+        Paths of its rows of the eval sets, and of the rows to predict. Under "fedxgb" everybody's copy names a user's
+        `predict_table` where a hidden model is to predict its rows; only its own is read.
     columns : list of str or None
         The columns to use; None for all but `drop`, label and weight.
     drop : list of str
@@ -116,6 +117,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         The party with the labels; where tables are split by row the leader or server, which may bring no rows.
     label, weight : str, str or None
         Columns of the active party's table; where tables are split by row of every table.
+    group : str or None
+        With ``task = "ranking"``: the column of the active party's table that says which rows are ranked together.
     parties : dict of str to Member
         In the order of the joined table's columns; where tables are split by row the first table's columns are
         everybody's.
@@ -126,7 +129,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         ``[regression]``.
     align : Align or None
         How rows are brought into common order first. None: they are in the same order in all tables.
-    task : {"classification", "regression"}
+    task : {"classification", "regression", "ranking"}
     classes : int
         How many classes the labels have, where tables are split by column: a round has a tree for each where there are
         more than two, and parties without labels count trees.
@@ -141,7 +144,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     timeout : float
         Seconds a party waits for a message.
     reconnect : float
-        Seconds for which a broken connection is dialled again before the party behind it counts as lost.
+        Seconds for which a broken connection is dialled again before the party behind it counts as lost; `timeout` goes
+        on meanwhile.
     inbox_limit : int
         MiB that all peers of a party together may have sent it and it has not read, from 1; each has a share, which the
         largest message it may send must fit.
@@ -157,9 +161,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     own: dict[str, Any] = {}
     common: dict[str, Any] = {}
     align: Align | None = None
-    task: Literal["classification", "regression"] = "classification"
+    task: Literal["classification", "regression", "ranking"] = "classification"
     classes: Annotated[int, msgspec.Meta(ge=2)] = 2
     weight: str | None = None
+    group: str | None = None
     output: str = "model"
     checkpoints: str | None = None
     store: str | None = None
@@ -184,7 +189,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         _check_names(f"[{system.name}]", self.own, system.options, system)
         _check_names(f"[{system.common.table}]", self.common, system.common, system)
         own = converted(self.own, system.options, f"[{system.name}]")
-        common = converted(self.common, system.common, f"[{system.common.table}]").checked(own)
+        given = self.common
+        if system.common.table == "regression" and self.classes > 2 and given.get("family", "logistic") == "logistic":
+            given = {**given, "family": "multiclass"}
+        common = converted(given, system.common, f"[{system.common.table}]").checked(own)
         own.check(common)
         return own, common
 
@@ -234,8 +242,13 @@ def load_job(path: str | Path) -> Job:
             f"expected no [align] with protocol {job.protocol!r}, whose parties hold different people's rows; take it "
             f"out - in {path}"
         )
-    if job.task == "regression" and job.classes > 2:
-        raise ConfigError(f'expected no classes with task = "regression", got {job.classes} - in {path}')
+    if job.task != "classification" and job.classes > 2:
+        raise ConfigError(f'expected no classes with task = "{job.task}", got {job.classes} - in {path}')
+    if (job.task == "ranking") != (job.group is not None):
+        raise ConfigError(
+            f'expected group, a column, with task = "ranking" and with no other, got task = "{job.task}" and '
+            f"{'no group' if job.group is None else f'group = {job.group!r}'} - in {path}"
+        )
     _check_classifies(job, path)
     return _absolute(job, path.resolve().parent)
 
@@ -296,18 +309,22 @@ def _check_names(table: str, given: Any, kind: Any, system: System) -> None:
 
 
 def _check_classifies(job: Job, path: Path) -> None:
-    """Refuse what a job of trees may ask for and a logistic regression does not have."""
+    """Refuse what a job of trees may ask for and a linear model does not have, or not in this family."""
     if job.system.common.table != "regression":
         return
-    asked = ['task = "regression"'] if job.task != "classification" else []
-    asked += [f"classes = {job.classes}"] if job.classes > 2 else []
-    asked += ["weight"] if job.weight is not None else []
+    common = job.settings()[1]
+    family, expected = common.family, "classification" if common.classifies else "regression"
+    if job.task != expected:
+        raise ConfigError(f'expected task = "{expected}" with family = "{family}", got task = "{job.task}" - in {path}')
+    if family == "multiclass" and job.classes == 2:
+        raise ConfigError(f'expected the number of classes with family = "multiclass", classes = 5 say - in {path}')
+    asked = ["group"] if job.group is not None else []
     for name, member in job.parties.items():
         asked += [f"parties.{name}.{what}" for what in ("eval_tables", "noisy_labels") if getattr(member, what)]
     if asked:
         raise ConfigError(
-            f"expected none of task, classes above 2, weight, eval_tables and noisy_labels with protocol "
-            f"{job.protocol!r}, which classifies rows that all weigh the same, got {', '.join(asked)} - in {path}"
+            f"expected no group, eval_tables and noisy_labels with protocol {job.protocol!r}, got {', '.join(asked)} - "
+            f"in {path}"
         )
 
 

@@ -15,13 +15,14 @@ from cryptography.x509 import load_pem_x509_certificate
 from numpy.typing import NDArray
 
 from treaty.compute import cores
+from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, PeerLost, PeerTimeout
 from treaty.messaging.certificates import load_certificate, load_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
 from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, load_checkpoint, marked
 from treaty.models.interpretation import explain_pooled
-from treaty.models.linear import load_linear_part
+from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import load_part, predict_pooled
 from treaty.runs.endings import check_writable, output_folders, wait_until_all_kept
 from treaty.runs.job import Job, id_column, store_of
@@ -36,7 +37,7 @@ from treaty.runs.reading import (
 from treaty.runs.report import write_report
 from treaty.runs.rows import open_rows, read_rows
 from treaty.runs.threads import predicting_cast
-from treaty.systems.system import Cast, Keeping, LabelledRows, Phase, Program, Progress, Seat, System, Vouching
+from treaty.systems.system import Cast, Keeping, LabelledRows, Phase, Program, Progress, Seat, Service, System, Vouching
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +104,10 @@ def train_party(
         vouched = [cast.active, name] if keeping else system.vouched(cast, name)
         seat = Seat(
             party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
-            n_classes=job.classes, varied=job.task == "regression" or job.weight is not None,
+            n_classes=job.classes, varied=job.task != "classification" or job.weight is not None,
             eval_sets=tables.eval_sets, threads=threads, progress=watch, phase=phase, keeper=keeper, store=store,
             vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
-            patience=min(max(PATIENCE, 1.5 * job.reconnect), job.timeout / 10),
+            patience=patience_of(job),
             row_numbers=tables.row_numbers, rows_digest=tables.rows_digest, apart=apart(job),
             audit=keeping,
         )  # fmt: skip
@@ -130,6 +131,8 @@ def train_party(
     def keep(party: Party, part: Any) -> None:
         if part is not None:
             marked(part, store, name).save(staged)
+            if isinstance(part, LinearPart) and part.errors is not None:
+                write_predictions(part_file(job.output, name).with_suffix(".weights.csv"), part.table())
         ended = time.perf_counter()
         first = begun[0] if begun else ended
         training = "training" if system.common.table == "regression" else "boosting"
@@ -233,7 +236,7 @@ def predict_party(
     check_has_model(job, name)
     if job.by_row:
         part = find_part(job, name)
-        rows = read_rows(job, name, _to_predict(job, name), part.schema).features
+        rows = read_rows(job, name, to_predict(job, name), part.schema).features
         return None, predict_pooled([part], [rows], cores(job.n_jobs))
     phase: Phase | None = None if steps is None else (lambda title, done, total: steps(done, total))
     return _with_rows(job, name, job.system.predict, phase)
@@ -252,7 +255,7 @@ def explain_party(job: Job, name: str) -> dict[str, Any]:
     check_has_model(job, name)
     if job.by_row:
         whole = find_part(job, name)
-        rows = read_rows(job, name, _to_predict(job, name), whole.schema).features
+        rows = read_rows(job, name, to_predict(job, name), whole.schema).features
         values = explain_pooled([whole], [rows], cores(job.n_jobs))
         return _by_column(dict(zip([*whole.schema.names, "bias"], values.transpose(2, 0, 1), strict=True)))
     ids, found = _with_rows(job, name, job.system.explain, None)
@@ -290,7 +293,9 @@ def check_has_model(job: Job, name: str) -> None:
     if name not in owners_of_model(job):
         role = job.parties[name].role
         what = f"{name}, the {role}, has no part of the model" if role else f"{name} has no part of the model"
-        raise ConfigError(f"{what}: expected --as {' or '.join(owners_of_model(job))}")
+        served = job.system.service is not None and not job.system.service.refused(job.settings()[0])
+        hint = f"; or, to have rows of it predicted, parties.{name}.predict_table" if served and not role else ""
+        raise ConfigError(f"{what}: expected --as {' or '.join(owners_of_model(job))}{hint}")
 
 
 def owners_of_model(job: Job) -> list[str]:
@@ -326,7 +331,7 @@ def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
 def _with_rows(job: Job, name: str, programs: Mapping[str, Program], phase: Phase | None) -> tuple[Any, Any]:
     """Run a role with the party's saved part and its rows to predict; return their ids too, if they were aligned."""
     cast, (own, common), threads = _predicting(job), job.settings(), cores(job.n_jobs)
-    path = _to_predict(job, name)
+    path = to_predict(job, name)
 
     def role(party: Party) -> tuple[Any, Any]:
         part = find_part(job, name)  # once connected, so that the others learn of a bad one
@@ -347,18 +352,27 @@ def apart(job: Job) -> bool:
     return any(member.key is None for member in job.parties.values())
 
 
-def _to_predict(job: Job, name: str) -> str:
+def to_predict(job: Job, name: str) -> str:
+    """Return the path of a party's rows to predict; ConfigError where the job names none."""
     path = job.parties[name].predict_table
     if path is None:
         raise ConfigError(f"the job names no rows of {name} to predict: add parties.{name}.predict_table")
     return path
 
 
-def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Result]) -> Result:
-    """Connect to the peers that the system's links name, run the role, leave in order."""
+def patience_of(job: Job) -> float:
+    """Return the seconds after which a silent user of a crowd counts as lost."""
+    return min(max(PATIENCE, 1.5 * job.reconnect), job.timeout / 10)
+
+
+def connected(
+    job: Job, name: str, cast: Cast, role: Callable[[Party], Result], service: Service | None = None
+) -> Result:
+    """Connect to the peers that the links of the system, or of its service, name; run the role; leave in order."""
     system, own = job.system, job.settings()[0]
-    peers, me = system.links(cast, own)[name], job.parties[name]
-    vouched = system.vouched(cast, name)
+    played = system if service is None else service
+    peers, me = played.links(cast, own)[name], job.parties[name]
+    vouched = played.vouched(cast, name)
     needed = [(who, "address") for who in (name, *peers)] + [(name, "key")]
     needed += [(who, "certificate") for who in dict.fromkeys((name, *peers, *vouched))]
     missing = [f"parties.{who}.{what}" for who, what in needed if getattr(job.parties[who], what) is None]
@@ -373,7 +387,7 @@ def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Result]) 
         name, me.address, key=identity.key, certificate=identity.certificate, peers=pinned, reconnect=job.reconnect,
         inbox_limit=job.inbox_limit << 20,
     )  # fmt: skip
-    may_be_absent = [peer for peer in system.may_be_absent(cast, own) if name != peer]
+    may_be_absent = [peer for peer in played.may_be_absent(cast, own) if name != peer]
     try:
         party = Party(name, job.name, system.name, channel, peers, timeout=job.timeout)
 

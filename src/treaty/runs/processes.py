@@ -32,6 +32,7 @@ from treaty.runs.party import owners_of_model
 from treaty.runs.report import expendable, load_reports
 from treaty.runs.threads import Traffic
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems.system import Cast
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +50,24 @@ class PartyFailure(TreatyError):
 
 
 def run_all(
-    job: Job, verb: str, *, arguments: Sequence[str] = (), to_all: bool = False, progress: bool = False
-) -> None:
+    job: Job,
+    verb: str,
+    *,
+    arguments: Mapping[str, Sequence[str]] | None = None,
+    progress: bool = False,
+    service: Cast | None = None,
+) -> list[str]:
     """Run ``treaty <verb> JOB --as PARTY`` for every party of the job on this machine.
 
     Every party must name its table, but for a leader without rows; addresses, keys and certificates are made up where
-    they are missing. `arguments` go to the active party's command, or `to_all`; with `progress` it draws its bar.
+    they are missing. `arguments` are those of each party's command; with `progress` the active one draws its bar.
+    `service` are those who play a prediction for parties without the model.
 
     Raises PartyFailure when a process fails, with the error of each. A training goes on without `expendable` parties,
-    which are warned of, as is everything that processes which end well say on standard error.
+    a service without those who have rows: they are warned of and returned. So is everything warned of that processes
+    which end well say on standard error.
     """
+    of_each = arguments or {}
     if verb == "train":
         compile_kernels(job.system, job.settings()[0])
     completed = _completed(job)
@@ -71,7 +80,7 @@ def run_all(
         held.enter_context(ended_by_signals())
         started: dict[str, subprocess.Popen[bytes]] = {}
         held.callback(_end_all, started)
-        for name in job.parties if verb == "train" else owners_of_model(job):
+        for name in service.roles if service else job.parties if verb == "train" else owners_of_model(job):
             started[name] = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
                 [
                     sys.executable,
@@ -81,7 +90,7 @@ def run_all(
                     FROM_PARENT,
                     "--as",
                     name,
-                    *(arguments if to_all or name == job.active else ()),
+                    *of_each.get(name, ()),
                     *(("--cores", kept_to[name]) if name in kept_to else ()),
                 ],
                 stdin=subprocess.PIPE,
@@ -91,7 +100,7 @@ def run_all(
             )
         for name, process in started.items():
             _tell_job(process, _copy_of(completed, name))
-        may_fail = expendable(job) if verb == "train" else []
+        may_fail = service.owners if service else expendable(job) if verb == "train" else []
         failed = _wait(started, may_fail)
         _end_all(started)
         said = {name: _said(errors[name], name) for name in started}
@@ -105,6 +114,7 @@ def run_all(
                 logger.warning("%s: %s", name, line)
         if failed:
             logger.warning("the job went on without %d parties\n%s", len(failed), told)
+        return failed
 
 
 def _tell_job(process: subprocess.Popen[bytes], job: Job) -> None:

@@ -55,10 +55,12 @@ def read_by_column(
         )  # fmt: skip
     seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}
     data, classes = labelled(rows, job, name, path, None, training=True)
-    if name == job.active and system.common.table == "regression" and len(classes or ()) != 2:
+    classifies = system.common.table == "regression" and job.task == "classification"
+    if name == job.active and classifies and len(classes or ()) != job.classes:
+        expected = "two" if job.classes == 2 else job.classes
         raise DataError(
-            f"{name}: expected labels of two classes in column {job.label!r}, got {len(classes or ())} different ones "
-            f"in {len(data.y)} rows"
+            f"{name}: expected labels of {expected} classes in column {job.label!r}, got {len(classes or ())} "
+            f"different ones in {len(data.y)} rows"
         )
     if name == job.active and own.label_epsilon is not None:
         noisy = member.noisy_labels or f"{path}.noisy_labels"

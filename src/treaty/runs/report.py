@@ -28,6 +28,7 @@ class Report(msgspec.Struct, kw_only=True):
     choice: str = ""  # at the active party, why that cipher
     exact_sums: dict[str, float] = {}  # estimated share of each passive party's bins that exact sums showed
     spent: str = ""  # what the party's noise cost
+    unsettled: str = ""  # at the active party of a regression, that training ended before the loss was steady
     has_part: bool = True
 
 
@@ -39,13 +40,32 @@ def write_report(job: Job, name: str, cast: Cast, transcript: Transcript, second
         others = [other for other in cast.owners if other != job.active]
         before = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
         learned = {party: before.get(party, []) + learned[party] for party in learned}
-    sent = {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
-    noted = {field: getattr(part, field, "") for field in ("encryption", "choice", "spent")}
+    noted = {field: getattr(part, field, "") for field in ("encryption", "choice", "spent", "unsettled")}
     report = Report(
-        party=name, seconds=seconds, sent=sent, learned=learned, has_part=part is not None,
+        party=name, seconds=seconds, sent=_sent(transcript), learned=learned, has_part=part is not None,
         exact_sums=getattr(part, "exact_sums", {}), **noted,
     )  # fmt: skip
     write_json(_file(job, name), report, FORMAT, name)
+
+
+def write_service_report(
+    job: Job, name: str, learned: dict[str, list[str]], transcript: Transcript, seconds: float, *, has_part: bool
+) -> None:
+    """Write what a party notes about a prediction for others, or by others."""
+    report = Report(
+        party=name, seconds={"prediction": seconds}, sent=_sent(transcript), learned=learned, has_part=has_part
+    )
+    write_json(service_report_file(job, name), report, FORMAT, name)
+
+
+def service_report_file(job: Job, name: str) -> Path:
+    """Return where a party notes what a prediction for others, or by others, took and told."""
+    return Path(job.output) / f"{name}.prediction.report.json"
+
+
+def _sent(transcript: Transcript) -> dict[str, dict[str, Any]]:
+    """Return what a party sent, by peer."""
+    return {pair.partition(" -> ")[2]: totals for pair, totals in traffic_of([transcript]).totals.items()}
 
 
 def expendable(job: Job) -> list[str]:

@@ -18,7 +18,7 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from treaty.data.ids import by_id, canonical_ids, read_ids
-from treaty.data.labels import check_labels, check_targets, check_weights
+from treaty.data.labels import check_labels, check_weights
 from treaty.data.run_log import RunLog
 from treaty.data.sources import checked_columns, numbers, read_table
 from treaty.data.table import Schema, Table, to_table
@@ -30,7 +30,7 @@ from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member, id_column, store_of
 from treaty.systems.alignment.roles import AlignmentOptions, Progress, align_active, align_passive
 from treaty.systems.options import SystemOptions
-from treaty.systems.pooled.training import noisy_labels
+from treaty.systems.pooled.training import check_numbers, check_relevance, noisy_labels
 from treaty.systems.system import LabelledRows
 
 FORMAT = Format("rows", 2)
@@ -160,10 +160,10 @@ def _features(arrow: Any, job: Job, name: str, path: str, schema: Schema | None)
 
 
 def labels_of(job: Job, name: str) -> list[str]:
-    """Return a party's columns that are no features: label and weight, at whoever has labels."""
+    """Return a party's columns that are no features: label, weight and groups, at whoever has labels."""
     if name != job.active and not job.by_row:
         return []
-    return [job.label, *([job.weight] if job.weight else [])]
+    return [job.label, *([job.weight] if job.weight else []), *([job.group] if job.group else [])]
 
 
 def _common_rows(
@@ -237,13 +237,17 @@ def labelled(
     if not labels_of(job, name):
         return LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), None
     weighted = job.weight is not None and training  # eval rows all weigh the same
-    for column in [job.label, *([job.weight] if weighted else [])]:
+    for column in [job.label, *([job.weight] if weighted else []), *([job.group] if job.group else [])]:
         if column not in arrow.column_names:
             raise DataError(f"{name}: expected a column {column!r}, got a file without it - at {path}")
     weight = check_weights(arrow[job.weight], n_rows, f"{name}: column {job.weight!r}") if weighted else None
     whose = f"{name}: column {job.label!r}"
+    objective = job.common.get("objective")
+    if job.task == "ranking":
+        target = check_relevance(arrow[job.label], numbers(arrow[job.group]), whose, n_rows, objective)
+        return LabelledRows(rows.features, target, weight), None
     if job.task == "regression":
-        return LabelledRows(rows.features, check_targets(arrow[job.label], whose, n_rows), weight), None
+        return LabelledRows(rows.features, check_numbers(arrow[job.label], whose, n_rows, objective), weight), None
     y = check_labels(numbers(arrow[job.label]), whose, n_rows)
     if classes is None:
         classes = np.unique(y).tolist()

@@ -65,12 +65,18 @@ def _train(system: System, options: SystemOptions) -> None:
     rng = np.random.default_rng(0)
     regression = system.common.table == "regression"
     n_rows, names = (40, ("x",)) if regression else (64, ("a", "b"))
-    columns = [rng.normal(size=n_rows).astype(np.float32) for _ in names]
-    table = Table(Schema(names, (None,) * len(names)), columns, n_rows)
+    table, others = (
+        Table(
+            Schema(names, (None,) * len(names)),
+            [rng.normal(size=n_rows).astype(np.float32) for _ in names],
+            n_rows,
+        )
+        for _ in range(2)
+    )
     labels = np.arange(n_rows) % 2 if regression else rng.integers(0, 2, n_rows)
     data = LabelledRows(table, labels.astype(np.float64))
     owners, cast = _fewest(system, options)
-    evals = {name: table for name in (owners if system.split == "columns" else [cast.active])}
+    evals = {name: others for name in (owners if system.split == "columns" else [cast.active])}
     common = msgspec.convert(_SMALL[system.common.table], system.common).checked(options)
     unlabelled = LabelledRows(table, np.zeros(0))
     rows = {name: data if system.split == "rows" or name == cast.active else unlabelled for name in owners}

@@ -45,7 +45,10 @@ OPTIONS = {  # public classes, and where they are defined
     "SGD": "treaty.systems.logistic.options",
 }
 
-ESTIMATORS: dict[Model, str] = {"trees": "GBDTClassifier and GBDTRegressor", "logistic": "LogisticRegression"}
+ESTIMATORS: dict[Model, str] = {
+    "trees": "GBDTClassifier and GBDTRegressor",
+    "logistic": "LogisticRegression, LinearRegression and PoissonRegressor",
+}
 
 _COMMON = {  # the estimators' own options: who takes them, and the class
     f"{ESTIMATORS['trees']} ([boosting] in a job file)": ("treaty.systems.pooled.options", "BoostingOptions"),
@@ -89,6 +92,6 @@ def option_owners(name: str, but: Any) -> list[str]:
     """Return the estimators (with their table of a job file) and systems, other than `but`, that have this option."""
     owners = {who: getattr(import_module(module), kind) for who, (module, kind) in _COMMON.items()}
     owners |= {of: option_class(of) for of in OPTIONS}
-    every = f"GBDTClassifier, GBDTRegressor and LogisticRegression ({_OF_ESTIMATORS.get(name)})"
+    every = f"{', '.join(ESTIMATORS.values()).replace(' and ', ', ', 1)} ({_OF_ESTIMATORS.get(name)})"
     found = [who for who, kind in owners.items() if kind is not but and name in names_of(kind)]
     return [every] if name in _OF_ESTIMATORS else found

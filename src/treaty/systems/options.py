@@ -37,7 +37,8 @@ class SystemOptions:
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        "paper" is the system as published, for comparison; leaves may then hold single rows (`min_child_samples`).
+        "paper" is the system as published, for comparison: options left open are then the paper's. Leaves may hold
+        single rows (`min_child_samples`).
     allow_insecure : bool, default False
         Consent to what is known to be broken: in paper mode, and keys for tests in either mode. Every party has to give
         its own.
@@ -51,6 +52,9 @@ class SystemOptions:
 
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()
     """Options that may be infinite."""
+
+    paper_bins: ClassVar[int | None] = None
+    """The paper's number of bins, which `max_bin` is in paper mode unless given; None where it names none."""
 
     mode: Literal["safe", "paper"] = "safe"
     allow_insecure: bool = False
@@ -167,14 +171,19 @@ def advice(name: str, known: Sequence[str], kind: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return an option's value without numpy's types; "inf" stands for infinity, which JSON lacks."""
+    """Return an option's value without numpy's types; "inf" stands for infinity, which JSON lacks.
+
+    A class is named by its module and name, so that it can be found where it is needed.
+    """
+    if isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
     return math.inf if value == "inf" else value.item() if isinstance(value, np.generic) else value
 
 
 def _explained(message: str, values: Mapping[str, Any], kind: type) -> str:
     """Put the option's name and value into msgspec's words."""
-    text, _, path = message.replace("null", "None").partition(" - at `$.")
-    name = path.rstrip("`")
+    text, _, path = message.partition(" - at `$.")
+    text, name = text.replace("null", "None"), path.rstrip("`")
     if name not in values:
         return message
     hint = get_type_hints(kind, include_extras=False).get(name)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.columns import Category
-from treaty.data.table import Table
+from treaty.data.table import Schema, Table
 from treaty.messaging.certificates import Identity, vouch, vouches
 from treaty.models.checkpoints import Keeper
 from treaty.systems.options import SystemOptions, Term, given, public_terms
@@ -178,6 +178,8 @@ class Seat:
         Of a simulated user, when it drops out; see `System.absences`.
     part : ModelPart or LinearPart or None
         Prediction: what training left at this party.
+    read : callable or None
+        Of a `Service`: returns own rows, given the model's columns, which this party learns from others.
     """
 
     party: Party
@@ -203,6 +205,7 @@ class Seat:
     apart: bool = False
     absence: Any = None
     part: Any = None
+    read: Callable[[Schema], Table] | None = None
 
     @property
     def rows(self) -> LabelledRows:
@@ -274,6 +277,39 @@ def no_helpers(owners: Iterable[str], options: SystemOptions) -> dict[str, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """Prediction of rows whose owners have no part of the model, where rows are split; played by the parties that do.
+
+    Attributes
+    ----------
+    programs : mapping of str to Program
+        By role. Owners of rows, who call `Seat.read` for them, return `RowPredictions`; the others return None.
+    cast : callable
+        ``cast(places, active, options) -> Cast``: who takes part; `Place.has_rows` says who has rows to predict.
+    links : callable
+        ``links(cast, options) -> {name: peers}``. Owners of rows need not come, and may be lost.
+    disclosures : callable
+        ``disclosures(cast, options) -> {role: [sentence, ...]}``: what each role learns.
+    refused : callable
+        ``refused(options) -> text``: why there is no such prediction under these options; empty where there is.
+    """
+
+    programs: Mapping[str, Program]
+    cast: Callable[[Mapping[str, Place], str, Any], Cast]
+    links: Callable[[Cast, Any], dict[str, list[str]]]
+    disclosures: Callable[[Cast, Any], dict[str, list[str]]]
+    refused: Callable[[Any], str] = lambda options: ""
+
+    def may_be_absent(self, cast: Cast, options: Any) -> list[str]:
+        """Return the parties that need not even connect: all who have rows."""
+        return cast.owners
+
+    def vouched(self, cast: Cast, name: str) -> list[str]:
+        """Return the parties whose certificates a party needs besides its peers': none."""
+        return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """One published system, as runners play it.
 
@@ -302,6 +338,8 @@ class System:
         its own data; `part` is the part of the model at hand, None before training and at parties without one.
     predict, explain : mapping of str to Program
         Prediction and contributions by role, where owners have to work together for them.
+    service : Service or None
+        Prediction for parties without a part of the model, where rows are split.
     lossless : bool
         Whether the trees are those of the pooled table, bit for bit.
     has_model : frozenset of str
@@ -350,6 +388,7 @@ class System:
     links: Callable[[Cast, Any], dict[str, list[str]]] = star
     predict: Mapping[str, Program] = field(default_factory=dict)
     explain: Mapping[str, Program] = field(default_factory=dict)
+    service: Service | None = None
     may_lose: Callable[[Cast, Any], list[str]] = nobody
     may_be_absent: Callable[[Cast, Any], list[str]] = nobody
     vouched: Callable[[Cast, str], list[str]] = lambda cast, name: []

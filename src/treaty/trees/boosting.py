@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -49,6 +50,11 @@ class Forest:
     def rounds(self) -> int:
         """Finished rounds."""
         return len(self.trees) // self.objective.n_outputs
+
+    def best_of(self, name: str) -> int:
+        """Return how many rounds are best by an eval set's metric; the fewest of equally good ones."""
+        losses = np.array(self.history[name])
+        return int(np.argmax(losses) if self.objective.higher_is_better else np.argmin(losses)) + 1
 
     def cut(self, rounds: int) -> None:
         """Drop all rounds but the first `rounds`."""
@@ -104,7 +110,7 @@ class BoostingPlan:
 
     `n_columns` are those of all parties together; column sampling draws among them, the same in every transport. Rows
     are drawn by `subsample` or by `one_side`. With `early_stopping_rounds`, training stops when the last eval set's
-    loss has not fallen for so many rounds, and trees after the best round are dropped.
+    metric has not improved for so many rounds, and trees after the best round are dropped.
     """
 
     n_columns: int
@@ -137,7 +143,8 @@ def boost(
 ) -> None:
     """Train into `forest`; finished rounds survive an error.
 
-    `y` and `weight` are float64 (n_rows,). The forest is without trees, or has those of the rounds before `resume`.
+    `y` (of a ranking (n_rows, 2)) and `weight` are float64 (n_rows,). The forest is without trees, or has those of the
+    rounds before `resume`.
     """
     objective, n_rows, n_outputs = forest.objective, len(y), forest.objective.n_outputs
     objective.check_sums(n_rows)
@@ -158,8 +165,16 @@ def boost(
             elif plan.subsample < 1.0:
                 rows = draw(rng, n_rows, plan.subsample)
             columns = plan.draw_columns(rng)
-            new.append(grow_tree(finder, g, h, margins[output], rules, rows=rows, columns=columns))
+            new.append(
+                grow_tree(
+                    finder, g, h, margins[output], rules, rows=rows, columns=columns,
+                    leaf_values=partial(refreshed, margins[output]) if objective.refreshes_leaves else None,
+                )
+            )  # fmt: skip
         return new
+
+    def refreshed(before: Floats, rows: Int32s, starts: Integers) -> Floats:
+        return objective.leaf_values(y[rows] - before[rows], None if weight is None else weight[rows], starts)
 
     def after_round(done: int) -> None:
         if on_round is not None:
@@ -189,7 +204,7 @@ def run_rounds(
         forest.history.setdefault(e.name, [])
     for done in range(forest.rounds + 1, n_estimators + 1):
         if early_stopping_rounds is not None and eval_sets and done > 1:
-            forest.best_round = int(np.argmin(forest.history[eval_sets[-1].name])) + 1
+            forest.best_round = forest.best_of(eval_sets[-1].name)
             if done - 1 - forest.best_round >= early_stopping_rounds:
                 break
         try:
@@ -202,7 +217,7 @@ def run_rounds(
             forest.history[e.name].append(forest.objective.loss(e_margins, e.y, e.weight))
         after_round(done)
     if early_stopping_rounds is not None and eval_sets:
-        forest.best_round = int(np.argmin(forest.history[eval_sets[-1].name])) + 1
+        forest.best_round = forest.best_of(eval_sets[-1].name)
         del forest.trees[forest.best_round * n_outputs :]
 
 

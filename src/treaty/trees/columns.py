@@ -265,6 +265,10 @@ class SumsFinder:
             if not fit.all() or node in self._hidden:
                 self._hidden.update(pair)
 
+    def leaf_rows(self, leaves: Int32s) -> tuple[Int32s, Integers]:
+        """See `SplitFinder`."""
+        return self._rows.rows(leaves, sampled=False)
+
     def finish(self, tree: Tree, margins: Floats) -> None:
         """See `SplitFinder`."""
         for source in self._sources.values():

@@ -7,6 +7,7 @@ finders.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -39,8 +40,15 @@ class SplitFinder(Protocol):
         ``children`` are the left children; a right child's number is one higher.
         """
 
+    def leaf_rows(self, leaves: Int32s) -> tuple[Int32s, Integers]:
+        """Return all rows leaf after leaf, whether sampled or not, and where those of each leaf start, and end."""
+
     def finish(self, tree: Tree, margins: Floats) -> None:
         """Add the finished tree's leaf values to the margins (n_rows,) of the rows."""
+
+
+LeafValues = Callable[[Int32s, Integers], Floats]
+"""``leaf_values(rows, starts)`` returns the weight of each leaf, whose rows are ``rows[starts[k]:starts[k + 1]]``."""
 
 
 class Growth:
@@ -95,10 +103,12 @@ def grow_tree(
     *,
     rows: Int32s | None,
     columns: Int32s,
+    leaf_values: LeafValues | None = None,
 ) -> Tree:
     """Grow one tree on fixed-point gradients (n_rows,) and add its leaf values to `margins` (n_rows,).
 
-    `rows` (None: all) and `columns`, counted over all parties, are the tree's samples, ascending.
+    `rows` (None: all) and `columns`, counted over all parties, are the tree's samples, ascending. `leaf_values` gives
+    leaves other weights than those by gradients, before the learning rate.
     """
     growth = Growth(finder.start_tree(grad, hess, rows, columns), rules)
     while growth.level is not None:
@@ -106,6 +116,9 @@ def grow_tree(
         if taken is not None:
             growth.divided(finder.divide(*taken))
     tree = growth.tree()
+    if leaf_values is not None:
+        leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
+        tree.value[leaves] = rules.learning_rate * leaf_values(*finder.leaf_rows(leaves))
     finder.finish(tree, margins)
     return tree
 

@@ -167,11 +167,19 @@ class SlotTree:
         self._slot_of = np.zeros(1, np.int64)  # of each node of the tree
         self._depth_of = np.zeros(1, np.int64)
 
-    def split(self, opened: Integers, depth: int) -> SlotSplits:
-        """Choose the splits of a level on the opened sums of its slots, int64 (n,)."""
+    def split(self, opened: Integers | None, depth: int) -> SlotSplits:
+        """Choose the splits of a level on the opened sums of its slots, int64 (n,).
+
+        None, below the root, is for sums that could not be opened: the level's nodes become leaves, by the sums that
+        their parents had on their side of the split.
+        """
         n_slots = 1 << depth
-        sums = self._cells.unpack(opened, n_slots, self._columns)
         chosen = SlotSplits(np.full(n_slots, -1, np.int32), np.zeros((n_slots, 256), np.bool_))
+        if opened is None:
+            assert self._growth is not None
+            self._growth.level = None
+            return chosen
+        sums = self._cells.unpack(opened, n_slots, self._columns)
         first = slice(*self._cells.offsets[self._columns[0] : self._columns[0] + 2])
         totals = sums[:, first].sum(axis=1)  # every row is in one bin of each feature
         if self._growth is None:

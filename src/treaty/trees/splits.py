@@ -18,11 +18,12 @@ MIN_GAIN = 1e-6  # XGBoost's kRtEps: a split must gain more than this
 class SplitRules:
     """What makes a split admissible and how gradients are scaled; the same at every party.
 
-    One integer step of a grad or hess sum is worth `grad_unit` or `hess_unit`. The next four fields are XGBoost's; a
+    One integer step of a grad or hess sum is worth `grad_unit` or `hess_unit`. The next five fields are XGBoost's; a
     split needs a gain (without the factor 1/2) above 1e-6 and at least `min_split_loss`, and `min_child_samples`
-    sampled rows in each child. `hess_floor` is for sums of hess that carry noise or are left out (0): it is the least
-    divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are exact, and a gain's term with H <=
-    0 is 0.
+    sampled rows in each child. With a `max_delta_step` above 0, leaf weights before the learning rate are at most that
+    far from 0, and gains are those of such weights. `hess_floor` is for sums of hess that carry noise or are left out
+    (0): it is the least divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are exact, and a
+    gain's term with H <= 0 is 0.
     """
 
     grad_unit: float
@@ -31,6 +32,7 @@ class SplitRules:
     reg_alpha: float = 0.0
     min_split_loss: float = 0.0
     min_child_weight: float = 1.0
+    max_delta_step: float = 0.0
     min_child_samples: int = 1
     max_depth: int = 3
     learning_rate: float = 0.3
@@ -44,7 +46,12 @@ class SplitRules:
         usable = (hess > 0.0) & (hess >= self.min_child_weight)
         weight = np.zeros(len(grad))
         np.divide(-grad, hess + self.reg_lambda, out=weight, where=usable)
-        return weight
+        return np.clip(weight, -self.step, self.step)
+
+    @property
+    def step(self) -> float:
+        """`max_delta_step`; infinite where there is none."""
+        return self.max_delta_step or np.inf
 
     def gain(self, totals: Integers, left: Integers) -> Floats:
         """Return the gains (XGBoost Eq. 7 without the factor 1/2) of nodes (n, 3) whose left children are `left`."""
@@ -57,6 +64,9 @@ class SplitRules:
         whole = np.maximum(hess + self.reg_lambda, self.hess_floor)
         terms = np.zeros(len(grad))
         np.divide(grad * grad, whole, out=terms, where=counts)
+        if self.max_delta_step:
+            limited = counts & (grad > self.step * whole)
+            terms[limited] = self.step * (2.0 * grad[limited] - self.step * whole[limited])
         return terms
 
 
@@ -168,7 +178,7 @@ def scan(
     units = np.array([rules.grad_unit, rules.hess_unit])
     limits = np.array([
         rules.reg_lambda, rules.reg_alpha, rules.min_split_loss, rules.min_child_weight, rules.min_child_samples,
-        rules.hess_floor,
+        rules.hess_floor, rules.step,
     ])  # fmt: skip
 
     written = found.gain, found.feature, found.left_bins, found.left_totals
@@ -213,12 +223,13 @@ def best_of(candidates: Sequence[Splits]) -> Splits:
 
 
 @kernel
-def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float, floor: float) -> float:
+def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float, floor: float, step: float) -> float:
     if hess <= 0.0 and floor == 0.0:
         return 0.0
-    if reg_alpha > 0.0:
-        grad = max(abs(grad) - reg_alpha, 0.0)
-    return grad * grad / max(hess + reg_lambda, floor)
+    grad, whole = max(abs(grad) - reg_alpha, 0.0), max(hess + reg_lambda, floor)
+    if grad > step * whole:
+        return step * (2.0 * grad - step * whole)
+    return grad * grad / whole
 
 
 @kernel
@@ -229,7 +240,8 @@ def scan_splits(
     """Find the best split of nodes ``first..last`` among `features` (XGBoost Eq. 7 without the factor 1/2).
 
     `sums` is int64 (n_nodes, slots, 3), `totals` (n_nodes, 3); `units` are what one step of grad and of hess is worth;
-    `limits` are reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, hess_floor (`SplitRules`).
+    `limits` are reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, hess_floor and step
+    (`SplitRules`).
     Written to `found` are gains (0: no admissible split), features (-1: none), bins that go left, bool (n_nodes, 256)
     with the missing bin, and the left children's sums (n_nodes, 3).
 
@@ -240,7 +252,7 @@ def scan_splits(
     gains, best_features, left_bins, left_sums = found
     grad_unit, hess_unit = units[0], units[1]
     reg_lambda, reg_alpha, min_split_loss, min_child_weight = limits[0], limits[1], limits[2], limits[3]
-    min_child_samples, floor = np.int64(limits[4]), limits[5]
+    min_child_samples, floor, step = np.int64(limits[4]), limits[5], limits[6]
     least = 0.0 if floor == 0.0 else -np.inf  # a hess above it counts
     order = np.empty(256, np.int64)
     ratio = np.empty(256, np.float64)
@@ -248,7 +260,7 @@ def scan_splits(
     candidate = np.empty(256, np.float64)
     for node in range(first, last):
         total_grad, total_hess, total_count = totals[node, 0], totals[node, 1], totals[node, 2]
-        parent = _term(total_grad * grad_unit, total_hess * hess_unit, reg_lambda, reg_alpha, floor)
+        parent = _term(total_grad * grad_unit, total_hess * hess_unit, reg_lambda, reg_alpha, floor, step)
         best_gain = 0.0
         best_feature = -1
         best_size = 0  # how many sorted bins go left
@@ -300,6 +312,23 @@ def scan_splits(
                         & (gain >= min_split_loss)
                     )
                     candidate[k] = gain if allowed else 0.0
+                if step < np.inf:  # in a loop of its own, as branches keep the one above out of vector registers
+                    for k in range(used):
+                        left_grad, left_hess = prefix[k, 0] * grad_unit, prefix[k, 1] * hess_unit
+                        right_grad = (total_grad - prefix[k, 0]) * grad_unit
+                        right_hess = (total_hess - prefix[k, 1]) * hess_unit
+                        left_term = _term(left_grad, left_hess, reg_lambda, reg_alpha, floor, step)
+                        right_term = _term(right_grad, right_hess, reg_lambda, reg_alpha, floor, step)
+                        gain = left_term + right_term - parent
+                        allowed = (
+                            (left_hess >= min_child_weight)
+                            & (right_hess >= min_child_weight)
+                            & (prefix[k, 2] >= min_child_samples)
+                            & (total_count - prefix[k, 2] >= min_child_samples)
+                            & (gain > MIN_GAIN)
+                            & (gain >= min_split_loss)
+                        )
+                        candidate[k] = gain if allowed else 0.0
                 if side == 0:
                     for k in range(used):
                         if candidate[k] > best_gain:

@@ -352,10 +352,10 @@ def test_folder_that_holds_no_store_is_refused(tmp_path: Path) -> None:
 def test_store_of_a_later_version_is_refused(folder: Path) -> None:
     HintStore(folder).close()
     database = sqlite3.connect(folder / "hints.sqlite")
-    database.execute("PRAGMA user_version = 3")
+    database.execute("PRAGMA user_version = 4")
     database.close()
     with pytest.raises(
-        ConfigError, match=f"expected the store of hints to be of version 2, got 3 - at {re.escape(str(folder))}"
+        ConfigError, match=f"expected the store of hints to be of version 3, got 4 - at {re.escape(str(folder))}"
     ):
         HintStore(folder)
 
@@ -370,7 +370,7 @@ def test_store_is_refused_in_a_forked_process(store: HintStore, monkeypatch: pyt
     own = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: own + 1)
     with pytest.raises(LocalProtocolError, match="fork"):
-        store.answer(b"own", b"digest")
+        store.own(b"own")
 
 
 # Hints at the server
@@ -405,11 +405,9 @@ def test_random_numbers_other_than_ternary_are_refused(store: HintStore, number:
 def test_second_hint_of_a_binding_is_refused_and_changes_nothing(folder: Path) -> None:
     with HintStore(folder) as store:
         store.keep_own(b"own", NONCE, SEED, RANDOM)
-        store.keep_answer(b"own", b"digest", b"answer")
         with pytest.raises(CryptoError, match="stored already"):
             store.keep_own(b"own", b"other", SEED, -RANDOM)
         assert np.array_equal(store.own(b"own")[2], RANDOM)
-        assert store.answer(b"own", b"digest") == b"answer"
         assert len(arrays(folder)) == 1
 
 
@@ -424,38 +422,15 @@ def test_damaged_own_is_refused_and_forgotten(folder: Path) -> None:
         assert arrays(folder) == []
 
 
-def test_newest_16_are_kept_and_older_ones_forgotten_with_their_answers(tmp_path: Path) -> None:
+def test_newest_16_are_kept_and_older_ones_forgotten(tmp_path: Path) -> None:
     for where in (None, tmp_path / "store"):
         with HintStore(where) as store:
             keep(store, "shop", b"a hint received")
             for number in range(18):
                 store.keep_own(bytes([number]), NONCE, SEED, RANDOM)
-                store.keep_answer(bytes([number]), b"digest", bytes([number]))
-            kept = range(2, 18)
-            assert [number for number in range(18) if store.own(bytes([number]))] == list(kept)
-            answers = [store.answer(bytes([number]), b"digest") for number in range(18)]
-            assert answers == [None, None, *(bytes([number]) for number in kept)]
-            with pytest.raises(CryptoError, match="no longer stored"):
-                store.keep_answer(bytes([1]), b"digest", b"answer")
+            assert [number for number in range(18) if store.own(bytes([number]))] == list(range(2, 18))
             store.hint("shop", b"a hint received")
     assert len(arrays(tmp_path / "store")) == 17
-    with sqlite3.connect(tmp_path / "store" / "hints.sqlite") as database:
-        assert database.execute("SELECT count(*) FROM answers").fetchone() == (16,)
-    database.close()
-
-
-def test_repeated_request_gets_the_first_answer_also_after_reopening(folder: Path) -> None:
-    with HintStore(folder) as store:
-        for binding in (b"own", b"other"):
-            store.keep_own(binding, NONCE, SEED, RANDOM)
-        assert store.answer(b"own", b"digest") is None
-        assert store.keep_answer(b"own", b"digest", b"first") == b"first"
-        assert store.keep_answer(b"own", b"digest", b"second") == b"first"
-    with HintStore(folder) as store:
-        assert store.answer(b"own", b"digest") == b"first"
-        assert store.answer(b"own", b"other") is None
-        assert store.answer(b"other", b"digest") is None
-        assert store.keep_answer(b"other", b"digest", b"third") == b"third"
 
 
 # The ledger
@@ -553,13 +528,12 @@ except CryptoError:
         assert store.spent(["age"]) == store.spent(["income"]) == LEAK_LIMIT / 2
 
 
-def test_reservation_and_answer_outlive_a_killed_process(folder: Path) -> None:
+def test_reservation_and_hint_outlive_a_killed_process(folder: Path) -> None:
     code = """
 import numpy as np
 store = HintStore(Path(sys.argv[1]))
 store.keep_own(b"own", b"nonce", b"seed", np.ones((2, 64), np.int16))
 store.reserve({"age": 2.0**-50})
-store.keep_answer(b"own", b"digest", b"answer")
 print("ready", flush=True)
 line()
 """
@@ -568,27 +542,25 @@ line()
         process.kill()
     with HintStore(folder) as store:
         assert store.spent(["age"]) == 2.0**-50
-        assert store.answer(b"own", b"digest") == b"answer"
         assert np.array_equal(store.own(b"own")[2], np.ones((2, 64)))
 
 
 def test_threads_share_a_store(store: HintStore) -> None:
     store.keep_own(b"own", NONCE, SEED, RANDOM)
-    sent: list[bytes] = []
+    read: list[bool] = []
 
-    def work(number: int) -> None:
-        for request in range(20):
+    def work() -> None:
+        for _ in range(20):
             store.reserve({"age": 2.0**-50})
-            sent.append(bytes([request]) + store.keep_answer(b"own", bytes([request]), bytes([number])))
+            read.append(np.array_equal(store.own(b"own")[2], RANDOM))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert store.spent(["age"]) == 80 * 2.0**-50
-    assert len(sent) == 80
-    assert len(set(sent)) == 20
+    assert read == [True] * 80
 
 
 @pytest.mark.slow
@@ -633,7 +605,7 @@ with HintStore(Path(sys.argv[1])) as store:
 
 @pytest.fixture
 def used(tmp_path: Path) -> Path:
-    """Return the folder of a store with two hints, what one was made with, answers and leaks."""
+    """Return the folder of a store with two hints, what two others were made with, and leaks."""
     folder = tmp_path / "shop.hints"
     with HintStore(folder) as store:
         keep(store, "bank", b"hint")
@@ -641,8 +613,6 @@ def used(tmp_path: Path) -> Path:
         for binding in (b"own", b"other"):
             store.keep_own(binding, NONCE, SEED, RANDOM)
         store.reserve({"age": 2.0**-50, "income": 2.0**-52})
-        for number in range(40):
-            store.keep_answer(b"own", b"digest %d" % number, bytes([number]) * 900)
     return folder
 
 
@@ -650,8 +620,7 @@ def content(folder: Path) -> list[object]:
     with HintStore(folder) as store:
         hints = [store.hint(peer, binding).tolist() for peer, binding in (("bank", b"hint"), ("club", b"other hint"))]
         own = [(kept[0], kept[1], kept[2].tolist()) for kept in (store.own(b"own"), store.own(b"other")) if kept]
-        answers = [store.answer(b"own", b"digest %d" % number) for number in range(40)]
-        return [store.offer({"bank": TERMS, "club": TERMS}), hints, own, answers, store.spent(["age"]), len(own)]
+        return [store.offer({"bank": TERMS, "club": TERMS}), hints, own, store.spent(["age"]), len(own)]
 
 
 @pytest.mark.parametrize("flips", [40, pytest.param(2000, marks=pytest.mark.slow)])
@@ -697,15 +666,6 @@ def test_store_that_is_missing_or_an_older_copy_is_refused(used: Path, tmp_path:
     shutil.rmtree(used)
     shutil.copytree(tmp_path / "copy", used)
     with pytest.raises(ConfigError, match="the store of hints is an older copy: 1 of 2 changes"):
-        HintStore(used)
-
-
-def test_answer_that_is_lost_is_not_given_anew(used: Path) -> None:
-    database = sqlite3.connect(used / "hints.sqlite")
-    database.execute("DELETE FROM answers WHERE digest = ?", (b"digest 7",))
-    database.commit()
-    database.close()
-    with pytest.raises(ConfigError, match="the store of hints is damaged: answers are missing"):
         HintStore(used)
 
 

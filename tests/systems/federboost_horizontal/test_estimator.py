@@ -569,7 +569,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, act
         stop(patch, round_)
         with pytest.raises(Interrupted):
             fit(tmp_path)
-    kept = {path.name for path in tmp_path.iterdir()}
+    kept = {path.name for path in tmp_path.glob("*.checkpoint")}
     assert kept == ({f"{name}.checkpoint" for name in {*rows, active}} if round_ else set())
     for name in {*rows, active} if round_ else ():
         assert load_checkpoint(checkpoint_file(tmp_path, name)).rounds == round_
@@ -578,7 +578,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, act
     assert ours.forest.trees == theirs.forest.trees
     assert repr(ours.splits) == repr(theirs.splits)
     assert resumed.evals_result_ == whole.evals_result_
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("*.checkpoint")) == []
 
 
 def test_a_resumed_fit_grows_no_finished_round_again_and_searches_no_bins(monkeypatch, tmp_path, rows):

@@ -114,6 +114,7 @@ def assert_whole_model(jobs: dict[str, Path], expected: treaty.GBDTClassifier) -
 # ---------------------------------------------------------------- between processes
 
 
+@pytest.mark.slow
 def test_parties_apart_have_the_estimators_model_with_a_leader_without_data(tmp_path):
     of_each = write_jobs(tmp_path, lead="server")
     text = of_each["server"].read_text().replace('predict_table = "rows.csv"', 'eval_tables = ["eval.csv"]')

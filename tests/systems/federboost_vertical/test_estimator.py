@@ -220,6 +220,7 @@ def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, 
     np.testing.assert_array_equal(model.predict_proba(tables), pooled.predict_proba(tables))
 
 
+@pytest.mark.slow
 def test_fits_between_processes_without_noise_equal_the_pooled_ones(table, tmp_path):
     tables, y = {name: table[0][name] for name in ("p0", "p1")}, table[1]
     model = fit(tables, y, tmp_path, transport="grpc", epsilon=math.inf, mode="paper", n_estimators=2)
@@ -228,7 +229,7 @@ def test_fits_between_processes_without_noise_equal_the_pooled_ones(table, tmp_p
     assert model.evals_result_ == pooled.evals_result_
     assert model.parts_["p1"].spent.startswith("epsilon inf per value and inf per person")
     assert model.communication_["p1 -> p0"]["by_type"]["Buckets"] > len(y)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["p1.noise", "p1.noise.kept"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p0.buckets", "p1.noise", "p1.noise.kept"]
 
 
 # ---------------------------------------------------------------- jobs
@@ -241,7 +242,7 @@ def run_job(job, monkeypatch):
 
 
 @pytest.mark.slow
-def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkeypatch, drawn, tmp_path):
+def test_aligned_jobs_give_the_same_noise_to_the_same_person_and_send_it_once(monkeypatch, drawn, tmp_path):
     X, y = real_table("binary", rows=80)
     X = X.assign(patient=[f"p{number}" for number in range(len(X))])
     own_order = np.random.default_rng(1).permutation(len(X))
@@ -249,25 +250,25 @@ def test_aligned_jobs_give_the_same_noise_to_the_same_person_in_any_order(monkey
     bank = X.iloc[:70, [0, 1, 2, 3, 12]].assign(y=y[:70])
     shop.to_csv(tmp_path / "shop.csv", index=False)
     parties = {name: Member(table=str(tmp_path / f"{name}.csv")) for name in ("bank", "shop")}
-    spent = []
-    for run in range(2):
-        bank.sample(frac=1.0, random_state=run).to_csv(tmp_path / "bank.csv", index=False)
+    spent, sent = [], []
+    for run in range(3):
+        bank.sample(70 - 5 * (run > 1), random_state=run).to_csv(tmp_path / "bank.csv", index=False)
         job = Job(
             name="test", active="bank", label="y", parties=parties, align=Align(on="patient"),
             protocol="federboost-vertical", common={"n_estimators": 1, "min_child_samples": 5},
             output=str(tmp_path / f"model{run}"), store=str(tmp_path / "store"), n_jobs=1,
         )  # fmt: skip
-        spent.append(run_job(job, monkeypatch)["shop"].spent)
-    (_, first_rows, first), (_, rows, noisy) = drawn
+        report = run_job(job, monkeypatch)["shop"]
+        spent.append(report.spent)
+        sent.append(report.sent["bank"]["by_type"].get("Buckets", 0))
+    (_, first_rows, first), (_, rows, noisy), (_, fewer_rows, _) = drawn
     assert set(shop["patient"].iloc[rows]) == set(bank["patient"])
-    assert first_rows.tolist() != rows.tolist()  # each alignment has an order of its own
-    np.testing.assert_array_equal(noisy[np.argsort(rows)], first[np.argsort(first_rows)])
-    assert (
-        spent
-        == [
-            "epsilon 4 per value and 32 per person over 8 columns; 32 per person with all draws of these columns so far"
-        ]
-        * 2
-    )
+    assert first_rows.tolist() == rows.tolist()  # in the order of ids, whatever that of alignment
+    np.testing.assert_array_equal(noisy, first)
+    assert len(fewer_rows) == 65
+    assert min(sent[0], sent[2]) > 200
+    assert sent[1] == 0
+    once = "epsilon 4 per value and 32 per person over 8 columns; 32 per person with all draws of these columns so far"
+    assert spent[:2] == [once] * 2
     kept = {path.name for path in (tmp_path / "store").iterdir() if ".runs" not in path.name}  # those of alignments
-    assert kept == {"shop.noise", "shop.noise.kept"}
+    assert kept == {"bank.buckets", "shop.noise", "shop.noise.kept"}

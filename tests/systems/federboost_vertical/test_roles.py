@@ -33,6 +33,7 @@ from treaty.systems.federboost_vertical import buckets as packing
 from treaty.systems.federboost_vertical import roles as federboost_vertical
 from treaty.systems.federboost_vertical.buckets import Buckets
 from treaty.systems.federboost_vertical.disclosures import disclosures
+from treaty.systems.federboost_vertical.kept_buckets import HeldBuckets, SameBuckets
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.federboost_vertical.roles import ChosenSplits, NoisyColumns
 from treaty.systems.federboost_vertical.system import SYSTEM
@@ -50,6 +51,7 @@ NO_NOISE = {"epsilon": math.inf, "mode": "paper"}
 TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
+    "HeldBuckets": HeldBuckets,
     "Start": leading.Start,
     "ChosenSplits": ChosenSplits,
     "CheckpointRequest": leading.CheckpointRequest,
@@ -60,6 +62,7 @@ TO_ACTIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
     "Buckets": Buckets,
+    "SameBuckets": SameBuckets,
     "CheckpointReceipt": leading.CheckpointReceipt,
     "RecordCount": decisions.RecordCount,
     "Decisions": decisions.Decisions,
@@ -277,10 +280,10 @@ def test_buckets_are_sent_once_and_nothing_for_a_level(varied, noisy):
         entries = noisy.transcripts[name].entries
         assert [e.step for e in entries if e.direction == "sent"] == ["Terms", "Verdict", "Buckets", "RecordCount"]
         asked = [e.step for e in entries if e.direction == "received"]
-        assert asked[:3] == ["Terms", "Verdict", "Start"]
+        assert asked[:4] == ["Terms", "Verdict", "HeldBuckets", "Start"]
         assert asked[-1] == "Finish"
-        assert set(asked[3:-1]) == {"ChosenSplits"}
-        assert len(asked) - 4 <= GROWTH["n_estimators"]
+        assert set(asked[4:-1]) == {"ChosenSplits"}
+        assert len(asked) - 5 <= GROWTH["n_estimators"]
         chosen = messages(noisy, ChosenSplits, name)
         used = sum(np.sum(tree.source == int(name[1])) for tree in noisy.results["p0"].forest.trees)
         assert sum(message.features.shape[0] for message in chosen) == used == len(noisy.results[name].splits)
@@ -369,7 +372,7 @@ def buckets(
 
 
 def columns_of(message: Buckets, n_rows: int) -> NoisyColumns:
-    return NoisyColumns(Fake(message), "shop", n_rows, 1)  # type: ignore[arg-type]
+    return NoisyColumns(Fake(message), "shop", message, n_rows, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

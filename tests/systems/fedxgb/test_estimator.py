@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xgboost
 from sklearn.base import clone
+from sklearn.datasets import make_classification
 from sklearn.metrics import roc_auc_score
 
 import treaty
@@ -113,6 +114,24 @@ def test_lost_users_are_away_from_every_tenth_round_on():
 
 
 @pytest.mark.slow
+def test_churn_ends_no_training_and_costs_little_accuracy():
+    """A third of a small domain's users is lost in every second tree, each time others: 15 events of them."""
+    X, y = make_classification(4_500, 8, n_informative=6, random_state=0)
+    train, test = slice(0, 2_700), slice(2_700, None)
+    who = np.random.default_rng(0).integers(0, 45, 2_700)
+    rows = {f"user {k}": (X[train][who == k], y[train][who == k]) for k in range(45)}
+    options = {"n_estimators": 30, "max_bin": 16, "min_child_samples": 20}
+    model = estimator("binary", dropout=0.3, dropout_period=2, random_state=1, **options).fit(rows)
+    plain = treaty.GBDTClassifier(**options).fit(X[train], y[train])
+    assert model.n_iter_ == 30
+    accuracies = [np.mean(of.predict(X[test]) == y[test]) for of in (model, plain)]
+    assert accuracies[0] >= accuracies[1] - 0.015
+    counts = [tree.count[0] for tree in model.parts_["pooled"].forest.trees]
+    assert counts[0] == 2_700
+    assert min(counts) < 1_800
+
+
+@pytest.mark.slow
 def test_so_many_columns_are_drawn_for_each_tree():
     X, y = real_table("binary")
     model = estimator("binary", feature_sample=2, max_depth=4, random_state=0, n_estimators=8).fit(deal_out(X, y))
@@ -198,6 +217,7 @@ def test_fitted_attributes_tell_what_happened():
         ({"dropout": 0.3}, "to lose somebody, got 0.3 of domains of 3 users or fewer, which rounds down to none"),
         ({"dropout": 0.4}, "can lose 0.4 of their users, got 3 in the largest"),
         ({"dropout": 0.2, "transport": "grpc"}, "leave it out with transport='grpc'"),
+        ({"dropout_period": 2}, "dropout_period says how often dropout loses users"),
         ({"delta": 1e-6}, "FedXGB has no option 'delta'"),
         ({"early_stopping_rounds": 2}, "eval_set"),
     ],
@@ -242,29 +262,47 @@ def test_a_users_other_columns_are_named():
 # ---------------------------------------------------------------- interrupted
 
 
-@pytest.mark.slow
-def test_the_model_so_far_is_kept_and_cannot_be_gone_on_from(monkeypatch, tmp_path):
-    X, y = real_table("binary")
-    rows = deal_out(X, y)
+@pytest.mark.parametrize("expose", all_but_first_slow("model", None))
+def test_an_interrupted_training_goes_on_to_the_same_model(expose, monkeypatch, tmp_path):
+    X, y = real_table("multiclass" if expose is None else "binary")
+    rows = deal_out(with_gaps(with_categories(X)), y)
     finish, count = SlotTree.finish, itertools.count()
+    outputs = len(np.unique(y)) if expose is None else 1
 
     def stopping(self, depth):
-        if next(count) == 3:
+        if next(count) == 3 * outputs:
             raise Interrupted
         return finish(self, depth)
 
-    model = estimator("binary")
+    drawn = {"colsample_bytree": 0.6, "subsample": 0.8, "random_state": 3, "expose": expose}
+    model = estimator("binary", **drawn)
     with monkeypatch.context() as patch:
         patch.setattr(SlotTree, "finish", stopping)
         with pytest.raises(Interrupted):
             model.fit(rows, checkpoint=tmp_path)
-    fewer = estimator("binary", n_estimators=3).fit(rows)
-    np.testing.assert_array_equal(model.predict_proba(X), fewer.predict_proba(X))
-    kept = checkpoint_file(tmp_path, "server")
-    assert load_checkpoint(kept).part.forest.trees == fewer.parts_["pooled"].forest.trees
-    with pytest.raises(ConfigError, match=r"cannot resume: .* remove it to begin anew - at .*server\.checkpoint"):
-        model.fit(rows, checkpoint=tmp_path)
-    kept.unlink()
+    assert 1 <= load_checkpoint(checkpoint_file(tmp_path, "server")).rounds <= 3
+    assert {path.name for path in tmp_path.iterdir()} >= {f"edge{k}.cohorts" for k in range(3)}
     model.fit(rows, checkpoint=tmp_path)
-    assert model.n_iter_ == TREES
     assert not list(tmp_path.iterdir())
+    whole = estimator("binary", **drawn).fit(rows)
+    parts = model.parts_["pooled"], whole.parts_["pooled"]
+    assert parts[0].forest.trees == parts[1].forest.trees
+    assert repr(parts[0].splits) == repr(parts[1].splits)
+
+
+def test_training_goes_on_beside_the_cohorts_of_before_alone(monkeypatch, tmp_path):
+    X, y = real_table("binary")
+    rows = deal_out(X, y)
+
+    def stopping(self, depth):
+        raise Interrupted
+
+    model = estimator("binary")
+    finish, count = SlotTree.finish, itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(SlotTree, "finish", lambda self, d: finish(self, d) if next(count) < 2 else stopping(self, d))
+        with pytest.raises(Interrupted):
+            model.fit(rows, checkpoint=tmp_path)
+    (tmp_path / "edge1.cohorts").unlink()
+    with pytest.raises(ConfigError, match=r"cannot resume: expected the cohorts .* got none - at .*edge1\.cohorts"):
+        model.fit(rows, checkpoint=tmp_path)

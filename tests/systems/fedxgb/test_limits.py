@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
+from marks import all_but_first_slow
 from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, play_crowd, seat_of
 from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import messages, server
 from treaty.systems.fedxgb.edge_sums import DomainSums
-from treaty.systems.fedxgb.limits import ServerLimits, SumLimit
+from treaty.systems.fedxgb.limits import MOST_VOID, ServerLimits, SumLimit
 from treaty.systems.fedxgb.messages import RoundStart, RowSummary, Splits, terms_of
 from treaty.systems.fedxgb.secpred.routing import LeafShares, Turn
 from treaty.systems.fedxgb.server_sums import Sum
 from treaty.systems.fedxgb.system import SYSTEM
-from treaty.systems.horizontal.masked_sums import ATTEMPTS
+from treaty.systems.fedxgb.user_sums import ATTEMPTS
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
 
 EDGES = ("edge0", "edge1", "edge2")
@@ -53,7 +54,7 @@ def refusals(crowded: Crowded, *names: str) -> list[str]:
     return [str(crowded.failures[n]) for n in names if isinstance(crowded.failures.get(n), PeerProtocolError)]
 
 
-@pytest.mark.parametrize("shown", SHOWN, ids=["model", "nothing"])
+@pytest.mark.parametrize("shown", all_but_first_slow(*SHOWN), ids=["model", "nothing"])
 @pytest.mark.parametrize(
     ("wanted", "words"), [({"n_estimators": 3}, "1 rounds at most"), ({"max_depth": 4}, "one sum for each level")]
 )
@@ -65,7 +66,7 @@ def test_edge_servers_follow_the_server_no_further_than_agreed(wanted, words, sh
     assert isinstance(crowded.failures["server"], TreatyError)
 
 
-@pytest.mark.parametrize("shown", SHOWN, ids=["model", "nothing"])
+@pytest.mark.parametrize("shown", all_but_first_slow(*SHOWN), ids=["model", "nothing"])
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
@@ -94,7 +95,7 @@ def test_users_give_one_vector_for_a_level(monkeypatch):
     crowded = play_hostile(monkeypatch, {}, (), {"expose": "model"})
     found = refusals(crowded, *(f"p{k}" for k in range(9)))
     assert len(found) == 3
-    assert all("expected one sum for each level, in 3 attempts, got more - from edge0" in text for text in found)
+    assert all("expected one sum for each level, in 6 attempts, got more - from edge0" in text for text in found)
 
 
 def test_edge_servers_open_one_sum_for_a_level(monkeypatch):
@@ -119,7 +120,7 @@ def test_edge_servers_open_one_sum_for_a_level(monkeypatch):
 def test_a_sum_may_be_tried_a_few_times_and_numbers_rise():
     limit = SumLimit("edge0")
     with pytest.raises(
-        PeerProtocolError, match=r"expected one sum for each level, in 3 attempts, got more - from edge0"
+        PeerProtocolError, match=r"expected one sum for each level, in 6 attempts, got more - from edge0"
     ):
         limit.take(1)
     limit.due()
@@ -172,4 +173,20 @@ def test_the_server_asks_for_a_sum_for_the_search_each_probe_and_each_level_abov
             counted.take(LEVELS[kind])
         counted.take(LeafShares(NONE))
     with pytest.raises(PeerProtocolError, match="2 rounds at most, got more - from server"):
+        counted.take(RoundStart(NONE, NONE))
+
+
+def test_a_round_begins_again_before_its_first_level_alone_and_so_often_in_a_job():
+    counted = ServerLimits("server", 2, 3)
+    for _ in range(2):
+        counted.take(RoundStart(NONE, NONE))
+        for _ in range(MOST_VOID // 2):
+            counted.take(RoundStart(NONE, NONE))
+        counted.take(Turn(leaves=False))
+    with pytest.raises(PeerProtocolError, match="2 rounds at most, got more - from server"):
+        counted.take(RoundStart(NONE, NONE))
+    counted = ServerLimits("server", 2, 3)
+    for _ in range(1 + MOST_VOID):
+        counted.take(RoundStart(NONE, NONE))
+    with pytest.raises(PeerProtocolError, match="10 rounds at most that begin again, got more - from server"):
         counted.take(RoundStart(NONE, NONE))

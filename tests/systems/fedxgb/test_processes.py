@@ -99,13 +99,15 @@ def fitted(**options: object) -> treaty.GBDTClassifier:
     return flat(treaty.GBDTClassifier, "fedxgb", n_jobs=1, **OPTIONS, **options).fit(given)
 
 
-def play(path: Path, *, without: str | None = None) -> tuple[list[threading.Thread], dict[str, str]]:
+def play(
+    path: Path, *, without: str | None = None, resume: bool = False
+) -> tuple[list[threading.Thread], dict[str, str]]:
     """Start every party, but one, in a thread of this process, over gRPC; return threads, and what failed ones say."""
     job, said = load_job(path), {}
 
     def train(name: str) -> None:
         try:
-            train_party(job, name)
+            train_party(job, name, resume=resume and name == job.active)
         except TreatyError as error:
             said[name] = str(error)
 
@@ -133,6 +135,7 @@ def play_and_kill(path: Path, victim: str, kind: str, nth: int) -> dict[str, str
 # ---------------------------------------------------------------- trained apart
 
 
+@pytest.mark.slow
 def test_parties_apart_have_the_estimators_model(tmp_path):
     path = write_job(tmp_path, trees=2)
     threads, said = play(path)
@@ -302,8 +305,23 @@ def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
     assert CliRunner().invoke(app, ["predict", str(path)], catch_exceptions=False).exit_code == 0
     predicted = pd.read_csv(tmp_path / "model" / "owner.predictions.csv")
     assert np.mean(predicted["prediction"].to_numpy() == rows()["y"].to_numpy()) > 0.85
-    with pytest.raises(ConfigError, match="cannot resume"):
-        CliRunner().invoke(app, ["train", str(path), "--as", "owner", "--resume"], catch_exceptions=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "kind"), [("tokyo", "SurvivorReport"), ("owner", "Splits")])
+def test_a_job_goes_on_to_the_same_model_after_an_edge_server_or_the_server_was_killed(victim, kind, tmp_path):
+    path = write_job(tmp_path, trees=40)
+    assert play_and_kill(path, victim, kind, 60)
+    assert 1 <= load_checkpoint(tmp_path / "model" / "owner.checkpoint").rounds < 40
+    assert (tmp_path / "model" / "berlin.cohorts").exists()
+    threads, said = play(path, resume=True)
+    for thread in threads:
+        thread.join(within(60))
+    assert said == {}
+    trees = find_part(load_job(path), "owner").forest.trees
+    assert trees == fitted(n_estimators=40, edges=2).parts_["pooled"].forest.trees
+    assert not list((tmp_path / "model").glob("*.checkpoint"))
+    assert not list((tmp_path / "model").glob("*.cohorts"))
 
 
 @pytest.mark.slow

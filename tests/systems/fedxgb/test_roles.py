@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ from systems.fedxgb.playing import (
     one_large,
     options_of,
     play_crowd,
+    round_of,
     seat_of,
     spoiling,
     user_program,
@@ -33,6 +35,7 @@ from treaty.messaging.party import Party
 from treaty.models.trees import predict_pooled, record_split
 from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.layout import domains
+from treaty.systems.fedxgb.messages import Attendance
 from treaty.systems.fedxgb.user_sums import MaskKey
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.system import LabelledRows
@@ -303,7 +306,7 @@ def test_who_is_not_chosen_may_drop_out_and_is_there_in_the_next_tree():
 
 @pytest.mark.slow
 @BOTH
-def test_domain_below_two_thirds_sits_out_and_the_others_go_on(shown):
+def test_domain_without_a_whole_group_sits_out_and_the_others_go_on(shown):
     parts, _, classes = crowd_rows(users=9)
     layout = laid_out(list(parts), 3)
     out = domains(layout)["edge1"]
@@ -316,11 +319,67 @@ def test_domain_below_two_thirds_sits_out_and_the_others_go_on(shown):
     assert_follow(crowded, parts, parts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES[:-1])
-def test_sum_of_nobody_ends_with_an_error_that_says_so(stage):
-    parts, _, classes = crowd_rows(users=6)
+def test_users_may_be_lost_one_after_another_in_one_sum():
+    """At each stage another; whoever is left begins the sum again, in whole groups, with as few as three users."""
+    parts, _, classes = crowd_rows(users=21, rows=210)
+    layout = cast_with({"edge0": list(parts)[:15], "edge1": list(parts)[15:]})
+    stages = dict(zip(("p0", "p1", "p2", "p3"), ("setup", "shared", "masked", "shared"), strict=True))
+    leaves = {name: once(2, stage) for name, stage in stages.items()}
+    crowded = play_crowd(parts, options_of(n_estimators=3, **SHOWN), classes, layout=layout, leaves=leaves)
+    assert not crowded.failures
+    assert_exact(crowded)
+    for sums in crowded.of_tree(2):
+        of_domain = set(sums.cohort) & set(domains(layout)["edge0"])
+        assert len(of_domain) >= 3
+        assert not of_domain & {"p0", "p1", "p3"}
+    assert all(set(sums.cohort) == set(parts) for sums in crowded.of_tree(3))
+    assert_follow(crowded, parts, parts)
+
+
+@pytest.mark.parametrize(
+    ("stage", "shown"), [("setup", SHOWN), slow("call", SHOWN), slow("shared", {}), slow("masked", {})]
+)
+def test_a_round_without_enough_users_begins_again(stage, shown):
+    parts, _, classes = crowd_rows(users=9)
     leaves = {name: (lambda n, s: n == 1 and s == stage) for name in parts if name != "p5"}
+    crowded = play_crowd(parts, options_of(**shown), classes, edges=3, leaves=leaves)
+    assert not crowded.failures
+    assert [set(sums.cohort) for sums in crowded.of_tree(2)] == [set(parts)] * 2  # the first, begun again
+    assert len(crowded.model.forest.trees) == 2
+    assert_follow(crowded, parts, parts)
+
+
+@pytest.mark.parametrize("shown", all_but_first_slow(SHOWN, {}))
+def test_a_tree_ends_at_the_level_at_which_nobody_is_left(shown):
+    parts, _, classes = crowd_rows(users=9, rows=180)
+    leaves = {name: (lambda n, s: n == 1 and s == "prediction") for name in parts}
+    crowded = play_crowd(parts, options_of(max_depth=3, **shown), classes, edges=3, leaves=leaves)
+    assert not crowded.failures
+    first, second = crowded.model.forest.trees
+    assert len(first.left) == 3  # a root and two leaves, worth what the root's sums say
+    assert first.count[0] == first.count[1:].sum() == 180
+    assert len(second.left) > 3
+    assert_follow(crowded, parts, parts)
+
+
+@pytest.mark.parametrize("shown", all_but_first_slow(SHOWN, {}))
+def test_training_ends_with_the_model_so_far_where_users_stay_away(shown, caplog):
+    parts, _, classes = crowd_rows(users=9)
+    leaves = {name: (lambda n, s: n > 2 and s == "call") for name in parts if name != "p5"}
+    with caplog.at_level(logging.WARNING, "treaty.systems.fedxgb.server"):
+        crowded = play_crowd(parts, options_of(n_estimators=5, **shown), classes, edges=3, leaves=leaves)
+    assert not crowded.failures
+    assert len(crowded.model.forest.trees) == 2
+    assert_follow(crowded, parts, parts)
+    assert [record.getMessage() for record in caplog.records if record.name == "treaty.systems.fedxgb.server"] == [
+        "training ends after 2 of 5 rounds: no domain has enough users left to open a sum: one of its groups, of three "
+        "users or a few more, must be there"
+    ]
+
+
+def test_a_job_whose_users_all_stay_away_from_the_first_tree_says_so():
+    parts, _, classes = crowd_rows(users=6)
+    leaves = {name: (lambda n, s: n > 0 and s == "call") for name in parts if name != "p5"}
     told: dict[str, str] = {}
 
     def edge1(party: Party) -> None:
@@ -330,7 +389,7 @@ def test_sum_of_nobody_ends_with_an_error_that_says_so(stage):
             told[party.name] = str(error)
             raise
 
-    with pytest.raises(RoundVoid, match=r"no domain has enough users left .* two thirds"):
+    with pytest.raises(RoundVoid, match=r"no domain has enough users left .* one of its groups"):
         play_crowd(parts, options_of(**SHOWN), classes, leaves=leaves, roles={"edge1": edge1})
     assert "server stopped the job: no domain has enough users left" in told["edge1"]
 
@@ -354,6 +413,25 @@ def test_late_message_is_dropped_and_the_round_goes_on(kind, crowd):
     assert_exact(crowded)
     assert not any("p3" in sums.cohort for sums in crowded.of_tree(1))
     assert set(crowded.of_tree(2)[-1].cohort) == set(parts)
+    assert_follow(crowded, parts, parts)
+
+
+@pytest.mark.slow
+def test_who_was_silent_for_many_trees_is_back_when_it_answers(crowd):
+    """It is waited for in three of them alone."""
+    parts, _, classes, layout = crowd
+    options = options_of(n_estimators=12, max_depth=1, **SHOWN)
+
+    def silent(party, message):
+        return None if 1 < party.round <= round_of(6) else message
+
+    roles = {"p3": spoiling(user_program(parts, options, classes, layout, "p3"), Attendance, silent, tree=None)}
+    crowded = play_crowd(parts, options, classes, layout=layout, roles=roles, patience=1.5)
+    assert not crowded.failures
+    assert_exact(crowded)
+    there = ["p3" in crowded.of_tree(tree)[0].cohort for tree in range(1, 13)]
+    assert not any(there[:6])
+    assert any(there[6:])
     assert_follow(crowded, parts, parts)
 
 

@@ -144,6 +144,7 @@ def test_a_spent_budget_is_what_processes_say_first(monkeypatch):
         model.fit(cut(X, 2), y)
 
 
+@pytest.mark.slow
 def test_processes_over_grpc_train_predict_and_keep_the_ledger(tmp_path):
     X, y = real_table("binary", rows=150)
     model = model_of(n_estimators=2, epsilon=4.0, transport="grpc")

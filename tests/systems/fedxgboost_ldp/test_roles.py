@@ -592,6 +592,19 @@ def test_the_published_form_is_entered_as_what_has_no_epsilon(varied, tmp_path):
         play_training(*varied, fields=fields, epsilon_total=100.0)
 
 
+@pytest.mark.parametrize(("order", "share"), [("first_order", 1.0), ("second_order", 0.5)])
+def test_as_published_gradients_have_the_whole_epsilon_unless_hessians_are_sent_too(order, share):
+    options = FedXGBoostLDP(**PAPER, mechanism="laplace", epsilon=2.0, split_score=order)
+    objective, n_rows = Logistic(), 20_000
+    noise = NoisyGradients(Ledger(None), options, objective, n_rows, weighted=False, model_id="", job="")
+    grad, hess = np.zeros(n_rows, np.int64), np.full(n_rows, 1000, np.int64)
+    found = noise.of(grad, hess, None)
+    assert found.grad.std() * noise.units[0] == pytest.approx(math.sqrt(8) / (2.0 * share), rel=0.05)
+    assert (len(np.unique(found.hess)) == 1) == (order == "first_order")
+    assert len(np.unique(found.counted_hess)) == 1
+    np.testing.assert_array_equal(found.counted_grad, grad)
+
+
 def test_noise_that_fits_no_integers_is_refused():
     options = FedXGBoostLDP(mechanism="laplace", epsilon=2.0**-20)
     with pytest.raises(ConfigError, match="do not fit 62 bits; raise it"):

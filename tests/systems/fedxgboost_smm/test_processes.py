@@ -44,6 +44,7 @@ def trained(tmp_path_factory) -> tuple[Path, dict[str, pd.DataFrame], str]:
     return job, tables, done.stdout
 
 
+@pytest.mark.slow
 def test_a_dealer_helps_to_train_and_learns_nothing(trained):
     job, own, printed = trained
     assert "helper: took part" in printed

@@ -429,6 +429,8 @@ def test_a_fit_broken_off_goes_on_with_fresh_masks_to_the_same_model(monkeypatch
             'at most 20 under the lattice map, got 24; take backend="dealer"',
         ),
         ({"version": 1}, "in safe mode the active party gets the sums"),
+        ({"null_vectors": 5}, "option null_vectors is for mode='paper', which draws null vectors; leave it out"),
+        ({"null_vectors": 0}, "option null_vectors=0: expected `int` >= 1"),
         ({"mode": "paper", "allow_insecure": True}, "option backend is for safe mode of 'fedxgboost-smm'"),
         ({"encryption": "ou"}, "FedXGBoostSMM has no option 'encryption'; encryption is an option of .*SecureBoost"),
     ],

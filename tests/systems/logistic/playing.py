@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from treaty.data.table import Table, to_table
 from treaty.linear.batches import batch_seed
 from treaty.linear.training import Optimiser, train
 from treaty.messaging.party import Party
+from treaty.models.checkpoints import Keeper, checkpoint_file
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.logistic.disclosures import disclosures
 from treaty.systems.logistic.options import SGD, FederatedRegression, QuasiNewton, RegressionOptions
-from treaty.systems.logistic.roles import active, coordinator, fixed_columns, passive
-from treaty.systems.logistic.setup import Solver, solver_of
+from treaty.systems.logistic.roles import active, coordinator, passive
+from treaty.systems.logistic.setup import Solver, fixed_columns, solver_of
 from treaty.systems.logistic.system import cast
 from treaty.systems.options import names_of
 from treaty.systems.system import Cast, LabelledRows, Place, Seat, mesh
@@ -46,6 +48,7 @@ def options_of(**changes: Any) -> tuple[FederatedRegression, RegressionOptions]:
         given["insecure_test_key_bits"] = None
     options = kind(**{name: value for name, value in given.items() if name in names_of(kind)})
     common = RegressionOptions(**{name: value for name, value in given.items() if name not in names_of(kind)})
+    common = common.checked(options)
     options.check(common)
     return options, common
 
@@ -67,13 +70,26 @@ def said(owners: list[str], part: LinearPart | None = None, **changes: Any) -> d
     return disclosures(cast_of(owners, options), options, common, part)
 
 
-def seat_of(party: Party, tables: dict[str, Table], y: np.ndarray, *, store: Any = None, **changes: Any) -> Seat:
+def seat_of(
+    party: Party,
+    tables: dict[str, Table],
+    y: np.ndarray,
+    *,
+    weight: np.ndarray | None = None,
+    store: Any = None,
+    checkpoints: Path | None = None,
+    **changes: Any,
+) -> Seat:
     """Return a party's seat of a training."""
     options, common = options_of(**changes)
-    data = LabelledRows(tables[party.name], y if party.name == "p0" else np.empty(0)) if party.name in tables else None
+    data = LabelledRows(tables[party.name], np.empty(0)) if party.name in tables else None
+    if party.name == "p0":
+        data = LabelledRows(tables[party.name], y, weight)
+    n_classes = len(np.unique(y)) if common.family == "multiclass" else 2
     return Seat(
         party=party, options=options, common=common, cast=cast_of(list(tables), options), data=data,
-        classes=[0, 1] if party.name == "p0" else None, store=store,
+        classes=list(range(n_classes)) if party.name == "p0" else None, n_classes=n_classes, store=store,
+        keeper=checkpoints and Keeper(checkpoint_file(checkpoints, party.name), resume=True, party=party.name),
     )  # fmt: skip
 
 
@@ -85,7 +101,9 @@ def play_logistic(
     theirs: dict[str, Any] | None = None,
     timeout: float = 30.0,
     record: bool = True,
+    weight: np.ndarray | None = None,
     store: Any = None,
+    checkpoints: Path | None = None,
     **changes: Any,
 ) -> RunRecord:
     """Train with p0 as the active party; `theirs` are other options of the others, `replace` other role programs."""
@@ -94,25 +112,35 @@ def play_logistic(
 
     def run(party: Party) -> Any:
         own = changes if party.name == "p0" else {**changes, **(theirs or {})}
-        return PROGRAMS[found.roles[party.name]](seat_of(party, tables, y, store=store, **own))
+        return PROGRAMS[found.roles[party.name]](
+            seat_of(party, tables, y, weight=weight, store=store, checkpoints=checkpoints, **own)
+        )
 
     roles = {**dict.fromkeys(found.roles, run), **(replace or {})}
     links = mesh(found, options)
     return play(roles, links, job="test", protocol=options.system, timeout=timeout, record_content=record)
 
 
-def pooled_weights(tables: dict[str, Table], y: np.ndarray, **changes: Any) -> tuple[np.ndarray, Any]:
+def pooled_columns(tables: dict[str, Table]) -> np.ndarray:
+    """Return all parties' prepared columns side by side, rounded as the parties round, and a column of ones."""
+    columns = [preparation_of(table).matrix(table.columns, table.n_rows) for table in tables.values()]
+    ones = np.ones((len(columns[0]), 1))
+    return np.hstack([*(fixed_columns(part) * 2.0**-24 for part in columns), ones])
+
+
+def pooled_weights(
+    tables: dict[str, Table], y: np.ndarray, *, weight: np.ndarray | None = None, **changes: Any
+) -> tuple[np.ndarray, Any]:
     """Train in one place on the same batches; return also the whole matrix, columns rounded as the parties round."""
     _, common = options_of(**changes)
     settings = solver(**changes)
-    columns = [preparation_of(table).matrix(table.columns, table.n_rows) for table in tables.values()]
-    X = np.hstack([*(fixed_columns(part) * 2.0**-24 for part in columns), np.ones((len(y), 1))])
+    X = pooled_columns(tables)
     optimiser = Optimiser(
         memory=settings.memory, period=settings.period, batch_size=common.batch_size,
         learning_rate=settings.learning_rate, max_iter=settings.max_iter, tol=settings.tol,
-        seed=batch_seed(common.random_state), l2=settings.l2,
+        seed=batch_seed(common.random_state), l2=settings.l2, hessian_batch_size=settings.hessian_batch_size,
     )  # fmt: skip
-    return X, train(X, 2.0 * y - 1.0, optimiser)
+    return X, train(X, 2.0 * y - 1.0, optimiser, weight=weight)
 
 
 def weights_of(played: RunRecord, tables: dict[str, Table]) -> np.ndarray:

@@ -17,7 +17,8 @@ from treaty.linear.losses import TAYLOR, mean_over_rows
 from treaty.messaging.messages import decode_body, view
 from treaty.models.linear import preparation_of
 from treaty.systems.logistic.paper import StepPart
-from treaty.systems.logistic.roles import InnerProducts, fixed_columns
+from treaty.systems.logistic.setup import fixed_columns
+from treaty.systems.logistic.steps import InnerProducts
 
 pytestmark = pytest.mark.slow
 

@@ -177,7 +177,8 @@ def test_an_active_party_that_asks_about_a_batch_more_than_there_are_is_stopped(
 def setting(cipher, key_bits):
     return Setting(
         model_id="", active="p0", owners=["p0", "p1"], coordinator=None, n_rows=0, n_columns={}, batch_size=1,
-        fractional_bits=32, cipher=cipher, key_bits=key_bits, insecure_test_key_bits=None, solver=solver(),
+        fractional_bits=32, cipher=cipher, key_bits=key_bits, insecure_test_key_bits=None, weighted=False,
+        resumes=False, family="logistic", whole=False, solver=solver(),
     )  # fmt: skip
 
 

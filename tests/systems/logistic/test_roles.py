@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,6 +24,7 @@ from treaty.crypto.lattice.store import HintStore
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.files import read_file
+from treaty.linear.calibration import fit_calibration
 from treaty.messaging.messages import decode_body, view
 from treaty.models.checkpoints import hints_folder
 from treaty.systems.logistic import lattice as lattice_products
@@ -33,7 +32,8 @@ from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept
 from treaty.systems.logistic.coordinated import DecryptedProducts, EncryptedVector, SharedKey
 from treaty.systems.logistic.epochs import EpochEnd
 from treaty.systems.logistic.lattice import INTERCEPT, LABEL
-from treaty.systems.logistic.roles import InnerProducts, active
+from treaty.systems.logistic.roles import active
+from treaty.systems.logistic.steps import InnerProducts
 from treaty.systems.logistic.system import cast, helpers
 from treaty.systems.system import Place
 
@@ -64,6 +64,21 @@ def same_weights(tables, y, **changes):
 @pytest.mark.parametrize("parties", all_but_first_slow(3, 2))
 def test_weights_are_those_of_the_pooled_optimiser(form, parties):
     same_weights(*linear_tables(parties, rows=260), **SMALL, **FORMS[form])
+
+
+@pytest.mark.parametrize("size", all_but_first_slow(240, 100))
+@pytest.mark.parametrize("form", all_but_first_slow("lattice", "ou", "ou-two", "ou-paper"))
+def test_hessian_products_are_over_as_many_rows_as_asked_for(form, size):
+    """Two batches, or part of one."""
+    tables, y = linear_tables(2, rows=260)
+    given = {**SMALL, "hessian_batch_size": size}
+    _, fitted = same_weights(tables, y, **given, **FORMS[form])
+    assert np.abs(fitted.weights - pooled_weights(tables, y, **SMALL)[1].weights).max() > 1e-6
+
+
+def test_hessian_products_over_too_few_rows_are_refused():
+    with pytest.raises(ConfigError, match=r"hessian_batch_size of at least \d+ rows for \d+ columns, got 20"):
+        play_logistic(*linear_tables(2, rows=260), encryption="lattice", hessian_batch_size=20)
 
 
 @pytest.mark.slow
@@ -138,13 +153,32 @@ def test_parties_are_sent_what_the_documentation_says(form, of_coordinator, of_a
     played = play_logistic(tables, y, **SMALL, **FORMS[form], random_state=None)
     lattice = {"ColumnsHint", "VectorQuery", "FloodedProducts", "ProductShares"} if "lattice" in form else set()
     goodbye = {"Goodbye"}
-    assert received(played, "p0") - goodbye == SETUP | PAIRED | {"TableSize"} | lattice | of_active
+    assert received(played, "p0") - goodbye == SETUP | PAIRED | {"TableSize", "MarginPart"} | lattice | of_active
     assert received(played, "p1") - goodbye == SETUP | PAIRED | {"TrainingSizes", "EpochEnd"} | lattice | of_passive
     if of_coordinator:
         assert received(played, LEAD) - goodbye == SETUP | {"TrainingSizes", "EpochEnd"} | of_coordinator
     ends = [e for e in played.transcripts["p1"].entries if e.step == "EpochEnd" and e.direction == "received"]
     assert set(EpochEnd.__struct_fields__) == {"learning_rate", "back", "finished"}, "others would see a loss"
     assert len(ends) == 2
+
+
+@pytest.mark.parametrize("form", all_but_first_slow("lattice", "lattice-two", "ou-two", "ou-paper"))
+def test_calibration_is_that_of_the_pooled_margins(form):
+    tables, y = linear_tables(3, rows=260)
+    played = play_logistic(tables, y, **SMALL, **FORMS[form])
+    X, fitted = pooled_weights(tables, y, **SMALL)
+    found, expected = played.results["p0"].calibration, fit_calibration(X @ fitted.weights, y)
+    np.testing.assert_allclose([found.slope, found.offset], [expected.slope, expected.offset], rtol=1e-6)
+    assert [played.results[name].calibration for name in ("p1", "p2")] == [None, None]
+    assert "once at the end of training, for calibration" in " ".join(said(list(tables), **FORMS[form])["p0"])
+
+
+def test_without_calibration_the_active_party_gets_no_margins():
+    tables, y = linear_tables(2, rows=260)
+    played = play_logistic(tables, y, **SMALL, **FORMS["lattice"], calibrate=False)
+    assert "MarginPart" not in received(played, "p0")
+    assert played.results["p0"].calibration is None
+    assert "calibration" not in " ".join(said(list(tables), calibrate=False)["p0"])
 
 
 def test_paper_form_is_that_of_the_paper():
@@ -398,21 +432,55 @@ def test_a_training_that_diverges_says_so():
         play_logistic(*linear_tables(2, rows=260), encryption="lattice", protocol="sgd", learning_rate=1e6)
 
 
-def test_weights_of_rows_and_more_classes_are_refused():
-    tables, y = linear_tables(2, rows=260)
+WEIGHT = np.random.default_rng(3).choice([0.5, 1.0, 4.0], 260)
 
-    def weighted(party):
-        seat = seat_of(party, tables, y, encryption="lattice")
-        seat.data = dataclasses.replace(seat.rows, weight=np.ones(260))
-        return active(seat)
+
+@pytest.mark.parametrize("form", all_but_first_slow("lattice", "ou", "ou-two", "paillier-two"))
+@pytest.mark.parametrize("parties", all_but_first_slow(3, 2))
+def test_weighted_rows_give_the_weights_of_the_pooled_optimiser(form, parties):
+    tables, y = linear_tables(parties, rows=260)
+    played, fitted = same_weights(tables, y, **SMALL, **FORMS[form], weight=WEIGHT, show_weights=True)
+    assert np.abs(fitted.weights - pooled_weights(tables, y, **SMALL)[1].weights).max() > 1e-3
+    X, _ = pooled_weights(tables, y, **SMALL)
+    found, expected = played.results["p0"].calibration, fit_calibration(X @ fitted.weights, y, WEIGHT)
+    np.testing.assert_allclose([found.slope, found.offset], [expected.slope, expected.offset], rtol=1e-6)
+    assert received(played, "p1", "p0") >= {"RowWeights"}
+    assert "weights of all rows" in " ".join(said(list(tables), show_weights=True)["p1"])
+
+
+@pytest.mark.parametrize(
+    ("weight", "changes", "words"),
+    [
+        (WEIGHT, {"show_weights": False}, r"set show_weights=True in QuasiNewton at every party"),
+        (WEIGHT, PAPER, "mode='paper' has no weights of rows"),
+        (np.where(np.arange(260) == 3, 1e6, 1.0), {}, "p0: expected weights of at most 256 times their mean, got 260"),
+        (np.where(np.arange(260) % 3 == 0, 0.0, 1.0), {}, r"of rows that weigh .* at least \d+ rows .* got [78]\d"),
+    ],
+    ids=["not-shown", "paper", "too-large", "too-few-rows"],
+)
+def test_weights_of_rows_that_cannot_be_had_are_refused(weight, changes, words):
+    given = {"encryption": None, "show_weights": True, **changes}
+    with pytest.raises((ConfigError, DataError), match=words):
+        play_logistic(*linear_tables(2, rows=260), **given, weight=weight, max_iter=1)
+
+
+def test_weights_that_tell_labels_are_warned_of(caplog):
+    tables, y = linear_tables(2, rows=260)
+    given = {"encryption": "lattice", "show_weights": True, "max_iter": 1}
+    play_logistic(tables, y, **given, weight=WEIGHT)
+    assert "tell labels" not in caplog.text
+    play_logistic(tables, y, **given, weight=np.where(y == 1, 1.0, 2.0))
+    assert "p0: weights of rows, which all parties with data are told, tell labels with AUC 1.00" in caplog.text
+
+
+def test_labels_of_more_classes_are_refused():
+    tables, y = linear_tables(2, rows=260)
 
     def of_three(party):
         seat = seat_of(party, tables, y, encryption="lattice")
         seat.classes = ["a", "b", "c"]
         return active(seat)
 
-    with pytest.raises(ConfigError, match="sample_weight"):
-        play_logistic(tables, y, encryption="lattice", replace={"p0": weighted})
     with pytest.raises(DataError, match="two classes, got 3 in 260 rows"):
         play_logistic(tables, y, encryption="lattice", replace={"p0": of_three})
 

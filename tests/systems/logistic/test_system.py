@@ -21,7 +21,7 @@ def trained(progress: Any = None, **given: Any) -> tuple[dict[str, LinearPart], 
     """Train three parties' tables in one place."""
     system, (tables, y) = find_system("pooled", "logistic"), linear_tables(3, rows=260)
     options = Pooled(**{name: given.pop(name) for name in ("solver", "loss") if name in given})
-    common = RegressionOptions(batch_size=120, max_iter=2, tol=0.0, random_state=7, **given)
+    common = RegressionOptions(**{"batch_size": 120, "max_iter": 2, "tol": 0.0, "random_state": 7, **given})
     cast = system.cast({name: Place() for name in tables}, "p0", options)
     seat: Any = Seat(
         party=None, options=options, common=common, cast=cast, data=LabelledRows(tables["p0"], y),
@@ -56,13 +56,31 @@ def test_active_part_predicts_labels_and_probabilities_and_sums_up_training(tmp_
     margins = pooled_margins(parts, tables)
     found = holder.predictions(margins)
     assert list(found) == ["prediction", "probability_no", "probability_yes"]
-    np.testing.assert_array_equal(found["prediction"] == "yes", margins > 0)
-    np.testing.assert_array_equal(found["probability_yes"], probabilities(margins))
+    log_odds = holder.calibration.slope * margins + holder.calibration.offset
+    np.testing.assert_array_equal(found["prediction"] == "yes", log_odds > 0)
+    np.testing.assert_array_equal(found["probability_yes"], probabilities(log_odds))
     np.testing.assert_allclose(found["probability_no"] + found["probability_yes"], 1.0)
     assert holder.summary() == f"{len(holder.coef)} weights, loss {holder.losses[-1]:.6f} after 2 epochs"
     assert parts["p1"].summary() == f"{len(parts['p1'].coef)} weights"
     holder.save(tmp_path / "part")
     assert load_linear_part(tmp_path / "part").summary() == holder.summary()
+
+
+def test_probabilities_without_calibration_are_of_the_margins():
+    parts, tables, _ = trained(calibrate=False)
+    holder, margins = label_holder(parts.values()), pooled_margins(parts, tables)
+    assert holder.calibration is None
+    np.testing.assert_array_equal(holder.predictions(margins)["probability_yes"], probabilities(margins))
+
+
+def test_active_part_says_that_training_was_cut_off():
+    cut, steady, all_epochs = (
+        label_holder(trained(max_iter=epochs, tol=tol)[0].values()) for epochs, tol in ((3, 1e-5), (3, 10.0), (3, 0.0))
+    )
+    assert "after max_iter=3 epochs without a steady loss, which changed by 0." in cut.unsettled
+    assert cut.summary().endswith("after 3 epochs, not converged")
+    assert (steady.unsettled, all_epochs.unsettled) == ("", ""), "an epoch of all that were asked for is no surprise"
+    assert len(steady.losses) == 2
 
 
 def test_part_warns_of_margins_beyond_the_range_of_the_taylor_loss():
@@ -82,7 +100,7 @@ def test_records_of_federated_systems_say_how_they_are_played(name):
     assert set(system.predict) == system.has_model == {"active", "passive"}
     assert system.apart == {"coordinator"}
     assert system.orders_by_id
-    assert system.cannot.keys() == {"resume", "explain"}
+    assert system.cannot.keys() == {"explain"}
     options = system.options()
     places = {name: Place() for name in ("a", "b")}
     cast = system.cast({**places, **system.helpers(places, options)}, "a", options)

@@ -31,6 +31,7 @@ SHORT = {"insecure_test_key_bits": None, "allow_insecure": False}
 CIPHERS = {
     "ou": {},
     "paillier": {"encryption": "paillier"},
+    "paper": {"mode": "paper", "insecure_test_key_bits": None},
     "lattice": {"encryption": "lattice", **SHORT},
     "lattice-node": {"encryption": "lattice", "reveal": "node", **SHORT},
 }
@@ -63,6 +64,7 @@ def findings_of(folders, passive="p1"):
         ("ou", {}),
         ("lattice", {}),
         pytest.param("paillier", {}, marks=pytest.mark.slow),
+        pytest.param("paper", {}, marks=pytest.mark.slow),
         pytest.param("lattice-node", {}, marks=pytest.mark.slow),
         ("ou", {"subsample": 0.7, "colsample_bytree": 0.5}),
         ("lattice", {"subsample": 0.7, "colsample_bytree": 0.5}),
@@ -102,14 +104,19 @@ def test_an_honest_training_by_matrix_products_passes(tmp_path, backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["ou", "lattice"])
-@pytest.mark.parametrize("task", ["multiclass", "regression"])
+@pytest.mark.parametrize("task", ["multiclass", "regression", "poisson", "quantile", "ndcg"])
 def test_other_losses_and_weights_pass(tmp_path, task, cipher):
-    X, y = real_table(task, rows=150)
+    X, y = real_table("multiclass" if task == "multiclass" else "regression", rows=150)
     tables = {name: to_table(part, party=name) for name, part in cut(X, 3).items()}
     folders = {name: tmp_path / name for name in tables}
     weight = np.random.default_rng(0).random(len(y)) + 0.5
-    classes = None if task == "regression" else np.unique(y).tolist()
+    classes = np.unique(y).tolist() if task == "multiclass" else None
     given = {**OPTIONS, **CIPHERS[cipher], "n_estimators": 2}
+    if task in ("poisson", "quantile", "ndcg"):
+        given |= {"objective": task, "base_score": 150.0}
+    if task == "ndcg":
+        group = np.arange(len(y)) % 10
+        y, weight = np.column_stack([np.floor(y / 90.0), group]), weight[group]
 
     def role(name):
         lead = name == "p0"

@@ -1,19 +1,18 @@
 """Lattice hints that a party keeps between jobs, and its ledger of what its answers have leaked.
 
 A *client* keeps the hints it received: they are large, and stay valid as long as tables, parties and seed do. A
-*server* keeps what it made each hint with, the answers it gave (a repeated request gets the same bytes: a second flood
-on one query would average out), and how much the answers about each of its columns may have revealed beyond the sums.
+*server* keeps what it made each hint with, and how much all the answers it ever gave about each of its columns may
+have revealed beyond the sums.
 
 A folder holds one SQLite database and a .npy file for each array, readable by the owner alone; several jobs of a party
 may use it at once, also in different processes. Without the database, or with an older copy of it, leaks that have
 happened would be forgotten: `treaty.database` refuses that. An array that is missing or damaged is forgotten, and a
-new hint made; an answer that is damaged is never given again, nor made anew.
+new hint made.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import math
 import os
 import re
@@ -40,7 +39,7 @@ KEPT = 16  # newest hints that a server keeps; a client keeps as many of each pe
 # Bytes of an array that a store without a folder holds in memory; a larger one takes a temporary file.
 IN_MEMORY = 256 << 20
 
-_FORM = Format("hints", 2)
+_FORM = Format("hints", 3)
 _NAME = re.compile(r"array-[0-9a-f]{32}\.npy(\.part)?")
 _UNUSABLE = "its stored hint for the lattice map cannot be used; it has the details"
 _TABLES = {
@@ -48,8 +47,6 @@ _TABLES = {
        seed BLOB NOT NULL, terms BLOB NOT NULL, name TEXT NOT NULL, digest BLOB NOT NULL, UNIQUE (peer, terms))""",
     "own": """CREATE TABLE own (id INTEGER PRIMARY KEY, binding BLOB NOT NULL UNIQUE, nonce BLOB NOT NULL,
        seed BLOB NOT NULL, name TEXT NOT NULL, digest BLOB NOT NULL)""",
-    "answers": """CREATE TABLE answers (own INTEGER NOT NULL REFERENCES own ON DELETE CASCADE, digest BLOB NOT NULL,
-       seal BLOB NOT NULL, answer BLOB NOT NULL, PRIMARY KEY (own, digest))""",
     "leaks": "CREATE TABLE leaks (name TEXT PRIMARY KEY, spent REAL NOT NULL CHECK (spent >= 0))",
 }
 
@@ -71,8 +68,6 @@ class HintStore:
         )  # fmt: skip
         self._where = self._db.where
         with self._transaction() as db:
-            if self._db.extra != _sum_of_answers(db):  # not under the seal itself: there may be many
-                raise self._db.refuse("the store of hints is damaged: answers are missing")
             self._sweep(db)
 
     def close(self) -> None:
@@ -147,7 +142,7 @@ class HintStore:
     def keep_own(self, binding: bytes, nonce: bytes, seed: bytes, random: NDArray[np.int16]) -> None:
         """Keep what a hint was made with, `random` being the r_S, (rows, N) of -1, 0, 1; forget all but the newest 16.
 
-        Their answers are forgotten, too. CryptoError if a hint of this binding is kept, or `random` holds other
+        CryptoError if a hint of this binding is kept, or `random` holds other
         numbers.
         """
         if random.size and (random.min() < -1 or random.max() > 1):
@@ -175,39 +170,6 @@ class HintStore:
         with self._transaction() as db:
             row = db.execute("SELECT nonce, seed, name, digest FROM own WHERE binding = ?", (binding,)).fetchone()
         return (row[0], row[1], self._read(*row[2:]).astype(np.int16)) if row else None
-
-    def answer(self, binding: bytes, digest: bytes) -> bytes | None:
-        """Return the answer that was given to a request, known by its digest, under a hint; None for a new request."""
-        with self._transaction() as db:
-            return self._answer(db, binding, digest)
-
-    def keep_answer(self, binding: bytes, digest: bytes, answer: bytes) -> bytes:
-        """Keep an answer before it is sent; return what to send: this one, or one another job has kept meanwhile.
-
-        CryptoError if the hint is not kept any more: no answer may be sent then.
-        """
-        with self._transaction() as db:
-            earlier = self._answer(db, binding, digest)
-            if earlier is not None:
-                return earlier
-            row = db.execute("SELECT id FROM own WHERE binding = ?", (binding,)).fetchone()
-            if row is None:
-                raise CryptoError("the hint of this request is no longer stored; start again with a new one")
-            seal = _seal_of(binding, digest, answer)
-            db.execute(
-                "INSERT INTO answers (own, digest, seal, answer) VALUES (?, ?, ?, ?)", (*row, digest, seal, answer)
-            )
-            self._db.extra = _added(self._db.extra, row[0], digest)
-        return answer
-
-    def _answer(self, db: sqlite3.Connection, binding: bytes, digest: bytes) -> bytes | None:
-        row = db.execute(
-            "SELECT seal, answer FROM answers JOIN own ON own.id = own WHERE binding = ? AND answers.digest = ?",
-            (binding, digest),
-        ).fetchone()
-        if row is not None and row[0] != _seal_of(binding, digest, row[1]):
-            raise self._db.refuse("the store of hints is damaged: an answer is not the one that was given")
-        return row[1] if row else None
 
     def reserve(self, leaks: Mapping[str, float]) -> None:
         """Enter leaks, column -> total variation, before any answer that causes them is given; after a crash they stay.
@@ -275,7 +237,6 @@ class HintStore:
         if names:
             db.executemany("DELETE FROM hints WHERE name = ?", names)
             db.executemany("DELETE FROM own WHERE name = ?", names)
-            self._db.extra = _sum_of_answers(db)
 
     def _new(self, shape: tuple[int, ...], dtype: type[np.integer[Any]]) -> NewHint:
         if self._folder is None:
@@ -354,23 +315,6 @@ class Reservation:
 
     def _leak_of(self, vectors: int) -> dict[str, float]:
         return {name: vectors * leak for name, leak in self._leaks.items()}
-
-
-def _seal_of(binding: bytes, digest: bytes, answer: bytes) -> bytes:
-    return hashlib.sha256(repr((binding, digest)).encode() + answer).digest()
-
-
-def _added(total: bytes, own: int, digest: bytes) -> bytes:
-    """Add what stands for an answer to what stands for all: SHA-256 as a number, modulo 2^256."""
-    more = hashlib.sha256(repr((own, digest)).encode()).digest()
-    return ((int.from_bytes(total) + int.from_bytes(more)) % 2**256).to_bytes(32)
-
-
-def _sum_of_answers(db: sqlite3.Connection) -> bytes:
-    total = b""
-    for own, digest in db.execute("SELECT own, digest FROM answers ORDER BY own, digest"):  # from the index alone
-        total = _added(total, own, digest)
-    return total
 
 
 def _check(leaks: Mapping[str, float]) -> None:

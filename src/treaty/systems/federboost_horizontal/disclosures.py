@@ -48,7 +48,8 @@ def _of_leader(cast: Cast, options: FederBoostHorizontal, spent: str, everybody:
         "the sum of gradients, sum of hessians and number of rows; how many rows there are, in how many a column "
         "is present and in how many it has each category",
         search,
-        "of each participant: the names of its columns, their categories, and which classes its rows have",
+        "of each participant: the names of its columns, their categories, which classes its rows have, and whether it "
+        "has kept bins of earlier trainings with the rows it has now",
         _model(options),
         "with the help of all other participants but one, everything above of that one's rows alone",
         *everybody,
@@ -79,6 +80,7 @@ def _of_member(options: FederBoostHorizontal, everybody: list[str]) -> list[str]
         "quantiles of all participants' rows lie and which categories are frequent",
         f"the names and categories of the first participant's columns, all participants' classes{bounds}",
         "which of two sibling nodes has fewer rows of all; no sum, and nothing of any other participant alone",
+        "whether all have kept the bins of an earlier training with the rows they have now, which are then used again",
         *everybody,
     ]
 

@@ -88,10 +88,14 @@ def plan_noise(
     schema: Schema,
     classes: Sequence[Category] | None,
     members: int,
+    *,
+    search: bool = True,
 ) -> SumNoise:
     """Divide a training's budget among what it opens; with more than two classes a round has a tree for each.
 
     The leader, if it is one of the members, knows its own share, so the other members' shares alone are the noise.
+    Without a `search` for bins, which an earlier training has paid for, the trees have their part of the budget alone,
+    so that search and trees together cost `epsilon_total` as ever.
 
     Raises ConfigError when `epsilon_total` and `delta` are out of reach.
     """
@@ -102,10 +106,10 @@ def plan_noise(
     n_outputs = len(classes) if classes is not None and len(classes) > 2 else 1
     rho = rho_for(options.epsilon_total, delta)
     opening = noise_for(OF_OPENING * rho, count=1, coordinates=1 + n_features, honest=honest)
-    search = noise_for(
+    probes = noise_for(
         OF_SEARCH * rho,
         count=SEARCH_ROUNDS,
-        coordinates=max(1, numeric * most_probes(common.max_bin)),  # a row below all probes changes every count
+        coordinates=max(1, numeric * most_probes(common.most_bins)),  # a row below all probes changes every count
         honest=honest,
     )
     # each of a round's trees is a release of its own: with several classes a row is in every one of them
@@ -120,8 +124,8 @@ def plan_noise(
             f"epsilon_total={options.epsilon_total:g} needs more noise than fits at fractional_bits="
             f"{common.fractional_bits}; lower fractional_bits, or raise epsilon_total"
         )
-    spent = budget([opening, search, trees], delta)
-    return SumNoise(opening.sigma, search.sigma, trees.sigma, honest, spent)
+    spent = budget([opening, probes, trees] if search else [trees], delta)
+    return SumNoise(opening.sigma, probes.sigma, trees.sigma, honest, spent)
 
 
 def pay(noise: SumNoise, store: Path | None, name: str, job: str) -> str:
@@ -131,12 +135,19 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str) -> str:
     """
     if noise.budget is None:
         return ""
+    *search, trees = noise.budget.releases
+    said = f"{noise.budget}" + ("" if search else ", with bins of an earlier training, which paid for them")
     if store is None:
-        return str(noise.budget)
-    ledger, rho, delta = Ledger(noise_folder(store, name)), noise.budget.rho, noise.budget.delta
-    entry = Entry(secrets.token_hex(16), job, "discrete Gaussian", "sums of a training", rho=rho, delta=delta)
-    ledger.spend([entry])
-    return f"{noise.budget}. In the ledger: {cost(ledger.entries())}"
+        return said
+    ledger, delta = Ledger(noise_folder(store, name)), noise.budget.delta
+    costs = {"sums of trees": trees.rho}
+    if search:
+        costs["search for bins"] = math.fsum(each.rho for each in search)
+    mechanism = "discrete Gaussian"
+    ledger.spend([
+        Entry(secrets.token_hex(16), job, mechanism, what, rho=rho, delta=delta) for what, rho in costs.items()
+    ])  # fmt: skip
+    return f"{said}. In the ledger: {cost(ledger.entries())}"
 
 
 def check_noise(options: FederBoostHorizontal, data: LabelledRows, classes: object) -> None:

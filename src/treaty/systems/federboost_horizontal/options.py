@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from treaty.errors import ConfigError
-from treaty.systems.horizontal.option_checks import refuse_goss
+from treaty.systems.horizontal.option_checks import refuse_goss, refuse_objectives
 from treaty.systems.options import Positive, SystemOptions
 
 
@@ -19,7 +19,8 @@ class FederBoostHorizontal(SystemOptions):
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        "paper" permits two participants, each of whom sees the other's part of a sum.
+        "paper" permits two participants, each of whom sees the other's part of a sum. The search for quantiles is the
+        same in both modes.
     allow_insecure : bool, default False
         Without effect: this system has nothing that needs consent beside `mode`.
     dropout : {"accept"} or None, default None
@@ -33,6 +34,7 @@ class FederBoostHorizontal(SystemOptions):
     """
 
     system: ClassVar[str] = "federboost-horizontal"
+    paper_bins: ClassVar[int | None] = 24  # of two of its three data sets; 26 for the third
     dropout: Literal["accept"] | None = None
     epsilon_total: Positive | None = None
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
@@ -40,6 +42,7 @@ class FederBoostHorizontal(SystemOptions):
     def check(self, common: Any) -> None:
         """Refuse options that do not go together."""
         refuse_goss(common)
+        refuse_objectives(common)
         if self.epsilon_total is not None and common.subsample < 1.0:
             raise ConfigError(
                 "epsilon_total needs every row to change its own part of a sum alone, and a sample of fixed size "

@@ -8,13 +8,14 @@ whole model, the same at all of them.
 ==================  =============  ===================================================  ===============================
 message             from -> to     content                                              protection
 ==================  =============  ===================================================  ===============================
-`RowsDescription`   member ->      names and categories of columns, classes             TLS
-`ModelBegin`        leader -> all  those of all, model id                               TLS
+`RowsDescription`   member ->      names and categories of columns, classes; SHA-256    TLS
+                                   of bins kept of earlier trainings (`kept_bins`)
+`ModelBegin`        leader -> all  those of all, model id; which bins are used again    TLS
 keys                both ways      see `horizontal.members`                             signatures, vouching
 sums                member ->      rows, values below probes (`horizontal.quantiles`);  masks; noise, if asked for
                                    bin sums of grad, hess and rows of a level's nodes
 `Count`,            leader -> all  the search for bins begins; probes; the bins         TLS
-`ProbeRequest`,
+`ProbeRequest`,                    (none of them where bins are used again)
 `CommonBins`
 `TreeStep`          leader -> all  splits of the last level or values of finished       TLS
                                    trees, and which nodes' sums come next
@@ -22,7 +23,8 @@ sums                member ->      rows, values below probes (`horizontal.quanti
 `ModelEnd`          leader -> all  how many rounds the model has                        TLS
 ==================  =============  ===================================================  ===============================
 
-One sum per level serves all nodes, features, bins and classes. Adversary: honest but curious, members and leader.
+One sum per level serves all nodes, features, bins and classes. Bins are searched for once: a later training on the same
+rows, with other options of boosting perhaps, begins with the trees. Adversary: honest but curious, members and leader.
 The leader with all members but one sees that one's histograms, whatever is done. Of a node smaller than
 `min_child_samples` nothing enters the model; what the leader sees of it in sums is not hidden.
 
@@ -59,6 +61,14 @@ from treaty.messaging.messages import Message, encode_body
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import model_job
+from treaty.systems.federboost_horizontal.kept_bins import (
+    KeptBins,
+    agreed_bins,
+    bins_for_rows,
+    chosen_bins,
+    keep_bins,
+    offered,
+)
 from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, pay, plan_noise
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.search import agree_on_bins, answer_search
@@ -155,19 +165,21 @@ def leader(seat: Seat) -> ModelPart:
     PeerError when a participant is lost, or sends what the protocol does not allow.
     """
     _meet(seat)
-    setup, found = _begin(seat)
+    setup, found, kept = _begin(seat)
     message, noise = setup.message, setup.noise
     told_first, rules = _told_first(seat, message), _sum_rules(seat.options)
     collector = Collector(seat.party, seat.cast.owners, seat.vouching, told_first, rules)
     rows, watching = _leaders_rows(seat, setup)
     printed = b"" if seat.keeper is None else printed_rows([rows, *watching], message.classes)
-    if found is None:
-        bins, objective, spent = agree_on_bins(seat, collector, rows, message.classes, noise)
-        own = _fresh(seat, setup, rows, bins, objective, setup.paid or spent)
+    if kept is not None:
+        own, told = _on_kept_bins(seat, setup, rows, kept)
     else:
-        own = resume(seat, found, message.rounds or 0, rows, printed)
-    told = pack_bins(own.bins, own.forest.objective)
-    collector.tell_all(told)
+        if found is not None:
+            own = resume(seat, found, message.rounds or 0, rows, printed)
+        else:
+            own = _lead_search(seat, collector, rows, setup)
+        told = pack_bins(own.bins, own.forest.objective)
+        collector.tell_all(told)
     _lead_rounds(seat, collector, own, noise, watching, partial(_keep, seat, own, told, printed))
     collector.tell_all(ModelEnd(own.forest.rounds))
     if noise.budget is not None and not any(np.any(tree.left >= 0) for tree in own.forest.trees):
@@ -175,22 +187,37 @@ def leader(seat: Seat) -> ModelPart:
     return own.part
 
 
-def _begin(seat: Seat) -> tuple[_ModelSetup, Checkpoint | None]:
-    """Receive the participants' descriptions, pay for noise, and tell all which model begins or is resumed."""
+def _begin(seat: Seat) -> tuple[_ModelSetup, Checkpoint | None, KeptBins | None]:
+    """Receive the participants' descriptions, pay for noise, and tell all which model begins or is resumed.
+
+    Return the checkpoint to resume from, and the kept bins that a fresh training uses, if any.
+    """
     party, members, data = seat.party, seat.cast.owners, seat.data
     described = {name: party.receive(name, RowsDescription) for name in members if name != party.name}
+    own_bins = bins_for_rows(seat)
     if data is not None:
-        described[party.name] = describe(data, seat.classes)
+        described[party.name] = describe(data, seat.classes, offered(own_bins))
         check_noise(seat.options, data, seat.classes)
     labels = all_classes(described)
     names, categories = all_columns([described[name] for name in members])
     found = leaders_checkpoint(seat.keeper, noisy=seat.options.epsilon_total is not None)
     model_id = secrets.token_hex(16) if found is None else found.part.model_id
     rounds = None if found is None else min(found.rounds, seat.common.n_estimators)
-    setup = _set_up(seat, ModelBegin(model_id, names, categories, labels, rounds))
+    message, offers = ModelBegin(model_id, names, categories, labels, rounds), {n: d.bins for n, d in described.items()}
+    kept = None if found is not None else chosen_bins(seat, own_bins, offers, message)
+    setup = _set_up(seat, message if kept is None else msgspec.structs.replace(message, bins=kept.digest))
     for peer in party.peers:
         party.send(peer, setup.message)
-    return setup, found
+    return setup, found, kept
+
+
+def _lead_search(seat: Seat, collector: Collector, rows: LabelledRows, setup: _ModelSetup) -> OwnRows:
+    """Search for bins, and keep them for later trainings; return a training without trees."""
+    search = agree_on_bins(seat, collector, rows, setup.message.classes, setup.noise)
+    if set(collector.summed) == set(seat.cast.owners):
+        told = pack_bins(search.bins, search.objective)
+        keep_bins(seat, setup.message, told, all_rows=search.all_rows, spent=search.spent)
+    return _fresh(seat, setup, rows, search.bins, search.objective, setup.paid or search.spent)
 
 
 def _leaders_rows(seat: Seat, setup: _ModelSetup) -> tuple[LabelledRows, list[LabelledRows]]:
@@ -243,9 +270,12 @@ def member(seat: Seat) -> ModelPart:
     Errors are as of `leader`; ConfigError also when there is no checkpoint of a training that the leader resumes.
     """
     _meet(seat)
-    rows, sums, setup = _join(seat)
+    rows, sums, setup, kept = _join(seat)
     printed = b"" if seat.keeper is None else printed_rows([rows], setup.message.classes)
-    if setup.message.rounds is None:
+    if kept is not None:
+        order = Order(CONVERSATION, "rounds")
+        own, told = _on_kept_bins(seat, setup, rows, kept)
+    elif setup.message.rounds is None:
         order = Order(CONVERSATION, "new")
         own, told = _search(seat, sums, order, rows, setup)
     else:
@@ -256,18 +286,23 @@ def member(seat: Seat) -> ModelPart:
     return own.part
 
 
-def _join(seat: Seat) -> tuple[LabelledRows, Membership, _ModelSetup]:
-    """Describe own rows, bring them to everybody's columns and classes, become a member of the sums, pay for noise."""
+def _join(seat: Seat) -> tuple[LabelledRows, Membership, _ModelSetup, KeptBins | None]:
+    """Describe own rows, bring them to everybody's columns and classes, become a member of the sums, pay for noise.
+
+    Return also the kept bins that the training uses, if any.
+    """
     party, lead, data, members = seat.party, seat.cast.active, seat.rows, seat.cast.owners
-    party.send(lead, describe(data, seat.classes))
+    own_bins = bins_for_rows(seat)
+    party.send(lead, describe(data, seat.classes, offered(own_bins)))
     message = party.receive(lead, ModelBegin)
     schema = schema_of(message.names, message.categories)
     rows = common_rows(data, schema, seat.classes, message.classes, party.name)
     check_noise(seat.options, rows, message.classes)
     if message.rounds is not None and seat.options.epsilon_total is not None:
         raise ConfigError("cannot resume with epsilon_total: sums would be opened again, at a further cost; begin anew")
+    kept = agreed_bins(seat, own_bins, message) if message.bins and message.rounds is None else None
     sums = join(party, lead, members, seat.vouching, _told_first(seat, message), _sum_rules(seat.options))
-    return rows, sums, _set_up(seat, message)
+    return rows, sums, _set_up(seat, message), kept
 
 
 def _search(
@@ -279,6 +314,7 @@ def _search(
     told = answer_search(seat, sums, order, rows, own, setup.noise)
     bins = unpack_bins(told, setup.schema, seat.common.max_bin, lead)
     objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=lead)
+    keep_bins(seat, setup.message, told)
     return _fresh(seat, setup, rows, bins, objective, setup.paid), told
 
 
@@ -351,7 +387,8 @@ def _meet(seat: Seat) -> None:
 def _set_up(seat: Seat, message: ModelBegin) -> _ModelSetup:
     """Plan the training's noise and enter it in the own ledger, before any sum is opened."""
     schema = schema_of(message.names, message.categories)
-    noise = plan_noise(seat.options, seat.common, schema, message.classes, len(seat.cast.owners))
+    members, search = len(seat.cast.owners), not message.bins
+    noise = plan_noise(seat.options, seat.common, schema, message.classes, members, search=search)
     store, name = None if seat.data is None else seat.store, seat.party.name
     paid = pay(noise, store, name, model_job(seat.party.job, message.model_id))
     return _ModelSetup(message, schema, noise, paid)
@@ -369,6 +406,17 @@ def _fresh(seat: Seat, setup: _ModelSetup, rows: LabelledRows, bins: Bins, objec
         forest=Forest(objective, (name,), message.classes), spent=spent,
     )  # fmt: skip
     return OwnRows.of(seat, rows, part, bins, Draws.fresh(seat))
+
+
+def _on_kept_bins(seat: Seat, setup: _ModelSetup, rows: LabelledRows, kept: KeptBins) -> tuple[OwnRows, CommonBins]:
+    """Return a training without trees on bins of an earlier one, and the bins as they were told then."""
+    name, told = seat.party.name, kept.told(seat.party.name)
+    own = objective_for(rows, setup.message.classes, seat.options, seat.common)
+    objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=name)
+    objective.check_sums(kept.all_rows)
+    bins = unpack_bins(told, setup.schema, seat.common.max_bin, name)
+    logger.info("%s: bins are those of an earlier training", name)
+    return _fresh(seat, setup, rows, bins, objective, setup.paid or kept.spent), told
 
 
 def _keep(seat: Seat, own: OwnRows, told: CommonBins, printed: bytes, rounds: int, began: float | None = None) -> None:

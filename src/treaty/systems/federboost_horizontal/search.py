@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from treaty.data.binning import Bins
 from treaty.data.columns import Category
 from treaty.data.quantile_search import sorted_keys
@@ -24,14 +26,23 @@ from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.objectives import Objective
 
 
+@dataclass(frozen=True, slots=True)
+class FoundBins:
+    """What a search ends with: bins, and the loss with bounds that hold for the gradients of all of so many rows.
+
+    `spent` says in words how small the groups were that the search parted, or what all noise of the training costs.
+    """
+
+    bins: Bins
+    objective: Objective
+    all_rows: int
+    spent: str
+
+
 def agree_on_bins(
     seat: Seat, collector: Collector, rows: LabelledRows, classes: list[Category] | None, noise: SumNoise
-) -> tuple[Bins, Objective, str]:
-    """As the leader, with own `rows`: open the number of rows and the gradients' bounds, then search for bins.
-
-    Return the bins, the loss with bounds that hold for everybody's gradients, and in words what was spent: how small
-    the groups were that the search parted, or what all noise of the training costs.
-    """
+) -> FoundBins:
+    """As the leader, with own `rows`: open the number of rows and the gradients' bounds, then search for bins."""
     common, has_rows, schema = seat.common, seat.data is not None, rows.table.schema
     own_objective = objective_for(rows, classes, seat.options, common)
     opening = Opening(schema, bounds=noise.budget is None)
@@ -41,7 +52,8 @@ def agree_on_bins(
         opened = collector.total(opening.length, noise.on_opening(own) if has_rows else None)
         cohort = collector.summed
         objective = opening.bounded(opened, own_objective)
-        objective.check_sums(opening.rows(opened))
+        all_rows = opening.rows(opened)
+        objective.check_sums(all_rows)
         bins, smallest = choose_bins(
             lambda own, length: collector.total(length, own if own is None else noise.on_search(own)),
             collector.tell_all, opening, opened, schema, common.max_bin, own=rows.table if has_rows else None,
@@ -50,9 +62,10 @@ def agree_on_bins(
         if collector.summed == cohort:  # sums with and without a lost member do not fit together
             break
     if noise.budget is not None:
-        return bins, objective, str(noise.budget)
-    fewest = int(smallest[smallest > 0].min(initial=opening.rows(opened)))
-    return bins, objective, f"the search for quantiles parted groups of as few as {fewest} rows"
+        return FoundBins(bins, objective, all_rows, str(noise.budget))
+    fewest = int(smallest[smallest > 0].min(initial=all_rows))
+    spent = f"the search for quantiles parted groups of as few as {fewest} rows"
+    return FoundBins(bins, objective, all_rows, spent)
 
 
 def answer_search(

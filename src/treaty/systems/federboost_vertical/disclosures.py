@@ -44,6 +44,7 @@ def disclosures(
     for name in cast.having("passive"):
         learned[name] = [
             "which of its own columns and buckets were chosen, at how many nodes of which tree",
+            "of how many of its earlier buckets the active party has kept a copy, and whether these are among them",
             "nothing of labels, gradients or which rows are in a node, beyond that",
         ]
     return learned

@@ -19,7 +19,7 @@ class FederBoostVertical(SystemOptions):
     ----------
     mode : {"safe", "paper"}, default "safe"
         "paper" permits buckets in the clear (``epsilon=inf``), and between organisations eval sets and rows to predict
-        that have the values of rows trained on but no ids.
+        that have the values of rows trained on but no ids. Buckets are tie-aware in both modes.
     allow_insecure : bool, default False
         Without effect: this system has nothing that needs consent beside `mode`.
     epsilon : float or None, default None
@@ -33,6 +33,7 @@ class FederBoostVertical(SystemOptions):
     """
 
     system: ClassVar[str] = "federboost-vertical"
+    paper_bins: ClassVar[int | None] = 16
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"epsilon"})
     epsilon: Positive | None = None
     epsilon_person: Positive | None = None

@@ -4,14 +4,18 @@ Tian, Zhang, Hou, Lyu, Zhang, Liu, Ren, "FederBoost: Private Federated Learning 
 
 Trees need the order of values, not the values. Roles: one active party (labels, perhaps features), any number of
 passive parties (features). Rows are aligned. Each passive party cuts its columns into tie-aware buckets, randomises
-every row's bucket by k-ary randomised response (`privacy.bucket_rr`) and sends the result to the active party. Output:
-the active party gets the trees and all leaf weights, every party its own splits, in terms of true values.
+every row's bucket by k-ary randomised response (`privacy.bucket_rr`) and sends the result to the active party, once for
+all trainings on the same table. Output: the active party gets the trees and all leaf weights, every party its own
+splits, in terms of true values.
 
 ====================  =============  ==================================================  ========================
 message               from -> to     content                                             protection
 ====================  =============  ==================================================  ========================
+`HeldBuckets`         active ->      SHA-256 of the buckets it kept of earlier           TLS
+                                     trainings (`kept_buckets`)
 `Buckets`             passive ->     of each column its number of buckets and epsilon,   local differential
                                      and every row's noisy bucket, packed                privacy, epsilon a value
+`SameBuckets`         passive ->     in place of `Buckets`: they are kept ones           TLS
 `Start`               active ->      model id, records of kept rounds                    TLS
 `UsedColumns`         passive ->     if `unbiased` and resumed: the columns that those   TLS
                                      records split on
@@ -57,6 +61,7 @@ from treaty.models.trees import ModelPart
 from treaty.privacy.bucket_rr import BucketLedger, chances, unbiased
 from treaty.privacy.remembered_rows import KnownRows, RandomisedRows
 from treaty.systems.federboost_vertical.buckets import Buckets, noisy_buckets, stand_ins, unpack_buckets
+from treaty.systems.federboost_vertical.kept_buckets import keep_buckets, offer_held, send_buckets, take_buckets
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.sizes import MOST_COLUMNS
@@ -103,11 +108,10 @@ CONVERSATION: Table = {"training": {ChosenSplits: "training", **between_trees("t
 class NoisyColumns(ColumnSource):
     """Columns of the passive party `peer` as noisy buckets: sums are computed here, splits recorded by their owner.
 
-    Its `Buckets` must be the next message.
+    Raises PeerProtocolError where its `message` is not of `n_rows` rows, or not what its own sizes say.
     """
 
-    def __init__(self, party: Party, peer: str, n_rows: int, threads: int) -> None:
-        message = party.receive(peer, Buckets)
+    def __init__(self, party: Party, peer: str, message: Buckets, n_rows: int, threads: int) -> None:
         present = view(message.present, np.int32, (None,), peer=peer, what="Buckets.present")
         flags = [
             view(array, np.bool_, (len(present),), peer=peer, what=f"Buckets.{name}")
@@ -213,7 +217,7 @@ def active(seat: Seat) -> ModelPart:
     party, data, common, threads = seat.party, seat.rows, seat.common, seat.threads
     training = open_training(seat)
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
-    noisy = {peer: NoisyColumns(party, peer, n_rows, threads) for peer in party.peers}
+    noisy = _columns_of_others(seat, n_rows)
     for peer, columns in noisy.items():
         columns.begin(training.records[peer])
         party.send(peer, Start(*start_of(training, peer)))
@@ -236,11 +240,24 @@ def active(seat: Seat) -> ModelPart:
     return part
 
 
+def _columns_of_others(seat: Seat, n_rows: int) -> dict[str, NoisyColumns]:
+    """Return every passive party's columns: as it sends them, or as it sent them to an earlier training."""
+    party, store, noisy = seat.party, seat.store, {}
+    held = {peer: offer_held(party, peer, store) for peer in party.peers}
+    for peer, of_peer in held.items():
+        message = take_buckets(party, peer, of_peer)
+        noisy[peer] = NoisyColumns(party, peer, message, n_rows, seat.threads)
+        keep_buckets(party, peer, store, of_peer, message)
+    return noisy
+
+
 # ---------------------------------------------------------------- passive party
 
 
 def passive(seat: Seat) -> ModelPart:
     """Send noisy buckets as a passive party, then record splits and decide eval rows until the active one is done.
+
+    Buckets that the active party has kept of an earlier training are not sent again.
 
     Parameters
     ----------
@@ -273,7 +290,7 @@ def passive(seat: Seat) -> ModelPart:
         for rows in seat.eval_sets:  # before anything is told of training rows
             check_unknown(seat, known, rows)
     message, noisy, spent = noisy_buckets(codes, bins, epsilons, _open_ledger(seat), numbers, party.job)
-    party.send(active, message)
+    send_buckets(party, active, message)
     start = party.receive(active, Start)
     told = None if known is None else RandomisedRows(known, noisy.ravel(), stand_ins(bins))
     follower = Follower(seat, start, told)

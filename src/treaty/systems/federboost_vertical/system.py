@@ -20,6 +20,7 @@ SYSTEM = System(
     cast=cast_by_column,
     disclosures=disclosures,
     has_model=frozenset({"active", "passive"}),
+    orders_by_id=True,  # so that buckets of an earlier job on the same rows are the same
     predict={"active": predict_active, "passive": predict_passive},
     explain={"active": explain_active, "passive": explain_passive},
     warm_up=lambda options: [FederBoostVertical()],

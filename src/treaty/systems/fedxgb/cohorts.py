@@ -1,24 +1,38 @@
 """Which users of a domain take part in a tree, and whose vectors are left out of a sum.
 
 **Selection.** Users who answer the call qualify if their activity and stability are at least what the edge server asks.
-`most` of them are taken: those of the running cohort first, then the steadiest (stability times activity, times the
-share of calls at which the edge server itself did not lose them); ties are broken at random.
+Those of the running cohort are taken first, then the steadiest (stability times activity, times the share of calls at
+which the edge server itself did not lose them); ties are broken at random.
 
-**Changes.** Two opened sums whose cohorts differ by a few users give away those few users' sum. Of numbers that stay
-the same from tree to tree, such as rows by bin, many sums give away all their linear combinations. So the cohort of
-every sum is an earlier one of the domain, or differs from each of them by `least_change` users or more, and no
-combination of all cohorts isolates one user or two. Further users, drawn at random, are left out until that holds. A
-domain of n users has at most n - 3 different cohorts in a job; after that, only earlier ones.
+**What may be opened.** Two opened sums whose cohorts differ by a few users give away those few users' sum. Of numbers
+that stay the same from tree to tree, such as rows by bin at the root, many sums give away all their linear
+combinations. Gradients change, but late in a job only by a little, so one rule holds for all sums of a job: no linear
+combination of a domain's cohorts isolates one user or two (`permitted`).
+
+Of n users, at most n - 2 cohorts are independent under that rule, however they are chosen, and each that does not
+follow from earlier ones uses one up. So that users may be lost as often as they like, the domain is dealt into
+**groups** of three users or more. All groups count as opened from the beginning: sums over whole groups show no more
+than the groups' own sums, and use nothing up.
+
+* A tree begins with all users there, while that is permitted beside the groups and leaves room for another deal;
+  afterwards with the whole groups among them.
+* Where users are lost as a tree grows, it goes on with the whole groups among those left.
+* Where no whole group is there, or whole groups had less than half of the users there for `_POOR_TREES` trees, the
+  domain is dealt anew, and users who are away get groups of their own: another **epoch**, if its groups are permitted
+  after all that was opened. That works once or twice in a job. Groups whose sums were never opened cost nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-_DRAWS = 40  # random choices tried for each number of users left out
+LEAST = 3  # users whose sum may be opened
+_DRAWS = 10  # random choices tried
+_POOR_TREES = 10
 _ZERO = 1e-7  # sines, and squares of sines, below it are rounding errors
 
 
@@ -41,10 +55,10 @@ class Standing:
 class Rules:
     """How a domain's cohort is chosen."""
 
-    most: int | None = None  # users of a cohort; None: no limit
+    most: int | None = None  # users of a cohort, if it has more than one group; None: no limit
     min_activity: float = 0.0
     min_stability: float = 0.0
-    least_change: int = 3  # users by which cohorts differ, if they do
+    least_change: int = 3  # users by which cohorts differ, if they do; and of a group
 
 
 def select(
@@ -67,44 +81,196 @@ def permitted(cohort: Collection[str], earlier: Iterable[frozenset[str]], least_
         return True
     if len(there) < least_change or any(len(there ^ past) < least_change for past in before):
         return False
-    users = sorted(there.union(*before))
-    rows = np.array([[name in past for name in users] for past in (*before, there)], np.float64)
-    _, sizes, directions = np.linalg.svd(rows, full_matrices=False)
-    known = directions[sizes > _ZERO * sizes[0]]
-    unknown = np.eye(len(users)) - known.T @ known  # projection on the complement of the cohorts' span
+    return not isolates_few([*before, there])
+
+
+def isolates_few(cohorts: Collection[frozenset[str]]) -> bool:
+    """Tell whether a linear combination of cohorts is of one user or two."""
+    directions, names = _directions(cohorts)
+    users = len(names)
+    unknown = np.eye(users) - directions.T @ directions  # projection on the complement of the cohorts' span
     # a 1x1 or 2x2 principal minor is zero iff some combination of cohorts isolates user i, or i and j
     diagonal = np.diag(unknown)
-    minors = np.outer(diagonal, diagonal) - unknown**2 + np.eye(len(users))
-    return bool(np.all(diagonal > _ZERO) and np.all(minors > _ZERO))
+    minors = np.outer(diagonal, diagonal) - unknown**2 + np.eye(users)
+    return bool(np.any(diagonal <= _ZERO) or np.any(minors <= _ZERO))
 
 
-def cohort_of(
-    ordered: Sequence[str], earlier: Iterable[frozenset[str]], least: int, rules: Rules, rng: np.random.Generator
-) -> list[str] | None:
-    """Return the cohort of a new tree, sorted, of `least` users or more; None if none is permitted.
+def rank(cohorts: Collection[frozenset[str]]) -> int:
+    """Return how many independent cohorts there are: the others' sums follow from theirs."""
+    return len(_directions(cohorts)[0]) if cohorts else 0
 
-    `ordered` is in the order of `select`.
+
+class Opened:
+    """Cohorts whose sums were opened, or may have been.
+
+    All others' sums follow from those of `independent`, in which there are fewer cohorts than users however long a job.
     """
-    most = len(ordered) if rules.most is None else min(rules.most, len(ordered))
-    taken, spare = list(ordered[:most]), list(ordered[most:])
-    if spare and not permitted(taken, earlier, rules.least_change):  # exchange some of the last taken
-        for count in range(1, min(len(spare), len(taken), 2 * rules.least_change) + 1):
-            exchanged = taken[: most - count] + spare[:count]
-            if permitted(exchanged, earlier, rules.least_change):
-                return sorted(exchanged)
-    return without_some(taken, earlier, least, rules.least_change, rng)
+
+    def __init__(self, least_change: int = 3) -> None:
+        self.independent: list[frozenset[str]] = []
+        self._seen: set[frozenset[str]] = set()
+        self._least_change = least_change
+
+    def permits(self, cohort: Collection[str], groups: Sequence[frozenset[str]] = ()) -> bool:
+        """Tell whether a cohort may be opened after these, and after `groups` if they were opened, too."""
+        return frozenset(cohort) in self._seen or permitted(cohort, [*self.independent, *groups], self._least_change)
+
+    def largest(self, users: Collection[str]) -> list[str]:
+        """Return the largest of these cohorts among some users, empty where there is none."""
+        among = frozenset(users)
+        return list(max((cohort for cohort in self._seen if cohort <= among), key=len, default=()))
+
+    def add(self, cohort: Collection[str]) -> bool:
+        """Note that a cohort's sum is opened; tell whether it is independent of the earlier ones."""
+        there = frozenset(cohort)
+        if there in self._seen:
+            return False
+        self._seen.add(there)
+        if rank([*self.independent, there]) == len(self.independent):
+            return False
+        self.independent.append(there)
+        return True
 
 
-def without_some(
-    came: Sequence[str], earlier: Iterable[frozenset[str]], least: int, least_change: int, rng: np.random.Generator
-) -> list[str] | None:
-    """Return the largest permitted cohort found among those who came, sorted; None if there is none."""
-    known = [past for past in earlier if past <= frozenset(came) and len(past) >= least]
-    largest = max(known, key=len, default=frozenset[str]())
-    for count in range(len(came) - max(least, len(largest)) + 1):
-        for _ in range(1 if count == 0 else _DRAWS):
-            out = set(rng.choice(len(came), count, replace=False).tolist())
-            left = [name for k, name in enumerate(came) if k not in out]
-            if permitted(left, earlier, least_change):
-                return sorted(left)
-    return sorted(largest) or None
+def _directions(cohorts: Collection[frozenset[str]]) -> tuple[NDArray[np.float64], list[str]]:
+    """Return an orthonormal basis of the cohorts' span, float64 (rank, users), and the users."""
+    users = sorted(frozenset[str]().union(*cohorts))
+    rows = np.array([[name in past for name in users] for past in cohorts], np.float64)
+    _, sizes, directions = np.linalg.svd(rows, full_matrices=False)
+    return directions[sizes > _ZERO * sizes[0]], users
+
+
+class Cohorts:
+    """A domain's cohorts over a job, as its edge server chooses them.
+
+    `users` are those whose rows are in the first sum, which bounds all others: nobody else takes part later. They are
+    dealt into `groups` as it is opened; `epochs` counts deals after that.
+    """
+
+    def __init__(self, rules: Rules, rng: np.random.Generator) -> None:
+        self.opened = Opened(rules.least_change)
+        self.groups: list[frozenset[str]] = []
+        self.epochs = 0
+        self.users: frozenset[str] | None = None
+        self._rules, self._rng = rules, rng
+        self._known: tuple[tuple[int, int], tuple[NDArray[np.float64], list[str]]] | None = None
+        self._begun = frozenset[str]()  # the tree's cohort
+        self._poor = 0  # trees in a row that had whole groups of less than half of the users there
+
+    @classmethod
+    def known(
+        cls,
+        rules: Rules,
+        rng: np.random.Generator,
+        users: Collection[str],
+        opened: Iterable[Collection[str]],
+        groups: Iterable[Collection[str]],
+    ) -> Cohorts:
+        """Return the cohorts of a job that goes on."""
+        cohorts = cls(rules, rng)
+        cohorts.users, cohorts.groups = frozenset(users), [frozenset(group) for group in groups]
+        for cohort in opened:
+            cohorts.opened.add(cohort)
+        return cohorts
+
+    def begin(self, ordered: Sequence[str], away: Collection[str] = ()) -> list[str] | None:
+        """Return the cohort of a new tree, sorted; None if none is permitted.
+
+        `ordered` are the users there, in the order of `select`; `away` the others that may come back.
+        """
+        cohort = self._begin(ordered, away)
+        self._begun = frozenset(cohort)
+        return sorted(cohort) or None
+
+    def _begin(self, ordered: Sequence[str], away: Collection[str]) -> list[str]:
+        most = len(ordered) if self._rules.most is None else min(self._rules.most, len(ordered))
+        taken, spare = list(ordered[:most]), list(ordered[most:])
+        if len(taken) < LEAST:
+            return []
+        if not self.groups:
+            return taken
+        whole = self._whole(ordered, most)
+        self._poor = self._poor + 1 if 2 * len(whole) < most else 0
+        room = self._room()
+        for cohort in self._candidates(taken, spare) if room else (taken,):
+            if len(cohort) < len(whole) + self._rules.least_change:
+                break
+            if self.opened.permits(cohort, self.groups) if room else self._follows(cohort):
+                return cohort
+        if (not whole or self._poor >= _POOR_TREES) and self._deal_again(ordered, away):
+            whole = self._whole(ordered, most)
+        return max(whole, self.opened.largest(taken), key=len)
+
+    def keep(self, came: Collection[str]) -> list[str] | None:
+        """Return those of a tree's users whose vectors came whose sum may be opened, sorted; None if there are none."""
+        if len(came) >= LEAST and (not self.groups or frozenset(came) == self._begun or self._follows(came)):
+            return sorted(came)
+        largest = max(self._whole(list(came), len(came)), self.opened.largest(came), key=len)
+        return sorted(largest) or None
+
+    def open(self, cohort: Collection[str]) -> bool:
+        """Note that the sum of a cohort, which `keep` permitted, is opened now; tell whether it shows anything new."""
+        if not self.groups:
+            self._deal(sorted(cohort), ())
+        return self.opened.add(cohort)
+
+    def _span(self) -> tuple[NDArray[np.float64], list[str]]:
+        """Return a basis of what groups and earlier cohorts tell, and its users; see `_directions`."""
+        state = self.epochs, len(self.opened.independent)
+        if self._known is None or self._known[0] != state:
+            self._known = state, _directions([*self.opened.independent, *self.groups])
+        return self._known[1]
+
+    def _follows(self, cohort: Collection[str]) -> bool:
+        """Tell whether the sum of a cohort follows from sums of groups and what was opened before."""
+        directions, users = self._span()
+        if not frozenset(users) >= frozenset(cohort):
+            return False
+        there = frozenset(cohort)
+        row = np.array([name in there for name in users], np.float64)
+        return bool(np.linalg.norm(row - directions.T @ (directions @ row)) <= _ZERO * np.sqrt(len(users)))
+
+    def _whole(self, ordered: Sequence[str], most: int) -> list[str]:
+        """Return the users of whole groups, the first in order first: `most` of them, or those of one group."""
+        place = {name: k for k, name in enumerate(ordered)}
+        whole = sorted(
+            (group for group in self.groups if group <= place.keys()),
+            key=lambda group: max(place[name] for name in group),
+        )
+        taken: list[str] = []
+        for group in whole:
+            if not taken or len(taken) + len(group) <= most:
+                taken += group
+        return taken
+
+    def _candidates(self, taken: list[str], spare: list[str]) -> Iterator[list[str]]:
+        """Yield cohorts for a tree: all taken; some of the last exchanged for spare ones; without one or two by lot."""
+        yield taken
+        for count in range(1, min(len(spare), len(taken), 2 * self._rules.least_change) + 1):
+            yield taken[:-count] + spare[:count]
+        for count in range(1, self._rules.least_change):
+            for _ in range(_DRAWS):
+                out = set(self._rng.choice(len(taken), min(count, len(taken)), replace=False).tolist())
+                yield [name for k, name in enumerate(taken) if k not in out]
+
+    def _room(self) -> bool:
+        """Tell whether one more independent cohort beside the groups leaves what it takes to deal the domain anew."""
+        directions, users = self._span()
+        return len(users) - 2 - (len(directions) + 1) >= len(users) // self._rules.least_change
+
+    def _deal_again(self, there: Sequence[str], away: Collection[str]) -> bool:
+        """Deal the domain anew, if a deal is found that is permitted after what was opened; tell whether it was."""
+        before, self._poor = self.groups, 0
+        for _ in range(_DRAWS):
+            self._deal(there, away)
+            if not isolates_few([*self.opened.independent, *self.groups]):
+                self.epochs += 1
+                return True
+        self.groups = before
+        return False
+
+    def _deal(self, there: Sequence[str], away: Collection[str]) -> None:
+        """Deal users into groups by lot, those away after all others."""
+        dealt = [*self._rng.permutation(list(there)).tolist(), *self._rng.permutation(list(away)).tolist()]
+        parts = np.array_split(np.arange(len(dealt)), max(1, len(dealt) // self._rules.least_change))
+        self.groups = [frozenset(dealt[k] for k in part) for part in parts]

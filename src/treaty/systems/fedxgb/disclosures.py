@@ -5,6 +5,7 @@ from __future__ import annotations
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgb.cohorts import Rules
 from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.secpred.service import disclosures_of_prediction, refused
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast
 
@@ -27,11 +28,14 @@ def disclosures(cast: Cast, options: FedXGB, common: BoostingOptions, part: Mode
         "user": _of_user(options),
     }
     if common.fewest_rows < 20:
-        for role in ("server", "edge", "user") if options.expose in ("model", "paper") else ("server", "user"):
+        for role in ("server", "edge", "user") if options.exposes in ("model", "paper") else ("server", "user"):
             learned[role].append(
                 f"leaves of as few as {common.fewest_rows} training rows (min_child_samples is below 20), so that "
                 "splits and leaf values may describe single rows"
             )
+    if not refused(options):
+        for role, facts in disclosures_of_prediction(cast, options).items():
+            learned[role] += [f"where users have rows predicted later: {fact}" for fact in facts]
     learned["authority"] = [
         "names, roles and public keys; no data (it is trusted not to certify keys of its own in a user's name)"
     ]
@@ -68,10 +72,10 @@ def _of_edge(options: FedXGB, edges: int) -> list[str]:
         if options.mode == "paper"
         else "no sum: those that it opens lie under masks that only the server can remove",
     ]
-    if options.expose == "model":
+    if options.exposes == "model":
         return [*learned, _MODEL]
     bound = (edges - 1) // 2
-    if options.expose == "paper":
+    if options.exposes == "paper":
         return [
             *learned,
             _SHOWN,
@@ -99,9 +103,9 @@ def _of_user(options: FedXGB) -> list[str]:
     ]
     if options.mode != "paper":
         learned.append("no sum, and nothing of any other user alone")
-    if options.expose == "model":
+    if options.exposes == "model":
         return [*learned, _MODEL]
-    if options.expose == "paper":
+    if options.exposes == "paper":
         return [
             *learned,
             _SHOWN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from treaty.systems.fedxgb.authority import (
     patience_of,
     send_each_or_leave_out,
 )
-from treaty.systems.fedxgb.cohorts import Rules, Standing
-from treaty.systems.fedxgb.edge_sums import LEAST, DomainSums
+from treaty.systems.fedxgb.cohorts import LEAST, Cohorts, Rules, Standing
+from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.layout import check_edges, domains
 from treaty.systems.fedxgb.limits import ServerLimits
 from treaty.systems.fedxgb.messages import (
@@ -35,6 +36,7 @@ from treaty.systems.fedxgb.messages import (
 )
 from treaty.systems.fedxgb.paper.routing import HiddenThresholds, SeenRows
 from treaty.systems.fedxgb.paper.sums import PaperDomainSums, paper_mode
+from treaty.systems.fedxgb.replay import keep_cohorts, kept_cohorts
 from treaty.systems.fedxgb.secpred.dealer import Dealer
 from treaty.systems.fedxgb.secpred.routing import (
     HeldRows,
@@ -129,7 +131,10 @@ def edge(seat: Seat) -> None:
             case RoundStart():
                 if isinstance(rows, SeenRows | HiddenRows):
                     rows.start()
-                domain.choose(list(domain.gather(domain.there, Attendance)))
+                domain.choose(domain.attending(Attendance))
+    kept = _cohorts_file(seat)
+    if kept is not None:
+        kept.unlink(missing_ok=True)
 
 
 def _offers(seat: Seat, credentials: Credentials, users: Sequence[str], patience: float) -> dict[str, UserOffer]:
@@ -157,11 +162,22 @@ def _domain(seat: Seat, offers: Mapping[str, UserOffer], task: Task, patience: f
     send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
     keys = {name: offer.keys for name, offer in offers.items() if name in party.peers}
     standings = {name: Standing(offer.activity, offer.stability) for name, offer in offers.items()}
-    rules = Rules(most=seat.options.max_users)
-    domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience)
+    rules, path = Rules(most=seat.options.max_users), _cohorts_file(seat)
+
+    def keep(cohorts: Cohorts) -> None:
+        if path is not None:
+            keep_cohorts(path, party.name, task.model_id, cohorts)
+
+    known = kept_cohorts(path, party.name, task.model_id, rules, np.random.default_rng()) if task.rounds else None
+    domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience, known, keep)
     domain.heard.hear(task)
     domain.choose(domain.there, everybody=True)  # nobody who misses the first sum takes part later
     return domain
+
+
+def _cohorts_file(seat: Seat) -> Path | None:
+    """Return where the domain's cohorts are kept while a training may have to go on, if checkpoints are kept."""
+    return None if seat.keeper is None else seat.keeper.path.with_suffix(".cohorts")
 
 
 def _open_sum(seat: Seat, domain: DomainSums, told: Sum, membership: Membership | None) -> None:
@@ -195,7 +211,7 @@ def _layout(seat: Seat, agreed: CommonBins, summary: RowSummary, task: Task) -> 
 def _rows_here(seat: Seat, domain: DomainSums, everybody: Sequence[str], layout: Layout, patience: float) -> Rows:
     """Prepare to take all rows down trees that users do not know; a holder of shares receives those of the rows."""
     party, server, edges, comparison = seat.party, seat.cast.active, seat.cast.having("edge"), seat.options.compares
-    if seat.options.expose == "paper":
+    if seat.options.exposes == "paper":
         return SeenRows(party, edges, server, everybody, layout, patience)
     shares = shares_of(comparison, layout, edges)
     if party.name not in shares.holders:

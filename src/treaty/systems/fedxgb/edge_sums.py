@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +21,9 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys
-from treaty.systems.fedxgb.cohorts import Rules, Standing, cohort_of, select, without_some
+from treaty.systems.fedxgb.cohorts import LEAST, Cohorts, Rules, Standing, select
 from treaty.systems.fedxgb.user_sums import (
+    ATTEMPTS,
     AbsenceNotice,
     Agreement,
     Agreements,
@@ -34,13 +34,13 @@ from treaty.systems.fedxgb.user_sums import (
     MaskKeys,
     sum_round,
 )
-from treaty.systems.horizontal.masked_sums import ATTEMPTS, OwnInput, SumAggregator
+from treaty.systems.horizontal.masked_sums import OwnInput, SumAggregator
 from treaty.systems.horizontal.members import ToldDigest
 
 logger = logging.getLogger(__name__)
 
-LEAST = 3  # users whose sum may be opened
-MOST_SILENCES = 3  # after which a user is lost for good: all others wait each time
+MOST_SILENCES = 3  # in a row, after which a user is no longer waited for: all others would wait each time
+_MOMENT = 0.05  # seconds given to such users once all others have answered
 MOST_PATIENCE = 4  # times `patience` a sum waits for users lost one after another; others wait for the edge server
 
 
@@ -56,9 +56,10 @@ class SumSetup(NamedTuple):
 class DomainSums(SumAggregator):
     """A domain's cohort and its sums.
 
-    `users` have their keys, already checked. A user silent for `patience` seconds counts as lost for the tree; one that
-    takes no message for so long, for good. `heard` digests what users were told, as they do; `there` are those not lost
-    for good.
+    `users` have their keys, already checked. A user silent for `patience` seconds counts as lost for the tree, and is
+    asked again as the next begins; one that takes no message for so long is lost for good. `heard` digests what users
+    were told, as they do; `there` are those not lost for good. `cohorts` are those of a training that goes on; `keep`
+    is called with them before another sum is opened.
     """
 
     def __init__(
@@ -68,32 +69,38 @@ class DomainSums(SumAggregator):
         standings: dict[str, Standing],
         rules: Rules,
         patience: float,
+        cohorts: Cohorts | None = None,
+        keep: Callable[[Cohorts], None] = lambda _: None,
     ) -> None:
         self.heard = ToldDigest(b"")
         self.there = list(users)
         self._party, self._users, self._standings = party, users, standings
         self._rules, self._patience = rules, patience
         self._rng = np.random.default_rng()
-        self._opened: set[frozenset[str]] = set()
-        self._cohort: list[str] = []  # as the tree began
+        self._cohorts, self._keep = cohorts or Cohorts(rules, self._rng), keep
+        self._cohort: list[str] = []  # as the tree began, or as it went on with fewer
         self._running: list[str] = []  # those of them still there
         self._silent: dict[str, int] = {}
         self._idle = False  # gave nothing to the last sum
         self._until = float("inf")  # monotonic time at which the sum under way is given up
-        self._counted: frozenset[str] | None = None  # whose rows are in the first sum, which bounds all others
         self.send(dict.fromkeys(self.there, Domain(dict(users), rules.least_change)))
 
     def choose(self, answered: Sequence[str], *, everybody: bool = False) -> None:
-        """Choose the cohort of a tree among those who answered, and tell it; with `everybody`, of any size."""
-        rules = replace(self._rules, most=None) if everybody else self._rules
-        standings = {name: self._standings[name] for name in answered if self._counted is None or name in self._counted}
-        ordered = select(standings, self._running, rules, self._rng)
-        cohort = cohort_of(ordered, self._opened, LEAST, rules, self._rng) if len(ordered) >= LEAST else None
+        """Choose the cohort of a tree among those who answered, and tell it; with `everybody`, all of them."""
+        counted = frozenset(self.there if self._cohorts.users is None else self._cohorts.users)
+        standings = {name: self._standings[name] for name in answered if name in counted}
+        ordered = select(standings, self._running, self._rules, self._rng)
+        away = sorted(counted.intersection(self.there).difference(answered))
+        cohort = sorted(ordered) if everybody else self._cohorts.begin(ordered, away)
         if cohort is None:
             self._sit_out(f"no permitted cohort among {len(ordered)} users")
-        self._cohort, self._running = list(cohort or ()), list(cohort or ())
-        for name in self._cohort:
+        for name in cohort or ():
             self._standings[name].called += 1
+        self._form(cohort or ())
+
+    def _form(self, cohort: Collection[str]) -> None:
+        """Go on with a cohort, and tell it."""
+        self._cohort, self._running = list(cohort), list(cohort)
         self.send(dict.fromkeys(self._cohort, Cohort(self._cohort)))
 
     def total(self, number: int, length: int) -> tuple[NDArray[np.int64], list[str], int]:
@@ -108,7 +115,9 @@ class DomainSums(SumAggregator):
             try:
                 call = Call(number, attempt)
                 this_round = self._round(call, length)
-                enough(len(self._running), this_round.least, "users")
+                if len(self._running) < this_round.least:  # a smaller cohort can
+                    self._form(self._cohorts.keep(self._running) or ())
+                    this_round = self._round(call, length)
                 opened, users = self._attempt(this_round, call)
             except CryptoError as void:
                 why = str(void)
@@ -116,14 +125,19 @@ class DomainSums(SumAggregator):
                 if time.monotonic() > self._until:
                     break
                 continue
-            self._lose([name for name in self._running if name not in users])
-            self._counted = frozenset(users) if self._counted is None else self._counted
+            self._count(users)
             self._idle = False
             return opened, users, attempt
         self._sit_out(why)
-        self._lose(self._running)
-        self._counted = frozenset() if self._counted is None else self._counted
+        self._running = []
+        self._count([])
         return np.zeros(length, np.int64), [], 0
+
+    def _count(self, users: Sequence[str]) -> None:
+        """Note whose rows are in the first sum."""
+        if self._cohorts.users is None:
+            self._cohorts.users = frozenset(users)
+            self._keep(self._cohorts)
 
     def _sit_out(self, why: str) -> None:
         """Warn that the domain adds nothing, once until it adds again: that may last hundreds of trees."""
@@ -155,14 +169,13 @@ class DomainSums(SumAggregator):
 
     def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
         """Leave users out until the sum of the others may be opened after the earlier sums."""
-        enough(len(came), this_round.least, "inputs")
-        kept = without_some(list(came), self._opened, this_round.least, self._rules.least_change, self._rng)
-        if kept is None:
-            raise RoundVoid(f"the round is void: no permitted cohort among the {len(came)} users whose vectors came")
+        kept = self._cohorts.keep(came) or []
+        self._running = [name for name in self._running if name in kept]
+        enough(len(kept), this_round.least, "inputs of a permitted cohort")
         for name in came.keys() - set(kept):
             aggregator.take_back(name, came[name])
-        self._lose([name for name in self._running if name not in kept])
-        self._opened.add(frozenset(kept))
+        if self._cohorts.open(kept):
+            self._keep(self._cohorts)  # before the sum is opened
 
     def _pass_proofs(
         self, this_round: Round, aggregator: Aggregator, survivors: Sequence[str], own: OwnInput | None
@@ -192,9 +205,15 @@ class DomainSums(SumAggregator):
         self.there.remove(name)
         self._lose([name])
 
-    def gather(self, names: Sequence[str], kind: type[M]) -> dict[str, M]:
+    def attending(self, kind: type[Message]) -> list[str]:
+        """Return the users who say with a message of this kind that they are there for a tree."""
+        silent = [name for name in self.there if self._silent.get(name, 0) >= MOST_SILENCES]
+        came = self.gather([name for name in self.there if name not in silent], kind)
+        return [*came, *self.gather(silent, kind, _MOMENT)]
+
+    def gather(self, names: Sequence[str], kind: type[M], patience: float | None = None) -> dict[str, M]:
         """Receive messages of a kind from users, those in time; users who send anything else are lost for good."""
-        until = time.monotonic() + self._patience  # however many are expelled meanwhile
+        until = time.monotonic() + (self._patience if patience is None else patience)  # however many are expelled
         while True:
             try:
                 came = self._party.gather(
@@ -206,10 +225,8 @@ class DomainSums(SumAggregator):
             except PeerProtocolError as error:
                 self._expel(error)
             else:
-                for name in [name for name in names if name in self.there and name not in came]:
-                    self._silent[name] = self._silent.get(name, 0) + 1
-                    if self._silent[name] >= MOST_SILENCES:
-                        self.lose_for_good(name)
+                for name in names:
+                    self._silent[name] = 0 if name in came else self._silent.get(name, 0) + 1
                 return {name: message for name, message in came.items() if isinstance(message, kind)}
 
     def _gather(self, kind: type[M]) -> dict[str, M]:

@@ -9,8 +9,7 @@ from typing import get_args
 import numpy as np
 
 from treaty.errors import ConfigError
-from treaty.systems.fedxgb.cohorts import Rules
-from treaty.systems.fedxgb.edge_sums import LEAST
+from treaty.systems.fedxgb.cohorts import LEAST
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.user_sums import Leaves, Stage
 from treaty.systems.pooled.options import BoostingOptions
@@ -20,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 SERVER, AUTHORITY = "server", "authority"
 EDGES = 3
-_PERIOD = 10  # rounds between dropouts
+PERIOD = 10  # rounds between dropouts
 _DROPS: tuple[Stage, ...] = get_args(Stage)[1:]
 
 
@@ -156,34 +155,28 @@ def only_simulated(options: FedXGB) -> str:
 
 
 def dropouts(cast: Cast, options: FedXGB, common: BoostingOptions) -> dict[str, Leaves]:
-    """Draw who drops out at every tenth round, and at what stage; it is away until the next tenth.
+    """Draw who drops out at every `dropout_period`-th round, and at what stage; it is away until others drop out.
 
     Raises ConfigError when no domain is large enough to lose a user, or to go on without those it loses.
     """
-    share = options.dropout
+    share, period = options.dropout, options.dropout_period or PERIOD
     if not share:
         return {}
-    users_of, least = domains(cast), Rules().least_change
+    users_of = domains(cast)
     lost = {edge: int(share * len(users)) for edge, users in users_of.items()}
-    _check_losses(share, {edge: len(users) for edge, users in users_of.items()}, lost, common.n_estimators)
-    if all(
-        lost[edge] and len(users) - max(lost[edge], least) < -(-2 * len(users) // 3) for edge, users in users_of.items()
-    ):
-        raise ConfigError(
-            f"expected domains that can lose {share:g} of their users, got {max(map(len, users_of.values()))} in the "
-            f"largest: sums go on with two thirds of a domain, and differ by {least} users or more, so that 9 users "
-            "are the fewest that may lose one; have more users or fewer edge servers, or lower dropout"
-        )
+    _check_losses(share, {edge: len(users) for edge, users in users_of.items()}, lost)
+    if common.n_estimators < period:
+        logger.warning("dropout begins with round %d: none of %d rounds", period, common.n_estimators)
     rng = np.random.default_rng(common.random_state)
     stages: dict[tuple[str, int], Stage] = {}
-    for first in range(_PERIOD, common.n_estimators + 1, _PERIOD):
+    for first in range(period, common.n_estimators + 1, period):
         for edge, users in users_of.items():
             drawn = rng.choice(len(users), lost[edge], replace=False)
             stages |= {(users[k], first): _DROPS[rng.integers(len(_DROPS))] for k in drawn.tolist()}
 
     def leaves_of(name: str) -> Leaves:
         def leaves(number: int, stage: Stage) -> bool:
-            first = number - number % _PERIOD
+            first = number - number % period
             at = stages.get((name, first))
             return at is not None and (stage == at if number == first else stage == "call")
 
@@ -192,16 +185,19 @@ def dropouts(cast: Cast, options: FedXGB, common: BoostingOptions) -> dict[str, 
     return {name: leaves_of(name) for name in {user for user, _ in stages}}
 
 
-def _check_losses(share: float, sizes: Mapping[str, int], lost: Mapping[str, int], n_estimators: int) -> None:
-    """Raise ConfigError when the share rounds down to no user in all domains; warn of domains where it does."""
+def _check_losses(share: float, sizes: Mapping[str, int], lost: Mapping[str, int]) -> None:
+    """Raise ConfigError when the share rounds down to no user in all domains, or leaves too few; warn of others."""
     whole = {edge: size for edge, size in sizes.items() if lost[edge] == 0}
     if len(whole) == len(sizes):
         raise ConfigError(
             f"expected dropout to lose somebody, got {share:g} of domains of {max(whole.values())} users or fewer, "
             "which rounds down to none; have more users or fewer edge servers, raise dropout, or leave it out"
         )
+    if all(sizes[edge] - lost[edge] < LEAST for edge in sizes):
+        raise ConfigError(
+            f"expected domains that can lose {share:g} of their users, got {max(sizes.values())} in the largest: sums "
+            f"are over {LEAST} users of a domain or more; have more users or fewer edge servers, or lower dropout"
+        )
     if whole:
         of = ", ".join(f"{size} at {edge}" for edge, size in whole.items())
         logger.warning("dropout=%g loses none of the users of small domains: %s", share, of)
-    if n_estimators < _PERIOD:
-        logger.warning("dropout begins with round %d: none of %d rounds", _PERIOD, n_estimators)

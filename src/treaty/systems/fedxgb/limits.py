@@ -10,8 +10,10 @@ from treaty.messaging.messages import Message
 from treaty.systems.fedxgb.messages import RoundStart, Splits
 from treaty.systems.fedxgb.paper.routing import ShownSplits
 from treaty.systems.fedxgb.secpred.routing import SplitShares, Turn
-from treaty.systems.horizontal.masked_sums import ATTEMPTS
+from treaty.systems.fedxgb.user_sums import ATTEMPTS
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
+
+MOST_VOID = 10  # times that rounds without a level are begun again in a job: no domain had enough users
 
 
 class SumLimit:
@@ -42,7 +44,8 @@ class ServerLimits:
 
     def __init__(self, server: str, n_estimators: int, max_depth: int) -> None:
         self._server, self._n_estimators, self._max_depth = server, n_estimators, max_depth
-        self._rounds = self._levels = self._probes = 0
+        self._rounds = self._void = self._probes = 0
+        self._levels = -1  # of the round; -1 before the first
         self.sums = SumLimit(server)
 
     def take(self, told: Message) -> None:
@@ -55,8 +58,10 @@ class ServerLimits:
                 self._check(self._probes <= MOST_ROUNDS, f"{MOST_ROUNDS} requests for probes at most")
                 self.sums.due()
             case RoundStart():
-                self._rounds, self._levels = self._rounds + 1, 0
+                again, self._levels = self._levels == 0, 0
+                self._rounds, self._void = self._rounds + (not again), self._void + again
                 self._check(self._rounds <= self._n_estimators, f"{self._n_estimators} rounds at most")
+                self._check(self._void <= MOST_VOID, f"{MOST_VOID} rounds at most that begin again")
                 self.sums.due()
             case Splits() | ShownSplits() | SplitShares() | Turn(leaves=False):
                 self._levels += 1

@@ -30,7 +30,7 @@ class UserOffer(Message):
 
 
 class Task(Message):
-    """What is trained: columns, classes, options; and the server's keys."""
+    """What is trained: columns, classes, options; the server's keys; how many `rounds` an interrupted training has."""
 
     model_id: str
     names: list[str]
@@ -38,6 +38,7 @@ class Task(Message):
     classes: list[Category] | None
     options: bytes
     server: CertifiedKeys
+    rounds: int = 0
 
 
 class RowSummary(Message):
@@ -75,9 +76,12 @@ class TrainingEnd(Message):
     """Training is over."""
 
 
+_IN_VAIN: dict[type[Message], str] = {RoundStart: "tree", TrainingEnd: "over"}  # where no sum of the round was opened
+
+
 def user_order(options: FedXGB) -> Table:
     """Return which messages a user may receive from its edge server, from state "begun" to "over"."""
-    sums: dict[type[Message], str | tuple[str, str]] = {Cohort: "tree", Call: "tree"}
+    sums: dict[type[Message], str | tuple[str, str]] = {**_IN_VAIN, Cohort: "tree", Call: "tree"}
     trees: dict[str, Table] = {
         "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
         "paper": {"tree": {**sums, ShownSplits: "compared", Values: "between trees"}, "compared": {Sides: "tree"}},
@@ -88,15 +92,15 @@ def user_order(options: FedXGB) -> Table:
     return {
         "begun": {Domain: "domain"},
         "domain": {Cohort: "domain", Count: "search"},
-        "search": {Call: "search", ProbeRequest: "search", CommonBins: "bins"},
+        "search": {Cohort: "search", Call: "search", ProbeRequest: "search", CommonBins: "bins"},
         **_between(options),
-        **trees[options.expose or "nothing"],
+        **trees[options.exposes],
     }
 
 
 def edge_order(options: FedXGB, *, holds_shares: bool) -> Table:
     """Return which messages an edge server may receive from the server, from state "domain" to "over"."""
-    sums: dict[type[Message], str | tuple[str, str]] = {Sum: "tree"}
+    sums: dict[type[Message], str | tuple[str, str]] = {**_IN_VAIN, Sum: "tree"}
     trees: dict[str, Table] = {
         "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
         "paper": {
@@ -114,12 +118,12 @@ def edge_order(options: FedXGB, *, holds_shares: bool) -> Table:
         "domain": {Count: "search"},
         "search": {Sum: "search", ProbeRequest: "search", CommonBins: "bins"},
         **_between(options),
-        **trees[options.expose or "nothing"],
+        **trees[options.exposes],
     }
 
 
 def _between(options: FedXGB) -> Table:
-    shares_rows = options.expose in (None, "nothing")
+    shares_rows = options.exposes == "nothing"
     return {
         "bins": {RowSummary: "rows" if shares_rows else "between trees"},
         "rows": {RowOwners: "between trees"},

@@ -114,7 +114,7 @@ class Crowd:
             self.cohort += survived.users
         if not self.cohort:
             raise RoundVoid(
-                "no domain has enough users left to open a sum: at least two thirds of a tree's users must stay, and "
-                "three of each domain"
+                "no domain has enough users left to open a sum: one of its groups, of three users or a few more, must "
+                "be there"
             )
         return total.view(np.int64)

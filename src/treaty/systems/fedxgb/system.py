@@ -7,6 +7,7 @@ from treaty.systems.fedxgb.disclosures import disclosures
 from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.layout import cast_of, dropouts, helpers, links, only_simulated
 from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.secpred.service import SERVICE
 from treaty.systems.fedxgb.server import server
 from treaty.systems.fedxgb.user import user
 from treaty.systems.pooled.options import BoostingOptions
@@ -39,7 +40,7 @@ SYSTEM = System(
     may_lose=users,
     may_be_absent=users,
     vouched=vouching_edges,
-    cannot={"resume": "cannot resume: users of protocol 'fedxgb' do not come back as they were"},
+    service=SERVICE,
     absences=dropouts,
     only_simulated=only_simulated,
     warm_up=lambda options: [FedXGB()],

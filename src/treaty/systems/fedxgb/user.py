@@ -17,7 +17,7 @@ from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import Credentials, authority_of
-from treaty.systems.fedxgb.limits import SumLimit
+from treaty.systems.fedxgb.limits import MOST_VOID, SumLimit
 from treaty.systems.fedxgb.messages import (
     Attendance,
     RoundStart,
@@ -129,7 +129,6 @@ class _Instructions:
                 case Domain():
                     sums.meet(told)
                 case Cohort():
-                    self._expect(not self._chosen, "one cohort for a tree")
                     sums.join(told)
                     self._chosen = True
                 case Call():
@@ -219,10 +218,10 @@ class _Follower:
         cells = Cells.of(bins.offsets, may_miss, summary.n_rows, common)
         self.shard = SlotShard(codes, rows.y, rows.weight, common, cells)
         self._seed = own_seed(self._common.random_state, self._party.name)
-        self._n_features, self._n_rounds, self._depth = len(schema.names), 0, 0
+        self._n_features, self._n_rounds, self._void, self._depth = len(schema.names), 0, 0, 0
         self._way: ComparedRows | SharedRows | None = None  # down trees that users do not know
         layout, edges = layout_of(bins, may_miss), seat.cast.having("edge")
-        if options.expose == "paper":
+        if options.exposes == "paper":
             self._way = ComparedRows(self._party, edges, edge, layout, codes)
         elif options.hides_model:
             self._way = SharedRows(self._party, edges, layout, codes, options.compares)
@@ -263,7 +262,9 @@ class _Follower:
         shard, common = self.shard, self._common
         ends = view(told.last_columns, np.int32, (len(shard.margins),), peer=self._edge, what="RoundStart.last_columns")
         columns = view(told.columns, np.int32, (int(ends[-1]),), peer=self._edge, what="RoundStart.columns")
-        if np.any(np.diff(ends, prepend=0) <= 0) or self._n_rounds >= common.n_estimators:
+        again = self._n_rounds > 0 and self._depth == 0
+        self._n_rounds, self._void = self._n_rounds + (not again), self._void + again
+        if np.any(np.diff(ends, prepend=0) <= 0) or self._n_rounds > common.n_estimators or self._void > MOST_VOID:
             raise self._wrong("columns of each tree, and no more rounds than the job has")
         of_trees = np.split(columns, ends[:-1])
         if any(np.any(np.diff(c) <= 0) or c[0] < 0 or c[-1] >= self._n_features for c in of_trees):
@@ -272,11 +273,10 @@ class _Follower:
         samples = [
             None
             if common.subsample >= 1.0 or n_rows == 0
-            else draw(np.random.default_rng([self._seed, self._n_rounds, output]), n_rows, common.subsample)
+            else draw(np.random.default_rng([self._seed, self._n_rounds - 1, output]), n_rows, common.subsample)
             for output in range(len(of_trees))
         ]
         shard.start_round(of_trees, samples)
-        self._n_rounds += 1
         self._depth = 0
 
     def _decide(self, told: Splits) -> None:

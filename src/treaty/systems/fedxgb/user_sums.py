@@ -6,7 +6,7 @@ message               from -> to            content                             
 `Domain`              edge -> users         certified keys of all users of the domain         both signatures
 `RoundStart`,         both ways             a tree begins; the user is there: see `messages`  TLS
 `Attendance`
-`Cohort`              edge -> chosen        who takes part                                    masks depend on it
+`Cohort`              edge -> chosen        who takes part, in the tree or in the rest of it  masks depend on it
 `Call`                edge -> cohort        the next sum, or another attempt at it            TLS
 `MaskKey`,            user -> edge -> all   X25519 key of this sum, a tag for each peer       tags under the channels
 `MaskKeys`
@@ -21,8 +21,7 @@ message               from -> to            content                             
 
 The edge server learns who takes part. The sum it opens lies under one mask per user that the server alone can remove;
 the server sees sums over all domains. A user shares masks only with users whose keys the authority certified, and
-agrees to no list that would make its domain's cohort differ by fewer than `least_change` users from one that it signed
-before.
+agrees to no list which, together with those that it agreed to before, would isolate one user or two of its domain.
 """
 
 from __future__ import annotations
@@ -43,9 +42,12 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
-from treaty.systems.fedxgb.cohorts import permitted
+from treaty.systems.fedxgb.cohorts import Opened
 from treaty.systems.horizontal.masked_sums import contribute
 from treaty.systems.horizontal.members import ToldDigest
+
+ATTEMPTS = 6
+"""At one sum: each may lose users that were there in the one before, and go on with fewer."""
 
 Stage = Literal["call", "setup", "shared", "masked", "prediction"]
 """Where a user may drop out of a tree: as it begins; before its key is made; before or after its vector is sent; as
@@ -63,7 +65,7 @@ class Domain(Message):
 
 
 class Cohort(Message):
-    """Who takes part in a tree."""
+    """Who takes part in a tree, or in the rest of it where too few of those told before are left."""
 
     users: list[str]
 
@@ -134,8 +136,7 @@ class UserSums:
         self._server_seed, self._used = server_seed, UsedNonces()
         self._keys: dict[str, bytes] = {}
         self._channels: dict[str, bytes] = {}
-        self._agreed_to: set[frozenset[str]] = set()
-        self._least_change = 3
+        self._agreed_to = Opened()
         self._cohort: list[str] = []
 
     def meet(self, domain: Domain) -> None:
@@ -148,7 +149,7 @@ class UserSums:
                 self._credentials.check(name, "user", offered, self._edge)
                 self._channels[name] = self._credentials.seed_with(name, offered)
             self._keys[name] = offered.key
-        self._least_change = domain.least_change
+        self._agreed_to = Opened(domain.least_change)
 
     def join(self, cohort: Cohort) -> None:
         """Join the cohort of a tree; PeerProtocolError unless it has users of the domain alone, this user included."""
@@ -200,13 +201,13 @@ class UserSums:
 
     def permit(self, survivors: Sequence[str]) -> None:
         """Record whose sum is opened; PeerProtocolError if this sum and earlier ones would isolate a few users."""
-        if not permitted(survivors, self._agreed_to, self._least_change):
+        if not self._agreed_to.permits(survivors):
             raise PeerProtocolError(
                 self._edge,
-                f"expected a cohort that differs by {self._least_change} users or more from earlier "
-                "ones, or equals one - at Survivors",
+                "expected a cohort that differs by three users or more from earlier ones, or equals one, and all of "
+                "which together isolate nobody - at Survivors",
             )
-        self._agreed_to.add(frozenset(survivors))
+        self._agreed_to.add(survivors)
 
     def _round(self, call: Call, length: int) -> Round:
         return sum_round(self._party, call, {name: self._keys[name] for name in self._cohort}, length, self.heard)

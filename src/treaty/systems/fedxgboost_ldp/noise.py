@@ -39,8 +39,9 @@ class NoisyGradients:
     gradients and hessians, and where they balance classes they are the labels.
 
     Hessians p (1 - p) of margins that are made of noisy gradients alone depend on no label: they stay exact, and all of
-    epsilon goes to the gradients. That does not hold with weights, nor with leaf values made of true gradients (paper
-    mode): there gradients and hessians get half of epsilon each (`noisy_hess`).
+    epsilon goes to the gradients. That does not hold with weights, with losses whose hessians have labels in them, nor
+    with leaf values made of true gradients (paper mode, where scores of the first order send no hessians): there
+    gradients and hessians get half of epsilon each (`noisy_hess`).
 
     `spent` are the releases of this model, one for each tree, those before a resumption included; `stopped` says why
     there may be no further tree, and is empty as long as there may. Raises ConfigError when sums of so much noise do
@@ -72,7 +73,8 @@ class NoisyGradients:
                 "mechanism='label_rr' sends gradients whose labels alone carry noise, so sample weights as they are: "
                 "leave weights out, or take a mechanism that puts noise on gradients (piecewise, for example)"
             )
-        self.noisy_hess = self._on_gradients and (weighted or self._paper)
+        told = weighted or objective.hess_tells_labels
+        self.noisy_hess = self._on_gradients and (not options.first_order if self._paper else told)
         largest_grad, largest_hess = objective.grad_bound, objective.hess_bound
         if self._on_gradients:
             most = largest(self.mechanism, self._each)
@@ -121,9 +123,10 @@ class NoisyGradients:
         if self._on_gradients:
             exact, noisy = self._draw(grad, hess) if rows is None else self._draw(grad[rows], hess[rows], rows)
             if self._paper:
-                exact_grad, exact_hess = (_spread(v, rows, grad) for v in exact)
+                exact_grad = _spread(exact[0], rows, grad)
             grad = _spread(noisy[0], rows, grad)
             if self.noisy_hess:
+                exact_hess = _spread(exact[1], rows, hess)
                 hess = _spread(noisy[1], rows, hess)
         self._tree += 1
         if self._paper:

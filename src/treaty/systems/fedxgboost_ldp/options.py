@@ -18,12 +18,13 @@ class FedXGBoostLDP(SystemOptions):
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        "paper" sends exact sums beside the noise, so that no epsilon holds; it needs `allow_insecure`.
+        "paper" sends exact sums beside the noise, so that no epsilon holds; it needs `allow_insecure`. Its mechanism
+        and score are the paper's.
     allow_insecure : bool, default False
         Consent to paper mode; every party has to give its own.
     mechanism : {"piecewise", "laplace", "duchi", "hybrid", "label_rr"} or None, default None
-        Noise on every row's gradient, which each tree costs `epsilon`; None is "piecewise". "label_rr" trains on labels
-        that were randomised once instead, which costs `epsilon` for all trees together.
+        Noise on every row's gradient, which each tree costs `epsilon`; None is "piecewise", in paper mode "duchi".
+        "label_rr" trains on labels that were randomised once instead, which costs `epsilon` for all trees together.
     epsilon : float or None, default None
         Privacy parameter of each gradient of one tree, None is 1; under "label_rr" of each label, and required.
     epsilon_total : float or None, default None
@@ -32,7 +33,8 @@ class FedXGBoostLDP(SystemOptions):
     delta : float or None, default None
         With `epsilon_total`: releases cost what an accountant finds at this delta, where that is less than their sum.
     split_score : {"first_order", "second_order"} or None, default None
-        What splits are chosen by: sums of gradients alone, or with hessians (None).
+        What splits are chosen by: sums of gradients alone, which None is in paper mode, or with hessians, which None is
+        in safe mode.
     clip : float or None, default None
         Gradients are clipped to [-clip, clip] before noise. None: the largest there can be, for two classes 1.
     clip_hess : float or None, default None
@@ -56,7 +58,7 @@ class FedXGBoostLDP(SystemOptions):
     @property
     def noise_mechanism(self) -> str:
         """`mechanism`, with its default."""
-        return self.mechanism or "piecewise"
+        return self.mechanism or ("duchi" if self.mode == "paper" else "piecewise")
 
     @property
     def noise_epsilon(self) -> float:
@@ -66,7 +68,7 @@ class FedXGBoostLDP(SystemOptions):
     @property
     def first_order(self) -> bool:
         """Whether splits are scored by gradients alone; hessians are not sent then."""
-        return self.split_score == "first_order"
+        return self.mode == "paper" if self.split_score is None else self.split_score == "first_order"
 
     @property
     def label_epsilon(self) -> float | None:
@@ -95,6 +97,16 @@ class FedXGBoostLDP(SystemOptions):
             )
         if common.goss:
             raise ConfigError("goss draws rows by their true gradients, and so shows which are large; use subsample")
+        if common.loss_class.refreshes_leaves:
+            raise ConfigError(
+                f"objective={common.objective!r} has leaf values made of true labels, of which the noisy gradients of "
+                'later trees would tell more than their epsilon: take "huber", or another system'
+            )
+        if common.loss_class.takes == "groups":
+            raise ConfigError(
+                f"objective={common.objective!r} has gradients made of the labels of all rows of a group, so that a "
+                "label would cost the epsilon of each: take another system"
+            )
         if common.reg_lambda == 0.0:
             raise ConfigError("expected reg_lambda above 0: sums of noise are divided by it")
         if self.mode == "paper":

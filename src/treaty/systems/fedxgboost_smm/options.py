@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from treaty.errors import ConfigError
-from treaty.systems.options import KeyBits, SystemOptions, TestKeyBits, check_test_key
+from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
+from treaty.systems.options import AtLeastOne, KeyBits, SystemOptions, TestKeyBits, check_test_key, names_of
 from treaty.systems.vertical.cipher_options import CipherOptions, check_lattice_fraction
 
 PAPER_LEAKS = (
@@ -41,12 +42,22 @@ class FedXGBoostSMM(SystemOptions):
     version : {1, 2} or None, default None
         In paper mode: 1, which None is too, gives the active party the sums of passive parties' candidates; 2 gives
         each passive party the sums of its own candidates, of which it tells only the best gain.
+    null_vectors : int or None, default None
+        In paper mode: how many null vectors are drawn for a node, the paper's r; None is 32. All three numbers shrink
+        where a node has few rows.
+    bit_columns : int or None, default None
+        In version 2: how many columns of random bits the candidates of a node are mixed with, the paper's l1; None is
+        twice as many as there are candidates.
+    normal_columns : int or None, default None
+        In version 2: how many columns of normal numbers the candidates of a node are mixed with, the paper's l2; None
+        is 8.
     allow_exact_sums : bool, default False
         Consent, in safe mode, to a training whose exact sums would show the active party more than a tenth of a passive
         party's bins, row by row, by an estimate from rows, bins, depth and trees. Every party has to give its own.
     """
 
     system: ClassVar[str] = "fedxgboost-smm"
+    paper_bins: ClassVar[int | None] = 20
     may_change: ClassVar[frozenset[str]] = frozenset(
         {"backend", "reveal", "key_bits", "insecure_test_key_bits", "allow_exact_sums"}
     )
@@ -55,6 +66,9 @@ class FedXGBoostSMM(SystemOptions):
     key_bits: KeyBits | None = None
     insecure_test_key_bits: TestKeyBits | None = None
     version: Literal[1, 2] | None = None
+    null_vectors: AtLeastOne | None = None
+    bit_columns: AtLeastOne | None = None
+    normal_columns: AtLeastOne | None = None
     allow_exact_sums: bool = False
 
     @property
@@ -78,6 +92,12 @@ class FedXGBoostSMM(SystemOptions):
         """Whether a third party without data deals random matrices."""
         return self.mode == "safe" and self.backend == "dealer"
 
+    @property
+    def sizes(self) -> Sizes:
+        """How many null vectors and random columns paper mode draws."""
+        named = {name: getattr(self, name) for name in names_of(Sizes)}
+        return Sizes(**{name: value for name, value in named.items() if value is not None})
+
     def check(self, common: Any) -> None:
         """Refuse options that do not go together, in either mode."""
         if self.mode == "paper":
@@ -85,9 +105,19 @@ class FedXGBoostSMM(SystemOptions):
             for name in ("backend", "reveal", "key_bits", "insecure_test_key_bits"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"option {name} is for safe mode of 'fedxgboost-smm'; leave it out in paper mode")
+            if self.version != 2:
+                for name in ("bit_columns", "normal_columns"):
+                    if getattr(self, name) is not None:
+                        raise ConfigError(
+                            f"option {name} is about what version 2 mixes candidates with; leave it out, or take "
+                            "version=2"
+                        )
             return
         if self.version is not None:
             raise ConfigError("version is for mode='paper'; in safe mode the active party gets the sums: leave it out")
+        for name in ("null_vectors", "bit_columns", "normal_columns"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"option {name} is for mode='paper', which draws null vectors; leave it out")
         if (self.key_bits or self.insecure_test_key_bits) and self.backend != "ou":
             raise ConfigError(
                 'key_bits and insecure_test_key_bits are of backend="ou" alone; the others have no such key'

@@ -18,7 +18,6 @@ from treaty.errors import ConfigError, DataError
 from treaty.messaging.messages import Message, encode_body
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
-from treaty.systems.horizontal.quantiles import CommonBins
 from treaty.systems.system import TRAIN, LabelledRows
 from treaty.trees.boosting import RoundState
 
@@ -30,23 +29,29 @@ Categories = list[list[Category] | None]
 class RowsDescription(Message):
     """A participant's columns and classes. Tells the leader which classes it has rows of, and which columns are empty.
 
-    A column that is missing in all rows is empty, and fits numbers and categories alike.
+    A column that is missing in all rows is empty, and fits numbers and categories alike. `bins` are SHA-256 of common
+    bins that it has kept of earlier trainings on these very rows, one after the other.
     """
 
     names: list[str]
     categories: Categories
     empty: list[bool]
     classes: list[Category] | None
+    bins: bytes = b""
 
 
 class ModelBegin(Message):
-    """The model's id, the first participant's columns, everybody's classes; after how many rounds training resumes."""
+    """The model's id, the first participant's columns, everybody's classes; after how many rounds training resumes.
+
+    `bins` is SHA-256 of kept ones that all have named; empty where bins are searched for, or are a checkpoint's.
+    """
 
     model_id: str
     names: list[str]
     categories: Categories
     classes: list[Category] | None
     rounds: Annotated[int, msgspec.Meta(ge=0)] | None
+    bins: bytes = b""
 
 
 def conform(table: Table, schema: Schema, party: str) -> Table:
@@ -87,12 +92,12 @@ def conform(table: Table, schema: Schema, party: str) -> Table:
     return matched
 
 
-def describe(data: LabelledRows, classes: list[Category] | None) -> RowsDescription:
-    """Return the description of a participant's rows."""
+def describe(data: LabelledRows, classes: list[Category] | None, bins: bytes = b"") -> RowsDescription:
+    """Return the description of a participant's rows; `bins` are those of `RowsDescription`."""
     schema = data.table.schema
     empty = [bool(np.isnan(column).all()) for column in data.table.columns]
     return RowsDescription(
-        list(schema.names), [None if c is None else list(c) for c in schema.categories], empty, classes
+        list(schema.names), [None if c is None else list(c) for c in schema.categories], empty, classes, bins
     )
 
 
@@ -158,10 +163,8 @@ def own_seed(random_state: int | None, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{random_state} {name}".encode()).digest()[:7], "big")
 
 
-def checkpoint_with(
-    part: ModelPart, given: dict[str, Any], rows: bytes, kept: RoundState, told: CommonBins
-) -> Checkpoint:
-    """Return a checkpoint that holds the bins; `rows` is their `fingerprint`."""
+def checkpoint_with(part: ModelPart, given: dict[str, Any], rows: bytes, kept: RoundState, told: Message) -> Checkpoint:
+    """Return a checkpoint that holds what all were told of the rows, as the bins; `rows` is their `fingerprint`."""
     checkpoint = checkpoint_of(part, given, rows, kept)
     checkpoint.bins = encode_body(told)
     return checkpoint

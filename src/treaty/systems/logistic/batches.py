@@ -30,6 +30,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 
 from treaty.compute import Integers
 from treaty.errors import ConfigError, PeerProtocolError
@@ -38,7 +39,7 @@ from treaty.linear.batches import SEED_BYTES, batch_seed, partition, rows_alone
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.systems.logistic.setup import Setting, exchange
+from treaty.systems.logistic.setup import OwnData, Setting, exchange
 from treaty.systems.sizes import RowSize
 
 logger = logging.getLogger(__name__)
@@ -200,12 +201,14 @@ def _digest(seed: bytes) -> bytes:
     return hashlib.sha256(b"treaty known batches" + seed).digest()
 
 
-def tell_lone_rows(party: Party, setting: Setting, columns: Integers, batches: Integers) -> dict[str, int]:
+def tell_lone_rows(party: Party, setting: Setting, data: OwnData, batches: Integers) -> dict[str, int]:
     """Return of each data party how many of its rows stand alone in their batch, and warn of others'.
 
-    `columns` are the own ones in fixed point (n_rows, n_columns), `batches` row numbers (n_batches, batch_size).
+    `data` are the own columns and weights, `batches` row numbers (n_batches, batch_size).
     """
-    own = sum(rows_alone(columns[rows] * 2.0**-COLUMN_FRACTION) for rows in batches)
+    scale = np.ones(setting.n_rows) if data.weight is None else np.sqrt(data.weight)
+    scale *= 2.0**-COLUMN_FRACTION
+    own = sum(rows_alone(data.columns[rows] * scale[rows, np.newaxis]) for rows in batches)
     others, active, name = setting.others(party.name), setting.active, party.name
     told = exchange(party, others, LoneRows(own))
     for peer in others:

@@ -26,7 +26,7 @@ def disclosures(
     passives = [name for name in cast.owners if name != active]
     everybody = "how many rows and prepared columns every party has, and how many epochs there were"
     if options.mode == "paper":
-        learned = _of_paper(active, passives, str(coordinator), everybody)
+        learned = _of_paper(active, passives, str(coordinator), everybody, common)
     else:
         learned = _of_safe_mode(cast, passives, everybody, options, common, part)
     for name in learned.keys() - {coordinator}:
@@ -43,13 +43,27 @@ def _of_safe_mode(
     part: LinearPart | None,
 ) -> dict[str, list[str]]:
     active, coordinator = cast.active, cast.holder("coordinator")
-    cipher = options.cipher(common.fractional_bits) if part is None else part.encryption
+    cipher = options.cipher(common.fractional_bits, common.family) if part is None else part.encryption
     alone = None if part is None else part.alone
     single = len(passives) == 1
     theirs = f"{passives[0]}'s part" if single else "the sum of the passive parties' parts"
-    everybody_with_data = f"{everybody}; of every party with data, how many rows stand alone in their batch"
-    gradients = "of every batch the gradient of its own weights, and in quasi-Newton training of every "
-    gradients += f"{common.period}th the Hessian's product with its own last steps; the rows of a batch never change"
+    poisson = common.family == "poisson"
+    keyed = cipher != "lattice" and not poisson  # a coordinator has the key
+    whole, labels = common.whole_table, "labels" if common.classifies else "targets"
+    where = "" if whole else " in their batch"
+    everybody_with_data = f"{everybody}; of every party with data, how many rows stand alone{where}"
+    if whole:
+        gradients = "of every epoch the gradient of its own weights, over all rows"
+        about = f"linear equations about the residuals, of which at most one for each of its columns is about {labels}"
+    else:
+        gradients = "of every batch the gradient of its own weights, and in quasi-Newton training of every "
+        gradients += (
+            f"{common.period}th the Hessian's product with its own last steps; the rows of a batch never change"
+        )
+        about = (
+            "linear equations about the residuals of the batch, of which at most one for each of its columns and batch "
+            "is about labels"
+        )
     others = "the other's" if single else "all others'"
     coefficients = (
         "the coefficients of every step in the last steps, curvatures and the gradient, from which nearly all inner "
@@ -58,10 +72,15 @@ def _of_safe_mode(
     learned = {
         active: [
             everybody_with_data,
-            f"{gradients}: so {theirs} of X'u over its own columns",
-            _of_lone_rows(f"{theirs} of the margins", active, alone),
+            f"{gradients}: so "
+            + (
+                f"X' times the rates, in which the exponential of {passives[0]}'s part of the margin is a factor"
+                if poisson
+                else f"{theirs} of X'u over its own columns"
+            ),
+            _of_lone_rows(f"{theirs} of the margins", active, alone, where),
             "the mean loss of every epoch",
-            f"at prediction, {theirs} of every row's margin",
+            _of_margins(theirs, common),
         ]
     }
     if coordinator is None:
@@ -74,48 +93,110 @@ def _of_safe_mode(
     for name in passives:
         learned[name] = [
             everybody_with_data,
-            f"{gradients}: linear equations about the residuals of the batch, of which at most one for each of its "
-            "columns and batch is about labels",
-            _of_lone_rows("the labels", name, alone),
+            f"{gradients}: {about}",
+            _of_lone_rows(f"the {labels}", name, alone, where),
             coefficients,
         ]
-        if cipher != "lattice" and coordinator is None:
+        if options.show_weights:
+            learned[name].append("the weights of all rows, where rows have some, and what of labels follows from them")
+        if cipher != "lattice" and coordinator is None and not poisson:
             learned[name].append("of the others' columns, ciphertexts under keys of their owners")
+    if poisson:
+        for name, other in ((active, passives[0]), (passives[0], active)):
+            learned[name].append(f"of {other}'s factors of rates, ciphertexts under {other}'s key")
+            targets = "" if name == active else ", and once the targets of as many"
+            learned[name].append(
+                f"if it deviates from the protocol, unnoticed: {other}'s factors of the rates of as many rows as it "
+                f"has columns, of other rows each epoch{targets}"
+            )
     if coordinator is not None:
         learned[coordinator] = [
-            everybody + ("" if cipher == "lattice" else "; the key"),
+            everybody + ("; the key" if keyed else ""),
             "of every step the summed inner products of all parties' steps, curvatures and gradients: their lengths "
             "and angles, hence all weights up to a rotation, but no party's own part; the rest are uniform numbers",
             "whether the loss rose by a tenth in an epoch",
         ]
-        if cipher != "lattice":
+        if keyed:
             learned[active].append(
                 f"passive parties' margins as ciphertexts under {coordinator}'s key: with its help it would have them, "
                 "and from enough of them their columns; the two must not collude"
             )
             for name in (active, *passives):
-                what = "margins" if name == active else "residuals, and so their labels,"
+                what = "margins" if name == active else f"residuals, and so their {labels},"
+                rows = "rows" if whole else "rows of a batch"
                 learned[name].append(
-                    f"if it deviates from the protocol, unnoticed: {what} of as many rows of a batch as it has "
+                    f"if it deviates from the protocol, unnoticed: {what} of as many {rows} as it has "
                     f"columns, of other rows each epoch, by having {coordinator} decrypt them; under the lattice map "
                     "columns are fixed"
                 )
+    for name, more in _of_whole_table(active, passives, coordinator, common).items():
+        learned[name] += more
+    if common.family == "multiclass":
+        for name in learned:
+            learned[name].append("all this for each class against the rest")
     return learned
 
 
-def _of_lone_rows(what: str, name: str, alone: Mapping[str, int] | None) -> str:
+def _of_whole_table(
+    active: str, passives: Sequence[str], coordinator: str | None, common: RegressionOptions
+) -> dict[str, list[str]]:
+    """Say what parties learn beyond that where training is on the whole table, above all with standard errors."""
+    learned: dict[str, list[str]] = {name: [] for name in (active, *passives)}
+    for name in passives:
+        if common.family == "linear":
+            learned[name].append("the standard deviation of the target")
+        if common.standard_errors:
+            what = "mean of the target" if common.family == "poisson" else "variance of the residuals"
+            learned[name].append(f"the {what}")
+    if not common.standard_errors:
+        return learned
+    for name in learned:
+        if common.family == "poisson":
+            learned[name].append(
+                "its own block of the Hessian at the optimum: the sums of rates times any two of its columns"
+            )
+        others = [other for other in passives if other != name]
+        if others:
+            learned[name].append(
+                f"for standard errors, the products of its own columns with those of {' and of '.join(others)}, each "
+                "turned by a rotation that it does not know: how far these explain its own"
+            )
+        if name != active or coordinator is not None:
+            learned[name].append(
+                "its own block of the inverse Hessian, hence how far the others' columns together explain its own"
+            )
+    lead = coordinator or active
+    if coordinator is not None or len(passives) > 1:
+        learned.setdefault(lead, []).append(
+            f"the canonical correlations between the columns of any two of {', '.join((active, *passives))}"
+        )
+    return learned
+
+
+def _of_margins(theirs: str, common: RegressionOptions) -> str:
+    rows = "of every row to predict"
+    if common.calibrate and common.classifies:
+        rows += " and, once at the end of training, for calibration, of every training row"
+    return f"{theirs} of the margin {rows}"
+
+
+def _of_lone_rows(what: str, name: str, alone: Mapping[str, int] | None, where: str) -> str:
     rows = None if alone is None else alone.get(name)
     if rows == 0:
-        return f"of no row {what} by itself: none stands alone in its batch among its columns"
+        return f"of no row {what} by itself: none stands alone{where.replace('their', 'its')} among its columns"
     number = "rows, if there are such," if rows is None else "1 row," if rows == 1 else f"{rows} rows,"
-    return f"from its gradients, {what} of {number} which stand alone in their batch among its columns"
+    return f"from its gradients, {what} of {number} which stand alone{where} among its columns"
 
 
-def _of_paper(active: str, passives: Sequence[str], coordinator: str, everybody: str) -> dict[str, list[str]]:
+def _of_paper(
+    active: str, passives: Sequence[str], coordinator: str, everybody: str, common: RegressionOptions
+) -> dict[str, list[str]]:
+    theirs = f"{passives[0]}'s part" if len(passives) == 1 else "the sum of the passive parties' parts"
     learned = {
         active: [
             everybody,
             "the steps of its own weights, and the mean loss of every epoch",
+            _of_margins(theirs, common),
             f"passive parties' margins as ciphertexts under {coordinator}'s key: with its help it would have them, and "
             "their columns",
         ],

@@ -18,11 +18,14 @@ labels among its columns: of their products passive parties keep shares until an
 their own part of the loss (see `coordinated`), so that the active party learns that sum alone.
 
 Rows are taken in the order of the batches, in blocks of as many whole batches as the ring has coefficients for, so that
-a batch costs the same in a table of any length. Data parties know the batches. *Assumptions*: as docs/lattice.md has
-them; honest-but-curious parties.
+a batch costs the same in a table of any length. Data parties know the batches. A product over rows of several blocks is
+the sum of those over each, of which nobody is shown one alone. *Assumptions*: as docs/lattice.md has them;
+honest-but-curious parties.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -72,20 +75,31 @@ class ProductShares(Message):
     numbers: Array
 
 
+def blocks_of(batches: Integers) -> list[Integers]:
+    """Cut batches of row numbers (n_batches, batch_size) into blocks, each the rows of some whole batches."""
+    return [batches[part].reshape(-1) for part in pieces(len(batches), max(1, DEGREE // batches.shape[1]))]
+
+
+def blocks_of_rows(n_rows: int) -> list[Integers]:
+    """Cut a whole table into blocks of row numbers."""
+    return [np.arange(part.start, part.stop) for part in pieces(n_rows, DEGREE)]
+
+
 class LatticeProducts:
     """A data party's end.
 
-    `batches` are row numbers (n_batches, batch_size), `masks` cancel in sums over data parties. The seat's `store`, if
-    there is one, has the ledger of what answers about these columns have told in all jobs.
+    `blocks` are of row numbers, `masks` cancel in sums over data parties. The seat's `store`, if there is one, has the
+    ledger of what answers about these columns have told in all jobs.
     """
 
-    def __init__(self, seat: Seat, setting: Setting, own: OwnData, batches: Integers, masks: CancellingMasks) -> None:
+    def __init__(
+        self, seat: Seat, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
+    ) -> None:
         party, store, threads = seat.party, seat.store, seat.threads
         self._party, self._setting, self._columns, self._masks = party, setting, own.columns, masks
         self._others = others = setting.others(party.name)
         seed = joint_seed(party, others, "lattice")
-        per_block = max(1, DEGREE // setting.batch_size)
-        length, sum_bits = per_block * setting.batch_size, setting.vector_bits + len(setting.owners).bit_length()
+        length, sum_bits = max(map(len, blocks)), setting.vector_bits + len(setting.owners).bit_length()
         self._parameters = vectors_parameters(length, WEIGHT_BOUND, sum_bits, setting.batch_size)
         self._bits = self._parameters.message_bits
         matrix, names = own.columns.T, own.names
@@ -94,8 +108,7 @@ class LatticeProducts:
         self._store = HintStore(None if store is None else hints_folder(store, party.name))
         self._block, self._position = (np.full(setting.n_rows, -1, np.int64) for _ in range(2))
         self._servers = []
-        for number, part in enumerate(pieces(len(batches), per_block)):
-            rows = batches[part].reshape(-1)
+        for number, rows in enumerate(blocks):
             self._block[rows], self._position[rows] = number, np.arange(len(rows))
             block = np.zeros((len(matrix), length), np.int64)  # the last one may be shorter
             block[:, : len(rows)] = matrix[:, rows]
@@ -115,13 +128,35 @@ class LatticeProducts:
 
     def _count(self, name: str) -> int:
         """Return how many columns of a party are under the map, the active party's labels among them."""
-        return self._setting.n_columns[name] + (name == self._setting.active)
+        return self._setting.n_columns[name] + self._labelled(name)
+
+    def _labelled(self, name: str) -> bool:
+        return name == self._setting.active and not self._setting.whole
 
     def times(self, rows: Integers, own: Integers, *, counted: bool) -> list[int]:
         """Return the own columns' products with the sum of all vectors; see `CoordinatedProducts.times`."""
-        party, active, bits = self._party, self._setting.active, self._bits
+        party, bits = self._party, self._bits
         self._place += 1
-        block = int(self._block[rows[0]])
+        sums = [0] * self._count(party.name)
+        opened = {peer: [0] * self._count(peer) for peer in self._others}
+        of_rows = self._block[rows]
+        for block in np.unique(of_rows).tolist():
+            sums = _added(sums, self._in_block(block, rows[of_rows == block], own[of_rows == block], opened))
+        for peer, shares in opened.items():
+            if self._labelled(peer):
+                self._loss_shares += shares.pop() * counted
+            self._return(peer, shares, f"to {peer}")
+        n_columns = self._columns.shape[1]
+        if self._labelled(party.name):
+            self._loss_shares += sums.pop() * counted
+        for peer in self._others:
+            sums = _added(sums, self._share(peer, n_columns))
+        products = exact_products(self._columns[rows], own)
+        return [signed(theirs, bits) + mine for theirs, mine in zip(sums, products, strict=True)]
+
+    def _in_block(self, block: int, rows: Integers, own: Integers, opened: dict[str, list[int]]) -> list[int]:
+        """Ask and answer about rows of one block; add to what is opened, and return the own shares of products."""
+        party = self._party
         query = VectorQuery(pack(self._client.query(self._position[rows], own)))
         for peer in self._others:
             party.send(peer, query)
@@ -130,20 +165,11 @@ class LatticeProducts:
             asked = unpack(party.receive(peer, VectorQuery).payload, peer, "VectorQuery")
             answer, shares = self._servers[block].answer(asked)
             party.send(peer, FloodedProducts(pack(answer)))
-            sums = [a + b for a, b in zip(sums, shares, strict=True)]
+            sums = _added(sums, shares)
         for peer in self._others:
             flooded = unpack(party.receive(peer, FloodedProducts).payload, peer, "FloodedProducts")
-            shares = self._client.open(peer, block, flooded)
-            if peer == active:
-                self._loss_shares += shares.pop() * counted
-            self._return(peer, shares, f"to {peer}")
-        n_columns = self._columns.shape[1]
-        if party.name == active:
-            self._loss_shares += sums.pop() * counted
-        for peer in self._others:
-            sums = [a + b for a, b in zip(sums, self._share(peer, n_columns), strict=True)]
-        products = exact_products(self._columns[rows], own)
-        return [signed(theirs, bits) + mine for theirs, mine in zip(sums, products, strict=True)]
+            opened[peer] = _added(opened[peer], self._client.open(peer, block, flooded))
+        return sums
 
     def _return(self, peer: str, shares: list[int], purpose: str) -> None:
         """Send an owner the opened numbers of its columns, under masks that cancel over all senders."""
@@ -170,3 +196,7 @@ class LatticeProducts:
         for server in self._servers:
             server.close()
         self._store.close()
+
+
+def _added(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    return [a + b for a, b in zip(left, right, strict=True)]

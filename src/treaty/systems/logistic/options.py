@@ -28,27 +28,44 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     Attributes
     ----------
+    family : {"logistic", "multiclass", "linear", "poisson"}
+        What is regressed: two classes, several classes one against the rest, a number by least squares, or a count.
+        Estimators set it, and a job's `classes` above 2.
+    standard_errors : bool
+        Whether each party also gets the standard errors of its weights, by products of its columns with others', see
+        docs/logistic.md.
     max_iter : int
         Most epochs.
     batch_size : int
-        Rows in a mini-batch; all of the table where it has fewer.
+        Rows in a mini-batch; all of the table where it has fewer. Other than a logistic regression of two
+        classes, and whatever has standard errors, takes the whole table at every step.
     learning_rate : float or None
-        Factor on every step: None is 0.05 by quasi-Newton, 0.15 by gradient descent. Halved by itself when an epoch's
-        loss rises by more than a tenth.
+        Factor on every step: None is 0.05 by quasi-Newton, 0.3 by gradient descent, on the whole table 1 divided by
+        the number of passive parties. Halved by itself when an epoch's loss rises by more than a tenth.
     tol : float
-        Training ends when the losses of two epochs differ by less; 0 for all of `max_iter`.
+        Training ends when the losses of two epochs differ by less (on the whole table: by less than its square, when
+        margins change by about `tol`); 0 for all of `max_iter`. Where it ends at `max_iter` otherwise, a warning says
+        so.
     l2 : float
         Penalty of l2 / 2 times the sum of squared weights beside the mean loss; not on the intercept.
     memory : int
-        Quasi-Newton: how many correction pairs are kept.
+        Quasi-Newton: how many correction pairs are kept; on the whole table, all.
     period : int
         Quasi-Newton: iterations from one correction pair to the next.
+    hessian_batch_size : int or None
+        Quasi-Newton: rows of a correction pair's Hessian product, the paper's |S_H|: at most a batch, or a multiple of
+        `batch_size`. None is `batch_size`.
     fractional_bits : int
         Numbers are encrypted as multiples of 2^-fractional_bits.
+    calibrate : bool
+        Whether the label holder fits Platt's two numbers to the margins of the training rows, so that probabilities of
+        the Taylor loss are unbiased; between parties this shows it these margins, as a prediction of the rows would.
     random_state : int or None
         Seed of the batches; between parties it counts if all who have data name the same.
     """
 
+    family: Literal["logistic", "multiclass", "linear", "poisson"] = "logistic"
+    standard_errors: bool = False
     max_iter: AtLeastOne = 30
     batch_size: AtLeastOne = 1000
     learning_rate: Positive | None = None
@@ -56,21 +73,52 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     l2: NotNegative = 0.0
     memory: AtLeastOne = 5
     period: AtLeastOne = 4
+    hessian_batch_size: AtLeastOne | None = None
     fractional_bits: Annotated[int, msgspec.Meta(ge=16, le=48)] = 32
+    calibrate: bool = True
     random_state: Seed | None = None
 
     table: ClassVar[str] = "regression"
     """Where a job file has them."""
 
-    may_change: ClassVar[frozenset[str]] = frozenset()
+    may_change: ClassVar[frozenset[str]] = frozenset({"max_iter"})
+    """Options that may differ between a training and its resumption."""
 
     @property
     def most_rounds(self) -> int:
         """Rounds of a training that does not stop early."""
         return self.max_iter
 
+    @property
+    def whole_table(self) -> bool:
+        """Whether every step is on all rows: training ends at the optimum, which standard errors are about."""
+        return self.family != "logistic" or self.standard_errors
+
+    @property
+    def classifies(self) -> bool:
+        """Whether labels are classes."""
+        return self.family in ("logistic", "multiclass")
+
+    def rows_of_batch(self, n_rows: int) -> int:
+        """Return how many rows a step is on, in a table of so many."""
+        return n_rows if self.whole_table else min(self.batch_size, n_rows)
+
     def checked(self, own: SystemOptions) -> RegressionOptions:
-        """Return these options; a system's own `check` looks at what depends on it."""
+        """Return these options; refuse a contradiction. A system's own `check` looks at what depends on it."""
+        size = self.hessian_batch_size
+        if size is not None and size > self.batch_size and size % self.batch_size:
+            raise ConfigError(
+                f"expected hessian_batch_size of at most batch_size={self.batch_size} or a multiple of it, got {size}"
+            )
+        if self.standard_errors and self.family == "multiclass":
+            raise ConfigError(
+                "standard errors are those of two classes, or of a regression of numbers: with more classes leave "
+                "standard_errors out"
+            )
+        if self.standard_errors and self.l2 > 0.0:
+            raise ConfigError(
+                f"expected l2=0 with standard_errors, which are those of weights without a penalty, got {self.l2}"
+            )
         return self
 
 
@@ -82,6 +130,7 @@ class FederatedRegression(SystemOptions):
     encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
     key_bits: KeyBits | None = None
     insecure_test_key_bits: TestKeyBits | None = None
+    show_weights: bool = False
 
     first_rate: ClassVar[float]
     """`learning_rate` where the estimator leaves it open."""
@@ -94,15 +143,17 @@ class FederatedRegression(SystemOptions):
         """`coordinator`, resolved."""
         return self.coordinator is not False
 
-    def cipher(self, fractional_bits: int) -> str:
+    def cipher(self, fractional_bits: int, family: str = "logistic") -> str:
         """Return the cipher meant: "lattice", "ou" or "paillier".
 
-        Left open, it is the paper's in paper mode. In safe mode it is the lattice map, under which the coordinator has
-        no key. Without a coordinator, or where a key is named, it is Okamoto-Uchiyama: without a coordinator encrypted
-        columns are then sent once, and little after that.
+        Left open, it is Okamoto-Uchiyama in a Poisson regression, and the paper's in paper mode. Otherwise it is the
+        lattice map, under which the coordinator has no key. Without a coordinator, or where a key is named, it is
+        Okamoto-Uchiyama: without a coordinator encrypted columns are then sent once, and little after that.
         """
         if self.encryption not in (None, "auto"):
             return self.encryption
+        if family == "poisson":
+            return "ou"
         if self.mode == "paper":
             return "paillier"
         keyed = self.key_bits or self.insecure_test_key_bits or fractional_bits > LATTICE_FRACTION
@@ -119,6 +170,16 @@ class FederatedRegression(SystemOptions):
         if len(named) > 1:
             raise ConfigError("expected key_bits or insecure_test_key_bits, got both")
         check_test_key(self)
+        if self.mode == "paper" and common.whole_table:
+            raise ConfigError(
+                "mode='paper' is the published logistic regression by mini-batches: it has no standard errors, and no "
+                "other regression; leave it out"
+            )
+        if common.family == "poisson" and self.encryption == "lattice":
+            raise ConfigError(
+                "the lattice map multiplies columns that stay the same, those of a Poisson regression change with its "
+                "weights: take encryption='ou' or 'paillier', or leave it out"
+            )
         if self.encryption == "lattice" and common.fractional_bits > LATTICE_FRACTION:
             raise ConfigError(
                 f"expected fractional_bits of at most {LATTICE_FRACTION} under the lattice map, got "
@@ -145,6 +206,8 @@ class QuasiNewton(FederatedRegression):
         Size of the modulus; None is 3072.
     insecure_test_key_bits : int or None, default None
         A smaller key, for tests alone; needs `allow_insecure`, and every party must name the same.
+    show_weights : bool, default False
+        Consent to weights of rows, which the active party then tells all parties with data.
     """
 
     system: ClassVar[str] = "quasi-newton"
@@ -158,10 +221,10 @@ class SGD(FederatedRegression):
 
     Parameters
     ----------
-    mode, allow_insecure, coordinator, encryption, key_bits, insecure_test_key_bits
+    mode, allow_insecure, coordinator, encryption, key_bits, insecure_test_key_bits, show_weights
         As for `QuasiNewton`.
     """
 
     system: ClassVar[str] = "sgd"
-    first_rate: ClassVar[float] = 0.15
+    first_rate: ClassVar[float] = 0.3
     keeps_pairs: ClassVar[bool] = False

@@ -108,11 +108,12 @@ def train_slice(seat: Seat, setting: Setting, own: OwnData) -> tuple[Floats, lis
         seat.progress(0, [])
     while True:
         party.round += 1
-        for rows in batches:
+        for at, rows in enumerate(batches):
             batch.gradient(rows, setting.fixed(X[rows] @ slice_.weights))  # steps 1 to 3
             s = slice_.candidate()
             if s is not None:
-                batch.curvature(rows, setting.fixed(X[rows] @ s))  # steps 3* and 4*
+                for of in setting.curvature_rows(batches, at):  # steps 3* and 4*
+                    batch.curvature(of, setting.fixed(X[of] @ s))
             answer = party.receive(lead, StepPart).step
             step = view(answer, np.float64, slice_.weights.shape, peer=lead, what="StepPart.step")
             if not np.all(np.isfinite(step)):
@@ -229,12 +230,16 @@ def coordinate(party: Party, setting: Setting, threads: int) -> None:
     while True:
         party.round, losses = party.round + 1, []
         for _ in range(setting.n_batches):
-            grad, u2_yu = opener.gradient(with_loss=True)
+            grad, u2_yu = opener.gradient(setting.batch_size, with_loss=True)
             if len(setting.passives) == 1:
                 losses.append(math.log(2.0) + u2_yu / 8.0)
             else:  # u^2 = 4 d u + 2 y u, and the mean of d u is w^T g
                 losses.append(math.log(2.0) + 0.5 * float(whole.weights @ grad) + u2_yu / 16.0)
-            v = None if whole.candidate() is None else opener.gradient(with_loss=False)[0]
+            v = None
+            if whole.candidate() is not None:
+                rows = min(setting.hessian_batch_size, setting.batch_size)
+                pieces = range(setting.hessian_pieces)
+                v = np.mean([opener.gradient(rows, with_loss=False)[0] for _ in pieces], axis=0)
             before = whole.weights
             whole.step(decider.decide(whole.products(grad, v)))
             for name, part in zip(opener.order, np.split(before - whole.weights, ends[:-1]), strict=True):
@@ -256,22 +261,22 @@ class _GradientOpener:
         self._fields = sum_fields(setting, key.public.plaintext_bits, masked=False)
         self._loss_fields = loss_fields(setting, key.public.plaintext_bits)
 
-    def gradient(self, *, with_loss: bool) -> tuple[Floats, float]:
-        """Return the whole gradient (n_columns,), and the loss sums' mean over the batch, 0 without one."""
+    def gradient(self, n_rows: int, *, with_loss: bool) -> tuple[Floats, float]:
+        """Return the whole gradient over so many rows (n_columns,), and their loss sums' mean, 0 without one."""
         setting, words = self._setting, self._key.public.modulus.words
         slices, loss = [], 0.0
         for name in self.order:
             n_columns = setting.n_columns[name]
             told = self._party.receive(name, Gradient)
             hidden = view(told.products, np.uint64, (n_columns, words), peer=name, what="Gradient.products")
-            slices.append(setting.mean_over_batch(self._opened(hidden, n_columns, self._fields)))
+            slices.append(setting.mean_over(n_rows, self._opened(hidden, n_columns, self._fields)))
             if name != setting.active or not with_loss:
                 continue
             if told.loss is None:
                 raise PeerProtocolError(name, f"expected a loss - at Gradient from {name}")
             cipher = view(told.loss, np.uint64, (1, words), peer=name, what="Gradient.loss")
             (summed,) = self._opened(cipher, 1, self._loss_fields)
-            loss = summed / (1 << 2 * setting.fractional_bits) / setting.batch_size
+            loss = summed / (1 << 2 * setting.fractional_bits) / n_rows
         return np.concatenate(slices), loss
 
     def _opened(self, hidden: Words, count: int, fields: Fields) -> list[int]:

@@ -1,10 +1,10 @@
 """Logistic regression on one table, or on all parties' tables side by side: what federated systems are compared with.
 
 A federated training leaves what this leaves: of each party a `LinearPart` with the schema and preparation of its own
-table and the weights of its own prepared columns; at the active party intercept, classes and losses, too. On the same
-seed of batches its weights are the same up to the rounding of encrypted numbers (which epochs long after the loss has
-settled may amplify, see docs/logistic.md). Both have in common: `preparation_of` each party's own table; labels -1 and
-+1; the active party's matrix is its prepared columns, then a column of ones.
+table and the weights of its own prepared columns; at the active party intercept, classes, calibration and losses, too.
+On the same seed of batches its weights are the same up to the rounding of encrypted numbers (which epochs long after
+the loss has settled may amplify, see docs/logistic.md). Both have in common: `preparation_of` each party's own table;
+labels -1 and +1; the active party's matrix is its prepared columns, then a column of ones.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ from dataclasses import asdict
 
 import numpy as np
 
+from treaty.compute import Floats
 from treaty.data.table import Table
+from treaty.errors import ConfigError
 from treaty.linear.batches import batch_seed
-from treaty.linear.losses import LOSSES, warn_beyond_taylor
-from treaty.linear.training import Optimiser, train
-from treaty.models.linear import LinearPart, preparation_of
+from treaty.linear.calibration import fit_calibration
+from treaty.linear.losses import LOGISTIC, TAYLOR, warn_beyond_taylor
+from treaty.linear.newton import minimise, standard_errors
+from treaty.linear.preparation import Preparation
+from treaty.linear.targets import target_of
+from treaty.linear.training import Optimiser, settled, train
+from treaty.models.linear import LinearPart, one_against_rest, preparation_of
 from treaty.systems.logistic.options import SGD, QuasiNewton
 from treaty.systems.logistic.setup import solver_of
 from treaty.systems.system import Seat
@@ -31,33 +37,73 @@ def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPar
     `tables` are everybody's, rows in common order; `seat` has the active party's rows, labels 0 and 1, and weights.
     Raises DataError when training diverges although the learning rate was lowered.
     """
-    data, options, common, active = seat.rows, seat.options, seat.common, seat.cast.active
-    loss = options.loss or "taylor"
+    data, common, active = seat.rows, seat.common, seat.cast.active
     prepared = {name: preparation_of(table) for name, table in tables.items()}
     columns = [made.matrix(tables[name].columns, data.table.n_rows) for name, made in prepared.items()]
     X = np.hstack([*columns, np.ones((data.table.n_rows, 1))])
-    solver = solver_of(common, SGD if options.solver == "sgd" else QuasiNewton)
+    if common.standard_errors and data.weight is not None:
+        raise ConfigError("standard errors are of rows that all weigh the same: expected sample_weight=None")
+    n_classes = len(seat.classes or ())
+    several = common.family == "multiclass"
+    labels = [(data.y == k).astype(np.float64) for k in range(n_classes)] if several else [data.y]
+    model_id = secrets.token_hex(16)
+    models = [_fitted(tables, prepared, X, y, seat, model_id) for y in labels]
+    if not several:
+        models[0][active].classes = seat.classes
+        return models[0]
+    return {
+        name: one_against_rest([model[name] for model in models], seat.classes if name == active else None)
+        for name in tables
+    }
 
+
+def _fitted(
+    tables: Mapping[str, Table], prepared: Mapping[str, Preparation], X: Floats, y: Floats, seat: Seat, model_id: str
+) -> dict[str, LinearPart]:
+    """Train on labels of 0 and 1, or numbers; return every party's part."""
+    data, options, common, active = seat.rows, seat.options, seat.common, seat.cast.active
+    family = "logistic" if common.family == "multiclass" else common.family
+    target = target_of(y, family, active)
+    loss = LOGISTIC if options.loss == "logistic" else target.loss
     progress = seat.progress or (lambda done, losses: None)
     progress(0, [])
-    fitted = train(
-        X,
-        2.0 * data.y - 1.0,
-        Optimiser(batch_size=common.batch_size, seed=batch_seed(common.random_state), **asdict(solver)),
-        loss=LOSSES[loss],
-        weight=data.weight,
-        on_epoch=lambda so_far: progress(len(so_far.losses), so_far.losses),
-    )
-    if loss == "taylor":
-        warn_beyond_taylor(X @ fitted.weights)
-    model_id = secrets.token_hex(16)
-    ends = np.cumsum([made.n_columns for made in prepared.values()])
-    parts = {
-        name: LinearPart(
-            model_id=model_id, party=name, schema=tables[name].schema, preparation=made, coef=coef, loss=loss
+    if common.whole_table:
+        fitted = minimise(
+            X, target.labels, loss, l2=common.l2, tol=common.tol**2, max_iter=common.max_iter, weight=data.weight
         )
-        for (name, made), coef in zip(prepared.items(), np.split(fitted.weights[:-1], ends[:-1]), strict=True)
-    }
+        progress(len(fitted.losses), fitted.losses)
+    else:
+        solver = solver_of(common, SGD if options.solver == "sgd" else QuasiNewton)
+        seed, batch_size = batch_seed(common.random_state), common.rows_of_batch(data.table.n_rows)
+        fitted = train(
+            X,
+            target.labels,
+            Optimiser(batch_size=batch_size, seed=seed, **asdict(solver)),
+            loss=loss,
+            weight=data.weight,
+            on_epoch=lambda so_far: progress(len(so_far.losses), so_far.losses),
+        )
+    margins = X @ fitted.weights
+    if loss is TAYLOR:
+        warn_beyond_taylor(margins)
+    weights, errors, degrees = target.unit * fitted.weights, None, None
+    weights[-1] += target.shift
+    if common.standard_errors:
+        errors, degrees = standard_errors(X, target.labels, fitted.weights, loss, target.variance)
+        errors = target.unit * errors
+    ends = np.cumsum([made.n_columns for made in prepared.values()])
+    parts = {}
+    for (name, made), of in zip(prepared.items(), np.split(np.arange(len(weights)), ends)[:-1], strict=True):
+        of = np.append(of, len(weights) - 1) if name == active else of  # the intercept
+        parts[name] = LinearPart(
+            model_id=model_id, party=name, schema=tables[name].schema, preparation=made, coef=weights[of],
+            family=family, loss=loss.name, errors=None if errors is None else errors[of], degrees=degrees,
+        )  # fmt: skip
     holder = parts[active]
-    holder.intercept, holder.classes, holder.losses = float(fitted.weights[-1]), seat.classes, fitted.losses
+    holder.coef, holder.intercept = holder.coef[:-1], float(holder.coef[-1])
+    holder.losses = fitted.losses
+    tol = common.tol**2 if common.whole_table else common.tol
+    holder.settled = tol == 0.0 or settled(fitted.losses, tol)
+    if common.calibrate and loss is TAYLOR:
+        holder.calibration = fit_calibration(margins, y, data.weight)
     return parts

@@ -13,10 +13,13 @@ message       from -> to          what it tells
 ============  ==================  ============================================================================
 
 Numbers are rounded to multiples of 2^-32. Passive parties learn nothing, not even the margins. The coordinator has no
-part in prediction.
+part in prediction. At the end of a training the same messages give the active party the margins of the training rows,
+to which it fits its calibration.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,6 +28,7 @@ from treaty.crypto.aggregation.masks import add_masks, mask_nonce, pair_keys
 from treaty.errors import DataError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
 from treaty.systems.logistic.setup import pair_seeds
 from treaty.systems.system import Seat
 
@@ -42,17 +46,22 @@ def predict_active(seat: Seat) -> Floats:
     """Predict rows as the label holder; all other owners play `predict_passive`.
 
     The seat's `data` has the own columns of the rows, its `part` the own part of the model, with the intercept.
-    Returns margins float64 (n_rows,), the log-odds of the second class.
+    Returns margins float64 (n_rows,), which the part makes log-odds of the second class of, see `LinearPart.log_odds`.
 
     Raises ConfigError when parties disagree on model or rows, PeerError when a peer is lost or sends something else.
     """
     party, table = seat.party, seat.rows.table
     agree(party, _terms(seat), remedy=OF_ONE_MODEL)
-    summed = np.zeros(table.n_rows, np.uint64)
-    for peer in seat.others:
+    own = seat.part.margins(table)
+    return collect_margins(party, seat.others, own.reshape(-1)).reshape(own.shape)
+
+
+def collect_margins(party: Party, passives: Sequence[str], own: Floats) -> Floats:
+    """Add all passive parties' parts to the own part (n_rows,), as the active party."""
+    summed = np.zeros(len(own), np.uint64)
+    for peer in passives:
         values = party.receive(peer, MarginPart).values
-        summed += view(values, np.uint64, (table.n_rows,), peer=peer, what="MarginPart.values")
-    own: Floats = seat.part.margins(table)
+        summed += view(values, np.uint64, own.shape, peer=peer, what="MarginPart.values")
     return own + summed.view(np.int64) * 2.0**-FRACTION_BITS
 
 
@@ -63,15 +72,19 @@ def predict_passive(seat: Seat) -> None:
     """
     party = seat.party
     agree(party, _terms(seat), remedy=OF_ONE_MODEL)
-    margins = seat.part.margins(seat.rows.table)
+    give_margins(party, seat.cast.active, seat.others, seat.part.margins(seat.rows.table).reshape(-1))
+
+
+def give_margins(party: Party, active: str, passives: Sequence[str], margins: Floats) -> None:
+    """Send the active party the own part of margins (n_rows,), under masks that cancel over all passive parties."""
     if not np.all(np.abs(margins) < _LARGEST):
         raise DataError(f"{party.name}: expected parts of margins below 2^30, got a larger one - in the model")
     values = np.rint(margins * 2.0**FRACTION_BITS).astype(np.int64).view(np.uint64)
-    others = [name for name in seat.others if name != party.name]
+    others = [name for name in passives if name != party.name]
     seeds = pair_seeds(party, others)
-    nonce = mask_nonce(party.job, party.protocol, 0, 0, "margins")  # once: the seeds serve this prediction alone
+    nonce = mask_nonce(party.job, party.protocol, 0, 0, "margins")  # once: the seeds serve these rows alone
     add_masks(values, *pair_keys(party.name, seeds, others, nonce))
-    party.send(seat.cast.active, MarginPart(Array.of(values)))
+    party.send(active, MarginPart(Array.of(values)))
 
 
 def _terms(seat: Seat) -> dict[str, str | int]:

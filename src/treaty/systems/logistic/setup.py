@@ -4,7 +4,7 @@
 message                from -> to                  content
 =====================  ==========================  ============================================================
 `TableSize`            passive -> active party     rows and prepared columns of its table
-`TrainingSizes`        active party -> all         those of all parties, and the model's id
+`TrainingSizes`        active party -> all         those of all parties, the model's id, if rows have weights
 `PairKey`              data parties, all pairs     an X25519 key, for masks that cancel
 =====================  ==========================  ============================================================
 
@@ -25,7 +25,7 @@ from treaty.compute import Floats, Integers
 from treaty.crypto import parameters
 from treaty.crypto.aggregation.key_agreement import agree_with
 from treaty.errors import ConfigError, DataError, PeerProtocolError
-from treaty.linear.batches import check_batch_size
+from treaty.linear.batches import check_batch_size, check_hessian_batch_size, curvature_rows
 from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear.training import Schedule
@@ -40,7 +40,10 @@ WEIGHT_BITS = COLUMN_FRACTION + 5
 """Bits of a column's signed entries: prepared columns are clipped at 10."""
 
 MARGIN_BITS = 10
-"""A party's part of a margin lies below 2^10; a larger one ends training as diverged."""
+"""A party's part of a margin, times the row's weight, lies below 2^10; a larger one ends training as diverged."""
+
+LARGEST_WEIGHT = 256
+"""Of a row, where the mean is 1: with its label and margin it fits the bits of `Setting.vector_bits`."""
 
 
 class TableSize(Message):
@@ -51,11 +54,16 @@ class TableSize(Message):
 
 
 class TrainingSizes(Message):
-    """The model's id and all tables' sizes; columns by data party, in the job's order, the intercept among them."""
+    """The model's id and all tables' sizes; columns by data party, in the job's order, the intercept among them.
+
+    Also whether rows have weights, and whether an interrupted training is resumed.
+    """
 
     model_id: str
     n_rows: RowSize
     n_columns: list[ColumnSize]
+    weighted: bool
+    resumes: bool
 
 
 class PairKey(Message):
@@ -69,12 +77,23 @@ class OwnData:
     """A data party's prepared columns, int64 (n_rows, n_columns) in fixed point.
 
     Labels are int64 (n_rows,) of -1 and 1 at the active party, whose last column is the intercept's; None elsewhere.
-    The columns' names are for the party's own ledger.
+    The columns' names are for the party's own ledger. Weights of rows, float64 (n_rows,) with mean 1, are the same at
+    all data parties; None: all rows weigh the same.
     """
 
     columns: Integers
     labels: Integers | None
     names: list[str]
+    weight: Floats | None = None
+
+    def weighed(self, rows: Integers, of_rows: Floats) -> Floats:
+        """Return parts of these rows' margins (n_rows,), each times its row's weight."""
+        return of_rows if self.weight is None else self.weight[rows] * of_rows
+
+
+def fixed_columns(matrix: Floats) -> Integers:
+    """Round prepared columns to the grid that all arithmetic is on."""
+    return np.rint(matrix * 2.0**COLUMN_FRACTION).astype(np.int64)
 
 
 def diverged(found: str) -> DataError:
@@ -94,10 +113,11 @@ class Solver:
     learning_rate: float
     tol: float
     max_iter: int
+    hessian_batch_size: int | None
 
-    def coordinator(self) -> Coordinator:
+    def coordinator(self, *, whole_table: bool = False) -> Coordinator:
         """Make the coordinator, which decides steps from summed inner products."""
-        return Coordinator(memory=self.memory, learning_rate=self.learning_rate)
+        return Coordinator(memory=self.memory, learning_rate=self.learning_rate, whole_table=whole_table)
 
     def schedule(self) -> Schedule:
         """Make the schedule, which decides after each epoch how training goes on."""
@@ -108,10 +128,19 @@ class Solver:
         return Slice(n_columns, memory=self.memory, period=self.period, l2=self.l2, intercept=intercept)
 
 
-def solver_of(common: RegressionOptions, method: type[FederatedRegression]) -> Solver:
-    """Resolve the options that depend on the method (`QuasiNewton` or `SGD`)."""
-    memory, rate = common.memory if method.keeps_pairs else 0, common.learning_rate or method.first_rate
-    return Solver(memory, common.period, common.l2, rate, common.tol, common.max_iter)
+def solver_of(common: RegressionOptions, method: type[FederatedRegression], n_owners: int = 2) -> Solver:
+    """Resolve the options that depend on the method (`QuasiNewton` or `SGD`) and on how many parties have columns.
+
+    On the whole table all pairs are kept. In the coordinates that parties choose, no curvature exceeds the number of
+    parties, so that the rate left open cannot make the loss of a quadratic rise.
+    """
+    memory = common.memory if method.keeps_pairs else 0
+    if common.whole_table:
+        memory = common.max_iter if method.keeps_pairs else 0
+        rate = common.learning_rate or 1.0 / (n_owners - 1)
+        return Solver(memory, 1, common.l2, rate, common.tol**2, common.max_iter, None)
+    rate = common.learning_rate or method.first_rate
+    return Solver(memory, common.period, common.l2, rate, common.tol, common.max_iter, common.hessian_batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +150,8 @@ class Setting:
     `owners` are the parties with data, in the job's order; `coordinator` has none, and there may be no coordinator.
     `n_columns` counts each data party's prepared columns, the active party's with the intercept; `batch_size` is at
     most `n_rows`; `cipher` is "lattice", "ou" or "paillier"; `key_bits` is the modulus's size, unless
-    `insecure_test_key_bits` replaces it.
+    `insecure_test_key_bits` replaces it; `weighted` says whether rows have weights, `resumes` whether
+    training goes on from checkpoints. `family` is that of the options; `whole`: the only batch is the whole table.
     """
 
     model_id: str
@@ -135,7 +165,16 @@ class Setting:
     cipher: str
     key_bits: int
     insecure_test_key_bits: int | None
+    weighted: bool
+    resumes: bool
     solver: Solver
+    family: str
+    whole: bool
+
+    @property
+    def curvature(self) -> float:
+        """Second derivative of a quadratic loss: with residuals d, encrypted vectors add up to d / curvature."""
+        return 0.25 if self.family in ("logistic", "multiclass") else 1.0
 
     @property
     def passives(self) -> list[str]:
@@ -172,10 +211,24 @@ class Setting:
             raise diverged(f"a margin exceeds {1 << MARGIN_BITS}")
         return np.rint(margins * 2.0**self.fractional_bits).astype(np.int64)
 
-    def mean_over_batch(self, products: Sequence[int]) -> Floats:
-        """Turn X^T (4 d) over a batch, in integers, into the mean of d x."""
-        unit = 2.0 ** -(self.fractional_bits + COLUMN_FRACTION + 2)
-        return np.array([float(product) for product in products], np.float64) * unit / self.batch_size
+    def mean_over(self, n_rows: int, products: Sequence[int]) -> Floats:
+        """Turn X^T (d / curvature) over so many rows, in integers, into the mean of d x."""
+        unit = 2.0 ** -(self.fractional_bits + COLUMN_FRACTION) * self.curvature
+        return np.array([float(product) for product in products], np.float64) * unit / n_rows
+
+    def curvature_rows(self, batches: Integers, at: int) -> list[Integers]:
+        """Return the rows of the Hessian's product at batch number `at`, in pieces; see `curvature_rows`."""
+        return curvature_rows(batches, at, self.hessian_batch_size)
+
+    @property
+    def hessian_batch_size(self) -> int:
+        """Rows of a Hessian's product, as far as the table has them."""
+        return self.solver.hessian_batch_size or self.batch_size
+
+    @property
+    def hessian_pieces(self) -> int:
+        """Pieces of at most a batch that these rows are taken in."""
+        return max(1, min(self.hessian_batch_size // self.batch_size, self.n_batches))
 
 
 def terms(seat: Seat) -> dict[str, Term]:
@@ -188,18 +241,20 @@ def terms(seat: Seat) -> dict[str, Term]:
         "active party": seat.cast.active,
         "data parties": list(seat.cast.owners),
         "coordinator's name": seat.cast.holder("coordinator"),
+        "classes": max(2, seat.n_classes),
     }
 
 
-def begin(seat: Seat, shape: tuple[int, int] | None) -> Setting:
+def begin(seat: Seat, shape: tuple[int, int] | None, resumed: str | None) -> Setting:
     """Tell sizes and learn everybody's; `shape` is that of the own prepared columns, None at the coordinator.
 
+    `resumed` is the id of the model whose training the active party goes on with, None to begin anew.
     Raises DataError when row counts differ, ConfigError when batches are too small to hide labels (safe mode).
     """
     party, cast, options, common = seat.party, seat.cast, seat.options, seat.common
     lead, leads = cast.active, party.name == cast.active
-    sizes = _tell_sizes(seat, shape) if leads and shape is not None else _receive_sizes(seat, shape)
-    cipher = options.cipher(common.fractional_bits)
+    sizes = _tell_sizes(seat, shape, resumed) if leads and shape is not None else _receive_sizes(seat, shape)
+    cipher = options.cipher(common.fractional_bits, common.family)
     default = parameters.PAILLIER_DEFAULT_KEY_BITS if cipher == "paillier" else parameters.OU_DEFAULT_KEY_BITS
     setting = Setting(
         model_id=sizes.model_id,
@@ -208,26 +263,38 @@ def begin(seat: Seat, shape: tuple[int, int] | None) -> Setting:
         coordinator=cast.holder("coordinator"),
         n_rows=sizes.n_rows,
         n_columns=dict(zip(cast.owners, sizes.n_columns, strict=True)),
-        batch_size=min(common.batch_size, sizes.n_rows),
+        batch_size=common.rows_of_batch(sizes.n_rows),
         fractional_bits=common.fractional_bits,
         cipher=cipher,
         key_bits=options.key_bits or default,
         insecure_test_key_bits=options.insecure_test_key_bits,
-        solver=solver_of(common, type(options)),
+        weighted=sizes.weighted,
+        resumes=sizes.resumes,
+        solver=solver_of(common, type(options), len(cast.owners)),
+        family=common.family,
+        whole=common.whole_table,
     )
     if setting.batch_size < 1:
         raise ConfigError("expected tables with rows, got none")
     if shape is not None and (setting.n_rows, setting.n_columns[party.name]) != shape:
         raise PeerProtocolError(lead, f"expected the sizes of this party's table - at TrainingSizes from {lead}")
-    if options.mode == "safe":  # everyone checks: each hides something from the others
-        rows, passives = setting.n_rows, setting.passives
-        check_batch_size(setting.batch_size, setting.n_columns[lead], lead, n_rows=rows, of_labels=False)
-        joined = sum(setting.n_columns[name] for name in passives)  # passive parties may pool what they see
-        check_batch_size(setting.batch_size, joined, " and ".join(passives), n_rows=rows, of_labels=True)
+    if options.mode == "safe":
+        check_guards(setting, setting.batch_size)
     return setting
 
 
-def _tell_sizes(seat: Seat, shape: tuple[int, int]) -> TrainingSizes:
+def check_guards(setting: Setting, batch_rows: int) -> None:
+    """Raise ConfigError where gradients of `batch_rows` rows hide too little; all check: each hides something."""
+    rows, passives, lead = setting.n_rows, setting.passives, setting.active
+    check_batch_size(batch_rows, setting.n_columns[lead], lead, n_rows=rows, of_labels=False)
+    joined = sum(setting.n_columns[name] for name in passives)  # passive parties may pool what they see
+    check_batch_size(batch_rows, joined, " and ".join(passives), n_rows=rows, of_labels=True)
+    if setting.solver.memory:
+        least = min(batch_rows, setting.hessian_batch_size)
+        check_hessian_batch_size(least, max(setting.n_columns[lead], joined))
+
+
+def _tell_sizes(seat: Seat, shape: tuple[int, int], resumed: str | None) -> TrainingSizes:
     """Collect the passive parties' sizes and tell all parties everybody's."""
     party, cast = seat.party, seat.cast
     told = {name: party.receive(name, TableSize) for name in seat.others}
@@ -238,7 +305,8 @@ def _tell_sizes(seat: Seat, shape: tuple[int, int]) -> TrainingSizes:
                 public="the parties' tables do not have the same number of rows; align them",
             )
     columns = [shape[1] if name == cast.active else told[name].n_columns for name in cast.owners]
-    sizes = TrainingSizes(secrets.token_hex(16), shape[0], columns)
+    model_id, weighted = resumed or secrets.token_hex(16), seat.rows.weight is not None
+    sizes = TrainingSizes(model_id, shape[0], columns, weighted, resumed is not None)
     for peer in party.peers:
         party.send(peer, sizes)
     return sizes

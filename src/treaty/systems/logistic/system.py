@@ -1,4 +1,4 @@
-"""Logistic regression as systems: on one table, by quasi-Newton steps between parties, and by gradient descent."""
+"""Logistic and other regressions as systems: on one table, and between parties by quasi-Newton steps or descent."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from treaty.systems.system import Cast, Place, System, mesh
 COORDINATOR = "coordinator"
 
 CANNOT = {
-    "resume": "a logistic regression cannot be resumed: it starts anew, with the batches of the earlier run; leave "
-    "--resume out",
     "explain": "contributions (TreeSHAP) are those of trees; in a logistic regression a column adds its weight times "
     "its prepared value: see coef of each party's part",
 }
@@ -132,7 +130,7 @@ POOLED = System(
     cast=in_one_place,
     disclosures=lambda cast, options, common, part: DISCLOSED,
     has_model=frozenset({"alone"}),
-    cannot=CANNOT,
+    cannot=CANNOT | {"resume": "a logistic regression on one table keeps no checkpoint"},
     alone=train_pooled,
 )
 QUASI_NEWTON = _federated(QuasiNewton)

@@ -83,7 +83,7 @@ class OwnKeyProducts:
         fields = self._matrix_fields(key.plaintext_bits)
         shape = (setting.n_rows, len(fields.starts(setting.n_columns[peer])) - 1)
         rows = ciphertexts(told.rows, hider, shape, peer, "HiddenRows.rows")
-        if peer == setting.active:
+        if peer == setting.active and not setting.whole:
             of_loss = loss_fields(setting, key.plaintext_bits, self._loss_masks)
             labels = told.labels or Array.of(np.empty(0, np.uint64))
             hidden = ciphertexts(labels, hider, (setting.n_rows, 1), peer, "HiddenRows.labels")

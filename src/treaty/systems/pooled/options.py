@@ -10,8 +10,14 @@ import msgspec
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, NotNegative, Positive, Seed, Share, SystemOptions
 from treaty.trees.boosting import BoostingPlan, OneSide
-from treaty.trees.objectives import Objective
+from treaty.trees.objectives import Objective, loss_class
 from treaty.trees.splits import SplitRules
+
+_OF_OBJECTIVES = {  # options of one objective alone: which, and the value that None stands for
+    "tweedie_variance_power": ("tweedie", 1.5),
+    "huber_slope": ("huber", 1.0),
+    "quantile_alpha": ("quantile", 0.5),
+}
 
 
 class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,14 +52,27 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         With `goss`: the share of rows, those with the largest gradients, that are all taken.
     other_rate : float
         With `goss`: the share of all rows drawn from the rest; their gradients count (1 - top_rate) / other_rate times.
+    objective : str or None
+        Loss of a numeric target: "squared_error", which None is too, "poisson", "tweedie", "huber" or "quantile", or a
+        class of the active party's as ``package.module:CLASS``; of a ranking "ndcg" or "pairwise" (docs/objectives.md).
+        Classifiers have the log-loss of their classes.
+    max_delta_step : float or None
+        Most that a leaf weight may be, before the learning rate, as in XGBoost; 0: no limit. None is 0.7 for
+        ``objective="poisson"``, else 0.
+    tweedie_variance_power : float or None
+        With ``objective="tweedie"``: the variance is the mean to this power, above 1 and below 2; None is 1.5.
+    huber_slope : float or None
+        With ``objective="huber"``: the size of residuals from which on the loss is linear; None is 1.
+    quantile_alpha : float or None
+        With ``objective="quantile"``: the quantile that is predicted, above 0 and below 1; None is 0.5.
     base_score : float
-        Probability (classifiers of two classes) or margin that training starts from.
+        Prediction that training starts from: a probability for two classes, a margin for more, else a mean or quantile.
     fractional_bits : int
         Gradients are rounded once to multiples of 2^-fractional_bits; at most 20 under the lattice map.
-    max_bin : int
-        Most bins per feature, 2 to 255.
+    max_bin : int or None
+        Most bins per feature, 2 to 255: None is 32, in paper mode what the paper has, where it says.
     early_stopping_rounds : int or None
-        Stop when the last eval set's loss has not fallen for so many rounds.
+        Stop when the last eval set's metric has not improved for so many rounds.
     random_state : int or None
         Seed of row and column sampling.
     """
@@ -71,9 +90,14 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     goss: bool = False
     top_rate: Share = 0.2
     other_rate: Share = 0.1
+    objective: str | None = None
+    max_delta_step: Annotated[float, msgspec.Meta(ge=0, le=20)] | None = None
+    tweedie_variance_power: Annotated[float, msgspec.Meta(gt=1, lt=2)] | None = None
+    huber_slope: Positive | None = None
+    quantile_alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     base_score: float = 0.5
     fractional_bits: Annotated[int, msgspec.Meta(ge=4, le=40)] = 16
-    max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] = 32
+    max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] | None = None
     early_stopping_rounds: AtLeastOne | None = None
     random_state: Seed | None = None
 
@@ -89,19 +113,48 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return self.n_estimators
 
     def checked(self, own: SystemOptions) -> BoostingOptions:
-        """Return these options with `min_child_samples` resolved by the system's mode; refuse a contradiction."""
+        """Return these options with what the system's mode decides resolved; refuse a contradiction."""
+        for name, (objective, _) in _OF_OBJECTIVES.items():
+            if getattr(self, name) is not None and self.objective != objective:
+                raise ConfigError(f"{name} goes with objective={objective!r}, got objective={self.objective!r}")
+        loss_class(self.objective)  # refuses an unknown one
         if self.goss and self.subsample < 1.0:
             raise ConfigError("goss draws the rows of each tree itself; leave subsample at 1")
         if self.goss and self.top_rate + self.other_rate > 1.0:
             raise ConfigError(f"expected top_rate + other_rate of at most 1, got {self.top_rate} + {self.other_rate}")
-        fewest = self.min_child_samples or (20 if own.mode == "safe" else 1)
-        return msgspec.structs.replace(self, min_child_samples=fewest)
+        paper = own.mode == "paper"
+        fewest = self.min_child_samples or (1 if paper else 20)
+        bins = self.max_bin or (own.paper_bins if paper else None) or 32
+        return msgspec.structs.replace(self, min_child_samples=fewest, max_bin=bins)
+
+    @property
+    def loss_class(self) -> type[Objective]:
+        """The class of the loss of a numeric target."""
+        return loss_class(self.objective)
+
+    @property
+    def delta_step(self) -> float:
+        """`max_delta_step`, resolved."""
+        return self.loss_class.delta_step if self.max_delta_step is None else self.max_delta_step
+
+    @property
+    def of_loss(self) -> dict[str, float]:
+        """Options of single objectives, resolved, by the names of their fields."""
+        given = {name: getattr(self, name) for name in _OF_OBJECTIVES}
+        own = {name: _OF_OBJECTIVES[name][1] if value is None else value for name, value in given.items()}
+        return {**own, "max_delta_step": self.delta_step}
 
     @property
     def fewest_rows(self) -> int:
         """`min_child_samples`, resolved."""
         assert self.min_child_samples is not None
         return self.min_child_samples
+
+    @property
+    def most_bins(self) -> int:
+        """`max_bin`, resolved."""
+        assert self.max_bin is not None
+        return self.max_bin
 
     @property
     def one_side(self) -> OneSide | None:
@@ -133,6 +186,7 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             reg_alpha=self.reg_alpha,
             min_split_loss=self.min_split_loss,
             min_child_weight=self.min_child_weight,
+            max_delta_step=self.delta_step,
             min_child_samples=self.fewest_rows,
             max_depth=self.max_depth,
             learning_rate=self.learning_rate,
@@ -150,7 +204,7 @@ class Pooled(SystemOptions):
     allow_insecure : bool, default False
         Without effect: nothing is sent.
     solver : {"quasi-newton", "sgd"} or None, default None
-        Of `LogisticRegression`: how weights are found; None is "quasi-newton".
+        Of `LogisticRegression` of two classes: how weights are found; None is "quasi-newton".
     loss : {"taylor", "logistic"} or None, default None
         Of `LogisticRegression`: None is "taylor", the second-order form that all encrypted systems have.
     """
@@ -167,5 +221,12 @@ class Pooled(SystemOptions):
                 raise ConfigError(
                     f"Pooled({named[0]}=...) is about LogisticRegression; boosted trees have no {named[0]}"
                 )
+        elif common.whole_table and common.family != "multiclass" and self.solver is not None:
+            raise ConfigError(
+                f"Pooled(solver={self.solver!r}) is about training by batches; a regression of numbers, and one with "
+                "standard errors, is solved on the whole table: leave solver out"
+            )
+        elif not common.classifies and self.loss is not None:
+            raise ConfigError(f"Pooled(loss={self.loss!r}) is about LogisticRegression: leave loss out")
         elif self.mode == "paper":
             raise ConfigError("mode='paper' is about what parties send each other; system 'pooled' has no such mode")

@@ -17,25 +17,26 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import fit_bins
 from treaty.data.columns import Category
+from treaty.data.labels import check_labels, check_targets
 from treaty.data.table import Table
-from treaty.errors import ConfigError
+from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records, record_split, records_used
 from treaty.privacy.label_rr import stored_noisy_labels
 from treaty.privacy.ledger import Entry, Ledger
-from treaty.systems.options import SystemOptions
+from treaty.systems.options import SystemOptions, plain
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import EvalSet, Forest, RoundState, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
-from treaty.trees.objectives import Objective, make_objective
+from treaty.trees.objectives import Objective, loss_class, make_objective
 
 
 def objective_for(
     data: LabelledRows, classes: list[Category] | None, options: SystemOptions, common: BoostingOptions
 ) -> Objective:
-    """Choose the loss: squared error without classes, logistic for two, softmax for more."""
+    """Choose the loss: the objective that is named without classes, logistic for two, softmax for more."""
     return loss_of(data.y, data.weight, None if classes is None else len(classes), options.label_epsilon, common)
 
 
@@ -47,15 +48,48 @@ def loss_of(
     common: BoostingOptions,
 ) -> Objective:
     """Choose the loss for labels of so many classes (None: a regression), randomised with `epsilon` if at all."""
+    if n_classes is not None and common.objective is not None:
+        raise ConfigError(
+            f"objective={common.objective!r} is of numbers, and the labels are classes: take GBDTRegressor, or "
+            'task = "regression" in a job file'
+        )
     return make_objective(
-        "squared_error" if n_classes is None else "logistic" if n_classes == 2 else "softmax",
+        common.objective or ("squared_error" if n_classes is None else "logistic" if n_classes == 2 else "softmax"),
         y,
         weight,
         n_classes=n_classes or 0,
         base_score=common.base_score,
         fractional_bits=common.fractional_bits,
         epsilon=epsilon,
+        **common.of_loss,
     )
+
+
+def check_numbers(y: Any, whose: str, n_rows: int, objective: str | type | None) -> NDArray[np.float64]:
+    """Return a target that an objective can take, float64 (n_rows,); DataError for others."""
+    kind, target = loss_class(plain(objective)), check_targets(y, whose, n_rows)
+    if kind.takes == "groups":
+        raise ConfigError(
+            f'objective={objective!r} ranks rows within groups: take GBDTRanker, or task = "ranking" in a job file'
+        )
+    kind.check_labels(target, whose)
+    return target
+
+
+def check_relevance(
+    relevance: Any, group: Any, whose: str, n_rows: int, objective: str | type | None
+) -> NDArray[np.float64]:
+    """Return the target of a ranking, float64 (n_rows, 2): relevance and the group's number. DataError for others."""
+    kind = loss_class(plain(objective))
+    if kind.takes != "groups":
+        raise ConfigError(f"objective={objective!r} does not rank rows within groups: take 'ndcg' or 'pairwise'")
+    try:
+        numbers = np.unique(check_labels(group, f"{whose}: groups", n_rows), return_inverse=True)[1]
+    except TypeError:  # numbers and text have no order
+        raise DataError(f"{whose}: expected groups of one kind, numbers or text, got both") from None
+    target = np.column_stack([check_targets(relevance, whose, n_rows), numbers.astype(np.float64)])
+    kind.check_labels(target, whose)
+    return target
 
 
 def noisy_labels(

@@ -28,12 +28,12 @@ def disclosures(
             "side; at prediction one sum of leaf weights per row, which gives away the decisions on the row's paths "
             "unless the model is large (docs/prediction.md)"
         )
-    if options.rerandomise is False:
+    if not ciphers.rerandomise:
         learned[cast.active].append("which rows are in a bin, if it looks: answers were not re-randomised")
     learned[cast.active] += small_leaves(options.mode, common)
     if cipher != "lattice" or options.hides_decisions:
         for name in learned:
-            learned[name] += learned_from_test_key(options.insecure_test_key_bits)
+            learned[name] += learned_from_test_key(options.short_key_bits)
     for name in cast.having("passive"):
         if options.rl_trees:
             learned[name].append(f"nothing of the trees of the first {options.rl_trees} rounds")

@@ -11,6 +11,8 @@ from treaty.errors import ConfigError
 from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits, check_test_key
 from treaty.systems.vertical.cipher_options import CipherOptions, check_lattice_fraction
 
+PAPER_KEY_BITS = 512
+
 
 @dataclass(kw_only=True, repr=False)
 class SecureBoost(SystemOptions):
@@ -19,26 +21,27 @@ class SecureBoost(SystemOptions):
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        "paper" lets leaves hold single rows, and with `allow_insecure` lets `rerandomise` be False.
+        "paper" is the paper's Paillier with keys of 512 bits, and answers that are not re-randomised. Both need
+        `allow_insecure`; to do without it, name `key_bits` and ``rerandomise=True``, or another cipher.
     allow_insecure : bool, default False
-        Consent to ``rerandomise=False``, or to keys for tests; every party has to give its own.
+        Consent to ``rerandomise=False``, or to short keys; every party has to give its own.
     encryption : {"auto", "lattice", "ou", "paillier"} or None, default None
         Cipher of encrypted sums. "lattice" is the hinted lattice map, by far the fastest; passive parties do not see
         which rows are in a node. "ou" is Okamoto-Uchiyama, which sends less where tables are long and trees deep.
-        "paillier" is the paper's cipher, many times slower. "auto", which None is too, chooses one of the first two by
-        the job's size and the speed of links: name "lattice" where passive parties must not see rows of nodes in any
-        case.
+        "paillier" is the paper's cipher, many times slower, which None is in paper mode. "auto", which None is in safe
+        mode, chooses one of the first two by the job's size and the speed of links: name "lattice" where passive
+        parties must not see rows of nodes in any case.
     reveal : {"column", "node"} or None, default None
         How a passive party's split is applied under the lattice map: with "column" (None) the party says of all rows
         which go left, and learns nothing of the node; with "node" it is told the node's rows and decides only these.
     key_bits : {2048, 3072} or None, default None
-        Size of the modulus; None is 3072. Given without `encryption`, it chooses "ou"; under "lattice" only
-        `he_inference` has such a key.
+        Size of the modulus; None is 3072, of the paper's Paillier 512. Given without `encryption`, it chooses "ou" in
+        safe mode; under "lattice" only `he_inference` has such a key.
     insecure_test_key_bits : int or None, default None
         A smaller key, for tests alone; needs `allow_insecure`, and every party must name the same.
     rerandomise : bool or None, default None
-        Whether passive parties re-randomise their answers (None: they do). False needs ``mode="paper"`` and
-        `allow_insecure`.
+        Whether passive parties re-randomise their answers; None: they do, but under keys in paper mode. False needs
+        ``mode="paper"`` and `allow_insecure`.
     rl_trees : int or None, default None
         Reduced leakage (section 6 of the paper): the active party grows the trees of this many rounds, the first ones,
         alone on its own columns. None is 0.
@@ -75,11 +78,28 @@ class SecureBoost(SystemOptions):
 
     @property
     def cipher(self) -> str:
-        """`encryption`; None is "ou" where a key is named, and "auto" where the active party is to choose."""
+        """`encryption`; left open, it is the paper's in paper mode.
+
+        In safe mode it is "ou" where a key is named, and "auto" where the active party is to choose.
+        """
         if self.encryption not in (None, "auto"):
             return str(self.encryption)
+        if self.mode == "paper" and self.encryption is None and self.reveal is None:
+            return "paillier"
         keyed = self.key_bits or self.insecure_test_key_bits or self.rerandomise is not None
         return "ou" if keyed else "auto" if self.reveal is None else "lattice"
+
+    @property
+    def short_key_bits(self) -> int | None:
+        """`insecure_test_key_bits`; left open, the size of the paper's keys in paper mode."""
+        papers = self.mode == "paper" and self.cipher == "paillier" and self.key_bits is None
+        return self.insecure_test_key_bits or (PAPER_KEY_BITS if papers else None)
+
+    @property
+    def rerandomises(self) -> bool:
+        """`rerandomise`; left open, only the published protocol does not."""
+        as_published = self.mode == "paper" and self.cipher in ("ou", "paillier")
+        return not as_published if self.rerandomise is None else self.rerandomise
 
     @property
     def ciphers(self) -> CipherOptions:
@@ -88,8 +108,8 @@ class SecureBoost(SystemOptions):
             cipher=self.cipher,
             reveal=self.reveal,
             key_bits=self.key_bits,
-            insecure_test_key_bits=self.insecure_test_key_bits,
-            rerandomise=self.rerandomise is not False,
+            insecure_test_key_bits=self.short_key_bits,
+            rerandomise=self.rerandomises,
         )
 
     @property
@@ -127,4 +147,22 @@ class SecureBoost(SystemOptions):
             raise ConfigError(
                 "rerandomise=False lets the active party tell which rows are in a bin; it needs mode='paper' and "
                 "allow_insecure=True"
+            )
+        if not self.allow_insecure:
+            self._refuse_papers_weaknesses()
+
+    def _refuse_papers_weaknesses(self) -> None:
+        """Refuse what paper mode brings unless it is named otherwise: short keys, answers that can be recognised."""
+        weak, instead = [], []
+        if self.short_key_bits is not None:
+            weak.append(f"Paillier keys of {PAPER_KEY_BITS} bits, which can be factored")
+            instead.append("key_bits=3072")
+        if not self.rerandomises:
+            weak.append("answers that are not re-randomised, from which the active party tells which rows are in a bin")
+            instead.append("rerandomise=True")
+        if weak:
+            raise ConfigError(
+                f"mode='paper' has, as published, {', and '.join(weak)}; it needs allow_insecure=True of every party, "
+                f"or {' and '.join(instead)}",
+                public="it does not consent to what secureboost shows as published (allow_insecure)",
             )

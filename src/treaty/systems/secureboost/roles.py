@@ -13,7 +13,8 @@ passive parties are told nothing of them. With `purity_guard` they are not asked
 
 Adversary: honest but curious, no party colluding with the active one. What each learns is in `disclosures`.
 Deviations from the paper: candidates are not shuffled, for their sums are nested and show the order anyway; the active
-party computes leaf weights from its own gradients.
+party computes leaf weights from its own gradients. ``mode="paper"`` has the paper's cipher, keys, and answers without
+re-randomisation.
 """
 
 from __future__ import annotations

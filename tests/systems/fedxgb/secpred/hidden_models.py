@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,11 +18,13 @@ from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
 from treaty.messaging.messages import encode_body
 from treaty.messaging.party import Party
-from treaty.models.trees import ModelPart, predict_pooled
+from treaty.models.trees import ModelPart, RowPredictions, predict_pooled
+from treaty.runs.serving import predict_hidden
 from treaty.runs.threads import RunRecord, play
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secpred import roles as secpred
+from treaty.systems.fedxgb.secpred.queries import QueryRecord
 from treaty.systems.fedxgb.secpred.routing import layout_of
-from treaty.systems.fedxgb.secpred.shares import Comparison
 from treaty.systems.horizontal.quantiles import pack_bins
 from treaty.systems.system import LabelledRows
 from treaty.trees.slots import VALUE_BITS
@@ -58,6 +62,13 @@ def shards(part: ModelPart, new: pd.DataFrame) -> dict[str, Table]:
     }
 
 
+def rules(**changes: Any) -> secpred.PredictionRules:
+    """Return what roles of a prediction agree to, of models as `trained` makes them."""
+    return secpred.PredictionRules(
+        **{"comparison": "shamir", "max_queries": 1000, "n_estimators": 20, "max_depth": 4, **changes}
+    )
+
+
 def play_prediction(
     part: ModelPart,
     tables: Mapping[str, Table],
@@ -66,21 +77,28 @@ def play_prediction(
     roles: Mapping[str, Callable[[Party], object]] | None = None,
     record_content: bool = False,
     patience: float = 10.0,
-    most_rows: int | None = None,
-    comparison: Comparison = "shamir",
+    records: Mapping[str, QueryRecord] | None = None,
+    **agreed: Any,
 ) -> RunRecord:
-    names = [f"edge{k}" for k in range(edges)]
+    """Play a prediction; `roles` play in place of the honest ones, `agreed` are rules other than those of `rules`."""
+    names, own = [f"edge{k}" for k in range(edges)], rules(**agreed)
     programs: dict[str, Callable[[Party], object]] = {
-        "server": lambda party: secpred.server(party, part, edges=names, most_rows=most_rows, comparison=comparison)
+        "server": lambda party: secpred.server(party, part, edges=names, rules=own)
     }
     programs |= {
         name: lambda party: secpred.edge(
-            party, server="server", edges=names, users=list(tables), patience=patience, comparison=comparison
+            party,
+            server="server",
+            edges=names,
+            users=list(tables),
+            patience=patience,
+            rules=own,
+            record=(records or {}).get(party.name) or QueryRecord(None),
         )
         for name in names
     }
     programs |= {
-        name: lambda party: secpred.user(party, tables[party.name], edges=names, comparison=comparison)
+        name: lambda party: secpred.user(party, lambda schema: tables[party.name], edges=names, rules=own)
         for name in tables
     }
     links = {"server": names, **dict.fromkeys(tables, names)}
@@ -90,9 +108,17 @@ def play_prediction(
     )
 
 
-def assert_plain(part: ModelPart, tables: Mapping[str, Table], found: Mapping[str, np.ndarray]) -> None:
+def predict(part: ModelPart, tables: Mapping[str, Table], *, store: Path | None = None, **own: Any) -> Any:
+    """Return users' margins as `predict_hidden` does, under these options of FedXGB."""
+    return predict_hidden(part, tables, FedXGB(**own), store=store, n_jobs=1)
+
+
+def assert_plain(
+    part: ModelPart, tables: Mapping[str, Table], found: Mapping[str, np.ndarray | RowPredictions]
+) -> None:
     for name, table in tables.items():
-        assert np.array_equal(found[name], predict_pooled([part], [table])), name
+        margins = found[name].margins if isinstance(found[name], RowPredictions) else found[name]
+        assert np.array_equal(margins, predict_pooled([part], [table])), name
 
 
 def layout(part: ModelPart) -> Layout:

@@ -21,15 +21,14 @@ from systems.fedxgb.playing import (
     uniform,
     user_program,
 )
-from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, shards, trained
+from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, rules, shards, trained
 from treaty.crypto.sharing.additive_routing import open_integers
 from treaty.crypto.sharing.fresh_shares import FreshShares
 from treaty.data.table import Table, to_table
-from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerLost, PeerProtocolError
+from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, predict_pooled
-from treaty.runs.secpred import predict_hidden
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.fedxgb.messages import Attendance
 from treaty.systems.fedxgb.options import FedXGB
@@ -50,6 +49,7 @@ from treaty.systems.fedxgb.secpred.dealer import (
     WantedLevel,
     WantedRows,
 )
+from treaty.systems.fedxgb.secpred.queries import QueryRecord
 from treaty.systems.fedxgb.secpred.routing import (
     HiddenModel,
     LeafShares,
@@ -67,6 +67,7 @@ pytestmark = pytest.mark.slow
 
 ADDITIVE = {"comparison": "additive"}
 EDGES = ["edge0", "edge1", "edge2"]
+AGREED = {"rules": rules(**ADDITIVE), "record": QueryRecord(None)}
 
 
 def numbers(array: Array) -> np.ndarray:
@@ -89,9 +90,9 @@ def received(played, name, kind):
 def test_margins_are_the_plain_models_and_those_of_shamir_shares(task):
     part, new = trained(task)
     tables = shards(part, new)
-    found = predict_hidden(part, tables, n_jobs=1, comparison="additive")
+    found = predict(part, tables, **ADDITIVE)
     assert_plain(part, tables, found)
-    shamir = predict_hidden(part, tables, n_jobs=1)
+    shamir = predict(part, tables)
     assert all(np.array_equal(found[name], shamir[name]) for name in tables)
 
 
@@ -168,12 +169,14 @@ def test_everybody_receives_only_what_the_text_says(prediction):
     assert steps("edge0") == steps("edge1") == computing
     assert steps("edge2") == terms | {"WantedRows", "WantedLevel", "WantedLeaves", "DealingEnd"}
     for name, table in tables.items():
-        assert steps(name) <= {"PredictionTerms", "ValueShares"}
+        assert steps(name) <= {"PredictionTerms", "QueriesLeft", "RowsTaken", "ValueShares"}
         told = dict(received(played, name, ValueShares))
         assert set(told) == {"edge0", "edge1"}
         opened = open_integers(np.stack([numbers(told[edge].shares) for edge in ("edge0", "edge1")]))
         assert opened.shape == (3, table.n_rows)  # sums over trees, one number a row and output
-        assert np.array_equal(opened.T / 2.0**VALUE_BITS + part.forest.objective.base_margin, played.results[name])
+        assert np.array_equal(
+            opened.T / 2.0**VALUE_BITS + part.forest.objective.base_margin, played.results[name].margins
+        )
 
 
 def test_the_dealer_is_told_numbers_of_rows_and_slots_alone(prediction):
@@ -372,8 +375,8 @@ def test_others_get_theirs_when_a_user_sends_one_server(fault, edge):
                 send(to, message)
 
         party.send = spoiled
-        with pytest.raises(PeerLost, match="left"):
-            secpred.user(party, tables["ben"], edges=EDGES, **ADDITIVE)
+        with pytest.raises(PeerError, match=r"left|goes on without ben"):
+            secpred.user(party, lambda schema: tables["ben"], edges=EDGES, rules=AGREED["rules"])
 
     played = play_prediction(part, tables, roles={"ben": lies}, patience=2.5, **ADDITIVE)
     del tables["ben"]
@@ -389,7 +392,7 @@ def test_numbers_that_are_no_bins_spoil_their_own_rows_alone():
         for edge in ("edge0", "edge1"):
             party.send(edge, RowShares(Array.of(rng.integers(0, 2**64, (2, layout(part).columns), np.uint64))))
         for edge in ("edge0", "edge1"):
-            party.receive(edge, secpred.PredictionTerms, ValueShares)
+            party.receive(edge, secpred.PredictionTerms, secpred.QueriesLeft)
 
     played = play_prediction(part, tables, roles={"ben": lies}, **ADDITIVE)
     del tables["ben"]
@@ -447,7 +450,7 @@ def test_a_lost_edge_server_ends_the_prediction_for_all(edge, kind):
 
         party.send, party.receive = says, hears
         try:
-            secpred.edge(party, server="server", edges=EDGES, users=["ann", "ben", "cat"], **ADDITIVE)
+            secpred.edge(party, server="server", edges=EDGES, users=["ann", "ben", "cat"], **AGREED)
         except SystemError:
             party.channel.close()
 
@@ -504,7 +507,7 @@ def test_what_edge_servers_send_each_other_is_checked(edge, change, words):
         party.send = lambda to, message: send(
             to, msgspec.structs.replace(message, **change) if isinstance(message, kind) else message
         )
-        secpred.edge(party, server="server", edges=EDGES, users=["ann", "ben", "cat"], **ADDITIVE)
+        secpred.edge(party, server="server", edges=EDGES, users=["ann", "ben", "cat"], **AGREED)
 
     with pytest.raises((PeerProtocolError, CryptoError), match=words):
         play_prediction(part, shards(part, new), roles={edge: wrong}, **ADDITIVE)
@@ -533,14 +536,17 @@ def test_who_is_told_another_comparison_than_its_own_does_not_share_rows():
     tables = shards(part, new)
     with pytest.raises(ConfigError, match='to which ann consents, got "additive"'):
         play_prediction(
-            part, tables, roles={"ann": lambda party: secpred.user(party, tables["ann"], edges=EDGES)}, **ADDITIVE
+            part,
+            tables,
+            roles={"ann": lambda party: secpred.user(party, lambda schema: tables["ann"], edges=EDGES, rules=rules())},
+            **ADDITIVE,
         )
     with pytest.raises(ConfigError, match='comparison="additive", to which edge1 consents, got "shamir"'):
         play_prediction(
             part,
             tables,
             roles={
-                "edge1": lambda party: secpred.edge(party, server="server", edges=EDGES, users=list(tables), **ADDITIVE)
+                "edge1": lambda party: secpred.edge(party, server="server", edges=EDGES, users=list(tables), **AGREED)
             },
         )
 
@@ -552,9 +558,10 @@ def test_additive_shares_are_for_a_hidden_model_and_three_edge_servers():
     part, new = trained("binary")
     tables = shards(part, new)
     with pytest.raises(ConfigError, match="two that compare and a dealer, got 5"):
-        predict_hidden(part, tables, edges=5, comparison="additive")
+        play_prediction(part, tables, edges=5, **ADDITIVE)
     with pytest.raises(ConfigError, match="3 edge servers or more, got 2"):
-        predict_hidden(part, tables, edges=2, comparison="additive")
+        predict(part, tables, edges=2, **ADDITIVE)
+    assert_plain(part, tables, predict(part, tables, edges=5, **ADDITIVE))  # by the first three
     for expose in ("model", "paper"):
         with pytest.raises(ConfigError, match=f'hidden model, and expose="{expose}"'):
             options_of(expose=expose, allow_insecure=True, **ADDITIVE)

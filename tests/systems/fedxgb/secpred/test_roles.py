@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from systems.fedxgb.playing import crowd_rows, options_of, play_crowd, uniform
-from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, shards, trained
+from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, shards, trained
 from treaty.crypto.sharing.secure_routing import open_integers, share_integers
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, load_part
-from treaty.runs.secpred import predict_hidden
 from treaty.systems.fedxgb.secpred import roles as secpred
 from treaty.systems.fedxgb.secpred.routing import HiddenModel, LeafShares, RowShares, SplitShares, ValueShares
 from treaty.systems.fedxgb.secpred.shares import SharedNumbers, setting_of
@@ -30,7 +29,7 @@ from treaty.trees.slots import VALUE_BITS
 def test_margins_are_the_plain_models_bit_for_bit(task, edges):
     part, new = trained(task)
     tables = shards(part, new)
-    assert_plain(part, tables, predict_hidden(part, tables, edges=edges, n_jobs=1))
+    assert_plain(part, tables, predict(part, tables, edges=edges))
 
 
 def test_new_rows_have_gaps_and_categories_that_the_model_splits_on():
@@ -79,14 +78,14 @@ def test_a_crowds_model_is_kept_with_its_bins_and_predicts(tmp_path):
     part.save(tmp_path / "model")
     kept = load_part(tmp_path / "model")
     tables = {name: shard.table for name, shard in parts.items()}
-    assert_plain(part, tables, predict_hidden(kept, tables))
+    assert_plain(part, tables, predict(kept, tables))
 
 
 def test_a_user_without_rows_gets_none():
     part, new = trained("binary")
     some = to_table(new.iloc[:5], schema=part.schema)
     tables = {"ann": Table(part.schema, [c[:0] for c in some.columns], 0), "ben": some}
-    assert_plain(part, tables, predict_hidden(part, tables))
+    assert_plain(part, tables, predict(part, tables))
 
 
 # ---------------------------------------------------------------- users that vanish or lie
@@ -106,7 +105,8 @@ def says(*messages: Callable[[int], Message | None]) -> Callable[[Party], None]:
                 if made is not None:
                     party.send(edge, made)
         with suppress(PeerError):
-            party.receive(party.peers[-1], ValueShares)
+            for kind in (secpred.QueriesLeft, secpred.RowsTaken, ValueShares):
+                party.receive(party.peers[-1], kind)
 
     return run
 
@@ -162,7 +162,7 @@ def test_others_get_theirs_when_a_user_shares_numbers_that_are(how):
         for edge, own in zip(party.peers, rows, strict=True):
             party.send(edge, RowShares(own))
         for edge in party.peers:
-            party.receive(edge, secpred.PredictionTerms, ValueShares)
+            party.receive(edge, secpred.PredictionTerms, secpred.QueriesLeft)
 
     played = play_prediction(part, tables, roles={"ben": lies})
     del tables["ben"]
@@ -172,12 +172,12 @@ def test_others_get_theirs_when_a_user_shares_numbers_that_are(how):
 def test_more_rows_than_allowed_are_refused_by_the_user_and_by_edge_servers():
     part, new = trained("binary")
     tables = shards(part, new.iloc[:14])
-    with pytest.raises(DataError, match="at most 8 rows of a user, got 9 - at ann"):
-        predict_hidden(part, tables, most_rows=8)
+    with pytest.raises(DataError, match="ann: expected at most 8 rows to predict, got 9: 8 rows of a user"):
+        predict(part, tables, max_queries=8)
     honest = {name: tables[name] for name in ("ben", "cat")}
     tables["ann"] = tables["ben"]
     greedy = says(lambda k: RowShares(rows_of(part, 9)[k]))
-    played = play_prediction(part, tables, roles={"ann": greedy}, most_rows=8, patience=2.0)
+    played = play_prediction(part, tables, roles={"ann": greedy}, max_queries=8, patience=2.0)
     assert "ValueShares" not in played.transcripts["ann"].by_type("received")
     assert_plain(part, honest, played.results)
 
@@ -226,7 +226,7 @@ def test_everybody_receives_only_what_the_text_says():
         return set(played.transcripts[name].by_type("received"))
 
     assert steps("server") == {"TreesRequest"}
-    assert all(steps(name) <= {"PredictionTerms", "ValueShares"} for name in tables)
+    assert all(steps(name) <= {"PredictionTerms", "QueriesLeft", "RowsTaken", "ValueShares"} for name in tables)
     for k in range(3):
         assert steps(f"edge{k}") == {
             "PredictionTerms",
@@ -244,7 +244,9 @@ def test_everybody_receives_only_what_the_text_says():
             for e in sorted(told, key=lambda e: e.peer)
         ])  # fmt: skip
         opened = open_integers(setting_of(layout(part), 3), shares)  # sums over trees, one number a row and output
-        assert np.array_equal(opened.T / 2.0**VALUE_BITS + part.forest.objective.base_margin, played.results[name])
+        assert np.array_equal(
+            opened.T / 2.0**VALUE_BITS + part.forest.objective.base_margin, played.results[name].margins
+        )
 
 
 def test_users_are_told_the_same_of_two_models_on_the_same_bins():
@@ -299,15 +301,15 @@ def test_models_that_cannot_be_shared_are_refused():
         return ModelPart(**{**own, **fields})
 
     with pytest.raises(ConfigError, match="with its bins"):
-        predict_hidden(changed(bins=b""), tables)
+        predict(changed(bins=b""), tables)
     with pytest.raises(ConfigError, match="some trees"):
-        predict_hidden(changed(forest=type(part.forest)(part.forest.objective, part.forest.sources)), tables)
+        predict(changed(forest=type(part.forest)(part.forest.objective, part.forest.sources)), tables)
     moved = type(part.splits)(
         part.splits.feature, [t + 1e-3 for t in part.splits.threshold], part.splits.missing_left,
         part.splits.category_left,
     )  # fmt: skip
     with pytest.raises(ConfigError, match="cuts of the bins of training"):
-        predict_hidden(changed(splits=moved), tables)
+        predict(changed(splits=moved), tables)
 
 
 def test_too_large_values_are_refused():
@@ -320,15 +322,15 @@ def test_too_large_values_are_refused():
         model_id="m", party="pooled", schema=part.schema, splits=part.splits, forest=forest, bins=part.bins
     )
     with pytest.raises(ConfigError, match="scale the target down"):
-        predict_hidden(part, shards(part, new))
+        predict(part, shards(part, new))
 
 
 def test_wrong_crowds_and_tables_are_refused():
     part, new = trained("binary")
     tables = shards(part, new)
     with pytest.raises(ConfigError, match="3 edge servers or more, got 2"):
-        predict_hidden(part, tables, edges=2)
+        predict(part, tables, edges=2)
     with pytest.raises(ConfigError, match=r"other names than the server, .* got edge1"):
-        predict_hidden(part, {"edge1": tables["ann"]})
+        predict(part, {"edge1": tables["ann"]})
     with pytest.raises(DataError, match="another one"):
-        predict_hidden(part, {"ann": to_table(new.iloc[:, :3])})
+        predict(part, {"ann": to_table(new.iloc[:, :3])})

@@ -16,7 +16,6 @@ from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper import roles as paper
-from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
 from treaty.systems.system import Seat
 
 CONSENT = {"mode": "paper", "allow_insecure": True}
@@ -44,15 +43,14 @@ def play_training(
     *,
     replace: dict[str, Callable[..., Any]] | None = None,
     passive_options: dict[str, Any] | None = None,
-    sizes: Sizes | None = None,
     **options: Any,
 ) -> RunRecord:
-    """Train with p0 active; `replace` puts another role in a party's place, `sizes` are everybody's."""
+    """Train with p0 active; `replace` puts another role in a party's place."""
     theirs = {**options, **(passive_options or {})}
     roles: dict[str, Any] = dict.fromkeys(
-        tables, lambda party: paper.passive(paper_seat(party, tables, y, options=theirs), sizes)
+        tables, lambda party: paper.passive(paper_seat(party, tables, y, options=theirs))
     )
-    roles["p0"] = lambda party: paper.active(paper_seat(party, tables, y, options=options), sizes)
+    roles["p0"] = lambda party: paper.active(paper_seat(party, tables, y, options=options))
     roles |= replace or {}
     with threadpool_limits(1, user_api="blas"):  # parties compute side by side
         return play(

@@ -18,7 +18,7 @@ from treaty.systems.fedxgboost_smm.paper import attacks as attacks
 from treaty.systems.fedxgboost_smm.paper import candidates as smm_paper_candidates
 from treaty.systems.fedxgboost_smm.paper import sums as smm_paper_sums
 from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder
-from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, null_vectors
+from treaty.systems.fedxgboost_smm.paper.matrix_product import null_vectors
 from treaty.systems.fedxgboost_smm.paper.transcripts import products_from_transcript
 from treaty.trees.candidates import candidate_columns
 
@@ -105,7 +105,7 @@ def test_rounding_gives_passive_parties_the_labels_of_the_first_tree(table):
 
 
 def test_trees_add_up_to_the_exact_bins_whatever_vectors_there_are(table):
-    trees, _ = train(table, 1, n_estimators=5, sizes=Sizes(null_vectors=240))  # at most 4/5 of the rows
+    trees, _ = train(table, 1, n_estimators=5, null_vectors=240)  # at most 4/5 of the rows
     roots = [levels[0][0] for levels in trees]
     truth = candidates(table, roots[0])
     assert all(np.array_equal(root.slots, roots[0].slots) for root in roots)
@@ -119,7 +119,7 @@ def test_trees_add_up_to_the_exact_bins_whatever_vectors_there_are(table):
 
 @pytest.mark.parametrize("tree", [0, 1])
 def test_levels_of_one_tree_add_up_to_the_exact_gradients(table, gradients, tree):
-    trees, _ = train(table, 2, sizes=Sizes(null_vectors=60))
+    trees, _ = train(table, 2, null_vectors=60)
     nodes = [node.answered for level in trees[tree] for node in level]
     assert len(nodes) > 2
     found, known = attacks.solved(nodes, ROWS)
@@ -133,7 +133,7 @@ def test_levels_of_one_tree_add_up_to_the_exact_gradients(table, gradients, tree
 
 
 def test_many_vectors_leave_the_passive_party_the_labels_by_their_kurtosis(table):
-    _, played = train(table, 1, n_estimators=1, max_depth=1, sizes=Sizes(null_vectors=ROWS - 15))
+    _, played = train(table, 1, n_estimators=1, max_depth=1, null_vectors=ROWS - 15)
     seen = products_from_transcript(played.transcripts["p1"], "p0", ROWS)
     vectors = seen[0][0][0].answered.vectors
     assert vectors.shape == (ROWS, ROWS - 15)
@@ -149,8 +149,7 @@ def test_few_vectors_do_not_leave_the_passive_party_the_labels(table):
 
 
 def test_many_columns_leave_one_unknown_that_the_totals_give(table, gradients):
-    greedy = Sizes(null_vectors=1, bits_per_candidate=10**6)
-    trees, _ = train(table, 2, sizes=greedy)
+    trees, _ = train(table, 2, null_vectors=1, bit_columns=10**6)
     for levels, truth in zip(trees, gradients, strict=True):
         for node in (node for level in levels for node in level):
             assert node.answered.vectors.shape[1] == 1

@@ -110,6 +110,13 @@ def test_sizes_shrink_in_the_papers_order_and_then_give_up():
     assert sizes.of_disguised(42, 40) is None
 
 
+def test_sizes_that_are_named_are_drawn_where_rows_suffice():
+    named = karr.Sizes(null_vectors=5, bit_columns=7, normal_columns=3)
+    assert named.of_plain(100, 2) == 5
+    assert named.of_disguised(55, 40) == (7, 3, 5)
+    assert named.of_disguised(54, 40) == (6, 3, 5)
+
+
 # ---------------------------------------------------------------- what is refused
 
 

@@ -32,11 +32,11 @@ from treaty.systems.fedxgboost_smm.paper.candidates import (
     NodeRows,
     WonNodes,
 )
-from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder, PaperTree
+from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder, PaperTree, vectors_of_nodes
 from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
 from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates, NullVectors
 from treaty.systems.options import converted
-from treaty.systems.pooled.options import Pooled
+from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical.decisions import DecideRequest
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest
@@ -264,7 +264,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, ver
 @pytest.mark.slow
 def test_parties_in_processes_give_the_same_trees():
     X, y = real_table("binary", rows=120)
-    tables, options = cut(X, 2), {"n_estimators": 1, "max_depth": 2, "n_jobs": 1, "min_child_samples": 5}
+    tables, options = cut(X, 2), {"n_estimators": 1, "max_depth": 2, "n_jobs": 1, "min_child_samples": 5, "max_bin": 8}
     federated = treaty.GBDTClassifier(FedXGBoostSMM(**CONSENT), transport="grpc", **options).fit(tables, y)
     assert_lossless(federated, treaty.GBDTClassifier(**options).fit(tables, y), tables)
 
@@ -317,6 +317,27 @@ def test_other_systems_have_no_version(kind):
 def test_a_third_version_is_refused():
     with pytest.raises(ConfigError, match="version"):
         converted({**CONSENT, "version": 3}, FedXGBoostSMM, "FedXGBoostSMM")
+
+
+@pytest.mark.parametrize("version", [None, 1])
+@pytest.mark.parametrize("name", ["bit_columns", "normal_columns"])
+def test_random_columns_are_of_version_2_alone(version, name):
+    with pytest.raises(ConfigError, match=f"option {name} is about what version 2 mixes candidates with"):
+        FedXGBoostSMM(**CONSENT, version=version, **{name: 5}).check(BoostingOptions())
+    FedXGBoostSMM(**CONSENT, version=2, **{name: 5}).check(BoostingOptions())
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_named_sizes_are_what_is_sent_and_more_vectors_are_refused(version):
+    tables, y = tables_and_labels(parties=2)
+    played = play_training(tables, y, version=version, null_vectors=6, n_estimators=1)
+    sender, peer, kind = ("p0", "p1", NullVectors) if version == 1 else ("p1", "p0", CandidateVectors)
+    seen = [e.message(kind) for e in played.transcripts[peer].entries if e.peer == sender and e.step == kind.__name__]
+    assert max(np.frombuffer(message.widths.data, np.int32).max() for message in seen) == 6
+    rows = [np.arange(200)]
+    message = seen[0]
+    with pytest.raises(PeerProtocolError, match=r"expected at most 5 vectors of a node \(null_vectors\)"):
+        vectors_of_nodes(message.widths, message.vectors, rows, 5, sender, kind.__name__)
 
 
 def test_sums_that_float64_does_not_hold_are_refused_before_anything_is_sent():

@@ -32,7 +32,7 @@ The server sees every domain's sum. Both get the same sums as in safe mode, and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,10 +44,10 @@ from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.crypto.aggregation.round import Round, enough
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.sharing.secret_sharing import open_bytes, share_bytes, share_length
-from treaty.errors import ConfigError, CryptoError, PeerProtocolError
+from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, M, Message, view
 from treaty.systems.fedxgb.edge_sums import DomainSums, SumSetup
-from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.options import FedXGB, check_consent
 from treaty.systems.fedxgb.user_sums import (
     Call,
     Cohort,
@@ -60,12 +60,6 @@ from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares
 KEY_BYTES, NUMBER_BYTES = 32, 8
 KEY_SHARE = share_length(KEY_BYTES)
 _MODULUS = 1 << 64
-
-WARNING = (
-    'mode="paper" of "fedxgb" is the published secure aggregation, which is broken: every edge server can read the '
-    "histograms of each of its users, hence labels and values of users with few rows, and the server sees each "
-    "domain's sums"
-)
 
 
 class InputAndShares(Message):
@@ -89,8 +83,7 @@ class KeyShares(Message):
 
 def paper_mode(options: FedXGB) -> bool:
     """Tell whether secure aggregation is the published one; raise ConfigError when it is without `allow_insecure`."""
-    if options.mode == "paper" and not options.allow_insecure:
-        raise ConfigError(f'{WARNING}; set allow_insecure=True for comparison on public data, or mode="safe"')
+    check_consent(options)
     return options.mode == "paper"
 
 
@@ -172,9 +165,9 @@ class PaperDomainSums(DomainSums):
     _setup: SumSetup | None  # once the tree's keys are shared
     _between: dict[str, dict[str, int]]  # lost user -> other user -> what does not cancel of their masks
 
-    def choose(self, answered: Sequence[str], *, everybody: bool = False) -> None:
-        """Choose the cohort of a tree; see `DomainSums.choose`. It may differ from earlier ones by one user."""
-        super().choose(answered, everybody=everybody)
+    def _form(self, cohort: Collection[str]) -> None:
+        """Go on with a cohort, which may differ from earlier ones by one user; see `DomainSums.choose`."""
+        super()._form(cohort)
         self._setup, self._between = None, {}
 
     def _attempt(self, this_round: Round, call: Call) -> tuple[NDArray[np.int64], list[str]]:

@@ -6,31 +6,35 @@ rows and get predictions.
 ====================  ====================  ================================================  =====================
 message               from -> to            content                                           protection
 ====================  ====================  ================================================  =====================
-`PredictionTerms`     server -> each edge;  columns and bins of training, outputs, base       TLS
-                      first edge -> users   margin, most rows of a user
+`PredictionTerms`     server -> each edge;  columns and bins of training, loss, classes,      TLS
+                      first edge -> users   which model, most rows of a user
 `ModelSize`           server -> each edge   how many trees, and of what depth                 TLS
-`RowShares`           user -> each edge     shares of its binned rows                         secret shares
-`RowCounts`           edge <-> edge         whose shares came, and of how many rows           TLS
-`TreesRequest`        each edge -> server   it is ready for more trees                        TLS
-`SplitShares`         server -> each edge   shares of the splits of a level of some trees     secret shares
-`LeafShares`          server -> each edge   shares of their leaf values                       secret shares
-`SharedNumbers`       edge <-> edge         what `secure_routing` or `additive_routing` says  secret shares
-`ValueShares`         each edge -> user     shares of its rows' sums of leaf values           for that user alone
+`QueriesLeft`         holders -> each user  how many rows it may still ask for                TLS
+`RowShares`           user -> holders       shares of its binned rows                         secret shares
+`RowCounts`           holder <-> holder     whose shares came, and of how many rows           TLS
+`RowsTaken`           holders -> each user  whether its rows are predicted                    TLS
+`TreesRequest`        holders -> server     it is ready for more trees                        TLS
+`SplitShares`         server -> holders     shares of the splits of a level of some trees     secret shares
+`LeafShares`          server -> holders     shares of their leaf values                       secret shares
+`SharedNumbers`       holder <-> holder     what `secure_routing` or `additive_routing` says  secret shares
+`ValueShares`         holders -> user       shares of its rows' sums of leaf values           for that user alone
 ====================  ====================  ================================================  =====================
 
-With ``comparison="additive"`` there are three edge servers, of whom the third gets only `PredictionTerms` and
-`ModelSize` and deals random numbers to the others (`dealer`).
+Holders of shares are all edge servers. With ``comparison="additive"`` there are three edge servers, of whom the first
+two hold shares; the third gets only `PredictionTerms` and `ModelSize` and deals random numbers to the others
+(`dealer`).
 
 Adversary: honest but curious. At most (edges - 1) // 2 edge servers collude (any one of three), with any users or with
 the server.
 
 **Who learns what.** Server: nothing. Edge servers: who asks and for how many rows (the dealer: for how many rows in
 all); how many trees there are, and how deep the deepest is, to which all are filled up. Users: their predictions, and
-what all users of the training were told: quantiles of all columns and frequent categories. No path and no tree's own
-value is opened to anybody.
+what all users of the training were told: quantiles of all columns, frequent categories, the classes. No path and no
+tree's own value is opened to anybody.
 
 A user who asks for made-up rows finds out the model little by little, faster with shares of numbers other than bins,
-which nobody notices. Hence `most_rows`, which holds for one run: an edge server has to count over all runs.
+which nobody notices. Hence `max_queries`: every holder of shares counts the rows of each user over all runs
+(`queries`), tells each user how many are left, and leaves out who asks for more.
 
 Rows are shared as the bins of training: bins made of the model's own thresholds would tell users these. A split that is
 not at a cut of the bins is refused.
@@ -38,7 +42,9 @@ not at a cut of the bins is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -47,14 +53,16 @@ from numpy.typing import NDArray
 
 from treaty.crypto.sharing.shamir_field import Words
 from treaty.data.binning import MOST_BINS, Bins
-from treaty.data.table import Table
-from treaty.errors import ConfigError, DataError, PeerProtocolError
+from treaty.data.columns import Category
+from treaty.data.table import Schema, Table
+from treaty.errors import ConfigError, DataError, PeerError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, decode_body, view
 from treaty.messaging.party import Party
-from treaty.models.trees import ModelPart
+from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.fedxgb.authority import PATIENCE, gather_sound
 from treaty.systems.fedxgb.secpred.complete_trees import complete_tree, depth_of
 from treaty.systems.fedxgb.secpred.dealer import Dealer
+from treaty.systems.fedxgb.secpred.queries import QueryRecord
 from treaty.systems.fedxgb.secpred.routing import (
     HiddenModel,
     HiddenRows,
@@ -66,25 +74,50 @@ from treaty.systems.fedxgb.secpred.routing import (
     come_to_all,
     layout_of,
 )
-from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, shares_of
+from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, holders_of, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import Categories, schema_of
+from treaty.trees.objectives import Objective
+
+logger = logging.getLogger(__name__)
 
 MOST_VALUE = 2.0**30  # of a prediction: it is opened with 32 fractional bits
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 _NUMBERS = 1 << 19  # of the splits of a level that are sent at once
+_MOST_OUTPUTS = 1 << 10
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionRules:
+    """What server, edge servers and users have agreed to; the model's trees are of the job's options, or fewer.
+
+    Attributes
+    ----------
+    comparison : {"shamir", "additive"}
+    max_queries : int
+        Rows of each user that are predicted by a model, over all runs.
+    n_estimators, max_depth : int
+        Most rounds, and levels of splits, of the model.
+    """
+
+    comparison: Comparison
+    max_queries: int
+    n_estimators: int
+    max_depth: int
 
 
 class PredictionTerms(Message):
     """What users and edge servers know; bins as users of the training were told them."""
 
+    model_id: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     names: list[str]
     categories: Categories
     bins: CommonBins
-    n_outputs: Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
+    objective: Objective
     base_margin: float
-    most_rows: _AtLeastOne | None
+    classes: list[Category] | None
+    max_queries: _AtLeastOne
     comparison: Comparison
 
 
@@ -95,6 +128,18 @@ class ModelSize(Message):
     depth: Annotated[int, msgspec.Meta(ge=0, le=24)]
 
 
+class QueriesLeft(Message):
+    """How many rows the receiver may still have predicted by this model, by the sender's count."""
+
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RowsTaken(Message):
+    """Whether the receiver's rows are predicted: they came to all holders of shares, and it has that many left."""
+
+    taken: bool
+
+
 class TreesRequest(Message):
     """The sender is ready for more trees."""
 
@@ -102,36 +147,37 @@ class TreesRequest(Message):
 # ---------------------------------------------------------------- server
 
 
-def server(
-    party: Party,
-    part: ModelPart,
-    *,
-    edges: Sequence[str],
-    most_rows: int | None = None,
-    comparison: Comparison = "shamir",
-) -> None:
-    """Have rows predicted by a FedXGB model, without learning whose; more than `most_rows` of a user are refused.
+def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: PredictionRules) -> None:
+    """Have rows predicted by a FedXGB model, without learning whose.
 
     Raises ConfigError when edge servers are too few or, for "additive", other than three; when the model has no bins or
-    trees, splits elsewhere than at cuts of the bins, or values above 2^30.
+    trees, more or deeper ones than `rules` say, splits elsewhere than at cuts of the bins, or values above 2^30.
     """
-    check_edges(comparison, len(edges))
+    check_edges(rules.comparison, len(edges))
     forest, n_features = part.forest, len(part.schema.names)
     if forest is None or not forest.trees or not part.bins:
         raise ConfigError('expected a model of protocol "fedxgb" with its bins and some trees, got another one')
     agreed = decode_body(part.bins, CommonBins, peer=party.name)
     bins = unpack_bins(agreed, part.schema, MOST_BINS, party.name)
     depths = [depth_of(tree) for tree in forest.trees]
+    if forest.rounds > rules.n_estimators or max(depths) > rules.max_depth:
+        raise ConfigError(
+            f"expected a model of at most {rules.n_estimators} rounds and depth {rules.max_depth}, as the options say, "
+            f"got one of {forest.rounds} rounds and depth {max(depths)}: it is another job's, or of other options"
+        )
     if sum(float(np.abs(tree.value).max()) for tree in forest.trees) >= MOST_VALUE:
         raise ConfigError("expected predictions below 2^30, so that they can be opened; scale the target down")
     terms = PredictionTerms(
+        model_id=part.model_id,
         names=list(part.schema.names),
         categories=[None if c is None else list(c) for c in part.schema.categories],
-        bins=msgspec.structs.replace(agreed, grad_clip=0.0, weight_bound=0.0),  # which tell of targets and weights
-        n_outputs=forest.objective.n_outputs,
+        # without what tells of targets and weights
+        bins=msgspec.structs.replace(agreed, grad_clip=0.0, weight_bound=0.0),
+        objective=msgspec.structs.replace(forest.objective, grad_clip=1.0, weight_bound=1.0),
         base_margin=forest.objective.base_margin,
-        most_rows=most_rows,
-        comparison=comparison,
+        classes=forest.classes,
+        max_queries=rules.max_queries,
+        comparison=rules.comparison,
     )
     depth = max(depths)
     layout = layout_of(bins, np.ones(n_features, np.bool_))
@@ -139,7 +185,7 @@ def server(
     for edge in edges:
         party.send(edge, terms)
         party.send(edge, ModelSize(len(forest.trees), depth))
-    model = HiddenModel(party, edges, layout, comparison)
+    model = HiddenModel(party, edges, layout, rules.comparison)
     for start in range(0, len(forest.trees), at_once):
         complete = [complete_tree(tree, part.splits, bins, depth) for tree in forest.trees[start : start + at_once]]
         for edge in model.holders:
@@ -158,37 +204,57 @@ def edge(
     server: str,
     edges: Sequence[str],
     users: Sequence[str],
+    rules: PredictionRules,
+    record: QueryRecord,
     patience: float = PATIENCE,
     threads: int = 1,
-    comparison: Comparison = "shamir",
 ) -> None:
     """Predict the rows of `users` with the other edge servers; `edges` are all of them, in the job's order.
 
-    A user that has not shared its rows, or taken a message, within `patience` seconds gets nothing. Raises ConfigError
-    when the server says a comparison other than `comparison`, to which this edge server consents.
+    A user that has not shared its rows, or taken a message, within `patience` seconds gets nothing, as does one that
+    asks for more rows than `record` leaves it. Raises ConfigError when the server says other rules than `rules`, to
+    which this edge server consents, and PeerProtocolError when its model has more or deeper trees.
     """
     party.may_lose(users)
     terms, grown = party.receive(server, PredictionTerms), party.receive(server, ModelSize)
-    _check_comparison(comparison, terms, party.name)
+    _check_rules(rules, terms, party.name)
+    n_outputs = _outputs(terms, server)
+    most_trees = rules.n_estimators * n_outputs
+    if grown.trees > most_trees or grown.depth > rules.max_depth:
+        raise PeerProtocolError(
+            server,
+            f"expected at most {most_trees} trees of depth {rules.max_depth}, as the options say, got {grown.trees} of "
+            f"depth {grown.depth} - at ModelSize from {server}",
+        )
     if party.name == edges[0]:
         party.send_each(dict.fromkeys(users, terms), timeout=patience)
     layout = layout_of(_bins(terms, server), np.ones(len(terms.names), np.bool_))
-    shares = shares_of(comparison, layout, edges)
+    shares = shares_of(rules.comparison, layout, edges)
     if party.name == shares.dealer:
         dealer = Dealer(party, edges, layout)
         dealer.serve()  # the mask of the rows
         dealer.serve()  # all levels and leaves
         return
-    held = HiddenRows(party, edges, server, layout, comparison, threads)
-    came = gather_sound(party, users, RowShares, timeout=patience)
-    counts = {name: came[name].shares.shape[0] for name in held.take(came)}
-    most = terms.most_rows or max(counts.values(), default=0)
-    held.keep(come_to_all(party, held.holders, {name: rows for name, rows in counts.items() if rows <= most}))
-    totals, done = np.zeros((terms.n_outputs, held.n_rows, *shares.number), np.uint64), 0
+    asked = record.asked(terms.model_id)
+    left = {name: max(0, rules.max_queries - asked.get(name, 0)) for name in users}
+    party.send_each({name: QueriesLeft(rows) for name, rows in left.items()}, timeout=patience)
+    held = HiddenRows(party, edges, server, layout, rules.comparison, threads)
+    counts = held.take(gather_sound(party, users, RowShares, timeout=patience))
+    for name in [name for name, rows in counts.items() if rows > left[name]]:
+        logger.warning("%s leaves out %s: %d rows are left to it, not %d", party.name, name, left[name], counts[name])
+        del counts[name]
+    answered = come_to_all(party, held.holders, counts)
+    record.count(terms.model_id, {name: counts[name] for name in answered}, rules.max_queries)
+    taken = {name: RowsTaken(name in answered) for name in users if name in party.peers}
+    party.send_each(taken, timeout=patience)
+    held.keep(answered)
+    if not answered:
+        logger.warning("%s: no user's rows have come to all edge servers in time", party.name)
+    totals, done = np.zeros((n_outputs, held.n_rows, *shares.number), np.uint64), 0
     while done < grown.trees:
         party.send(server, TreesRequest())
         splits, leaves = _some_trees(party, server, layout.columns, shares.number, grown.depth, grown.trees - done)
-        outputs = (done + np.arange(len(leaves))) % terms.n_outputs
+        outputs = (done + np.arange(len(leaves))) % n_outputs
         length = max(1, min(_AT_ONCE // len(leaves), 4 * _AT_ONCE // (len(leaves) << grown.depth)))
         for start in range(0, held.n_rows, length):
             part = slice(start, min(start + length, held.n_rows))
@@ -242,21 +308,39 @@ def _values(
 # ---------------------------------------------------------------- user
 
 
-def user(party: Party, table: Table, *, edges: Sequence[str], comparison: Comparison = "shamir") -> NDArray[np.float64]:
-    """Return the margins of own rows, float64 (n_rows, n_outputs): those of the plain model.
+def user(
+    party: Party, read: Callable[[Schema], Table], *, edges: Sequence[str], rules: PredictionRules
+) -> RowPredictions:
+    """Return the predictions of own rows, whose margins, float64 (n_rows, n_outputs), are those of the plain model.
 
-    They agree bit for bit where the base margin is a multiple of 2^-32, as leaf values are. `table` is made with the
-    model's schema. Raises ConfigError when the server says another comparison, DataError when the table has another
-    schema, or more rows than may be asked for.
+    They agree bit for bit where the base margin is a multiple of 2^-32, as leaf values are. `read` returns own rows,
+    given the model's columns. Raises ConfigError when the server says another comparison, DataError when the table has
+    another schema, or more rows than are left to this user, PeerError when edge servers go on without it.
     """
-    terms = party.receive(edges[0], PredictionTerms)
-    _check_comparison(comparison, terms, party.name)
-    if terms.most_rows is not None and table.n_rows > terms.most_rows:
-        raise DataError(f"expected at most {terms.most_rows} rows of a user, got {table.n_rows} - at {party.name}")
-    bins = _bins(terms, edges[0])
+    first = edges[0]
+    terms = party.receive(first, PredictionTerms)
+    _check_comparison(rules, terms, party.name)
+    n_outputs, bins = _outputs(terms, first), _bins(terms, first)
+    holders = holders_of(rules.comparison, edges)
+    left = min(party.receive(edge, QueriesLeft).rows for edge in holders)
+    table = read(bins.schema)
+    if table.n_rows > left:
+        raise DataError(
+            f"{party.name}: expected at most {left} rows to predict, got {table.n_rows}: {terms.max_queries} rows of a "
+            f"user are predicted by a model over all runs, and of its own {terms.max_queries - left} have been; bring "
+            "fewer, or have everybody agree on a higher max_queries",
+            public="it asks for more rows than are left to it",
+        )
     layout = layout_of(bins, np.ones(len(terms.names), np.bool_))
-    shared = SharedRows(party, edges, layout, bins.transform(table, threads=1), comparison)
-    return terms.base_margin + shared.values({}, terms.n_outputs).T
+    shared = SharedRows(party, edges, layout, bins.transform(table, threads=1), rules.comparison)
+    for edge in holders:
+        if not party.receive(edge, RowsTaken).taken:
+            raise PeerError(
+                edge,
+                f"{edge} goes on without {party.name}: expected its rows at all edge servers, equally many, before "
+                "they stop waiting for users",
+            )
+    return RowPredictions(terms.base_margin + shared.values({}, n_outputs).T, terms.objective, terms.classes)
 
 
 def check_edges(comparison: Comparison, edges: int) -> None:
@@ -270,12 +354,33 @@ def check_edges(comparison: Comparison, edges: int) -> None:
         )
 
 
-def _check_comparison(own: Comparison, terms: PredictionTerms, name: str) -> None:
-    if terms.comparison != own:
+def _check_rules(own: PredictionRules, terms: PredictionTerms, name: str) -> None:
+    """Raise ConfigError unless the server's terms are those to which an edge server consents."""
+    _check_comparison(own, terms, name)
+    if terms.max_queries != own.max_queries:
         raise ConfigError(
-            f'expected comparison="{own}", to which {name} consents, got "{terms.comparison}" of the server; agree on '
-            "one of them"
+            f"expected max_queries={own.max_queries}, to which {name} consents, got {terms.max_queries} of the server; "
+            "agree on one of them"
         )
+
+
+def _check_comparison(own: PredictionRules, terms: PredictionTerms, name: str) -> None:
+    if terms.comparison != own.comparison:
+        raise ConfigError(
+            f'expected comparison="{own.comparison}", to which {name} consents, got "{terms.comparison}" of the '
+            "server; agree on one of them"
+        )
+
+
+def _outputs(terms: PredictionTerms, peer: str) -> int:
+    """Return how many outputs the model has; PeerProtocolError where that is not how many its classes ask for."""
+    n_outputs, classes = terms.objective.n_outputs, terms.classes
+    fits = classes is None or len(classes) == (2 if n_outputs == 1 else n_outputs)
+    if not (1 <= n_outputs <= _MOST_OUTPUTS and fits):
+        raise PeerProtocolError(
+            peer, f"expected an output for each of the classes, got {n_outputs} - at PredictionTerms from {peer}"
+        )
+    return n_outputs
 
 
 def _bins(terms: PredictionTerms, peer: str) -> Bins:

@@ -101,7 +101,14 @@ class WonNodes(Message):
 
 
 class CandidatesByProduct(PaperColumns):
-    """The columns of a passive party as the active party sees them: a source of best gains."""
+    """The columns of a passive party as the active party sees them: a source of best gains.
+
+    `most_vectors` are those a node may have.
+    """
+
+    def __init__(self, party: Party, peer: str, n_rows: int, most_vectors: int) -> None:
+        super().__init__(party, peer, n_rows)
+        self._most = most_vectors
 
     def respond(self, rows: Sequence[Rows], gradients: Int64) -> None:
         """Receive null vectors of each node; answer with the masked gradients of its rows (paper, steps 4 and 5).
@@ -110,7 +117,7 @@ class CandidatesByProduct(PaperColumns):
         """
         peer, what, random = self.peer, "CandidateVectors", Keystream()
         answer = self._party.receive(peer, CandidateVectors)
-        vectors = vectors_of_nodes(answer.widths, answer.vectors, rows, peer, what)
+        vectors = vectors_of_nodes(answer.widths, answer.vectors, rows, self._most, peer, what)
         totals, masked, shown = np.zeros((len(rows), 2), np.int64), [], 0
         for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
             if not of_node.shape[1]:

@@ -140,12 +140,18 @@ def cut_matrices(
     ]
 
 
-def vectors_of_nodes(widths: Array, vectors: Array, rows: Sequence[Rows], peer: str, what: str) -> list[Matrix]:
-    """Return received null vectors of each node, perhaps none; reject vectors that are not orthonormal."""
+def vectors_of_nodes(
+    widths: Array, vectors: Array, rows: Sequence[Rows], most: int, peer: str, what: str
+) -> list[Matrix]:
+    """Return received null vectors of each node, perhaps none; reject more than `most`, or not orthonormal ones."""
     counts = view(widths, np.int32, (len(rows),), peer=peer, what=f"{what}.widths")
     sizes = np.array([len(members) for members in rows])
     if np.any(counts < 0) or np.any((counts > 0) & (counts >= sizes)):
         raise PeerProtocolError(peer, f"expected fewer vectors than rows - at {what}.widths from {peer}")
+    if np.any(counts > most):
+        raise PeerProtocolError(
+            peer, f"expected at most {most} vectors of a node (null_vectors) - at {what}.widths from {peer}"
+        )
     found = cut_matrices(vectors, rows, counts, peer, f"{what}.vectors")
     if not all(are_orthonormal(matrix) for matrix in found):
         raise PeerProtocolError(peer, f"expected orthonormal columns - at {what}.vectors from {peer}")

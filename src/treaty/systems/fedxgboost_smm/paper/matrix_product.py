@@ -34,7 +34,7 @@ class Sizes:
     """How many vectors and columns are drawn at most. The paper names no numbers."""
 
     null_vectors: int = 32  # columns of U, the paper's r
-    bits_per_candidate: int = 2  # columns of random 0 and 1 for each one of D_A in `disguised`, the paper's l1
+    bit_columns: int | None = None  # columns of 0 and 1 in `disguised`, the paper's l1; None: two for each of D_A
     normal_columns: int = 8  # columns of normal numbers in `disguised`, the paper's l2
 
     def of_plain(self, rows: int, columns: int) -> int:
@@ -46,7 +46,8 @@ class Sizes:
 
         With few rows the first, then the second, then the third shrink down to 1; None where even that is too many.
         """
-        bits, normal, vectors = self.bits_per_candidate * columns, self.normal_columns, self.null_vectors
+        bits = 2 * columns if self.bit_columns is None else self.bit_columns
+        normal, vectors = self.normal_columns, self.null_vectors
         fitted = []
         short = columns + bits + normal + vectors - rows
         for wanted in (bits, normal, vectors):

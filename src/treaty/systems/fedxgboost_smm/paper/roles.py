@@ -33,8 +33,8 @@ message               from -> to     content                                    
 ====================  =============  ==================================================  ========================
 
 Z are some of U's columns, picked at random. All nodes of a level travel in one message each way; no sums are obtained
-by subtraction. Sizes are those of `matrix_product.Sizes`; they shrink where a node has few rows, and where even the
-least do not fit, the party offers no split there, which is logged.
+by subtraction. How many columns U, M' and Y have are options (`null_vectors`, `bit_columns`, `normal_columns`); they
+shrink where a node has few rows, and where even the least do not fit, the party offers no split there, which is logged.
 
 It is secure against no adversary. The receiver of W tells Z from U (u is in Z when u^T W = 0) and rounds W to 0 and 1,
 or to the two values of a first tree's gradients. The root's M, the same in all trees, and a row's g and h, the same at
@@ -42,7 +42,7 @@ all levels, follow exactly by linear algebra. `attacks` does so with recorded me
 paper mode needs ``allow_insecure=True`` of every party.
 
 Deviations from the paper: the active party is told how many rows each bin has (version 1), for missing values,
-categories and `min_child_samples`; candidates are those of `max_bin` tie-aware bins, not 20 quantiles; sums are rounded
+categories and `min_child_samples`; candidates are those of tie-aware bins, not of quantiles; sums are rounded
 to whole numbers, so that splits equal the plain grower's; H^L is not overwritten where H^R is meant (an error in both
 listings); version 2 checks the winner's rows against the gain it named.
 """
@@ -69,7 +69,6 @@ from treaty.systems.fedxgboost_smm.paper.candidates import (
     WonNodes,
 )
 from treaty.systems.fedxgboost_smm.paper.levels import OwnColumns, PaperColumns, PaperFinder, PaperTree
-from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
 from treaty.systems.fedxgboost_smm.paper.sums import (
     GradientVectors,
     MaskedCandidates,
@@ -103,17 +102,10 @@ class PaperSetup(Start):
 # ---------------------------------------------------------------- active party
 
 
-def active(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
-    """Train as the active party, see `fedxgboost_smm.roles.active`.
-
-    Parameters
-    ----------
-    seat : Seat
-    sizes : Sizes or None
-        How many null vectors are drawn (version 1); None for the defaults.
-    """
+def active(seat: Seat) -> ModelPart:
+    """Train as the active party, see `fedxgboost_smm.roles.active`."""
     _warn(seat)
-    party, common, threads, sizes = seat.party, seat.common, seat.threads, sizes or Sizes()
+    party, common, threads, sizes = seat.party, seat.common, seat.threads, seat.options.sizes
     training = open_training(seat)
     part, objective, n_rows = training.part, training.forest.objective, seat.rows.table.n_rows
     objective.check_sums(n_rows)
@@ -122,7 +114,7 @@ def active(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
     own = own_columns(seat.rows.table, common.max_bin, part.splits, threads)
     others: dict[str, PaperColumns]
     if seat.options.version == 2:
-        others = {peer: CandidatesByProduct(party, peer, n_rows) for peer in party.peers}
+        others = {peer: CandidatesByProduct(party, peer, n_rows, sizes.null_vectors) for peer in party.peers}
     else:
         shared = GradientVectors(party, n_rows, sizes)
         others = {peer: SumsByProduct(party, peer, n_rows, shared) for peer in party.peers}
@@ -152,17 +144,10 @@ def _check_sums(n_rows: int, bound: float, fractional_bits: int) -> None:
 # ---------------------------------------------------------------- passive party
 
 
-def passive(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
-    """Train as a passive party, see `fedxgboost_smm.roles.passive`.
-
-    Parameters
-    ----------
-    seat : Seat
-    sizes : Sizes or None
-        How many random columns and null vectors are drawn (version 2); None for the defaults.
-    """
+def passive(seat: Seat) -> ModelPart:
+    """Train as a passive party, see `fedxgboost_smm.roles.passive`."""
     _warn(seat)
-    party, common = seat.party, seat.common
+    party, common, sizes = seat.party, seat.common, seat.options.sizes
     (active,) = party.peers
     bins, codes = bin_own_columns(seat)
     show_layout(seat, bins)
@@ -171,7 +156,7 @@ def passive(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
     follower = Follower(seat, setup)
     owner = SplitOwner(active, codes, bins, follower.part.splits)
     rules = common.rules_of(setup.grad_unit, setup.hess_unit)
-    finding = CandidatesOwner(party, columns, owner, rules, sizes or Sizes(), seat.threads)
+    finding = CandidatesOwner(party, columns, owner, rules, sizes, seat.threads)
     limits = TreeLimits(active, common.max_depth, common.fewest_rows, by_column=False)
     features = np.empty(0, np.int32)
 
@@ -183,7 +168,7 @@ def passive(seat: Seat, sizes: Sizes | None = None) -> ModelPart:
 
     def mask(asked: NullVectors) -> MaskedCandidates:
         limits.sums(nodes_asked(asked), last=True)
-        return mask_candidates(asked, active, columns, features)
+        return mask_candidates(asked, active, columns, features, sizes.null_vectors)
 
     def split(request: SplitRequest) -> SplitAnswer | SplitColumns:
         limits.split(request)

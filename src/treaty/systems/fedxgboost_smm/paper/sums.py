@@ -155,11 +155,16 @@ class SumsFinderByProduct(PaperFinder):
 # ---------------------------------------------------------------- passive party
 
 
-def mask_candidates(asked: NullVectors, active: str, columns: OwnColumns, features: Int32) -> MaskedCandidates:
-    """Answer as a passive party: W = M - Z (Z^T M) of each node, Z some of its vectors (paper, steps 2 and 3)."""
+def mask_candidates(
+    asked: NullVectors, active: str, columns: OwnColumns, features: Int32, most: int
+) -> MaskedCandidates:
+    """Answer as a passive party: W = M - Z (Z^T M) of each node, Z some of its vectors (paper, steps 2 and 3).
+
+    A node may have at most `most` vectors.
+    """
     n_nodes = nodes_asked(asked)
     rows = named_rows(asked.node_of_row, len(columns.codes), n_nodes, active, "NullVectors.node_of_row")
-    vectors = vectors_of_nodes(asked.widths, asked.vectors, rows, active, "NullVectors")
+    vectors = vectors_of_nodes(asked.widths, asked.vectors, rows, most, active, "NullVectors")
     counts, masked, random = np.zeros((n_nodes, int(columns.offsets[-1])), np.int32), [], Keystream()
     for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
         if of_node.shape[1]:

@@ -64,7 +64,7 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
             case "NullVectors":
                 asked = content_of(entry, NullVectors)
                 rows = rows_of_nodes(array_of(entry, asked.node_of_row, "node_of_row", n_rows), nodes_asked(asked))
-                vectors = vectors_of_nodes(asked.widths, asked.vectors, rows, peer, entry.step)
+                vectors = vectors_of_nodes(asked.widths, asked.vectors, rows, n_rows, peer, entry.step)
             case "MaskedCandidates":
                 answer, shape = content_of(entry, MaskedCandidates), (len(rows), int(offsets[-1]))
                 counts = view(answer.counts, np.int32, shape, peer=peer, what="MaskedCandidates.counts")
@@ -77,7 +77,7 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
                 rows = rows_of_nodes(array_of(entry, named.node_of_row, "node_of_row", n_rows), named.nodes)
             case "CandidateVectors":
                 sent = content_of(entry, CandidateVectors)
-                vectors = vectors_of_nodes(sent.widths, sent.vectors, rows, peer, entry.step)
+                vectors = vectors_of_nodes(sent.widths, sent.vectors, rows, n_rows, peer, entry.step)
             case "MaskedGradients":
                 gradients, none = content_of(entry, MaskedGradients), np.empty(0, np.int32)
                 totals = view(gradients.totals, np.int64, (len(rows), 2), peer=peer, what="MaskedGradients.totals")

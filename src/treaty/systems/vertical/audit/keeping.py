@@ -86,7 +86,7 @@ class KeepingFinder(SumsFinder):
         """See `SplitFinder`."""
         super().finish(tree, margins)
         leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
-        rows, starts = self._rows.rows(leaves, sampled=False)
+        rows, starts = self.leaf_rows(leaves)
         leaf = np.empty(self._n_rows, np.int32)
         leaf[rows] = np.repeat(leaves, np.diff(starts))
         self.on_tree(tree, leaf)
@@ -198,6 +198,7 @@ def keep_passive(seat: Seat, keeping: Keeping, setup: Announced, blind: bool, se
     header = PassiveHeader(
         number=setup.audit, party=party.name, job=party.job, active=active, model_id=setup.model_id,
         cipher=setup.encryption, terms=seat.public_terms, n_rows=n_rows, setup=setup.payload, seed=seed,
+        short_key_bits=seat.options.ciphers.insecure_test_key_bits,
         certificate=b"" if pinned is None else pinned[active],
     )  # fmt: skip
     sent = Sent(party.job, setup.audit, active, party.name, setup.payload)

@@ -68,7 +68,10 @@ class ActiveHeader(Message):
 
 
 class PassiveHeader(Message):
-    """What a passive party's record begins with; `certificate` is the active party's, empty between threads."""
+    """What a passive party's record begins with; `certificate` is the active party's, empty between threads.
+
+    `short_key_bits` is the size of keys below the secure ones that options consented to; None for secure ones.
+    """
 
     number: bytes
     party: str
@@ -80,6 +83,7 @@ class PassiveHeader(Message):
     n_rows: int
     setup: list[Array]
     seed: bytes
+    short_key_bits: int | None
     certificate: bytes
 
 

@@ -144,12 +144,13 @@ class _RunAudit:
                 mine, theirs = ([(a.dtype, a.shape, bytes(a.data)) for a in side] for side in (mine, theirs))
             if mine != theirs:
                 raise Unsound(f"the two records do not have the same {what} of the training")
-        self._y = view(active.y, np.float64, (passive.n_rows,), peer=active.party, what="y")
         self._weight = None
         if active.weight is not None:
             self._weight = view(active.weight, np.float64, (passive.n_rows,), peer=active.party, what="weight")
         given = {name: passive.terms[name] for name in names_of(BoostingOptions) if name in passive.terms}
         self._common = converted(given, BoostingOptions, "the record")
+        shape = (passive.n_rows, 2) if self._common.loss_class.takes == "groups" else (passive.n_rows,)
+        self._y = view(active.y, np.float64, shape, peer=active.party, what="y")
         epsilon = passive.terms.get("epsilon") if passive.terms.get("mechanism") == "label_rr" else None
         self._loss = loss_of(self._y, self._weight, active.n_classes, epsilon, self._common)  # type: ignore[arg-type]
         self._alone = int(passive.terms.get("rl_trees") or 0) * self._loss.n_outputs
@@ -209,9 +210,8 @@ class _RunAudit:
             raise Unsound("the bounds that were sent are not those of the labels and options")
         if passive.cipher == "lattice":
             return DisclosedLattice(bounds, passive.seed, self._threads)
-        test = passive.terms.get("insecure_test_key_bits")
         numbers = [int(x, 16) for x in active.secret_numbers]
-        key = disclosed_key(passive.cipher, setup, numbers, None if test is None else int(test))
+        key = disclosed_key(passive.cipher, setup, numbers, passive.short_key_bits)
         return DisclosedKey(key, bounds, self._threads)
 
     def _after_header(self, path: Path, unfinished: bool) -> Iterator[Message]:

@@ -140,6 +140,11 @@ class Replay:
         records: NDArray[np.int32] = self._shape.record[nodes]
         return records
 
+    def leaf_rows(self, leaves: Int32s) -> tuple[Int32s, Integers]:
+        """See `SplitFinder`."""
+        order = np.argsort(self._shape.leaf, kind="stable").astype(np.int32)
+        return order, np.searchsorted(self._shape.leaf[order], np.append(leaves, len(self._shape.left)))
+
     def finish(self, tree: Tree, margins: Floats) -> None:
         """See `SplitFinder`: leaf weights are those that follow from the expected gradients."""
         if not np.array_equal(tree.left, self._shape.left):

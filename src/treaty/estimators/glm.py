@@ -1,0 +1,235 @@
+"""The scikit-learn face of regressions of numbers, pooled and federated: `LinearRegression` and `PoissonRegressor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import RegressorMixin
+from sklearn.metrics import d2_tweedie_score
+from sklearn.utils import Tags
+
+from treaty.data.labels import check_targets
+from treaty.estimators.base import Tables, one_column
+from treaty.estimators.linear import LinearModel
+from treaty.systems.options import SystemOptions
+
+
+class _Regression(RegressorMixin, LinearModel):
+    """Parameters and training that both regressions of numbers have in common."""
+
+    def __init__(
+        self,
+        protocol: str | SystemOptions = "pooled",
+        *,
+        standard_errors: bool = False,
+        max_iter: int = 30,
+        learning_rate: float | None = None,
+        tol: float = 1e-5,
+        l2: float = 0.0,
+        fractional_bits: int = 32,
+        n_jobs: int | None = None,
+        active: str | None = None,
+        transport: Literal["memory", "grpc"] = "memory",
+    ) -> None:
+        self.protocol = protocol
+        self.standard_errors = standard_errors
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.tol = tol
+        self.l2 = l2
+        self.fractional_bits = fractional_bits
+        self.n_jobs = n_jobs
+        self.active = active
+        self.transport = transport
+
+    def fit(
+        self,
+        X: Tables,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> Self:
+        """Train, playing every party on this machine.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `LogisticRegression.fit`.
+        y : array-like (n_rows,)
+            The numbers to predict, held by the active party; counts are not negative.
+        sample_weight : array-like (n_rows,) or None
+            Not negative, on one table alone; scaled to mean 1.
+        checkpoint : path or None
+            Folder of what parties keep from one fit on the same rows to the next; "pooled" keeps nothing.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ConfigError
+            For an option that is wrong, unknown or not of this protocol, or so few rows that they would not be hidden.
+        DataError
+            For a table or target that cannot be used, or row counts that differ.
+
+        Warns
+        -----
+        sklearn.exceptions.ConvergenceWarning
+            When training ends at `max_iter` before it is done.
+        """
+        self._fit(
+            X, lambda active, n_rows: (None, check_targets(one_column(y), active, n_rows)), sample_weight, checkpoint
+        )
+        return self
+
+
+class LinearRegression(_Regression):
+    """Linear regression by least squares, with standard errors where they are asked for.
+
+    Columns are prepared as for `LogisticRegression`. Training is on the whole table, to the optimum: by Newton's method
+    on one table, by L-BFGS between parties.
+
+    Parameters
+    ----------
+    protocol : str or SystemOptions, default "pooled"
+        As for `LogisticRegression`; the whole table is taken at every step under "quasi-newton" and "sgd" alike.
+    standard_errors : bool
+        Whether weights get standard errors and p-values; between parties by further products of one's columns with the
+        other's, see docs/logistic.md.
+    max_iter : int
+        Most steps.
+    learning_rate : float or None
+        Factor on steps in new directions, between parties; None is 1 divided by the number of passive parties.
+    tol : float
+        Training ends when the losses of two steps differ by less than its square: when predictions change by about
+        `tol` standard deviations of the target.
+    l2 : float
+        Penalty of l2 / 2 times the sum of squared weights beside half the mean squared residual, the target being
+        in units of its standard deviation.
+    fractional_bits, n_jobs, active, transport
+        As for `LogisticRegression`.
+
+    Attributes
+    ----------
+    parts_ : dict of str to LinearPart
+        Each party's part of the model.
+    coef_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
+        Weights of the prepared columns, in the target's units, by party where `fit` was given a mapping.
+    intercept_ : float
+        Held by the active party.
+    coef_per_unit_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
+        What a unit of each column as it came, or being of a category, adds to the prediction; its standard error is as
+        many times that of the weight.
+    intercept_per_unit_ : float
+        Prediction for a row that is 0 in all columns as they came.
+    standard_errors_, p_values_ : float64 (n_columns + 1,), or dict of such by party
+        With `standard_errors`: of the weights, and at the active party of the intercept, which comes last.
+    n_iter_ : int
+        Steps.
+    loss_history_ : list of float
+        Of every step, half the mean squared residual over the target's variance, before the step.
+    evals_result_, communication_, timings_, disclosures_
+        As of `LogisticRegression`.
+    """
+
+    _fixed: ClassVar[dict[str, Any]] = {"family": "linear"}
+
+    def predict(self, X: Tables) -> NDArray[np.float64]:
+        """Return predictions.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return self._margins(X)
+
+
+class PoissonRegressor(_Regression):
+    """Regression of counts by Poisson's distribution with logarithmic link, between two parties at most.
+
+    Columns are prepared as for `LogisticRegression`. Training is on the whole table, to the optimum: by Newton's method
+    on one table, by L-BFGS between parties.
+
+    Parameters
+    ----------
+    protocol : str or SystemOptions, default "pooled"
+        As for `LinearRegression`. Two parties with data make rates under keys of their own, with `encryption` "ou" or
+        "paillier"; there may be a coordinator, who has no key.
+    standard_errors : bool
+        Whether weights get standard errors and p-values, those of Fisher's information.
+    max_iter, learning_rate, tol, fractional_bits, n_jobs, active, transport
+        As for `LinearRegression`.
+    l2 : float
+        Penalty of l2 / 2 times the sum of squared weights beside half the mean deviance, counts being in units of their
+        mean.
+
+    Attributes
+    ----------
+    parts_, standard_errors_, p_values_, n_iter_, evals_result_, communication_, timings_, disclosures_
+        As of `LinearRegression`.
+    coef_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
+        Weights of the prepared columns, of the logarithm of the rate, by party where `fit` was given a mapping.
+    intercept_ : float
+        Held by the active party.
+    coef_per_unit_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
+        What a unit of each column as it came adds to the logarithm of the rate.
+    intercept_per_unit_ : float
+        Logarithm of the rate of a row that is 0 in all columns as they came.
+    loss_history_ : list of float
+        Of every step, half the mean deviance of counts in units of their mean, before the step.
+    """
+
+    _fixed: ClassVar[dict[str, Any]] = {"family": "poisson"}
+
+    def predict(self, X: Tables) -> NDArray[np.float64]:
+        """Return expected counts.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return np.exp(self._margins(X))
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    def score(self, X: Tables, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the share of the deviance that is explained, as scikit-learn's `PoissonRegressor` does.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+        y : array-like (n_rows,)
+        sample_weight : array-like (n_rows,) or None
+
+        Returns
+        -------
+        float
+        """
+        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))

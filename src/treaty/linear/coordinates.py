@@ -1,0 +1,38 @@
+"""Coordinates in which one party's columns are uncorrelated, found by that party alone.
+
+In z, where w = T z and T^T F T is the identity for the party's own block F of the Hessian, gradient steps do not depend
+on how its columns are scaled or correlated. What is left are correlations between parties: of two parties' Hessian all
+eigenvalues then lie between 0 and 2.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+from scipy.special import ndtri  # type: ignore[import-untyped]
+
+from treaty.compute import Floats
+
+DEPENDENT = 1e-9
+"""Eigenvalues below this share of the largest count as 0: columns that depend on the others linearly."""
+
+
+def uncorrelated(hessian: Floats) -> Floats:
+    """Return T (n_columns, rank) with T^T F T = I for a Hessian F (n_columns, n_columns); constant: a row of 0."""
+    if not len(hessian):
+        return np.zeros((0, 0))
+    values, vectors = np.linalg.eigh(hessian)
+    spanned = values > DEPENDENT * max(float(values[-1]), 0.0)
+    local: Floats = vectors[:, spanned] / np.sqrt(values[spanned])
+    local[np.diag(hessian) == 0.0] = 0.0  # but for rounding, it is
+    return local
+
+
+def random_rotation(size: int) -> Floats:
+    """Return a uniformly random orthogonal matrix (size, size), from the system's generator."""
+    drawn = np.frombuffer(secrets.token_bytes(8 * size * size), np.uint64) >> np.uint64(11)
+    normal = ndtri((drawn.astype(np.float64) + 0.5) * 2.0**-53).reshape(size, size)
+    q, r = np.linalg.qr(normal)
+    rotation: Floats = q * np.sign(np.diag(r))
+    return rotation

@@ -1,0 +1,66 @@
+"""Regression on the whole table in one place: Newton's method to the optimum, and the weights' standard errors.
+
+What federated training on the whole table is compared with; it gets there by other steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treaty.compute import Floats
+from treaty.linear.coordinates import uncorrelated
+from treaty.linear.losses import Loss, mean_over_rows
+from treaty.linear.training import FittedWeights, settled
+
+HALVINGS = 30  # of a step that makes the loss rise
+
+
+def minimise(
+    X: Floats, y: Floats, loss: Loss, *, l2: float, tol: float, max_iter: int, weight: Floats | None = None
+) -> FittedWeights:
+    """Minimise the mean loss of columns X (n_rows, n_columns), the last of them the intercept's, which l2 leaves alone.
+
+    Weights of rows are scaled to mean 1. It ends when the losses of two steps differ by less than `tol`; columns that
+    depend on each other linearly get the shortest weights.
+    """
+    own = np.ones(len(y)) if weight is None else weight / weight.mean()
+    penalty = np.append(np.full(X.shape[1] - 1, l2), 0.0)
+
+    def value(w: Floats) -> float:
+        return float(np.mean(own * loss.values(X @ w, y)) + 0.5 * penalty @ w**2)
+
+    w = np.zeros(X.shape[1])
+    losses = [value(w)]
+    while len(losses) < max_iter and not settled(losses, tol):
+        u = X @ w
+        gradient = mean_over_rows(X, own * loss.residuals(u, y)) + penalty * w
+        local = uncorrelated(_hessian(X, u, own, loss) + np.diag(penalty))
+        step = local @ (local.T @ gradient)
+        for _ in range(HALVINGS):
+            if value(w - step) <= losses[-1]:
+                break
+            step /= 2.0
+        w = w - step
+        losses.append(value(w))
+    return FittedWeights(w, losses)
+
+
+def standard_errors(X: Floats, y: Floats, weights: Floats, loss: Loss, variance: float = 1.0) -> tuple[Floats, int]:
+    """Return the weights' standard errors (n_columns,) and the residuals' degrees of freedom.
+
+    Of a quadratic loss they are those of least squares, with the residuals' variance, else from Fisher's information
+    and `variance`. A column that is constant but for the intercept has NaN.
+    """
+    u = X @ weights
+    local = uncorrelated(_hessian(X, u, np.ones(len(y)), loss))
+    degrees = len(y) - local.shape[1]
+    if loss.least is not None:
+        variance = 2.0 * float(np.mean(loss.values(u, y)) - loss.least) * len(y) / degrees
+    squares = np.einsum("ij,ij->i", local, local) * variance / len(y)
+    return np.where(np.any(local, axis=1), np.sqrt(squares), np.nan), degrees
+
+
+def _hessian(X: Floats, u: Floats, own: Floats, loss: Loss) -> Floats:
+    curvatures = own * loss.curvatures(u, np.ones(len(u)))
+    hessian: Floats = X.T @ (X * curvatures[:, np.newaxis]) / len(u)
+    return hessian

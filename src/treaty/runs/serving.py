@@ -1,0 +1,144 @@
+"""Prediction for parties that have rows and no part of the model, by those that do: `System.service`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import cores
+from treaty.data.table import Schema, Table
+from treaty.errors import ConfigError
+from treaty.messaging.party import Party
+from treaty.models.trees import ModelPart, RowPredictions
+from treaty.runs.endings import check_writable
+from treaty.runs.job import Job, store_of
+from treaty.runs.party import apart, connected, find_part, patience_of, to_predict
+from treaty.runs.report import write_service_report
+from treaty.runs.rows import read_rows
+from treaty.runs.threads import Role, play
+from treaty.systems import find_system
+from treaty.systems.options import SystemOptions, converted
+from treaty.systems.system import Cast, Place, Seat, Service
+
+
+def service_cast(job: Job) -> Cast | None:
+    """Return who plays which role for parties without the model; None where none of them has rows to predict.
+
+    Raises ConfigError where roles are wrong or missing.
+    """
+    service, own = job.system.service, job.settings()[0]
+    if service is None or service.refused(own):
+        return None
+    places = {
+        name: Place(member.role, member.edge, member.predict_table is not None) for name, member in job.parties.items()
+    }
+    if not any(place.has_rows for name, place in places.items() if name != job.active):
+        return None
+    return service.cast(places, job.active, own)
+
+
+def serve_party(job: Job, name: str, cast: Cast) -> RowPredictions | None:
+    """Run one party's role of such a prediction, and write its report; return what its own rows are predicted to be.
+
+    Raises TreatyError, whatever ends it; ConfigError where this party takes no part in it.
+    """
+    service, (own, common) = _service_of(job), job.settings()
+    if name not in cast.roles:
+        raise ConfigError(f"{name} takes no part in predictions: expected --as to be one of {', '.join(cast.roles)}")
+    has_part, store = cast.roles[name] in job.system.has_model, store_of(job, name) or Path(job.output)
+    check_writable([Path(job.output), *([] if has_part or name in cast.owners else [store])])
+
+    def read(schema: Schema) -> Table:
+        return read_rows(job, name, to_predict(job, name), schema).features
+
+    def role(party: Party) -> RowPredictions | None:
+        began = time.perf_counter()
+        seat = Seat(
+            party=party, options=own, common=common, cast=cast, part=find_part(job, name) if has_part else None,
+            threads=cores(job.n_jobs), store=store, patience=patience_of(job), apart=apart(job), read=read,
+        )  # fmt: skip
+        found: RowPredictions | None = service.programs[cast.roles[name]](seat)
+        learned = service.disclosures(cast, own)
+        write_service_report(job, name, learned, party.transcript, time.perf_counter() - began, has_part=has_part)
+        return found
+
+    return connected(job, name, cast, role, service)
+
+
+def predict_hidden(
+    part: ModelPart,
+    tables: Mapping[str, Table],
+    options: SystemOptions,
+    *,
+    store: Path | None = None,
+    n_jobs: int | None = None,
+    **boosting: Any,
+) -> dict[str, NDArray[np.float64]]:
+    """Return the margins of each user's rows, every role in a thread: they and the model do not meet.
+
+    Parameters
+    ----------
+    part : ModelPart
+        The model, as the system's server has it.
+    tables : mapping of str to Table
+        Each user's rows, made with the model's schema.
+    options : SystemOptions
+        Of a system with a service, ``FedXGB(edges=5, comparison="additive", max_queries=100)`` say.
+    store : Path or None
+        Folder in which rows of each user are counted over all calls, as in a job. None: in this call alone.
+    n_jobs : int or None
+        Threads; None for all cores.
+    **boosting
+        Options of boosting that bound the model: `n_estimators` and `max_depth`, as it was trained with.
+
+    Returns
+    -------
+    dict of str to float64 (n_rows, n_outputs)
+
+    Raises
+    ------
+    ConfigError
+        When the system or its options have no such prediction; edge servers are too few; a user is called like another
+        role; the model has no bins or trees, or more or deeper ones than the options say; or a count cannot be used.
+    DataError
+        When a table has another schema, or a user more rows than are left to it.
+    """
+    system = find_system(options.system)
+    common = converted(boosting, system.common, "predict_hidden").checked(options)
+    options.check(common)
+    service = system.service
+    reason = f"system {system.name!r} has no prediction on shares" if service is None else service.refused(options)
+    if service is None or reason:
+        raise ConfigError(reason)
+    helpers = system.helpers(tables, options)
+    active = next(name for name, place in helpers.items() if place.role == "server")
+    cast = service.cast({**helpers, **dict.fromkeys(tables, Place())}, active, options)
+    threads = max(1, cores(n_jobs) // len(cast.having("edge")))
+
+    def program(party: Party) -> Any:
+        name = party.name
+        seat = Seat(
+            party=party, options=options, common=common, cast=cast, part=part if name == active else None,
+            threads=threads, store=store, alone=False, read=partial(_given, tables.get(name)),
+        )  # fmt: skip
+        return service.programs[cast.roles[name]](seat)
+
+    roles: dict[str, Role] = dict.fromkeys(cast.roles, program)
+    played = play(roles, service.links(cast, options), job="predict", protocol=system.name)
+    return {name: played.results[name].margins for name in tables}
+
+
+def _given(table: Table | None, schema: Schema) -> Table:
+    assert table is not None
+    return table
+
+
+def _service_of(job: Job) -> Service:
+    assert job.system.service is not None
+    return job.system.service

@@ -1,0 +1,150 @@
+"""Common bins of earlier trainings, which each party keeps, so that a later one on the same rows needs no search.
+
+Bins depend on everybody's rows, columns and classes, and on some options; trees grown on them change none of that. So
+each party keeps, in `NAME.bins` beside ledgers, the bins as all were told them, a digest of its own rows, and one of
+all else they depend on. A participant's description names, by SHA-256, the bins that it keeps for its very rows. If all
+name one, and the leader's agree with the options, the training begins with it: no probe, no count and no cut is sent.
+Under noise the search was paid for when it was made, and is not paid again.
+
+Of lost or damaged files, and where anybody's rows have changed, bins are searched for anew, and paid for anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from treaty.errors import PeerProtocolError
+from treaty.files import Format, read_cached, write_cached
+from treaty.messaging.messages import decode_body, encode_body
+from treaty.models.checkpoints import checkpoint_file, fingerprint
+from treaty.systems.horizontal.quantiles import CommonBins
+from treaty.systems.horizontal.rows import ModelBegin
+from treaty.systems.system import Seat
+
+logger = logging.getLogger(__name__)
+
+MOST_KEPT = 16
+"""Bins that a party keeps, of as many numbers of bins, say. The oldest go first."""
+
+FORMAT = Format("common-bins", 1)
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+FREE_OF_BINS = frozenset({
+    "n_estimators", "max_depth", "learning_rate", "reg_lambda", "reg_alpha", "min_split_loss", "min_child_weight",
+    "subsample", "colsample_bytree", "goss", "top_rate", "other_rate", "fractional_bits", "early_stopping_rounds",
+    "allow_insecure",
+})  # fmt: skip
+"""Options that bins do not depend on; every other one counts, also those that are added later."""
+
+
+class KeptBins(msgspec.Struct):
+    """Bins that a training has found.
+
+    `rows` are a digest of the own rows, `terms` of all else that bins depend on. `bins` is an encoded `CommonBins`.
+    At the leader `all_rows` says how many rows all had, and `spent`, in words, what the search showed.
+    """
+
+    rows: bytes
+    terms: bytes
+    bins: bytes
+    all_rows: int = 0
+    spent: str = ""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 by which parties name them."""
+        return hashlib.sha256(b"treaty common bins" + self.terms + self.bins).digest()
+
+    def told(self, name: str) -> CommonBins:
+        """Return the bins as they were told; `name` is the party that keeps them."""
+        return decode_body(self.bins, CommonBins, peer=name)
+
+
+class _File(msgspec.Struct):
+    """The oldest first."""
+
+    entries: list[KeptBins]
+
+
+def kept_file(store: Path, party: str) -> Path:
+    """Return where a party keeps bins."""
+    return checkpoint_file(store, party).with_suffix(".bins")
+
+
+def bins_for_rows(seat: Seat) -> dict[bytes, KeptBins]:
+    """Return by digest what the seat's store has of bins that were found with the seat's rows; the oldest first."""
+    found = _read(seat)
+    rows = _rows_of(seat) if found else b""
+    return {entry.digest: entry for entry in found if entry.rows == rows}
+
+
+def offered(found: Mapping[bytes, KeptBins]) -> bytes:
+    """Return what a participant's description says of bins that it has kept."""
+    return b"".join(found)
+
+
+def chosen_bins(
+    seat: Seat, found: Mapping[bytes, KeptBins], offers: Mapping[str, bytes], begin: ModelBegin
+) -> KeptBins | None:
+    """Return the newest bins that fit the training which `begin` describes, if all participants have offered them."""
+    common = set(found)
+    for name, digests in offers.items():
+        common &= _digests(digests, name)
+    terms = _terms_of(seat, begin)
+    fitting = [entry for digest, entry in found.items() if digest in common and entry.terms == terms]
+    return fitting[-1] if fitting else None
+
+
+def agreed_bins(seat: Seat, found: Mapping[bytes, KeptBins], begin: ModelBegin) -> KeptBins:
+    """Return the bins that the leader names; PeerProtocolError where they were not offered, or are of other terms."""
+    kept = found.get(begin.bins)
+    if kept is None or kept.terms != _terms_of(seat, begin):
+        leader = seat.cast.active
+        raise PeerProtocolError(leader, f"expected bins that were offered and fit - at ModelBegin.bins from {leader}")
+    return kept
+
+
+def keep_bins(seat: Seat, begin: ModelBegin, told: CommonBins, *, all_rows: int = 0, spent: str = "") -> None:
+    """Keep bins that a search has found, in place of earlier ones on the same terms; without a store, nothing."""
+    if seat.store is None:
+        return
+    new = KeptBins(_rows_of(seat), _terms_of(seat, begin), encode_body(told), all_rows, spent)
+    entries = [entry for entry in _read(seat) if (entry.rows, entry.terms) != (new.rows, new.terms)]
+    name = seat.party.name
+    write_cached(kept_file(seat.store, name), _File([*entries, new][-MOST_KEPT:]), FORMAT, name)
+
+
+def _read(seat: Seat) -> list[KeptBins]:
+    if seat.store is None:
+        return []
+    name = seat.party.name
+    kept = read_cached(kept_file(seat.store, name), _File, FORMAT, name)
+    return [] if kept is None else kept.entries[-MOST_KEPT:]
+
+
+def _rows_of(seat: Seat) -> bytes:
+    """Digest own rows, labels and weights, which bound gradients, and classes; of a leader without rows, nothing."""
+    data = seat.data
+    return b"" if data is None else fingerprint([(data.table, (data.y, data.weight))], seat.classes or ())
+
+
+def _terms_of(seat: Seat, begin: ModelBegin) -> bytes:
+    """Digest what bins depend on besides rows: options, participants and leader, everybody's columns and classes."""
+    options = {name: value for name, value in seat.public_terms.items() if name not in FREE_OF_BINS}
+    terms = [options, seat.cast.active, seat.cast.owners, begin.names, begin.categories, begin.classes]
+    return hashlib.sha256(msgspec.json.encode(terms, order="sorted")).digest()
+
+
+def _digests(offer: bytes, peer: str) -> set[bytes]:
+    count, rest = divmod(len(offer), _DIGEST_BYTES)
+    if rest or count > MOST_KEPT:
+        raise PeerProtocolError(
+            peer,
+            f"expected at most {MOST_KEPT} digests of {_DIGEST_BYTES} bytes - at RowsDescription.bins from {peer}",
+        )
+    return {offer[k * _DIGEST_BYTES : (k + 1) * _DIGEST_BYTES] for k in range(count)}

@@ -1,0 +1,118 @@
+"""Prediction of users' rows by a hidden model as runners play it: who takes part, in which role, with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treaty.errors import ConfigError
+from treaty.models.trees import RowPredictions
+from treaty.systems.fedxgb.authority import patience_of
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.secpred.queries import QueryRecord, queries_folder
+from treaty.systems.fedxgb.secpred.roles import PredictionRules, check_edges, edge, server, user
+from treaty.systems.fedxgb.secpred.shares import holders_of
+from treaty.systems.system import Cast, Place, Seat, Service
+
+
+def cast_of_prediction(places: Mapping[str, Place], active: str, options: FedXGB) -> Cast:
+    """Return who takes part: the server, edge servers (under "additive" the first three), and users with rows.
+
+    Users need not be those of the training. Raises ConfigError when edge servers are too few, or others have rows.
+    """
+    edges = [name for name, place in places.items() if place.role == "edge"]
+    edges = edges[:3] if options.compares == "additive" else edges
+    check_edges(options.compares, len(edges))
+    wrong = [name for name, place in places.items() if place.has_rows and place.role not in (None, "user")]
+    wrong = [name for name in wrong if name != active]
+    if wrong:
+        raise ConfigError(
+            f"expected predict_table of users and the server alone, got one of {', '.join(wrong)}, role = "
+            f'"{places[wrong[0]].role}"'
+        )
+    users = [name for name, place in places.items() if place.has_rows and name != active]
+    roles = {active: "server", **dict.fromkeys(edges, "edge"), **dict.fromkeys(users, "user")}
+    return Cast(active, {name: roles[name] for name in places if name in roles}, users)
+
+
+def links_of_prediction(cast: Cast, options: FedXGB) -> dict[str, list[str]]:
+    """Link the server with all edge servers, these with each other, and users with those that hold shares."""
+    edges = cast.having("edge")
+    holders = holders_of(options.compares, edges)
+    links = {cast.active: edges, **dict.fromkeys(cast.owners, holders)}
+    for name in edges:
+        others = [other for other in edges if other != name]
+        links[name] = [cast.active, *others, *(cast.owners if name in holders else [])]
+    return links
+
+
+def refused(options: FedXGB) -> str:
+    """Say why rows of users are not predicted under these options; empty where they are."""
+    if options.exposes == "nothing":
+        return ""
+    return f'expose="{options.exposes}" tells users of the model, which is hidden where rows are predicted on shares'
+
+
+def disclosures_of_prediction(cast: Cast, options: FedXGB) -> dict[str, list[str]]:
+    """Say what the roles "server", "edge" and "user" learn of a prediction, and of all together."""
+    edges = len(cast.having("edge"))
+    bound = (edges - 1) // 2
+    together = (
+        f"at most {bound} of {edges} edge servers combine their shares"
+        if options.compares == "shamir"
+        else "no two of the first three edge servers, of whom two compute and one deals random numbers, combine what "
+        "they have"
+    )
+    return {
+        "server": ["that rows are predicted, and how long it takes; no row, no prediction, and not whose they are"],
+        "edge": [
+            "which users have rows predicted, how many, and how many over all runs, which it counts (an edge server "
+            "that deals random numbers: how many in all); how many trees the model has, and how deep the deepest is",
+            f"nothing of rows, predictions, splits or leaf values while {together}",
+        ],
+        "user": [
+            "the predictions of its own rows, without any tree's part in them; the classes and the bins of all columns",
+            f"with up to {options.queries} rows over all runs of a model, also rows made up for that, an imitation of "
+            "the model that gets better with every row; several users together have as many rows each",
+        ],
+    }
+
+
+def _server(seat: Seat) -> None:
+    server(seat.party, seat.part, edges=seat.cast.having("edge"), rules=_rules(seat))
+
+
+def _edge(seat: Seat) -> None:
+    """Play an edge server; its count of queries is in the seat's `store`."""
+    cast, party = seat.cast, seat.party
+    edges = cast.having("edge")
+    counts = party.name in holders_of(seat.options.compares, edges)
+    record = QueryRecord(queries_folder(seat.store, party.name) if seat.store is not None and counts else None)
+    edge(
+        party, server=cast.active, edges=edges, users=cast.owners if counts else [], rules=_rules(seat), record=record,
+        patience=patience_of(seat), threads=seat.threads,
+    )  # fmt: skip
+
+
+def _user(seat: Seat) -> RowPredictions:
+    assert seat.read is not None
+    return user(seat.party, seat.read, edges=seat.cast.having("edge"), rules=_rules(seat))
+
+
+def _rules(seat: Seat) -> PredictionRules:
+    options: Any = seat.options
+    return PredictionRules(
+        comparison=options.compares,
+        max_queries=options.queries,
+        n_estimators=seat.common.n_estimators,
+        max_depth=seat.common.max_depth,
+    )
+
+
+SERVICE = Service(
+    programs={"server": _server, "edge": _edge, "user": _user},
+    cast=cast_of_prediction,
+    links=links_of_prediction,
+    disclosures=disclosures_of_prediction,
+    refused=refused,
+)

@@ -1,0 +1,213 @@
+"""Standard errors of weights: each party's own block of the inverse Hessian, by products of its columns with others'.
+
+The covariance of the weights is sigma^2 (n F)^-1, where F is the mean Hessian of the loss and sigma^2 the residuals'
+variance. Every party k rewrites its columns as Z_k = X_k T_k Q_k: uncorrelated, by T_k, and turned by a random rotation
+Q_k that only k knows. Then the Hessian is M, with identities on its diagonal and the blocks C_kj = Z_k^T Z_j beside it,
+and k's block of (n F)^-1 is T_k Q_k (M^-1)_kk Q_k^T T_k^T / n. The products are those of training, with a column of Z_j
+as j's vector and zeros as everybody else's.
+
+==================  ==========================  =================================================  ====================
+message             from -> to                  content                                            protection
+==================  ==========================  =================================================  ====================
+products            as in training              X_k^T Z_j, to k; j is every passive party in turn  as in training
+`CrossProducts`     data party -> coordinator   its C_kj, and how many columns are independent     random rotations
+`InverseBlock`      coordinator -> data party   its (M^-1)_kk                                      random rotations
+`ErrorVariance`     active -> passive parties   sigma^2                                            TLS
+==================  ==========================  =================================================  ====================
+
+Without a coordinator the active party takes its place. Between two parties it then learns C, which says as much as its
+own block of the inverse; the other party learns its own block alone. A coordinator learns canonical correlations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+import msgspec
+import numpy as np
+
+from treaty.compute import Floats
+from treaty.errors import CryptoError, DataError, PeerProtocolError
+from treaty.linear.coordinates import random_rotation, uncorrelated
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.logistic.coordinated import Opener
+from treaty.systems.logistic.setup import MARGIN_BITS, Setting
+from treaty.systems.sizes import ColumnSize
+
+LEAST_EIGENVALUE = 1e-7
+"""Of the Hessian in uncorrelated coordinates: below, columns of different parties depend on each other linearly."""
+
+_ROUNDING = 1e-6
+
+
+class CrossProducts(Message):
+    """The sender's rotated columns times others', float64 (n_columns, columns of passive parties but the sender's).
+
+    Tells correlations between the parties' columns, up to a rotation of each party's.
+    """
+
+    products: Array
+    rank: ColumnSize
+
+
+class InverseBlock(Message):
+    """The receiver's block of the inverse, float64 (n_columns, n_columns), and how many columns are independent in all.
+
+    Tells how its columns correlate with the others', which its standard errors do, too.
+    """
+
+    block: Array
+    rank: ColumnSize
+
+
+class ErrorVariance(Message):
+    """Variance of the residuals, in the units of training; the receiver's standard errors follow."""
+
+    variance: Annotated[float, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """Standard errors (n_columns,), NaN of a constant column, and the degrees of freedom of the residuals."""
+
+    errors: Floats
+    degrees: int
+
+
+class Hidden(Protocol):
+    """What gradients were made with; see `training`."""
+
+    def final_block(self, weights: Floats) -> Floats:
+        """Return the own block of the mean Hessian at the optimum."""
+
+    def times(self, owner: str, vector: Floats | None) -> Floats | None:
+        """Multiply the own columns with a party's vector, which its owner gives, under the Hessian."""
+
+
+def standard_errors(
+    party: Party,
+    setting: Setting,
+    hidden: Hidden,
+    X: Floats,
+    weights: Floats,
+    variance_of: Callable[[int], float] | None,
+) -> Inference:
+    """Return standard errors of the own weights, in the unit of training, as the active or a passive party.
+
+    `X` are the own columns (n_rows, n_columns), `weights` the optimum's; `variance_of` gives, at the active party, the
+    variance for the residuals' degrees of freedom. DataError where there are no more rows than independent columns, or
+    columns of different parties depend on each other linearly.
+    """
+    n_rows, n_columns = X.shape
+    local = uncorrelated(hidden.final_block(weights))
+    turned = np.zeros((n_columns, n_columns))
+    rank = local.shape[1]
+    turned[:, :rank] = local @ random_rotation(rank)
+    cross = _cross_products(party, setting, hidden, X, turned)
+    lead = setting.coordinator or setting.active
+    if lead == party.name:
+        blocks = _inverse(setting, {party.name: (cross, rank), **_collect(party, setting, setting.passives)})
+        block, columns = blocks.pop(party.name)
+        _give(party, blocks)
+    else:
+        whole = np.hstack([np.zeros((n_columns, 0)), *cross.values()])
+        party.send(lead, CrossProducts(Array.of(np.ascontiguousarray(whole)), rank))
+        answer, what = party.receive(lead, InverseBlock), "InverseBlock.block"
+        block, columns = view(answer.block, np.float64, (n_columns, n_columns), peer=lead, what=what), answer.rank
+        if not np.all(np.isfinite(block)):
+            raise PeerProtocolError(lead, f"expected finite numbers - at {what} from {lead}")
+    degrees = n_rows - columns
+    if degrees < 1:
+        raise DataError(f"standard errors need more rows than columns, got {n_rows} rows and {columns} columns")
+    if variance_of is None:
+        variance = party.receive(setting.active, ErrorVariance).variance
+    else:
+        variance = variance_of(degrees)
+        for peer in setting.passives:
+            party.send(peer, ErrorVariance(variance))
+    squares = np.einsum("ij,jk,ik->i", turned, block, turned) * variance / n_rows
+    constant = ~np.any(turned, axis=1)
+    return Inference(np.where(constant, np.nan, np.sqrt(np.maximum(squares, 0.0))), degrees)
+
+
+def _cross_products(party: Party, setting: Setting, hidden: Hidden, X: Floats, turned: Floats) -> dict[str, Floats]:
+    """Return the own C_kj, (n_columns, n_columns of j), for each passive party j but this one."""
+    # entries are at most the root of n / curvature in size: scaled down where that exceeds what a margin may be
+    halvings = max(0, math.ceil(math.log2(len(X) / setting.curvature) / 2) - MARGIN_BITS + 1)
+    Z = X @ turned * 2.0**-halvings
+    cross = {}
+    for owner in setting.passives:
+        found = []
+        for column in range(setting.n_columns[owner]):
+            products = hidden.times(owner, Z[:, column] if owner == party.name else None)
+            if products is not None:
+                found.append(turned.T @ products * 2.0**halvings)
+        if owner != party.name:
+            cross[owner] = np.array(found).reshape(-1, X.shape[1]).T
+    return cross
+
+
+def open_for_inference(setting: Setting, opener: Opener | None) -> None:
+    """Decrypt, as the coordinator, the products that standard errors are made of, where it has the key."""
+    for _ in range(sum(setting.n_columns[name] for name in setting.passives)):
+        if opener is not None:
+            opener.open()
+
+
+def invert_for(party: Party, setting: Setting) -> None:
+    """Receive all parties' cross products, as a coordinator without data, and give them their blocks."""
+    _give(party, _inverse(setting, _collect(party, setting, setting.owners)))
+
+
+Crossed = tuple[dict[str, Floats], int]
+
+
+def _collect(party: Party, setting: Setting, owners: list[str]) -> dict[str, Crossed]:
+    """Receive parties' cross products, by the other party, and their ranks."""
+    collected = {}
+    for name in owners:
+        others = [other for other in setting.passives if other != name]
+        widths = [setting.n_columns[other] for other in others]
+        told, what = party.receive(name, CrossProducts), "CrossProducts.products"
+        whole = view(told.products, np.float64, (setting.n_columns[name], sum(widths)), peer=name, what=what)
+        if not np.all(np.abs(whole) < 1.0 + _ROUNDING) or told.rank > setting.n_columns[name]:
+            raise PeerProtocolError(name, f"expected correlations, of size 1 at most - at {what} from {name}")
+        cut = np.split(whole, np.cumsum(widths)[:-1], axis=1) if widths else []
+        collected[name] = (dict(zip(others, cut, strict=True)), told.rank)
+    return collected
+
+
+def _inverse(setting: Setting, collected: Mapping[str, Crossed]) -> dict[str, tuple[Floats, int]]:
+    """Return every party's block of M^-1, and how many columns are independent."""
+    ends = np.cumsum([setting.n_columns[name] for name in setting.owners])
+    place = {
+        name: slice(int(end) - setting.n_columns[name], int(end))
+        for name, end in zip(setting.owners, ends, strict=True)
+    }
+    M = np.eye(int(ends[-1]))
+    for name, (crossed, _) in collected.items():
+        for other, block in crossed.items():
+            M[place[name], place[other]] = block
+            if other not in collected or name not in collected[other][0]:
+                M[place[other], place[name]] = block.T
+    if np.abs(M - M.T).max() > _ROUNDING:
+        raise CryptoError("cross products of two parties differ: malformed contribution")
+    values, vectors = np.linalg.eigh((M + M.T) / 2.0)
+    if values[0] < LEAST_EIGENVALUE:
+        raise DataError(
+            "columns of different parties depend on each other linearly: their weights have no standard errors; leave "
+            "out columns that another party has, too",
+            public="columns of different parties depend on each other linearly: weights have no standard errors",
+        )
+    inverse = (vectors / values) @ vectors.T
+    rank = sum(rank for _, rank in collected.values())
+    return {name: (np.ascontiguousarray(inverse[of, of]), rank) for name, of in place.items()}
+
+
+def _give(party: Party, blocks: Mapping[str, tuple[Floats, int]]) -> None:
+    for name, (block, rank) in blocks.items():
+        party.send(name, InverseBlock(Array.of(block), rank))

@@ -1,0 +1,206 @@
+"""Products with the rates of a Poisson regression between two parties, under keys of their own.
+
+A row's rate is exp(u_A + u_B) = e_A e_B. Each party encrypts its own factors e_k under its own key; the other party
+multiplies these by its columns times its own factors, and so has X^T (e_A e_B) under a key that it does not have. It
+adds a mask and has the product opened. (FATE's Poisson regression multiplies exponentials likewise, under the key of a
+third party.)
+
+=================  ============  =============================================  ====================================
+message            from -> to    content                                        protection
+=================  ============  =============================================  ====================================
+`RateKey`          each -> other  a public key                                  TLS
+`HiddenFactors`    each -> other  <e_k>, a ciphertext per row                    cipher
+`MaskedRates`      other -> each  <X^T (e_A e_B) + R>, packed, re-randomised     cipher; mask
+`OpenedRates`      each -> other  X^T (e_A e_B) + R                              mask
+=================  ============  =============================================  ====================================
+
+The gradient is the mean of (e_A e_B - y) x. The active party has y. The other party's mean of y x is made in the same
+way, once, with y in the place of e_B; its first gradient, where all rates are 1, would tell it that anyway.
+
+*Assumptions*: two honest-but-curious parties with data; the cipher. A part of u counts up to 16 in size while training;
+at the optimum, none may be beyond.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from treaty.compute import Floats, Integers
+from treaty.crypto.additive.montgomery import from_words, to_words
+from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, hide_rows, opened, product_bits
+from treaty.errors import ConfigError
+from treaty.linear.batches import ROWS_PER_COLUMN
+from treaty.linear.targets import Target
+from treaty.messaging.messages import Array, Arrays, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.logistic.coordinated import ciphertexts, make_key, read_key
+from treaty.systems.logistic.setup import Setting, diverged
+from treaty.systems.vertical.encrypted_columns import pack
+
+VALUE_BITS = 60
+"""Bits of signed factors, and of columns times factors."""
+
+FRACTION_BITS = 32
+
+LARGEST_PART = 16.0
+"""Of the logarithm of a rate, in size: factors stay below 2^24."""
+
+
+class RateKey(Message):
+    """A party's public key. Tells nothing."""
+
+    key: Arrays
+
+
+class HiddenFactors(Message):
+    """Factors of all rows' rates, uint64 (n_rows, 1, words) under the sender's key. Tell nothing without it."""
+
+    values: Array
+
+
+class MaskedRates(Message):
+    """Masked products uint64 (plaintexts, words) under the receiver's key. Tell how many they are."""
+
+    values: Array
+
+
+class OpenedRates(Message):
+    """What the sender decrypted, uint64 (n, limbs). Tells the products to the party that masked them."""
+
+    numbers: Array
+
+
+class RateProducts:
+    """A party's end: its key, and the other party's."""
+
+    def __init__(self, party: Party, setting: Setting, threads: int) -> None:
+        (self.peer,) = setting.others(party.name)
+        self._party, self._setting, self._threads = party, setting, threads
+        self._key = make_key(setting)
+        party.send(self.peer, RateKey(pack(self._key.public.to_payload())))
+        theirs = read_key(party.receive(self.peer, RateKey).key, setting, self.peer, "RateKey.key")
+        self._hider = Hider(theirs, theirs.plaintext_bits - 2, threads)
+
+    def times(self, vector: Floats | None, weights: Floats | None, *, asked: int = 0) -> Floats:
+        """Give the other party the own vector (n_rows,), take its own, or both, as it does the opposite.
+
+        Returns the own weights (n_rows, n) times the other's vector, float64 (n,), none without weights. `asked` is how
+        many products the other party gets.
+        """
+        party, peer = self._party, self.peer
+        if vector is not None:
+            layout = Fields.of(VALUE_BITS, self._key.public.plaintext_bits, most=1)
+            column = _fixed(vector, FRACTION_BITS)[:, np.newaxis]
+            party.send(peer, HiddenFactors(Array.of(hide_rows(self._key, column, VALUE_BITS, layout, self._threads))))
+        if weights is None:
+            self._open(asked)
+            return np.zeros(0)
+        theirs = party.receive(peer, HiddenFactors).values
+        hidden = ciphertexts(theirs, self._hider, (len(weights), 1), peer, "HiddenFactors.values")[:, 0]
+        fraction = min(FRACTION_BITS, VALUE_BITS - 2 - math.ceil(math.log2(max(1.0, np.abs(weights).max(initial=0.0)))))
+        own, fields = _fixed(weights, fraction), self._fields(self._hider.plaintext_bits)
+        masks, half = fields.masks(own.shape[1]), 1 << (fields.bits - 1)
+        products = self._hider.weigh(np.ascontiguousarray(hidden), own, VALUE_BITS)
+        covered = self._hider.cover(products, [half + mask for mask in masks], fields)
+        party.send(peer, MaskedRates(Array.of(covered)))
+        if vector is not None:
+            self._open(asked)
+        answer, limbs = party.receive(peer, OpenedRates).numbers, -(-fields.width // 64)
+        numbers = from_words(view(answer, np.uint64, (len(masks), limbs), peer=peer, what="OpenedRates.numbers"))
+        # entries of a hidden vector are shifted by 2^(VALUE_BITS - 1)
+        shifts = [sum(column) << (VALUE_BITS - 1) for column in own.T.tolist()]
+        unit = 1 << (FRACTION_BITS + fraction)
+        found = zip(fields.signed(numbers, masks), shifts, strict=True)
+        return np.array([(number - shift) / unit for number, shift in found], np.float64)
+
+    def _open(self, count: int) -> None:
+        """Decrypt the products that the other party masked."""
+        fields, words = self._fields(self._key.public.plaintext_bits), self._key.public.modulus.words
+        masked, what = self._party.receive(self.peer, MaskedRates).values, "MaskedRates.values"
+        hidden = view(masked, np.uint64, (len(fields.starts(count)) - 1, words), peer=self.peer, what=what)
+        numbers = opened(self._key, hidden, count, fields, self._threads)
+        self._party.send(self.peer, OpenedRates(Array.of(to_words(numbers, -(-fields.width // 64)))))
+
+    def _fields(self, plaintext_bits: int) -> Fields:
+        bits = product_bits(self._setting.n_rows, VALUE_BITS, VALUE_BITS)
+        return Fields.of(bits, plaintext_bits, masks=1)
+
+
+class RateGradients:
+    """A party's end of a Poisson regression; `target` is that of the active party.
+
+    The own slice of the gradient is the mean of rates times own columns, less that of labels times own columns.
+    """
+
+    def __init__(self, products: RateProducts, setting: Setting, X: Floats, target: Target | None) -> None:
+        self._products, self._X = products, X
+        self._n_columns, self._n_theirs = X.shape[1], setting.n_columns[products.peer]
+        if target is None:
+            self._pull = self._products.times(None, X) / len(X)
+        else:
+            self._products.times(target.labels, None, asked=self._n_theirs)
+            self._pull = X.T @ target.labels / len(X)
+        self._is_active = target is not None
+        self._factors = np.ones(len(X))
+
+    def block(self) -> Floats:
+        """Return the own block of the mean Hessian at weights of 0, where all rates are 1."""
+        block: Floats = self._X.T @ self._X / len(self._X)
+        return block
+
+    def gradient(self, weights: Floats) -> Floats:
+        """Return the own slice of the gradient at all parties' weights."""
+        own = self._take_factors(weights)
+        rates = self._products.times(own, own[:, np.newaxis] * self._X, asked=self._n_theirs)
+        return rates / len(self._X) - self._pull
+
+    def own_loss(self, weights: Floats, gradient: Floats) -> float:
+        """Return the own part of the mean loss less that at 0; the mean rate is of the intercept's column."""
+        own = -float(weights @ self._pull)
+        return own + float(gradient[-1] + self._pull[-1]) - 1.0 if self._is_active else own
+
+    def check(self, weights: Floats) -> None:
+        """Raise DataError for parts that were cut off at the optimum, which is none then."""
+        if np.abs(self._X @ weights).max(initial=0.0) > LARGEST_PART:
+            raise diverged(f"a part of the logarithm of a rate exceeds {LARGEST_PART:g}")
+
+    def final_block(self, weights: Floats) -> Floats:
+        """Return the own block of the mean Hessian at the optimum."""
+        own, n = self._take_factors(weights), self._n_columns
+        left, right = np.triu_indices(n)
+        theirs = self._n_theirs * (self._n_theirs + 1) // 2
+        pairs = self._products.times(own, own[:, np.newaxis] * self._X[:, left] * self._X[:, right], asked=theirs)
+        block = np.zeros((n, n))
+        block[left, right] = pairs / len(self._X)
+        return block + np.triu(block, 1).T
+
+    def times(self, owner: str, vector: Floats | None) -> Floats | None:
+        """Multiply with the Hessian's block beside: the own columns with a party's vector, given by its owner."""
+        if vector is not None:
+            self._products.times(self._factors * vector, None, asked=self._n_theirs)
+            return None
+        return self._products.times(None, self._factors[:, np.newaxis] * self._X) / len(self._X)
+
+    def _take_factors(self, weights: Floats) -> Floats:
+        # beyond, a loss that is too large has the step undone
+        self._factors = np.exp(np.clip(self._X @ weights, -LARGEST_PART, LARGEST_PART))
+        return self._factors
+
+
+def check_pairs(setting: Setting) -> None:
+    """Raise ConfigError for so few rows that sums of rates times two columns would show them; see `fewest_rows`."""
+    for name, n_columns in setting.n_columns.items():
+        least = ROWS_PER_COLUMN * (n_columns * (n_columns + 1) // 2)
+        if setting.n_rows < least:
+            raise ConfigError(
+                f"standard errors show {name} the sums of rates times any two of its {n_columns} columns, with "
+                f"the intercept: expected at least {least} rows, got {setting.n_rows}; leave columns out"
+            )
+
+
+def _fixed(values: Floats, fraction: int) -> Integers:
+    if not np.all(np.abs(values) < 2.0 ** (VALUE_BITS - 1 - fraction)):
+        raise diverged("a rate is too large")
+    return np.rint(values * 2.0**fraction).astype(np.int64)

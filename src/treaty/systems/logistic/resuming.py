@@ -1,0 +1,102 @@
+"""How an interrupted logistic regression goes on from an epoch that all its parties have kept.
+
+============  ==================  ============================================
+message       from -> to          content
+============  ==================  ============================================
+`KeptEpochs`  others -> active    after which epochs the sender kept its state
+`NextEpoch`   active -> all       after which of them training goes on
+============  ==================  ============================================
+
+The active party decides whether a training is resumed, and says so with the sizes (`setup.TrainingSizes`). Every party,
+a coordinator too, writes its state after every epoch and keeps the last two: no epoch ends without all of them, so what
+they have differs by one epoch at most. From there on the training takes the steps it would have taken. Paper mode keeps
+nothing.
+"""
+
+from __future__ import annotations
+
+from treaty.errors import ConfigError, PeerProtocolError
+from treaty.linear.training import EpochState
+from treaty.messaging.messages import Message
+from treaty.messaging.party import Party
+from treaty.models.checkpoints import LinearCheckpoint, fingerprint
+from treaty.systems.logistic.setup import Setting
+from treaty.systems.system import Seat
+
+
+class KeptEpochs(Message):
+    """How many epochs each of the sender's kept states comes after."""
+
+    epochs: list[int]
+
+
+class NextEpoch(Message):
+    """After how many epochs training goes on; 0: from the beginning."""
+
+    after: int
+
+
+class Checkpoints:
+    """A party's states after epochs, written where its seat keeps checkpoints.
+
+    `model_id` is at the active party that of the training to go on with, None to begin anew.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        data, keeper = seat.data, seat.keeper if seat.options.mode == "safe" else None
+        rows = [] if data is None else [(data.table, (data.y, data.weight))]
+        self._table = fingerprint(rows, seat.classes or ()) if keeper is not None and rows else b""
+        self._seat, self._keeper, self._states = seat, keeper, list[EpochState]()
+        self._found = None if keeper is None else keeper.found_linear()
+        self.model_id = None
+        if self._found is not None and seat.party.name == seat.cast.active:
+            self._found.check(seat.given, seat.may_change, self._table)
+            self.model_id = self._found.model_id
+
+    def resume(self, party: Party, setting: Setting) -> EpochState | None:
+        """Return the state to go on from, and set the party's round to its epoch; None to begin anew.
+
+        Raises ConfigError when this party did not keep the training that the active party goes on with.
+        """
+        self._setting = setting
+        if not setting.resumes:
+            return None
+        found = self._found
+        if found is None or found.model_id != setting.model_id:
+            got = "none" if found is None else "one of another"
+            raise ConfigError(
+                f"{party.name}: cannot resume: expected a checkpoint of the interrupted training "
+                f"{setting.model_id[:8]}, got {got}; bring it back, or run the job without --resume",
+                public="it cannot resume: it has no checkpoint of this training",
+            )
+        found.check(self._seat.given, self._seat.may_change, self._table)
+        own = [state.epochs for state in found.states]
+        if party.name == setting.active:
+            common = set(own).intersection(*(party.receive(peer, KeptEpochs).epochs for peer in party.peers))
+            after = max(common, default=0)
+            for peer in party.peers:
+                party.send(peer, NextEpoch(after))
+        else:
+            party.send(setting.active, KeptEpochs(own))
+            after = party.receive(setting.active, NextEpoch).after
+        if after == 0:
+            return None
+        if after not in own:
+            raise PeerProtocolError(
+                setting.active, f"expected an epoch that this party kept - at NextEpoch from {setting.active}"
+            )
+        state = found.states[own.index(after)]
+        party.round, self._states = after, [state]
+        return state
+
+    def keep(self, state: EpochState) -> None:
+        """Write the state after an epoch, beside the one before."""
+        seat = self._seat
+        if self._keeper is None:
+            return
+        self._states = [*self._states, state][-2:]
+        checkpoint = LinearCheckpoint(
+            party=seat.party.name, model_id=self._setting.model_id, options=seat.given, table=self._table,
+            states=self._states,
+        )  # fmt: skip
+        self._keeper.keep(lambda: checkpoint)

@@ -1,0 +1,160 @@
+"""How steps are decided: inner products, masked, to whoever coordinates, and back the coefficients of the step.
+
+==================  ==========================  ==================================================  ================
+message             from -> to                  content                                             protection
+==================  ==========================  ==================================================  ================
+`InnerProducts`     data party -> coordinator   its parts of the inner products of s, v and g       masks that cancel
+`StepCoefficients`  coordinator -> data party   the 2 M + 1 coefficients of the step                TLS
+==================  ==========================  ==================================================  ================
+
+Without a coordinator the active party takes its place. Here, too, is what both ways of training choose alike: the
+products of columns with hidden vectors, by cipher and coordinator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from treaty.compute import Floats, Integers
+from treaty.crypto.vectors.cancelling_masks import FRACTION_BITS, CancellingMasks, from_fixed, to_fixed, total
+from treaty.errors import CryptoError, PeerProtocolError
+from treaty.linear.lbfgs import Coordinator, CoordinatorState, Decision
+from treaty.linear.training import EpochState
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.logistic.coordinated import CoordinatedProducts
+from treaty.systems.logistic.epochs import EpochEnd
+from treaty.systems.logistic.lattice import LatticeProducts
+from treaty.systems.logistic.setup import OwnData, Setting, diverged
+from treaty.systems.logistic.two_party import OwnKeyProducts
+from treaty.systems.system import Seat
+
+
+class InnerProducts(Message):
+    """Parts of inner products modulo 2^128, uint64 (n, 2). Tell nothing but their sum over all who mask them."""
+
+    values: Array
+
+
+class StepCoefficients(Message):
+    """Coefficients float64 (2 m + 1,) of the step in s_1 ... s_m, v_1 ... v_m, g; whether the candidate pair is kept.
+
+    Tells what they are a function of: nearly the summed inner products.
+    """
+
+    coefficients: Array
+    keep: bool
+
+
+Products = LatticeProducts | CoordinatedProducts | OwnKeyProducts
+
+
+@contextmanager
+def open_products(
+    seat: Seat, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
+) -> Iterator[Products]:
+    """Yield a data party's end of the products, by cipher and coordinator.
+
+    Every product is over rows of one of the `blocks` (each of row numbers), or of several.
+    """
+    if setting.cipher == "lattice":
+        products = LatticeProducts(seat, setting, own, blocks, masks)
+        try:
+            yield products
+        finally:
+            products.close()
+    elif setting.coordinator is not None:
+        yield CoordinatedProducts(seat.party, setting, own, masks, seat.threads)
+    else:
+        yield OwnKeyProducts(seat.party, setting, own, masks, seat.threads)
+
+
+class Decider:
+    """Asks the coordinator for each step's coefficients; without one, the active party computes them for all."""
+
+    def __init__(self, party: Party, setting: Setting, masks: CancellingMasks, seeds: dict[str, bytes]) -> None:
+        self._party, self._setting = party, setting
+        self._lead = setting.coordinator or setting.active
+        self._place = 0
+        self._coordinator: Coordinator | None = None
+        self._masks = masks
+        if self._lead == party.name:
+            self._coordinator = setting.solver.coordinator(whole_table=setting.whole)
+        elif self._lead == setting.active:  # the party that gets the sum adds no masks
+            among = {peer: seed for peer, seed in seeds.items() if peer != setting.active}
+            self._masks = CancellingMasks(party.job, f"{party.protocol} passive parties", party.name, among)
+
+    def end_epoch(self, end: EpochEnd) -> None:
+        """Tell the coordinator, if it is here, how training goes on."""
+        if self._coordinator is not None:
+            self._coordinator.end_epoch(end.learning_rate, back=end.back)
+
+    def state(self) -> CoordinatorState | None:
+        """Return the coordinator's state, if it is here."""
+        return None if self._coordinator is None else self._coordinator.state()
+
+    def resume(self, state: EpochState) -> None:
+        """Go on from a state."""
+        if self._coordinator is not None and state.coordinator is not None:
+            self._coordinator.resume(state.coordinator)
+
+    def decide(self, products: Floats, *, paired: bool) -> Decision:
+        """Return the decision on all parties' summed products; `paired`: a candidate pair is among the vectors."""
+        self._place += 1
+        numbers = _checked_fixed(products)
+        if self._coordinator is not None:
+            return decide_for(self._party, self._setting.passives, self._coordinator, len(products), own=numbers)
+        covered = self._masks.cover(numbers, self._place, "products")
+        self._party.send(self._lead, InnerProducts(Array.of(covered)))
+        answer = self._party.receive(self._lead, StepCoefficients)
+        # of the 2 m + 1 vectors that (2 m + 1) (2 m + 2) / 2 products are of, less the candidate's two
+        size = (math.isqrt(8 * len(products) + 1) - 1) // 2 - 2 * paired
+        what = "StepCoefficients.coefficients"
+        coefficients = view(answer.coefficients, np.float64, (size,), peer=self._lead, what=what)
+        if not np.all(np.isfinite(coefficients)):
+            raise PeerProtocolError(self._lead, f"expected finite coefficients - at StepCoefficients from {self._lead}")
+        return Decision(coefficients, answer.keep)
+
+
+def _checked_fixed(products: Floats) -> list[int]:
+    try:
+        return to_fixed(products)
+    except CryptoError:
+        raise diverged("inner products of steps are too large") from None
+
+
+def decide_for(
+    party: Party, givers: Sequence[str], decider: Coordinator, expected: int, own: list[int] | None = None
+) -> Decision:
+    """Sum the `givers`' inner products, `expected` of each, and the own ones if any; decide, and tell the givers."""
+    parts = []
+    for name in givers:
+        values = party.receive(name, InnerProducts).values
+        parts.append(view(values, np.uint64, (expected, 2), peer=name, what="InnerProducts.values"))
+    summed = total(parts)
+    if own is not None:
+        summed = [a + b for a, b in zip(summed, own, strict=True)]
+    products = from_fixed(summed)
+    _check_products(products, len(givers) + 1)
+    decision = decider.decide(products)
+    for name in givers:
+        party.send(name, StepCoefficients(Array.of(decision.coefficients), decision.keep))
+    return decision
+
+
+def _check_products(products: Floats, parts: int) -> None:
+    """Refuse a Gram matrix that violates Cauchy-Schwarz, beyond the rounding of its `parts` summands.
+
+    Masks hide whatever a party sends; only the sum shows that a contribution was malformed.
+    """
+    size = (math.isqrt(8 * len(products) + 1) - 1) // 2
+    gram = np.zeros((size, size))
+    gram[np.triu_indices(size)] = products
+    rounding = parts * 2.0**-FRACTION_BITS
+    squares = np.diag(gram) + rounding
+    if np.any(squares < 0.0) or np.any(np.abs(gram) > np.sqrt(np.outer(squares, squares)) * (1 + 1e-9) + rounding):
+        raise CryptoError("the Gram matrix of summed inner products violates Cauchy-Schwarz: malformed contribution")

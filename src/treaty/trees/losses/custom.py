@@ -1,0 +1,166 @@
+"""Losses that users bring: a class with gradient, hessian and their bounds, found by its name."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args
+
+import numpy as np
+from msgspec.structs import replace
+
+from treaty.compute import Floats, Integers
+from treaty.errors import ConfigError
+from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, power_of_two
+
+Link = Literal["identity", "log", "logistic"]
+
+
+class CustomLoss(Protocol):
+    """What a class named by `objective` has; it is made without arguments, at the party with the labels alone.
+
+    Attributes
+    ----------
+    link : {"identity", "log", "logistic"}
+        How predictions follow from margins: as they are, exp(margin), or 1 / (1 + exp(-margin)).
+    """
+
+    link: Link
+
+    def bounds(self, y: Floats) -> tuple[float, float]:
+        """Return the largest absolute gradient and the largest hessian of a row of weight 1, both above 0.
+
+        What `gradients` returns beyond is clipped, and the rows are counted.
+
+        Parameters
+        ----------
+        y : float64 (n_rows,)
+            The training labels.
+        """
+
+    def gradients(self, margins: Floats, y: Floats) -> tuple[Floats, Floats]:
+        """Return first and second derivatives of the loss with respect to the margin, float64 (n_rows,) both.
+
+        Hessians must not be negative. Sample weights are multiplied in afterwards. The result must depend on each row's
+        own margin and label alone, as rows come in blocks.
+
+        Parameters
+        ----------
+        margins, y : float64 (n_rows,)
+            Of some of the rows.
+        """
+
+    def loss(self, margins: Floats, y: Floats) -> Floats:
+        """Return each row's loss, float64 (n_rows,), whose weighted mean eval sets show.
+
+        Parameters
+        ----------
+        margins, y : float64 (n_rows,)
+        """
+
+
+class Custom(FixedPointLoss, frozen=True, tag="custom"):
+    """A `CustomLoss` under its name, ``package.module:CLASS``; predicting needs no more than its link."""
+
+    objective: str = ""
+    link: Link = "identity"
+    hess_scale: float = 1.0
+
+    takes: ClassVar[Takes] = "numbers"
+    metric: ClassVar[str] = "custom"
+    xgboost_name: ClassVar[str] = ""
+    hess_tells_labels: ClassVar[bool] = True
+
+    def named(self) -> Self:
+        """Return the loss with the link of its class; raises ConfigError as `loss_at` does."""
+        return replace(self, link=loss_at(self.objective).link)
+
+    def check(self) -> None:
+        """See `FixedPointLoss`."""
+        super().check()
+        b = self.base_score
+        if (self.link == "log" and b <= 0.0) or (self.link == "logistic" and not 0.0 < b < 1.0):
+            raise ConfigError(f"expected a base_score that the link {self.link!r} of {self.objective} gives, got {b}")
+
+    def bounded(self, y: Floats) -> Self:
+        """See `FixedPointLoss`."""
+        found = loss_at(self.objective).bounds(y)
+        if np.shape(found) != (2,) or not all(0.0 < bound < math.inf for bound in found):
+            raise ConfigError(f"expected {self.objective}.bounds to return two numbers above 0, got {found!r}")
+        return replace(self, grad_clip=power_of_two(float(found[0])), hess_scale=power_of_two(float(found[1])))
+
+    @property
+    def largest_hess(self) -> float:
+        """See `FixedPointLoss`."""
+        return 1.0
+
+    @property
+    def hess_clip(self) -> float:
+        """See `FixedPointLoss`."""
+        return self.hess_scale
+
+    @property
+    def xgboost_parameters(self) -> dict[str, Any]:
+        """See `FixedPointLoss`; the name is that of a loss with the same link."""
+        if self.link == "log":
+            return {"name": "count:poisson", "poisson_regression_param": {"max_delta_step": "0.7"}}
+        name = "reg:squarederror" if self.link == "identity" else "binary:logistic"
+        return {"name": name, **super().xgboost_parameters}
+
+    @property
+    def base_margin(self) -> float:
+        """See `FixedPointLoss`."""
+        b = self.base_score
+        if self.link == "identity":
+            return b
+        return math.log(b) if self.link == "log" else math.log(b / (1.0 - b))
+
+    def predictions(self, margins: Floats) -> Floats:
+        """See `FixedPointLoss`."""
+        with np.errstate(over="ignore"):
+            if self.link == "identity":
+                return margins
+            return np.asarray(np.exp(margins) if self.link == "log" else 1.0 / (1.0 + np.exp(-margins)))
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`."""
+        return float(np.average(loss_at(self.objective).loss(margins[:, 0], y), weights=weight))
+
+    def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
+        """See `FixedPointLoss`."""
+        found = loss_at(self.objective).gradients(margins[:, 0], y)
+        values = [np.asarray(part, np.float64) for part in found] if isinstance(found, tuple | list) else []
+        if len(values) != 2 or any(part.shape != y.shape or not np.isfinite(part).all() for part in values):
+            shapes = ", ".join(str(part.shape) for part in values)
+            raise ConfigError(
+                f"expected {self.objective}.gradients to return two arrays of {len(y)} finite numbers, got shapes "
+                f"{shapes} with {sum(int(np.sum(~np.isfinite(part))) for part in values)} that are not finite"
+            )
+        g, h = values[0] / self.grad_clip, values[1] / self.hess_scale
+        if np.any(h < 0.0):
+            raise ConfigError(f"expected no hessian below 0 of {self.objective}.gradients, got {np.sum(h < 0.0)}")
+        grad[0], hess[0] = np.rint(np.clip(g, -1.0, 1.0) * scales), np.rint(np.minimum(h, 1.0) * scales)
+        return int(np.count_nonzero((np.abs(g) > 1.0) | (h > 1.0)))
+
+
+def loss_at(name: str) -> CustomLoss:
+    """Return an instance of the class called ``package.module:CLASS``; ConfigError where there is none that fits."""
+    module, _, attribute = name.partition(":")
+    try:
+        kind: Any = import_module(module)
+        for part in attribute.split("."):
+            kind = getattr(kind, part)
+        loss: CustomLoss = kind()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot make the loss {name!r}: {error}; expected package.module:CLASS, a class at the top of a module "
+            "that the party with the labels can import"
+        ) from None
+    lacking = [method for method in ("bounds", "gradients", "loss") if not callable(getattr(loss, method, None))]
+    if lacking:
+        raise ConfigError(f"expected {name!r} to have bounds, gradients and loss, it lacks {', '.join(lacking)}")
+    if getattr(loss, "link", None) not in get_args(Link):
+        raise ConfigError(
+            f"expected {name!r} to have a link of {', '.join(get_args(Link))}, got {getattr(loss, 'link', None)!r}"
+        )
+    return loss

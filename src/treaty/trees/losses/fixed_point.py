@@ -1,0 +1,308 @@
+"""What all losses have in common: the fixed point of their derivatives, base score and link; and losses of classes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal, Self
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from treaty.compute import Floats, Integers, kernel, share
+from treaty.errors import ConfigError
+
+BLOCK = 1 << 14  # rows whose intermediate values stay in the cache
+LEAST_EPSILON = 2.0**-20  # below it labels are coin tosses, and debiasing them only costs bits of the fixed point
+
+
+Takes = Literal["classes", "numbers", "groups"]
+"""What labels are: class numbers, numbers, or relevance with a group (of a ranking)."""
+
+
+def power_of_two(size: float) -> float:
+    """Return the least power of two that is no less than a size; 1 for a size of 0."""
+    if not math.isfinite(size):
+        raise ConfigError("labels and base_score are too far apart to subtract; scale the labels down")
+    return 2.0 ** math.ceil(math.log2(size)) if size > 0.0 else 1.0
+
+
+class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
+    """A loss whose derivatives are rounded once to integers.
+
+    `n_outputs` trees grow per round. `base_score` is the prediction that training starts from: a probability for the
+    logistic loss, a mean for those with a logarithm as link, a margin for the others. `grad_clip` is a power of two
+    that gradients are divided by, and clipped to where nothing else bounds them (1 for classes).
+    `weight_bound` is the largest sample weight, rounded up to a power of two; weights below 1 are divided by it, so
+    that they keep their fractional bits. With `epsilon`, labels went through randomised response and are debiased
+    (Ghazi, Golowich, Kumar, Manurangsi, Zhang, NeurIPS 2021, arXiv 2102.06062); None: labels as they are.
+    """
+
+    n_outputs: int = 1
+    base_score: float = 0.5
+    fractional_bits: int = 16
+    grad_clip: float = 1.0
+    weight_bound: float = 1.0
+    epsilon: float | None = None
+
+    takes: ClassVar[Takes]
+    metric: ClassVar[str]  # as XGBoost names it, where it has it; so does the next
+    xgboost_name: ClassVar[str]
+    higher_is_better: ClassVar[bool] = False  # of the metric
+    delta_step: ClassVar[float] = 0.0  # `max_delta_step` where it is left out; 0: leaf weights have no limit
+    hess_tells_labels: ClassVar[bool] = False  # whether hessians depend on labels, not on margins and weights alone
+    refreshes_leaves: ClassVar[bool] = False  # whether `leaf_values` replace -G / (H + reg_lambda)
+
+    @classmethod
+    def outputs(cls, n_classes: int) -> int:
+        """Return the number of trees per round."""
+        return 1
+
+    @classmethod
+    def check_labels(cls, y: Floats, whose: str) -> None:
+        """Raise DataError, which says `whose` they are, for labels that this loss cannot take."""
+
+    @classmethod
+    def check_weights(cls, y: Floats, weight: Floats) -> None:
+        """Raise DataError for sample weights that do not go with these labels."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a base score or an epsilon that this loss cannot take."""
+        if self.epsilon is not None and self.takes != "classes":
+            raise ConfigError("expected classes for mechanism='label_rr', got a regression target")
+        if self.epsilon is not None and not LEAST_EPSILON <= self.epsilon < math.inf:
+            raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {self.epsilon}")
+
+    def clip_of(self, y: Floats) -> float:
+        """Return `grad_clip` for these labels."""
+        return 1.0
+
+    def bounded(self, y: Floats) -> Self:
+        """Return the loss with its bounds for these labels; ConfigError where the fixed point does not fit them."""
+        return replace(self, grad_clip=self.clip_of(y))
+
+    @property
+    def largest_hess(self) -> float:
+        """Largest hessian of a row of weight 1, in units of `hess_clip`."""
+        raise NotImplementedError
+
+    @property
+    def hess_clip(self) -> float:
+        """What hessians are divided by: a power of two, as `grad_clip` is."""
+        return 1.0
+
+    @property
+    def xgboost_parameters(self) -> dict[str, Any]:
+        """The objective's own part of a model in XGBoost's JSON format."""
+        return {"reg_loss_param": {"scale_pos_weight": "1"}}
+
+    @property
+    def base_margin(self) -> float:
+        """The margin every row starts from."""
+        return self.base_score
+
+    @property
+    def n_classes(self) -> int:
+        """XGBoost's num_class: the classes that have a margin each; 0 for a single margin."""
+        return 0
+
+    def predictions(self, margins: Floats) -> Floats:
+        """Return probabilities (of class 1; of every class for softmax) or means, shaped as `margins`."""
+        raise NotImplementedError
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        """Return the weighted mean loss, which is what `metric` names."""
+        raise NotImplementedError
+
+    def leaf_values(self, residuals: Floats, weight: Floats | None, starts: Integers) -> Floats:
+        """Return what each leaf k, with ``residuals[starts[k]:starts[k + 1]]`` (label minus margin), should add."""
+        raise NotImplementedError
+
+    def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
+        """Write a block's derivatives times `scales` (n_rows,), rounded, to (n_outputs, n_rows); count clipped rows."""
+        raise NotImplementedError
+
+    def gradients(
+        self, margins: Floats, y: Floats, weight: Floats | None, threads: int = 1
+    ) -> tuple[Integers, Integers, int]:
+        """Return grad and hess, int64 (n_outputs, n_rows), and how many rows' gradients were clipped.
+
+        `margins` is (n_rows, n_outputs); `y` is a number, 0 or 1, or a class number (with `epsilon`, the noisy one).
+        """
+        n_rows = len(y)
+        grad = np.empty((self.n_outputs, n_rows), np.int64)
+        hess = np.empty((self.n_outputs, n_rows), np.int64)
+        clipped: list[int] = []  # by block: threads may append at the same time, but not add to one number
+        scale = 2.0**self.fractional_bits / self.weight_unit
+
+        def work(first: int, last: int) -> None:
+            for start in range(first, last, BLOCK):
+                rows = slice(start, min(start + BLOCK, last))
+                scales = np.full(rows.stop - start, scale) if weight is None else scale * weight[rows]
+                clipped.append(self.write_derivatives(margins[rows], y[rows], scales, grad[:, rows], hess[:, rows]))
+
+        share(work, n_rows, threads, least=4 * BLOCK)
+        return grad, hess, sum(clipped)
+
+    @property
+    def weight_unit(self) -> float:
+        """What a sample weight is divided by before rounding."""
+        return min(1.0, self.weight_bound)
+
+    @property
+    def grad_unit(self) -> float:
+        """What one integer step of a gradient is worth."""
+        return self.grad_clip * self._step
+
+    @property
+    def hess_unit(self) -> float:
+        """What one integer step of a hessian is worth."""
+        return self.hess_clip * self._step
+
+    @property
+    def _step(self) -> float:
+        return self.weight_unit * 2.0**-self.fractional_bits
+
+    @property
+    def debiasing(self) -> tuple[float, float]:
+        """The s and t for which s 1[noisy label = k] - t is 1[label = k] on average; 1 and 0 without noise.
+
+        A label of K classes is kept with probability p = e^epsilon / (e^epsilon + K - 1) and becomes each other one
+        with r = 1 / (e^epsilon + K - 1): s = 1 / (p - r) and t = r / (p - r).
+        """
+        if self.epsilon is None:
+            return 1.0, 0.0
+        others = max(self.n_outputs, 2) - 1
+        fade = math.exp(-self.epsilon)
+        rest = -math.expm1(-self.epsilon)
+        return (1.0 + others * fade) / rest, fade / rest
+
+    @property
+    def grad_bound(self) -> int:
+        """Largest absolute gradient, as an integer.
+
+        Debiased labels lie in [-t, s - t], so that |g| <= max(1 + t, s - t) = (e^epsilon + K - 2) / (e^epsilon - 1).
+        """
+        s, t = self.debiasing  # the same additions as in `write_derivatives`, so that rounding is bounded too
+        return math.ceil(max(1.0 + t, s - t) * self.weight_bound / self.weight_unit * 2.0**self.fractional_bits)
+
+    @property
+    def hess_bound(self) -> int:
+        """Largest hessian, as an integer."""
+        return math.ceil(self.largest_hess * self.weight_bound / self.weight_unit * 2.0**self.fractional_bits)
+
+    def check_sums(self, n_rows: int) -> None:
+        """Refuse a job whose sums could leave int64, so that none overflows at run time."""
+        if n_rows * max(self.grad_bound, self.hess_bound) >= 2**62:
+            noise = "" if self.epsilon is None else f" and labels debiased at epsilon={self.epsilon:g}"
+            raise ConfigError(
+                f"sums of {n_rows} gradients at fractional_bits={self.fractional_bits} with weights up to "
+                f"{self.weight_bound:g}{noise} do not fit 62 bits; lower fractional_bits or scale the weights down"
+            )
+
+
+class Logistic(FixedPointLoss, frozen=True, tag="logistic"):
+    """Log-loss of two classes: grad = p - y, hess = p (1 - p)."""
+
+    takes: ClassVar[Takes] = "classes"
+    metric: ClassVar[str] = "logloss"
+    xgboost_name: ClassVar[str] = "binary:logistic"
+
+    def check(self) -> None:
+        """See `FixedPointLoss`."""
+        super().check()
+        if not 0.0 < self.base_score < 1.0:
+            raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {self.base_score}")
+
+    @property
+    def largest_hess(self) -> float:
+        """See `FixedPointLoss`."""
+        return 0.25
+
+    @property
+    def base_margin(self) -> float:
+        """See `FixedPointLoss`."""
+        return math.log(self.base_score / (1.0 - self.base_score))
+
+    def predictions(self, margins: Floats) -> Floats:
+        """See `FixedPointLoss`."""
+        return 1.0 / (1.0 + _odds(margins))
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`."""
+        each = np.logaddexp(0.0, np.where(y > 0.5, -margins[:, 0], margins[:, 0]))
+        return float(np.average(each, weights=weight))
+
+    def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
+        """See `FixedPointLoss`."""
+        _write_logistic(_odds(margins[:, 0]), y, *self.debiasing, scales, grad[0], hess[0])
+        return 0
+
+
+class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
+    """Log-loss of several classes: grad = p - 1[y = k], hess = 2 p (1 - p), XGBoost's upper bound of the diagonal."""
+
+    takes: ClassVar[Takes] = "classes"
+    metric: ClassVar[str] = "mlogloss"
+    xgboost_name: ClassVar[str] = "multi:softprob"
+
+    @classmethod
+    def outputs(cls, n_classes: int) -> int:
+        """See `FixedPointLoss`."""
+        return n_classes
+
+    @property
+    def largest_hess(self) -> float:
+        """See `FixedPointLoss`."""
+        return 0.5
+
+    @property
+    def xgboost_parameters(self) -> dict[str, Any]:
+        """See `FixedPointLoss`."""
+        return {"softmax_multiclass_param": {"num_class": str(self.n_outputs)}}
+
+    @property
+    def n_classes(self) -> int:
+        """See `FixedPointLoss`."""
+        return self.n_outputs
+
+    def predictions(self, margins: Floats) -> Floats:
+        """See `FixedPointLoss`."""
+        p: Floats = np.exp(margins - margins.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        return p
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`."""
+        each = np.logaddexp.reduce(margins, axis=1) - margins[np.arange(len(y)), y.astype(np.intp)]
+        return float(np.average(each, weights=weight))
+
+    def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
+        """See `FixedPointLoss`."""
+        p = self.predictions(margins)
+        s, t = self.debiasing
+        g = p + t
+        g[np.arange(len(y)), y.astype(np.intp)] -= s
+        grad[:] = np.rint(g * scales[:, None]).T
+        hess[:] = np.rint(2.0 * p * (1.0 - p) * scales[:, None]).T
+        return 0
+
+
+def _odds(margins: Floats) -> Floats:
+    """Return (1 - p) / p; numpy's exp everywhere, for another one's last bits may differ."""
+    odds = np.negative(margins)
+    with np.errstate(over="ignore"):
+        return np.exp(odds, out=odds)
+
+
+@kernel
+def _write_logistic(odds: Any, y: Any, s: float, t: float, scales: Any, grad: Any, hess: Any) -> None:
+    """Write the derivatives of rows with these odds of class 0; `s` and `t` are `FixedPointLoss.debiasing`.
+
+    One pass without the interpreter lock: a dozen short numpy calls on two threads wait for the lock more than they
+    compute.
+    """
+    for i in range(np.uint64(odds.shape[0])):
+        p = 1.0 / (1.0 + odds[i])
+        grad[i] = np.int64(np.rint((p - (s * y[i] - t)) * scales[i]))
+        hess[i] = np.int64(np.rint(p * (1.0 - p) * scales[i]))

@@ -1,0 +1,311 @@
+"""Losses of numbers: squared error, Poisson, Tweedie, pseudo-Huber and quantile, with XGBoost's derivatives.
+
+XGBoost leaves derivatives without a bound. Sums of fixed-point integers need one, so every loss here has its own:
+predicted means (Poisson, Tweedie) or gradients (squared error) are clipped at a power of two above what the labels
+call for, and the rows that this changed are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from msgspec.structs import replace
+
+from treaty.compute import Floats, Integers
+from treaty.errors import ConfigError, DataError
+from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, power_of_two
+
+LEAST_STEPS = 16
+"""Steps of the fixed point that the hessian of a row at `base_score` must have: its rounding is then within 3 %."""
+_FINE_BITS = 60
+_ROOM = 4.0  # of Tweedie's terms: predictions may fall to base_score / 16 (at a power of 1.5) before one is clipped
+
+
+class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
+    """Half the squared error: grad = margin - y, clipped; hess = 1. The metric is its root mean square."""
+
+    takes: ClassVar[Takes] = "numbers"
+    metric: ClassVar[str] = "rmse"
+    xgboost_name: ClassVar[str] = "reg:squarederror"
+
+    def clip_of(self, y: Floats) -> float:
+        """See `FixedPointLoss`."""
+        return power_of_two(2.0 * float(np.max(np.abs(y - self.base_score), initial=0.0)))
+
+    @property
+    def largest_hess(self) -> float:
+        """See `FixedPointLoss`."""
+        return 1.0
+
+    def predictions(self, margins: Floats) -> Floats:
+        """See `FixedPointLoss`."""
+        return margins
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`."""
+        return float(np.sqrt(np.average((margins[:, 0] - y) ** 2, weights=weight)))
+
+    def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
+        """See `FixedPointLoss`."""
+        g = margins[:, 0] - y
+        clipped = int((np.abs(g) > self.grad_clip).sum())
+        grad[0] = np.rint(np.clip(g, -self.grad_clip, self.grad_clip) / self.grad_clip * scales)
+        hess[0] = np.rint(scales)
+        return clipped
+
+
+class MeanByLogarithm(FixedPointLoss, frozen=True):
+    """What losses with the link log(mean) = margin share: labels, means and hessians are of one size, `grad_clip`."""
+
+    takes: ClassVar[Takes] = "numbers"
+
+    @classmethod
+    def check_labels(cls, y: Floats, whose: str) -> None:
+        """See `FixedPointLoss`."""
+        n_negative = int(np.count_nonzero(y < 0.0))
+        if n_negative:
+            name = cls.__struct_config__.tag
+            raise DataError(f"{whose}: expected no label below 0 for objective={name!r}, got {n_negative} of {len(y)}")
+
+    def check(self) -> None:
+        """See `FixedPointLoss`."""
+        super().check()
+        if self.base_score <= 0.0:
+            raise ConfigError(
+                f"expected base_score above 0, a mean, for objective={self.__struct_config__.tag!r}, got "
+                f"{self.base_score}"
+            )
+
+    def bounded(self, y: Floats) -> Self:
+        """See `FixedPointLoss`: its steps, which fit the largest labels, must not be too coarse for `base_score`."""
+        loss = super().bounded(y)
+        fine = replace(loss, fractional_bits=_FINE_BITS, weight_bound=1.0)
+        _, hess, _ = fine.gradients(np.full((1, 1), self.base_margin), np.zeros(1), None)
+        lacking = math.ceil(_FINE_BITS - self.fractional_bits + math.log2(LEAST_STEPS / max(int(hess[0, 0]), 1)))
+        if lacking > 0:
+            raise ConfigError(
+                f"labels are so far above base_score={self.base_score:g} that fractional_bits={self.fractional_bits} "
+                f"is too coarse for it: set base_score near the mean of the labels, or fractional_bits to at least "
+                f"{self.fractional_bits + lacking}",
+                public="its labels need a base_score nearer to their mean, or more fractional_bits; it has the details",
+            )
+        return loss
+
+    @property
+    def hess_clip(self) -> float:
+        """See `FixedPointLoss`."""
+        return self.grad_clip
+
+    @property
+    def base_margin(self) -> float:
+        """See `FixedPointLoss`."""
+        return math.log(self.base_score)
+
+    def predictions(self, margins: Floats) -> Floats:
+        """See `FixedPointLoss`."""
+        with np.errstate(over="ignore"):
+            means: Floats = np.exp(margins)
+        return means
+
+
+class Poisson(MeanByLogarithm, frozen=True, tag="poisson"):
+    """Poisson loss of counts, mean mu = exp(margin): grad = mu - y, hess = mu exp(max_delta_step), mu clipped.
+
+    The metric is the mean Poisson deviance.
+    """
+
+    max_delta_step: float = 0.7
+
+    metric: ClassVar[str] = "poisson-deviance"
+    xgboost_name: ClassVar[str] = "count:poisson"
+    delta_step: ClassVar[float] = 0.7
+
+    def clip_of(self, y: Floats) -> float:
+        """See `FixedPointLoss`."""
+        return power_of_two(2.0 * max(self.base_score, float(y.max(initial=0.0))))
+
+    @property
+    def largest_hess(self) -> float:
+        """See `FixedPointLoss`."""
+        return math.exp(self.max_delta_step)
+
+    @property
+    def xgboost_parameters(self) -> dict[str, Any]:
+        """See `FixedPointLoss`."""
+        return {"poisson_regression_param": {"max_delta_step": repr(self.max_delta_step)}}
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`."""
+        m = margins[:, 0]
+        each = self.predictions(m) - y + y * (np.log(np.where(y > 0.0, y, 1.0)) - m)
+        return float(2.0 * np.average(each, weights=weight))
+
+    def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
+        """See `FixedPointLoss`."""
+        mean = self.predictions(margins[:, 0])
+        clipped = int((mean > self.grad_clip).sum())
+        mean = np.minimum(mean, self.grad_clip)
+        grad[0] = np.rint((mean - np.minimum(y, self.grad_clip)) / self.grad_clip * scales)
+        hess[0] = np.rint(mean / self.grad_clip * self.largest_hess * scales)
+        return clipped
+
+
+class Tweedie(MeanByLogarithm, frozen=True, tag="tweedie"):
+    """Tweedie loss of variance power p between 1 and 2, mean mu = exp(margin).
+
+    With a = y mu^(1 - p) and b = mu^(2 - p), each clipped: grad = b - a and hess = (2 - p) b + (p - 1) a. The metric is
+    the mean Tweedie deviance.
+    """
+
+    tweedie_variance_power: float = 1.5
+
+    metric: ClassVar[str] = "tweedie-deviance"
+    xgboost_name: ClassVar[str] = "reg:tweedie"
+    hess_tells_labels: ClassVar[bool] = True
+
+    def clip_of(self, y: Floats) -> float:
+        """See `FixedPointLoss`."""
+        p, most = self.tweedie_variance_power, max(self.base_score, float(y.max(initial=0.0)))
+        return power_of_two(_ROOM * max(most ** (2.0 - p), most * self.base_score ** (1.0 - p)))
+
+    @property
+    def largest_hess(self) -> float:
+        """See `FixedPointLoss`."""
+        return 1.0
+
+    @property
+    def xgboost_parameters(self) -> dict[str, Any]:
+        """See `FixedPointLoss`."""
+        return {"tweedie_regression_param": {"tweedie_variance_power": repr(self.tweedie_variance_power)}}
+
+    def _terms(self, m: Floats, y: Floats) -> tuple[Floats, Floats]:
+        """Return a and b of rows (n_rows,)."""
+        p = self.tweedie_variance_power
+        with np.errstate(over="ignore", invalid="ignore"):
+            a = np.where(y > 0.0, y * np.exp((1.0 - p) * m), 0.0)
+            return a, np.exp((2.0 - p) * m)
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`."""
+        p, (a, b) = self.tweedie_variance_power, self._terms(margins[:, 0], y)
+        each = y ** (2.0 - p) / ((1.0 - p) * (2.0 - p)) - a / (1.0 - p) + b / (2.0 - p)
+        return float(2.0 * np.average(each, weights=weight))
+
+    def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
+        """See `FixedPointLoss`."""
+        p, clip = self.tweedie_variance_power, self.grad_clip
+        a, b = self._terms(margins[:, 0], y)
+        clipped = int(((a > clip) | (b > clip)).sum())
+        a, b = np.minimum(a, clip) / clip, np.minimum(b, clip) / clip
+        grad[0] = np.rint((b - a) * scales)
+        hess[0] = np.rint(np.minimum((2.0 - p) * b + (p - 1.0) * a, 1.0) * scales)
+        return clipped
+
+
+class PseudoHuber(FixedPointLoss, frozen=True, tag="huber"):
+    """Pseudo-Huber loss of slope d: with z = margin - y and r = sqrt(1 + (z / d)^2), grad = z / r and hess = 1 / r^3.
+
+    The gradient's bound is d whatever the labels are. The metric is the mean of d^2 (r - 1).
+    """
+
+    huber_slope: float = 1.0
+
+    takes: ClassVar[Takes] = "numbers"
+    metric: ClassVar[str] = "mphe"
+    xgboost_name: ClassVar[str] = "reg:pseudohubererror"
+    hess_tells_labels: ClassVar[bool] = True
+
+    def clip_of(self, y: Floats) -> float:
+        """See `FixedPointLoss`."""
+        return power_of_two(self.huber_slope)
+
+    @property
+    def largest_hess(self) -> float:
+        """See `FixedPointLoss`."""
+        return 1.0
+
+    @property
+    def xgboost_parameters(self) -> dict[str, Any]:
+        """See `FixedPointLoss`."""
+        return {"pseudo_huber_param": {"huber_slope": repr(self.huber_slope)}}
+
+    def predictions(self, margins: Floats) -> Floats:
+        """See `FixedPointLoss`."""
+        return margins
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`."""
+        each = self.huber_slope**2 * (np.hypot(1.0, (margins[:, 0] - y) / self.huber_slope) - 1.0)
+        return float(np.average(each, weights=weight))
+
+    def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
+        """See `FixedPointLoss`."""
+        z = (margins[:, 0] - y) / self.huber_slope
+        root = np.hypot(1.0, z)
+        grad[0] = np.rint(np.clip(z / root, -1.0, 1.0) * (self.huber_slope / self.grad_clip) * scales)
+        with np.errstate(over="ignore"):
+            hess[0] = np.rint(scales / root**3)
+        return 0
+
+
+class Quantile(FixedPointLoss, frozen=True, tag="quantile"):
+    """Pinball loss of the quantile alpha: grad = 1 - alpha from y on and -alpha below it, hess = 1.
+
+    Leaves get the alpha-quantile of their rows' residuals, as in XGBoost. The metric is the mean pinball loss.
+    """
+
+    quantile_alpha: float = 0.5
+
+    takes: ClassVar[Takes] = "numbers"
+    metric: ClassVar[str] = "quantile"
+    xgboost_name: ClassVar[str] = "reg:quantileerror"
+    refreshes_leaves: ClassVar[bool] = True
+
+    @property
+    def largest_hess(self) -> float:
+        """See `FixedPointLoss`."""
+        return 1.0
+
+    @property
+    def xgboost_parameters(self) -> dict[str, Any]:
+        """See `FixedPointLoss`."""
+        return {"quantile_loss_param": {"quantile_alpha": f"[{self.quantile_alpha!r}]"}}
+
+    def predictions(self, margins: Floats) -> Floats:
+        """See `FixedPointLoss`."""
+        return margins
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`."""
+        above = y - margins[:, 0]
+        each = np.maximum(self.quantile_alpha * above, (self.quantile_alpha - 1.0) * above)
+        return float(np.average(each, weights=weight))
+
+    def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
+        """See `FixedPointLoss`."""
+        alpha = self.quantile_alpha
+        grad[0] = np.rint(np.where(margins[:, 0] >= y, 1.0 - alpha, -alpha) * scales)
+        hess[0] = np.rint(scales)
+        return 0
+
+    def leaf_values(self, residuals: Floats, weight: Floats | None, starts: Integers) -> Floats:
+        """See `FixedPointLoss`: interpolated between neighbours; with weights the least that reaches their share."""
+        counts = np.diff(starts)
+        order = np.lexsort((residuals, np.repeat(np.arange(len(counts)), counts)))
+        ascending = residuals[order]
+        if weight is not None:
+            up_to = np.cumsum(weight[order])
+            before = np.concatenate([[0.0], up_to])[starts]
+            wanted = before[:-1] + self.quantile_alpha * np.diff(before)
+            found = np.searchsorted(up_to, wanted)
+            values: Floats = ascending[np.clip(found, starts[:-1], starts[1:] - 1)]
+            return values
+        place = self.quantile_alpha * (counts + 1.0) - 1.0
+        below = np.clip(np.floor(place), 0, counts - 1).astype(np.int64)
+        share = np.clip(place - below, 0.0, 1.0)
+        low = ascending[starts[:-1] + below]
+        high = ascending[starts[:-1] + np.minimum(below + 1, counts - 1)]
+        between: Floats = low + share * (high - low)
+        return between

@@ -1,0 +1,191 @@
+"""LambdaMART: pairs of rows of one group, of which the more relevant one should come first.
+
+Burges, "From RankNet to LambdaRank to LambdaMART: An Overview", 2010 (MSR-TR-2010-82), with XGBoost's pairs and
+normalisation: of each group the `PAIRED` rows that the margins put first are paired with every row after them.
+
+A target is float64 (n_rows, 2): relevance, and the number of the row's group. Rows of a group may stand anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treaty.compute import Floats, Integers, kernel, share
+from treaty.errors import DataError
+from treaty.trees.losses.fixed_point import FixedPointLoss, Takes
+
+PAIRED = 32
+"""Rows of a group that are paired with all after them, and that count in NDCG; XGBoost's default."""
+MOST_RELEVANCE = 31.0  # its gain is 2^relevance - 1
+_CLOSE = 0.01  # added to the difference of two margins that a pair's weight is divided by
+
+
+class LambdaMart(FixedPointLoss, frozen=True):
+    """What losses of pairs share; the metric is the mean NDCG of groups at `PAIRED`, 1 for a group without relevance.
+
+    A pair of rows i before j by relevance, with the weight w, has lambda = w / (1 + exp(m_i - m_j)): grad -lambda for
+    i and lambda for j, and hess 2 lambda / (1 + exp(m_j - m_i)) for both. w is divided by abs(m_i - m_j) + 0.01 where
+    not all margins of the group are equal. The group's sums are then multiplied by log2(1 + s) / s, with s twice the
+    sum of its lambdas.
+    """
+
+    takes: ClassVar[Takes] = "groups"
+    metric: ClassVar[str] = "ndcg@32"
+    higher_is_better: ClassVar[bool] = True
+    hess_tells_labels: ClassVar[bool] = True
+    by_ndcg: ClassVar[bool]
+
+    @classmethod
+    def check_labels(cls, y: Floats, whose: str) -> None:
+        """See `FixedPointLoss`."""
+        allowed = np.arange(MOST_RELEVANCE + 1.0)
+        wrong = int(np.count_nonzero(~np.isin(y[:, 0], allowed)))
+        if wrong:
+            raise DataError(
+                f"{whose}: expected relevance as whole numbers from 0 to {MOST_RELEVANCE:.0f}, got {wrong} others of "
+                f"{len(y)}"
+            )
+
+    @classmethod
+    def check_weights(cls, y: Floats, weight: Floats) -> None:
+        """See `FixedPointLoss`: the weight is the group's."""
+        order, starts = _groups(y[:, 1])
+        first = np.repeat(weight[order][starts[:-1]], np.diff(starts))
+        wrong = np.unique(y[order, 1][weight[order] != first])
+        if len(wrong):
+            raise DataError(
+                f"expected one sample weight for all rows of a group, got several in {len(wrong)} groups",
+                public="its sample weights differ within groups",
+            )
+
+    def clip_of(self, y: Floats) -> float:
+        """See `FixedPointLoss`: a row's lambdas add up to log2(1 + s) / 2 at most, and s to n^2 / 0.01 in n rows."""
+        largest = int(np.unique(y[:, 1], return_counts=True)[1].max(initial=1))
+        return 2.0 ** math.ceil(math.log2(max(1.0, math.log2(1.0 + largest**2 / _CLOSE) / 2.0)))
+
+    @property
+    def largest_hess(self) -> float:
+        """See `FixedPointLoss`: a hessian is at most twice the lambdas of its pairs."""
+        return 2.0
+
+    @property
+    def hess_clip(self) -> float:
+        """See `FixedPointLoss`."""
+        return self.grad_clip
+
+    @property
+    def xgboost_parameters(self) -> dict[str, Any]:
+        """See `FixedPointLoss`."""
+        return {"lambdarank_param": {"lambdarank_pair_method": "topk", "lambdarank_num_pair_per_sample": str(PAIRED)}}
+
+    def predictions(self, margins: Floats) -> Floats:
+        """See `FixedPointLoss`."""
+        return margins
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`."""
+        if not len(y):
+            return float("nan")
+        gains, (starts, ranked), (_, ideal) = np.exp2(y[:, 0]) - 1.0, ranks(y[:, 1], margins[:, 0]), ranks(*y.T[::-1])
+        place = np.arange(len(y)) - np.repeat(starts[:-1], np.diff(starts))
+        discount = np.where(place < PAIRED, 1.0 / np.log2(place + 2.0), 0.0)
+        reached, best = (np.add.reduceat(gains[order] * discount, starts[:-1]) for order in (ranked, ideal))
+        ndcg = np.divide(reached, best, out=np.ones_like(best), where=best > 0.0)
+        return float(np.average(ndcg, weights=None if weight is None else weight[ranked][starts[:-1]]))
+
+    def gradients(
+        self, margins: Floats, y: Floats, weight: Floats | None, threads: int = 1
+    ) -> tuple[Integers, Integers, int]:
+        """See `FixedPointLoss`; no row is clipped."""
+        starts, order = ranks(y[:, 1], margins[:, 0])
+        scores, relevance = margins[order, 0], y[order, 0]
+        lambdas = np.zeros((2, len(y)))
+
+        def work(first: int, last: int) -> None:
+            write_lambdas(scores, relevance, starts, self.by_ndcg, first, last, lambdas)
+
+        rows_of_a_group = len(y) // max(1, len(starts) - 1) + 1
+        share(work, len(starts) - 1, threads, least=max(1, (1 << 12) // rows_of_a_group))
+        scale = 2.0**self.fractional_bits / self.weight_unit
+        scales = scale if weight is None else scale * weight[order]
+        grad, hess = np.empty((1, len(y)), np.int64), np.empty((1, len(y)), np.int64)
+        grad[0, order] = np.rint(np.clip(lambdas[0] / self.grad_clip, -1.0, 1.0) * scales)
+        hess[0, order] = np.rint(np.clip(lambdas[1] / self.grad_clip, 0.0, 2.0) * scales)
+        return grad, hess, 0
+
+
+class Pairwise(LambdaMart, frozen=True, tag="pairwise"):
+    """RankNet's loss: every pair has the weight 1."""
+
+    xgboost_name: ClassVar[str] = "rank:pairwise"
+    by_ndcg: ClassVar[bool] = False
+
+
+class Ndcg(LambdaMart, frozen=True, tag="ndcg"):
+    """A pair's weight is the change of NDCG if the two rows changed places."""
+
+    xgboost_name: ClassVar[str] = "rank:ndcg"
+    by_ndcg: ClassVar[bool] = True
+
+
+def ranks(group: Floats, score: Floats) -> tuple[Integers, Integers]:
+    """Return where groups start, and end, in the order of all rows by group and then by descending score.
+
+    The order, int64 (n_rows,), is the second result; rows of equal score keep theirs.
+    """
+    order, starts = np.lexsort((-score, group)), _groups(group)[1]
+    return starts, order
+
+
+def _groups(group: Floats) -> tuple[Integers, Integers]:
+    """Return the rows in the order of their groups, and where each group starts, and the last ends."""
+    order = np.argsort(group, kind="stable")
+    changes = np.flatnonzero(np.diff(group[order]) != 0.0) + 1
+    return order, np.concatenate([[0], changes, [len(group)]]).astype(np.int64)
+
+
+@kernel
+def write_lambdas(scores: Any, relevance: Any, starts: Any, by_ndcg: bool, first: int, last: int, lambdas: Any) -> None:
+    """Write the derivatives of groups ``first..last``, whose rows stand in descending order of `scores`.
+
+    `lambdas` is float64 (2, n_rows): grad and hess, 0 before.
+    """
+    for group in range(first, last):
+        start, stop = starts[group], starts[group + 1]
+        ideal = 0.0
+        if by_ndcg:
+            best = np.sort(relevance[start:stop])
+            for place in range(min(PAIRED, stop - start)):
+                ideal += (2.0 ** best[stop - start - 1 - place] - 1.0) / np.log2(place + 2.0)
+            if ideal == 0.0:
+                continue
+        differ = scores[start] != scores[stop - 1]
+        total = 0.0
+        for i in range(start, min(start + PAIRED, stop)):
+            for j in range(i + 1, stop):
+                if relevance[i] == relevance[j]:
+                    continue
+                high, low = (i, j) if relevance[i] > relevance[j] else (j, i)
+                weight = 1.0
+                if by_ndcg:
+                    discounts = 1.0 / np.log2(i - start + 2.0) - 1.0 / np.log2(j - start + 2.0)
+                    weight = (2.0 ** relevance[high] - 2.0 ** relevance[low]) * discounts / ideal
+                difference = scores[high] - scores[low]
+                if differ:
+                    weight /= abs(difference) + _CLOSE
+                p = 1.0 / (1.0 + np.exp(-difference))
+                pull = (1.0 - p) * weight
+                bend = 2.0 * p * pull
+                lambdas[0, high] -= pull
+                lambdas[0, low] += pull
+                lambdas[1, high] += bend
+                lambdas[1, low] += bend
+                total += 2.0 * pull
+        if total > 0.0:
+            norm = np.log2(1.0 + total) / total
+            for i in range(start, stop):
+                lambdas[0, i] *= norm
+                lambdas[1, i] *= norm

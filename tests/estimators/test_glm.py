@@ -1,0 +1,211 @@
+"""The scikit-learn face of regressions of numbers, and standard errors of all linear models."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.linear_model import LinearRegression as TheirRegression
+from sklearn.linear_model import PoissonRegressor as TheirPoisson
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import treaty
+from tables import cut, cut_for_active, real_table, with_categories, with_gaps
+from treaty.systems.logistic.options import RegressionOptions
+from treaty.systems.options import names_of
+
+OF_LOGISTIC = {
+    "family", "batch_size", "memory", "period", "hessian_batch_size", "calibrate", "random_state",
+}  # fmt: skip
+"""Common options that a regression on the whole table has no use for."""
+
+
+EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": "columns are scaled whatever rows weigh: the shortest of many "
+    "solutions is another",
+}
+
+
+@parametrize_with_checks(
+    [treaty.LinearRegression(), treaty.PoissonRegressor()], expected_failed_checks=lambda estimator: EXPECTED
+)
+def test_scikit_learn_contract_holds(estimator, check):
+    check(estimator)
+
+
+def test_estimator_defaults_are_the_options_defaults():
+    defaults = {name: p.default for name, p in inspect.signature(treaty.LinearRegression.__init__).parameters.items()}
+    shared = set(names_of(RegressionOptions)) - OF_LOGISTIC
+    assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", *shared}
+    options = RegressionOptions()
+    assert all(defaults[name] == getattr(options, name) for name in shared)
+
+
+def scaled(X: pd.DataFrame) -> np.ndarray:
+    return np.clip(StandardScaler().fit_transform(X.astype(np.float32).astype(float)), -10, 10)
+
+
+def test_it_finds_what_scikit_learn_finds():
+    X, y = real_table("regression")
+    ours = treaty.LinearRegression().fit(X, y)
+    theirs = TheirRegression().fit(scaled(X), y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-7)
+    np.testing.assert_allclose(ours.predict(X), theirs.predict(scaled(X)), rtol=1e-6)
+    assert ours.score(X, y) == pytest.approx(theirs.score(scaled(X), y), rel=1e-6)
+
+
+def test_weights_of_rows_are_those_of_scikit_learn():
+    X, y = real_table("regression")
+    weight = np.arange(len(y)) % 4 + 0.5
+    ours = treaty.LinearRegression().fit(X, y, weight)
+    theirs = TheirRegression().fit(scaled(X), y, weight)
+    np.testing.assert_allclose(ours.predict(X), theirs.predict(scaled(X)), rtol=1e-6)
+
+
+def test_counts_have_scikit_learns_weights_and_fishers_errors(tmp_path):
+    X, y = real_table("regression")
+    y = np.floor(y / 40.0)
+    model = treaty.PoissonRegressor(standard_errors=True).fit(X.iloc[:, :4], y)
+    A = np.column_stack([scaled(X.iloc[:, :4]), np.ones(len(y))])
+    theirs = TheirPoisson(alpha=0.0, tol=1e-12, solver="newton-cholesky").fit(A[:, :-1], y)
+    np.testing.assert_allclose(model.coef_, theirs.coef_, atol=1e-6)
+    np.testing.assert_allclose(model.intercept_, theirs.intercept_, rtol=1e-6)
+    np.testing.assert_allclose(model.predict(X.iloc[:, :4]), theirs.predict(A[:, :-1]), rtol=1e-6)
+    assert model.score(X.iloc[:, :4], y) == pytest.approx(theirs.score(A[:, :-1], y), rel=1e-6)
+    information = A.T @ (A * theirs.predict(A[:, :-1])[:, None])
+    np.testing.assert_allclose(model.standard_errors_, np.sqrt(np.diag(np.linalg.inv(information))), rtol=1e-5)
+    model.save(tmp_path)
+    assert type(treaty.load(tmp_path)) is treaty.PoissonRegressor
+    np.testing.assert_array_equal(treaty.load(tmp_path).predict(X.iloc[:, :4]), model.predict(X.iloc[:, :4]))
+    penalised = treaty.PoissonRegressor(l2=0.3).fit(X.iloc[:, :4], y)
+    theirs = TheirPoisson(alpha=0.3 * y.mean(), tol=1e-12, solver="newton-cholesky").fit(A[:, :-1], y)
+    np.testing.assert_allclose(penalised.coef_, theirs.coef_, atol=1e-6)
+    with pytest.raises(treaty.DataError, match="expected counts, 0 or more and not all 0, got 240 negative ones"):
+        treaty.PoissonRegressor().fit(X, -y - 1)
+
+
+def closed_form(X: np.ndarray, y: np.ndarray, family: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights and standard errors by textbook formulas, the intercept's last."""
+    A = np.column_stack([X, np.ones(len(X))])
+    if family == "linear":
+        w = np.linalg.solve(A.T @ A, A.T @ y)
+        return w, np.sqrt(np.diag(np.linalg.inv(A.T @ A)) * np.sum((y - A @ w) ** 2) / (len(y) - A.shape[1]))
+    w = np.zeros(A.shape[1])
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-A @ w))
+        information = A.T @ (A * (p * (1 - p))[:, None])
+        w = w + np.linalg.solve(information, A.T @ (y - p))
+    return w, np.sqrt(np.diag(np.linalg.inv(information)))
+
+
+def whole(values: dict[str, np.ndarray], active: str = "p0") -> np.ndarray:
+    """Put the parties' numbers side by side, the active party's intercept last."""
+    own = [of[:-1] if name == active else of for name, of in values.items()]
+    return np.concatenate([*own, values[active][-1:]])
+
+
+@pytest.mark.parametrize("family", ["linear", "logistic"])
+def test_standard_errors_on_one_table_are_those_of_the_textbook(family):
+    X, y = real_table("regression" if family == "linear" else "binary")
+    X = X.iloc[:, :3]
+    if family == "linear":
+        model = treaty.LinearRegression(standard_errors=True)
+    else:
+        model = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), standard_errors=True)
+    model.fit(X, y)
+    weights, errors = closed_form(scaled(X), y, family)
+    np.testing.assert_allclose(np.append(model.coef_, model.intercept_), weights, rtol=1e-4)
+    np.testing.assert_allclose(model.standard_errors_, errors, rtol=1e-4)
+    assert model.p_values_.shape == (4,)
+    assert ((model.p_values_ < 0.05) == (np.abs(weights) > 1.97 * errors)).all()
+    apart = clone(model).fit(cut(X, 2), y)
+    np.testing.assert_allclose(whole(apart.standard_errors_), errors, rtol=1e-4)
+    np.testing.assert_allclose(whole(apart.p_values_), model.p_values_, rtol=1e-6)
+
+
+def test_fit_between_threads_gives_the_pooled_model(tmp_path):
+    X, y = real_table("regression", rows=340)
+    tables = cut_for_active(X, 2)
+    given = {"standard_errors": True, "tol": 1e-6}
+    alone = treaty.LinearRegression(**given).fit(tables, y)
+    model = treaty.LinearRegression(treaty.QuasiNewton(coordinator=False, encryption="lattice"), **given).fit(tables, y)
+    np.testing.assert_allclose(model.predict(tables), alone.predict(tables), rtol=1e-5)
+    np.testing.assert_allclose(whole(model.standard_errors_), whole(alone.standard_errors_), rtol=1e-6)
+    np.testing.assert_allclose(whole(model.p_values_), whole(alone.p_values_), rtol=1e-3)
+    assert model.n_iter_ == len(model.loss_history_) < 25
+    assert "how far" in " ".join(model.disclosures_["p0"])
+    model.save(tmp_path / "model")
+    for again in (treaty.load(tmp_path / "model"), pickle.loads(pickle.dumps(model))):
+        assert type(again) is treaty.LinearRegression
+        np.testing.assert_array_equal(again.predict(tables), model.predict(tables))
+        np.testing.assert_array_equal(again.p_values_["p1"], model.p_values_["p1"])
+        assert again.get_params()["standard_errors"] is True
+        assert again.n_iter_ == model.n_iter_
+
+
+@pytest.mark.slow
+def test_fit_between_processes_gives_the_pooled_model():
+    X, y = real_table("regression", rows=340)
+    tables = cut_for_active(X, 2)
+    given = {"standard_errors": True, "tol": 1e-6}
+    alone = treaty.LinearRegression(**given).fit(tables, y)
+    model = treaty.LinearRegression("quasi-newton", transport="grpc", **given).fit(tables, y)
+    np.testing.assert_allclose(whole(model.standard_errors_), whole(alone.standard_errors_), rtol=1e-6)
+    np.testing.assert_allclose(model.predict(tables), alone.predict(tables), rtol=1e-5)
+
+
+def test_missing_values_and_categories_are_predicted():
+    X, y = real_table("regression")
+    X = with_gaps(with_categories(X))
+    model = treaty.LinearRegression(standard_errors=True).fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+    (part,) = model.parts_.values()
+    table = part.table()
+    assert list(table) == ["column", "weight", "standard_error", "p_value"]
+    assert table["column"][-1] == "intercept"
+    assert {len(values) for values in table.values()} == {len(model.coef_) + 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: treaty.LinearRegression(l2=1.0, standard_errors=True), "expected l2=0 with standard_errors"),
+        (lambda: treaty.LinearRegression(treaty.Pooled(solver="sgd")), "leave solver out"),
+        (lambda: treaty.LinearRegression(treaty.Pooled(loss="logistic")), "leave loss out"),
+        (lambda: treaty.LinearRegression(batch_size=100), "has no parameter 'batch_size'"),
+        (lambda: treaty.LinearRegression("secureboost"), "a system of GBDTClassifier and GBDTRegressor"),
+        (
+            lambda: treaty.LinearRegression(treaty.SGD(mode="paper", allow_insecure=True)),
+            "no standard errors, and no other regression",
+        ),
+    ],
+)
+def test_wrong_options_are_named(model, words):
+    X, y = real_table("regression", rows=340)
+    with pytest.raises(treaty.ConfigError, match=words):
+        model().fit(cut_for_active(X, 2), y)
+
+
+def test_weights_of_rows_have_no_standard_errors():
+    X, y = real_table("regression")
+    with pytest.raises(treaty.ConfigError, match="sample_weight"):
+        treaty.LinearRegression(standard_errors=True).fit(X, y, np.ones(len(y)))
+
+
+def test_wrong_targets_name_the_party():
+    X, y = real_table("regression", rows=340)
+    model, tables = treaty.LinearRegression(), cut_for_active(X, 2)
+    for target, words in [
+        (np.where(np.arange(340) == 3, np.nan, y), "p0: expected a label in every row, got 1"),
+        (np.array(["a"] * 340), "p0: expected numbers as target"),
+        (np.full(340, 2.5), "p0: expected a target that varies"),
+        (y[:-1], "p0: expected 340 labels"),
+    ]:
+        with pytest.raises(treaty.DataError, match=words):
+            model.fit(tables, target)

@@ -1,0 +1,186 @@
+"""A loss that a user brings: trained on as Treaty's own are, and its faults named."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import treaty
+from marks import slow
+from tables import assert_same_trees, cut, real_table
+from treaty.errors import ConfigError
+
+KEY = {"insecure_test_key_bits": 512, "allow_insecure": True, "allow_exact_sums": True}
+OPTIONS = {"n_estimators": 3, "min_child_samples": 1, "max_bin": 16, "base_score": 100.0, "n_jobs": 1}
+
+
+class Squared:
+    """Half the squared error, as Treaty has it."""
+
+    link = "identity"
+
+    def bounds(self, y):
+        return 2.0 * float(np.max(np.abs(y - 100.0))), 1.0
+
+    def gradients(self, margins, y):
+        return margins - y, np.ones_like(y)
+
+    def loss(self, margins, y):
+        return 0.5 * (margins - y) ** 2
+
+
+class Gamma(Squared):
+    """Gamma deviance's derivatives, which Treaty does not have; the mean is exp(margin)."""
+
+    link = "log"
+
+    def bounds(self, y):
+        return 16.0, 16.0
+
+    def gradients(self, margins, y):
+        return 1.0 - y * np.exp(-margins), y * np.exp(-margins)
+
+    def loss(self, margins, y):
+        return y * np.exp(-margins) + margins
+
+
+class Logit(Squared):
+    link = "logistic"
+
+    def bounds(self, y):
+        return 1.0, 1.0
+
+    def gradients(self, margins, y):
+        p = 1.0 / (1.0 + np.exp(-margins))
+        return p - y, p * (1.0 - p)
+
+
+class Wrong(Squared):
+    def gradients(self, margins, y):
+        return margins - y, np.full_like(y, np.nan)
+
+
+class Negative(Squared):
+    def gradients(self, margins, y):
+        return margins - y, -np.ones_like(y)
+
+
+class Narrow(Squared):
+    def bounds(self, y):
+        return 4.0, 1.0
+
+
+class Unbounded(Squared):
+    def bounds(self, y):
+        return 0.0, math.inf
+
+
+class Linkless(Squared):
+    link = "probit"
+
+
+class Bare:
+    link = "identity"
+
+
+@pytest.fixture
+def table():
+    X, y = real_table("regression", rows=160)
+    return cut(X, 2), y
+
+
+def test_a_loss_that_treaty_has_gives_the_same_trees(table):
+    tables, y = table
+    own = treaty.GBDTRegressor(**OPTIONS).fit(tables, y)
+    brought = treaty.GBDTRegressor(objective=Squared, **OPTIONS).fit(tables, y)
+    assert_same_trees(brought, own)
+    assert brought.clipped_rows_ == 0
+    y = (y > 100).astype(float)
+    options = {**OPTIONS, "base_score": 0.3}
+    classes = treaty.GBDTClassifier(**options).fit(tables, y)
+    brought = treaty.GBDTRegressor(objective=Logit, **options).fit(tables, y)
+    np.testing.assert_allclose(brought.predict(tables), classes.predict_proba(tables)[:, 1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("transport", ["memory", slow("grpc")])
+@pytest.mark.parametrize("loss", [Squared, Gamma])
+def test_trees_between_owners_of_columns_are_the_pooled_ones(table, loss, transport, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the parties' processes import the class from here
+    tables, y = table
+    weight = np.random.default_rng(0).gamma(2.0, 1.0, len(y))
+    options = {**OPTIONS, "objective": loss}
+    pooled = treaty.GBDTRegressor(**options).fit(tables, y, sample_weight=weight, eval_set=(tables, y))
+    federated = treaty.GBDTRegressor(treaty.SecureBoost(**KEY), transport=transport, **options)
+    federated.fit(tables, y, sample_weight=weight, eval_set=(tables, y))
+    assert_same_trees(federated, pooled)
+    assert federated.evals_result_ == pooled.evals_result_
+    losses = pooled.evals_result_["eval_0"]["custom"]
+    assert losses[-1] < losses[0]
+
+
+def test_the_class_may_be_named_and_a_saved_model_does_without_it(table, tmp_path, monkeypatch):
+    tables, y = table
+    name = f"{__name__}:Gamma"
+    named = treaty.GBDTRegressor(objective=name, **OPTIONS).fit(tables, y)
+    model = treaty.GBDTRegressor(objective=Gamma, **OPTIONS).fit(tables, y)
+    assert_same_trees(named, model)
+    model.save(tmp_path / "model")
+    monkeypatch.delattr(sys.modules[__name__], "Gamma")
+    again = treaty.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict(tables), model.predict(tables))
+    assert again.objective == name
+    np.testing.assert_allclose(np.log(model.predict(tables)), np.log(100.0), atol=3.0)
+
+
+def test_what_is_beyond_the_bounds_is_clipped_and_counted(table):
+    tables, y = table
+    assert treaty.GBDTRegressor(objective=Narrow, **OPTIONS).fit(tables, y).clipped_rows_ > 100
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (Wrong, "Wrong.gradients to return two arrays of 160 finite numbers, .* with 160 that are not finite"),
+        (Negative, "expected no hessian below 0 of .*Negative.gradients, got 160"),
+        (Unbounded, "Unbounded.bounds to return two numbers above 0"),
+        (Linkless, "to have a link of identity, log, logistic, got 'probit'"),
+        (Bare, "it lacks bounds, gradients, loss"),
+        (
+            "nowhere:Loss",
+            "cannot make the loss 'nowhere:Loss': No module named 'nowhere'; expected package",
+        ),
+        (f"{__name__}:Missing", "cannot make the loss"),
+    ],
+    ids=str,
+)
+def test_faults_of_a_loss_are_named(table, loss, said):
+    with pytest.raises(ConfigError, match=said):
+        treaty.GBDTRegressor(objective=loss, **OPTIONS).fit(*table)
+
+
+def test_a_base_score_that_the_link_does_not_give_is_refused(table):
+    with pytest.raises(ConfigError, match="expected a base_score that the link 'log' of"):
+        treaty.GBDTRegressor(objective=Gamma, **{**OPTIONS, "base_score": -1.0}).fit(*table)
+
+
+@pytest.mark.parametrize("protocol", ["federboost-horizontal", "fedxgb"])
+def test_participants_have_no_loss_of_one_party(table, protocol):
+    X, y = real_table("regression", rows=60)
+    rows = {name: (X[k::3], y[k::3]) for k, name in enumerate("abc")}
+    with pytest.raises(ConfigError, match="is a class of the party with the labels, and here all participants"):
+        treaty.GBDTRegressor(protocol, objective=Squared).fit(rows)
+
+
+def test_a_loss_of_ones_own_has_no_name_in_xgboost_but_its_link_has(table):
+    xgboost = pytest.importorskip("xgboost")
+    tables, y = table
+    for loss in (Squared, Gamma):
+        model = treaty.GBDTRegressor(objective=loss, **OPTIONS).fit(tables, y)
+        joined = np.concatenate([of.to_numpy() for of in tables.values()], axis=1)
+        booster = model.to_xgboost()
+        found = booster.predict(xgboost.DMatrix(joined, feature_names=booster.feature_names))
+        np.testing.assert_allclose(found, model.predict(tables), rtol=1e-5)
