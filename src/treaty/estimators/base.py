@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from treaty.data.labels import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.estimators.inputs import check_one_kind, known_tables, training_tables
+from treaty.estimators.inputs import check_one_kind, check_row_labels, known_tables, training_tables
 from treaty.estimators.saving import SavedEstimator, write_model
 from treaty.runs.fit import TrainedModel
 from treaty.runs.threads import Run
@@ -144,8 +144,8 @@ class TableEstimator(BaseEstimator):
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
 
-    def _tables(self, X: Tables, *, reset: bool) -> dict[str, Table]:
-        """Convert X to tables by party, in the parties' order."""
+    def _tables(self, X: Tables, *, reset: bool, **beside: Any) -> dict[str, Table]:
+        """Convert X to tables by party, in the parties' order; `beside` are labels and weights of the same rows."""
         system = self._chosen()[0]
         if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
             if not reset and ALONE not in self.schemas_:
@@ -162,6 +162,7 @@ class TableEstimator(BaseEstimator):
             raise DataError(f"a model of protocol {system.name!r} takes one table, as it is whole; got a mapping")
         if not all(isinstance(name, str) for name in X) or not X:
             raise DataError("expected a mapping of party names (text) to tables")
+        check_row_labels([*X.items(), *beside.items()])
         if not reset:
             return known_tables(X, self.schemas_, self._owners(), self._why_needed)
         tables = training_tables(X, self._active(X))

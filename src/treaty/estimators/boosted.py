@@ -178,7 +178,7 @@ class BoostedTrees(TableEstimator):
                 f"protocol {settings[0].name!r} expects tables and their labels apart, fit(X, y), got (X, y) by party, "
                 f"which is for {', '.join(map(repr, by_row))}"
             )
-        tables = self._tables(X, reset=True)
+        tables = self._tables(X, reset=True, **self._beside(y), sample_weight=sample_weight)
         active = self._active(tables)
         n_rows = next(iter(tables.values())).n_rows
         classes, target = self._target(self._column(y), active, n_rows)
@@ -232,6 +232,10 @@ class BoostedTrees(TableEstimator):
         """Return labels as they came, out of a column (n_rows, 1) where they are in one."""
         return one_column(y)
 
+    def _beside(self, y: Any) -> dict[str, Any]:
+        """Return labels as they came, by name."""
+        return {"y": y}
+
     def _finished(self, parts: dict[str, ModelPart]) -> None:
         self.parts_ = parts  # by an error later on: what there is predicts
 
@@ -244,7 +248,7 @@ class BoostedTrees(TableEstimator):
             raise ConfigError("expected eval_set=(X, y), or a list of such pairs")
         evals: list[tuple[Mapping[str, Table], NDArray[np.float64]]] = []
         for X, y in pairs:
-            tables = self._tables(X, reset=False)
+            tables = self._tables(X, reset=False, **self._beside(y))
             _, target = self._target(self._column(y), active, next(iter(tables.values())).n_rows, classes)
             match_rows(tables, target)
             evals.append((tables, target))

@@ -81,9 +81,11 @@ class _Regression(RegressorMixin, LinearModel):
         sklearn.exceptions.ConvergenceWarning
             When training ends at `max_iter` before it is done.
         """
-        self._fit(
-            X, lambda active, n_rows: (None, check_targets(one_column(y), active, n_rows)), sample_weight, checkpoint
-        )
+
+        def labels(active: str, n_rows: int) -> tuple[None, NDArray[np.float64]]:
+            return None, check_targets(one_column(y), active, n_rows)
+
+        self._fit(X, y, labels, sample_weight, checkpoint)
         return self
 
 

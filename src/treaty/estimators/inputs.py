@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from narwhals.dependencies import is_pandas_like_dataframe, is_pandas_like_series
 from numpy.typing import NDArray
 
 from treaty.data.labels import check_labels, check_weights
@@ -88,6 +89,34 @@ def _kind(y: NDArray[Any]) -> str:
     if all(isinstance(label, numbers.Number | np.bool_) for label in labels):
         return {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(np.array(labels).dtype.kind, "number")
     return " and ".join(sorted({"str" if isinstance(label, str) else type(label).__name__ for label in labels}))
+
+
+def check_row_labels(given: Collection[tuple[str, Any]]) -> None:
+    """Raise DataError where named tables and columns label the same rows differently; rows themselves go by position.
+
+    Only pandas' kind of data has labels of rows, its index. An index that counts from 0 is compared for its order
+    alone, with one of the same labels: nobody chose it.
+    """
+    indexes = [
+        (name, data.index) for name, data in given if is_pandas_like_dataframe(data) or is_pandas_like_series(data)
+    ]
+    first, chosen = next(((name, index) for name, index in indexes if not _counts_rows(index)), ("", None))
+    for name, index in indexes:
+        if chosen is None or len(index) != len(chosen) or index.equals(chosen):
+            continue
+        shuffled = bool(index.isin(chosen).all() and chosen.isin(index).all())
+        if shuffled or not _counts_rows(index):
+            raise DataError(
+                f"rows go by position, but the indexes of {first} and {name} hold "
+                f"{'the same labels in another order' if shuffled else 'different labels'}: put the rows into one "
+                "order, as a.loc[b.index] does, or call reset_index(drop=True) on both if rows at the same position "
+                "belong together"
+            )
+
+
+def _counts_rows(index: Any) -> bool:
+    """Whether an index is what dataframes have that nobody gave one: 0, 1, 2 and so on."""
+    return bool(index.dtype.kind in "iu" and np.array_equal(index, np.arange(len(index))))
 
 
 def are_labelled(X: Any) -> bool:

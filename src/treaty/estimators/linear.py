@@ -40,6 +40,7 @@ class LinearModel(TableEstimator):
     def _fit(
         self,
         X: Tables,
+        y: Any,
         labels: Callable[[str, int], tuple[list[Any] | None, NDArray[np.float64]]],
         sample_weight: ArrayLike | None,
         checkpoint: str | Path | None,
@@ -48,7 +49,7 @@ class LinearModel(TableEstimator):
         started = time.perf_counter()
         self._forget()
         settings = self._settings()
-        tables = self._tables(X, reset=True)
+        tables = self._tables(X, reset=True, y=y, sample_weight=sample_weight)
         active = self._active(tables)
         classes, target = labels(active, next(iter(tables.values())).n_rows)
         if len(classes or ()) > 2:
@@ -266,7 +267,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         def labels(active: str, n_rows: int) -> tuple[list[Any], NDArray[np.float64]]:
             return self._class_numbers(one_column(y), active, n_rows)
 
-        self._fit(X, labels, sample_weight, checkpoint)
+        self._fit(X, y, labels, sample_weight, checkpoint)
         return self
 
     def _keep(self, parts: dict[str, LinearPart]) -> None:

@@ -184,6 +184,9 @@ class GBDTRanker(BoostedTrees):
     def _column(self, y: Any) -> Any:
         return _Relevance(one_column(y.relevance), one_column(y.group))
 
+    def _beside(self, y: Any) -> dict[str, Any]:
+        return {"y": y.relevance, "qid": y.group}
+
     def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
         return outputs[:, 0]
 

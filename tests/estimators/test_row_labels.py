@@ -1,0 +1,91 @@
+"""Indexes of dataframes: rows go by position, and whoever says otherwise is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_breast_cancer
+
+import treaty
+from treaty.estimators.inputs import check_row_labels
+
+ANOTHER_ORDER = "same labels in another order"
+PARTIES_OF_COLUMNS = [
+    treaty.GBDTClassifier("pooled", n_estimators=1),
+    treaty.GBDTClassifier("secureboost", n_estimators=1),
+    treaty.GBDTClassifier("fedxgboost-smm", n_estimators=1),
+    treaty.GBDTClassifier("fedxgboost-ldp", n_estimators=1),
+    treaty.GBDTClassifier("federboost-vertical", n_estimators=1),
+    treaty.GBDTRegressor("secureboost", n_estimators=1),
+    treaty.LogisticRegression("pooled"),
+    treaty.LogisticRegression("quasi-newton"),
+    treaty.LogisticRegression("sgd"),
+    treaty.LinearRegression("quasi-newton"),
+    treaty.PoissonRegressor("pooled"),
+]
+
+
+def parties() -> tuple[dict[str, pd.DataFrame], pd.Series]:
+    X, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    index = pd.Index([f"patient {k}" for k in range(len(X))])
+    return {"bank": X.iloc[:, :4].set_index(index), "shop": X.iloc[:, 4:8].set_index(index)}, y.set_axis(index)
+
+
+def shuffled(table: Any) -> Any:
+    return table.sample(frac=1, random_state=0)
+
+
+@pytest.mark.parametrize("model", PARTIES_OF_COLUMNS, ids=lambda model: f"{type(model).__name__}-{model.protocol}")
+def test_parties_whose_indexes_have_another_order_are_refused(model):
+    X, y = parties()
+    with pytest.raises(treaty.DataError, match=f"indexes of bank and shop hold the {ANOTHER_ORDER}.*reset_index"):
+        model.fit({**X, "shop": shuffled(X["shop"])}, y)
+    with pytest.raises(treaty.DataError, match=f"bank and y hold the {ANOTHER_ORDER}"):
+        model.fit(X, shuffled(y))
+    with pytest.raises(treaty.DataError, match=f"bank and sample_weight hold the {ANOTHER_ORDER}"):
+        model.fit(X, y.to_numpy(), sample_weight=shuffled(y + 1.0))
+
+
+def test_eval_sets_and_tables_to_predict_are_refused_in_another_order():
+    X, y = parties()
+    model = treaty.GBDTClassifier(n_estimators=2)
+    for bad in (({**X, "shop": shuffled(X["shop"])}, y), (X, shuffled(y))):
+        with pytest.raises(treaty.DataError, match=ANOTHER_ORDER):
+            model.fit(X, y, eval_set=[(X, y), bad])
+    model.fit(X, y)
+    for predict in (model.predict, model.predict_proba, model.predict_contributions):
+        with pytest.raises(treaty.DataError, match=ANOTHER_ORDER):
+            predict({**X, "shop": shuffled(X["shop"])})
+
+
+def test_groups_of_a_ranking_are_refused_in_another_order():
+    X, y = parties()
+    groups = pd.Series(np.arange(len(y)) // 50, y.index)
+    with pytest.raises(treaty.DataError, match=f"bank and qid hold the {ANOTHER_ORDER}"):
+        treaty.GBDTRanker(n_estimators=1).fit(X, y, qid=shuffled(groups))
+
+
+def test_an_index_that_nobody_gave_is_compared_for_its_order_alone():
+    X, y = parties()
+    plain = {name: table.reset_index(drop=True) for name, table in X.items()}
+    with pytest.raises(treaty.DataError, match=ANOTHER_ORDER):  # a shuffled table beside one as it was read
+        treaty.GBDTClassifier(n_estimators=1).fit({**plain, "shop": shuffled(plain["shop"])}, y)
+    with pytest.raises(treaty.DataError, match="bank and shop hold different labels"):
+        treaty.GBDTClassifier(n_estimators=1).fit({**X, "shop": X["shop"].set_index("customer " + y.index)}, y)
+    treaty.GBDTClassifier(n_estimators=1).fit({**X, "shop": plain["shop"]}, y.to_numpy())
+    treaty.GBDTClassifier(n_estimators=1).fit(plain, y)
+    treaty.GBDTClassifier(n_estimators=1).fit({name: table.to_numpy() for name, table in X.items()}, shuffled(y))
+
+
+def test_any_index_is_compared():
+    dates = pd.date_range("2026-01-01", periods=6)
+    levels = pd.MultiIndex.from_product([["a", "b"], [1, 2, 3]])
+    for index in (dates, levels, pd.Index([7, 7, 8, 9, None, 1.5]), pd.RangeIndex(3, 9), pd.RangeIndex(5, -1, -1)):
+        table = pd.DataFrame({"a": range(6)}, index)
+        check_row_labels([("a", table), ("b", table.copy()), ("c", table["a"]), ("d", np.zeros(6)), ("e", None)])
+        with pytest.raises(treaty.DataError, match=f"a and b hold the {ANOTHER_ORDER}"):
+            check_row_labels([("a", table), ("b", table.iloc[::-1])])
+    check_row_labels([("a", table), ("b", pd.DataFrame([[1, 2]], columns=["a", "a"]))])  # another error says more
