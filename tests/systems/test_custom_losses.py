@@ -69,6 +69,86 @@ class Negative(Squared):
         return margins - y, -np.ones_like(y)
 
 
+class InPlace(Squared):
+    def gradients(self, margins, y):
+        margins -= y
+        return margins, np.ones_like(y)
+
+
+class InPlaceOnLabels(Squared):
+    def gradients(self, margins, y):
+        y -= margins
+        return -y, np.ones_like(y)
+
+    def bounds(self, y):
+        y -= 100.0
+        return 2.0 * float(np.max(np.abs(y))), 1.0
+
+    def loss(self, margins, y):
+        margins -= y
+        return 0.5 * margins**2
+
+
+class ArrayOfBoth(Squared):
+    def gradients(self, margins, y):
+        return np.stack([margins - y, np.ones_like(y)])
+
+
+class OneColumn(Squared):
+    def gradients(self, margins, y):
+        return (margins - y)[:, None], np.ones_like(y)
+
+
+class Text(Squared):
+    def gradients(self, margins, y):
+        return ["a"] * len(y), np.ones_like(y)
+
+
+class Raising(Squared):
+    def gradients(self, margins, y):
+        raise ZeroDivisionError("boom")
+
+
+class NoLicence(Squared):
+    def __init__(self):
+        raise RuntimeError("no licence")
+
+
+class LossOfAll(Squared):
+    def loss(self, margins, y):
+        return 3.0
+
+
+class LossOfNan(Squared):
+    def loss(self, margins, y):
+        return np.full_like(y, np.nan)
+
+
+class LossOfPairs(Squared):
+    def loss(self, margins, y):
+        return np.square(margins[:, None] - y)
+
+
+class LossMissing(Squared):
+    def loss(self, margins, y):
+        return None
+
+
+class OneBound(Squared):
+    def bounds(self, y):
+        return 1.0
+
+
+class TextBounds(Squared):
+    def bounds(self, y):
+        return "ab"
+
+
+class VastBound(Squared):
+    def bounds(self, y):
+        return 1.5e308, 1.0
+
+
 class Narrow(Squared):
     def bounds(self, y):
         return 4.0, 1.0
@@ -144,7 +224,18 @@ def test_what_is_beyond_the_bounds_is_clipped_and_counted(table):
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (Wrong, "Wrong.gradients to return two arrays of 160 finite numbers, .* with 160 that are not finite"),
+        (Wrong, "Wrong.gradients to return two arrays of 160 finite numbers, .* 160 not finite"),
+        (OneColumn, r"OneColumn.gradients to return .*, got ndarray \(160, 1\), ndarray \(160,\)"),
+        (Text, "Text.gradients to return two arrays of 160 finite numbers, got list, ndarray"),
+        (Raising, "Raising.gradients raised ZeroDivisionError: boom"),
+        (NoLicence, "cannot make the loss .*NoLicence': no licence"),
+        (LossOfAll, r"LossOfAll.loss to return an array of 160 finite numbers, got float \(\)"),
+        (LossOfNan, r"LossOfNan.loss to return an array of 160 finite numbers, .* 160 not finite"),
+        (LossOfPairs, r"LossOfPairs.loss to return an array of 160 finite numbers, got ndarray \(160, 160\)"),
+        (LossMissing, "LossMissing.loss to return an array of 160 finite numbers, got NoneType"),
+        (OneBound, "OneBound.bounds to return two numbers above 0, got 1.0"),
+        (TextBounds, "TextBounds.bounds to return two numbers above 0"),
+        (VastBound, "scale the labels down"),
         (Negative, "expected no hessian below 0 of .*Negative.gradients, got 160"),
         (Unbounded, "Unbounded.bounds to return two numbers above 0"),
         (Linkless, "to have a link of identity, log, logistic, got 'probit'"),
@@ -159,7 +250,18 @@ def test_what_is_beyond_the_bounds_is_clipped_and_counted(table):
 )
 def test_faults_of_a_loss_are_named(table, loss, said):
     with pytest.raises(ConfigError, match=said):
-        treaty.GBDTRegressor(objective=loss, **OPTIONS).fit(*table)
+        treaty.GBDTRegressor(objective=loss, **OPTIONS).fit(*table, eval_set=table)
+
+
+@pytest.mark.parametrize("loss", [InPlace, InPlaceOnLabels, ArrayOfBoth])
+def test_a_loss_may_change_what_it_is_given_and_return_one_array(table, loss):
+    tables, y = table
+    labels = y.copy()
+    plain = treaty.GBDTRegressor(objective=Squared, **OPTIONS).fit(tables, y, eval_set=(tables, y))
+    model = treaty.GBDTRegressor(objective=loss, **OPTIONS).fit(tables, y, eval_set=(tables, y))
+    np.testing.assert_array_equal(y, labels)
+    assert_same_trees(model, plain)
+    assert model.evals_result_ == plain.evals_result_
 
 
 def test_a_base_score_that_the_link_does_not_give_is_refused(table):

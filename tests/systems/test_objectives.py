@@ -58,6 +58,15 @@ def test_trees_between_owners_of_columns_are_the_pooled_ones(system, loss, parti
     assert federated.evals_result_ == pooled.evals_result_
 
 
+@pytest.mark.parametrize("step", [5.0, 10.0])
+def test_a_poisson_loss_of_large_steps_trains_to_the_pooled_trees(step):
+    X, y = counts()
+    federated, pooled = both(
+        "secureboost", cut(X, 2), y, objective="poisson", base_score=7.0, max_delta_step=step, min_child_weight=0.0
+    )
+    assert_same_trees(federated, pooled)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_weights_and_samples_give_the_pooled_trees(loss):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import sys
 from itertools import pairwise
 
@@ -385,6 +386,22 @@ def test_labels_far_above_the_base_score_need_more_bits(name):
     with pytest.raises(ConfigError, match="too coarse"):
         make_objective(name, y, None, fractional_bits=least - 1)
     make_objective(name, y, None, base_score=1e5)
+
+
+@pytest.mark.parametrize("step", [0.7, 3.5, 5.0, 20.0])
+def test_a_hessian_at_the_base_score_needs_sixteen_steps_whatever_max_delta_step_is(step):
+    make_objective("poisson", np.array([1.0, 2.0]), None, base_score=1.5, max_delta_step=step)
+    y = np.array([0.0, 2e9])  # grad_clip is 2^32, and a hessian at 0.5 is 2^-33 e^step of it
+    least = math.ceil(4 + 33 - step / math.log(2))
+    make_objective("poisson", y, None, max_delta_step=step, fractional_bits=least)
+    with pytest.raises(ConfigError, match=f"fractional_bits to at least {least}$"):
+        make_objective("poisson", y, None, max_delta_step=step, fractional_bits=least - 1)
+
+
+@pytest.mark.parametrize("name", ["squared_error", "poisson"])
+def test_labels_whose_double_has_no_power_of_two_above_it_are_refused(name):
+    with pytest.raises(ConfigError, match="scale the labels down"):
+        make_objective(name, np.array([6e307, 0.0]), None)
 
 
 @pytest.mark.parametrize("name", ["poisson", "tweedie"])

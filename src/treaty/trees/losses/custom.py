@@ -19,6 +19,8 @@ Link = Literal["identity", "log", "logistic"]
 class CustomLoss(Protocol):
     """What a class named by `objective` has; it is made without arguments, at the party with the labels alone.
 
+    Methods are given copies, which they may change.
+
     Attributes
     ----------
     link : {"identity", "log", "logistic"}
@@ -84,10 +86,12 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
 
     def bounded(self, y: Floats) -> Self:
         """See `FixedPointLoss`."""
-        found = loss_at(self.objective).bounds(y)
-        if np.shape(found) != (2,) or not all(0.0 < bound < math.inf for bound in found):
+        found = _ask(self.objective, "bounds", y)
+        bounds = _numbers(found, (2,))
+        if bounds is None or not np.all(bounds > 0.0):
             raise ConfigError(f"expected {self.objective}.bounds to return two numbers above 0, got {found!r}")
-        return replace(self, grad_clip=power_of_two(float(found[0])), hess_scale=power_of_two(float(found[1])))
+        grad_bound, hess_bound = map(power_of_two, bounds.tolist())
+        return replace(self, grad_clip=grad_bound, hess_scale=hess_bound)
 
     @property
     def largest_hess(self) -> float:
@@ -124,17 +128,24 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
         """See `FixedPointLoss`."""
-        return float(np.average(loss_at(self.objective).loss(margins[:, 0], y), weights=weight))
+        found = _ask(self.objective, "loss", margins[:, 0], y)
+        each = _numbers(found, y.shape)
+        if each is None:
+            raise ConfigError(
+                f"expected {self.objective}.loss to return an array of {len(y)} finite numbers, got {_form(found)}"
+            )
+        return float(np.average(each, weights=weight))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
         """See `FixedPointLoss`."""
-        found = loss_at(self.objective).gradients(margins[:, 0], y)
-        values = [np.asarray(part, np.float64) for part in found] if isinstance(found, tuple | list) else []
-        if len(values) != 2 or any(part.shape != y.shape or not np.isfinite(part).all() for part in values):
-            shapes = ", ".join(str(part.shape) for part in values)
+        found = _ask(self.objective, "gradients", margins[:, 0], y)
+        several = isinstance(found, tuple | list) or getattr(found, "ndim", 0) > 0
+        parts = list(found) if several and len(found) == 2 else [found]
+        values = [part for part in (_numbers(part, y.shape) for part in parts) if part is not None]
+        if len(values) != 2:
             raise ConfigError(
-                f"expected {self.objective}.gradients to return two arrays of {len(y)} finite numbers, got shapes "
-                f"{shapes} with {sum(int(np.sum(~np.isfinite(part))) for part in values)} that are not finite"
+                f"expected {self.objective}.gradients to return two arrays of {len(y)} finite numbers, got "
+                f"{', '.join(map(_form, parts))}"
             )
         g, h = values[0] / self.grad_clip, values[1] / self.hess_scale
         if np.any(h < 0.0):
@@ -151,7 +162,7 @@ def loss_at(name: str) -> CustomLoss:
         for part in attribute.split("."):
             kind = getattr(kind, part)
         loss: CustomLoss = kind()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:
         raise ConfigError(
             f"cannot make the loss {name!r}: {error}; expected package.module:CLASS, a class at the top of a module "
             "that the party with the labels can import"
@@ -164,3 +175,32 @@ def loss_at(name: str) -> CustomLoss:
             f"expected {name!r} to have a link of {', '.join(get_args(Link))}, got {getattr(loss, 'link', None)!r}"
         )
     return loss
+
+
+def _ask(objective: str, method: str, *arrays: Floats) -> Any:
+    """Return what a method of the class returns for copies of arrays, as it may work in place."""
+    asked = getattr(loss_at(objective), method)
+    try:
+        return asked(*(np.array(values) for values in arrays))
+    except Exception as error:
+        raise ConfigError(f"{objective}.{method} raised {type(error).__name__}: {error}") from error
+
+
+def _numbers(found: Any, shape: tuple[int, ...]) -> Floats | None:
+    """Return what a method gave as float64 of this shape; None where it is something else, or not finite."""
+    try:
+        values = np.asarray(found, np.float64)
+    except (TypeError, ValueError):
+        return None
+    return values if values.shape == shape and np.isfinite(values).all() else None
+
+
+def _form(found: Any) -> str:
+    """Describe what a method gave: its type and shape, and how many of its numbers are not finite."""
+    kind = type(found).__name__
+    try:
+        values = np.asarray(found, np.float64)
+    except (TypeError, ValueError):
+        return kind
+    odd = int(np.count_nonzero(~np.isfinite(values)))
+    return f"{kind} {values.shape}" + (f" with {odd} not finite" if odd else "")

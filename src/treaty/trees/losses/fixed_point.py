@@ -21,9 +21,9 @@ Takes = Literal["classes", "numbers", "groups"]
 
 
 def power_of_two(size: float) -> float:
-    """Return the least power of two that is no less than a size; 1 for a size of 0."""
-    if not math.isfinite(size):
-        raise ConfigError("labels and base_score are too far apart to subtract; scale the labels down")
+    """Return the least power of two that is no less than a size; 1 for a size of 0. ConfigError where there is none."""
+    if not size <= 2.0**1023:
+        raise ConfigError("labels, or the bounds that follow from them, do not fit float64; scale the labels down")
     return 2.0 ** math.ceil(math.log2(size)) if size > 0.0 else 1.0
 
 

@@ -81,9 +81,10 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
     def bounded(self, y: Floats) -> Self:
         """See `FixedPointLoss`: its steps, which fit the largest labels, must not be too coarse for `base_score`."""
         loss = super().bounded(y)
-        fine = replace(loss, fractional_bits=_FINE_BITS, weight_bound=1.0)
+        fine_bits = _FINE_BITS - max(0, math.ceil(math.log2(loss.largest_hess)))  # that hessians fit 62 bits
+        fine = replace(loss, fractional_bits=fine_bits, weight_bound=1.0)
         _, hess, _ = fine.gradients(np.full((1, 1), self.base_margin), np.zeros(1), None)
-        lacking = math.ceil(_FINE_BITS - self.fractional_bits + math.log2(LEAST_STEPS / max(int(hess[0, 0]), 1)))
+        lacking = math.ceil(fine_bits - self.fractional_bits + math.log2(LEAST_STEPS / max(int(hess[0, 0]), 1)))
         if lacking > 0:
             raise ConfigError(
                 f"labels are so far above base_score={self.base_score:g} that fractional_bits={self.fractional_bits} "
