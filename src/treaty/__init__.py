@@ -19,6 +19,7 @@ from treaty.errors import (
 if TYPE_CHECKING:
     from treaty.estimators.align import align
     from treaty.estimators.glm import LinearRegression, PoissonRegressor
+    from treaty.estimators.inputs import read_table
     from treaty.estimators.linear import LogisticRegression
     from treaty.estimators.trees import GBDTClassifier, GBDTRanker, GBDTRegressor, load
     from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
@@ -58,6 +59,7 @@ __all__ = [
     "TreatyError",
     "align",
     "load",
+    "read_table",
 ]
 __version__ = "0.1.0"
 
@@ -67,6 +69,7 @@ _LATE = {
     "GBDTRanker": "treaty.estimators.trees",
     "GBDTRegressor": "treaty.estimators.trees",
     "load": "treaty.estimators.trees",
+    "read_table": "treaty.estimators.inputs",
     "LogisticRegression": "treaty.estimators.linear",
     "LinearRegression": "treaty.estimators.glm",
     "PoissonRegressor": "treaty.estimators.glm",

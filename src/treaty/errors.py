@@ -14,8 +14,9 @@
         ├── PeerTimeout        it is connected but silent for too long
         └── PeerAborted        it stopped the job itself and said why
 
-Messages read "expected X, got Y - at Z" and name the party; they never hold labels, keys, ids or values. Other parties
-are told an error's `public` text: names of columns and files stay at home.
+Messages read "expected X, got Y - at Z" and name the party; they never hold labels, keys, ids or values, but for the
+cells that a party has to correct in its own file. Other parties are told an error's `public` text: names of columns and
+files, and such cells, stay at home.
 """
 
 

@@ -302,3 +302,21 @@ def test_text_in_pieces_is_text() -> None:
     made = column_from_series(nw.from_native(column, series_only=True), text_as_categories=True)
     assert made.categories == ("a", "b")
     np.testing.assert_array_equal(made.values, [1, np.nan, 0])
+
+
+@pytest.mark.parametrize(
+    "make", [pd.Series, pl.Series, lambda cells: pa.chunked_array([cells])], ids=["pd", "pl", "pa"]
+)
+def test_text_that_is_mostly_numbers_names_its_first_cells(make) -> None:
+    column = make(["1.5", "2", " ", "3,5", "x", None, "4"] * 4)
+    with pytest.raises(ColumnProblem, match=r"numbers in 12 rows, but ' ' in row 2, '3,5' in row 3, 'x' in row 4 and"):
+        column_of(column)
+    with pytest.raises(ColumnProblem, match=r"text in 4 rows: if these are categories convert"):
+        column_of(make(["a", "b", "17b", "2020-01-01"]))
+
+
+def test_numbers_mixed_with_text_name_the_first_row_of_text() -> None:
+    with pytest.raises(
+        ColumnProblem, match=r"in 2 rows, the first of them row 1: correct these cells, or .*to_numeric"
+    ):
+        column_from_array(objects(1.5, "x", None, "y"))

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from treaty.data.sources import read_table, write_predictions
+from treaty.data.sources import read_table, refuse_strays, write_predictions
 from treaty.data.table import to_table
 from treaty.errors import DataError
 
@@ -62,7 +62,9 @@ def test_text_of_a_file_becomes_categories(file: Path) -> None:
 
 
 def test_absent_columns_are_named(file: Path) -> None:
-    with pytest.raises(DataError, match=r"^shop: expected columns 'y', 'z', got a file without them"):
+    with pytest.raises(
+        DataError, match=r"^shop: expected columns 'y', 'z', got .* without them, with 'id', 'x', 'city'"
+    ):
         read_table(file, columns=["x", "y", "z"], party="shop")
 
 
@@ -204,3 +206,93 @@ def test_predictions_of_unequal_length_are_refused(tmp_path: Path, columns: dict
 def test_predictions_into_a_folder_that_is_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"existing folder"):
         write_predictions(tmp_path / "nowhere" / "p.csv", {"a": [1]})
+
+
+def refused(path: Path, features: list[str] | None = None, numeric: tuple[str, ...] = ()) -> str:
+    """Return what is said of a file's cells that are no numbers; "" where nothing is."""
+    table = read_table(path)
+    features = [name for name in table.column_names if name not in numeric] if features is None else features
+    try:
+        refuse_strays(table, path, "shop", features=features, numeric=numeric, remedy="name it in categorical")
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_cells_that_are_no_numbers_are_named_by_their_lines(tmp_path: Path, name: str) -> None:
+    rows = ['1,"a\nb"', "", "2,c", " ,d", '"3,5",e', "?,f", "x,g", "7,h"]
+    said = refused(write(tmp_path / name, "\n".join(["n,city", *rows, ""])))
+    assert said.startswith(
+        "shop: column 'n' has numbers in 3 rows, but ' ' in line 6, '3,5' in line 7, '?' in line 8 and 1 more: correct"
+    )
+    assert "name it in categorical" in said
+    assert "city" not in said
+
+
+@pytest.mark.parametrize(
+    ("cells", "taken"),
+    [
+        (["Rome", "Oslo"] * 10, True),
+        (["1", "2", None], True),  # numbers, one missing
+        (["1st", "2nd", "12-14", "A7", "2020-01-x"] * 4, True),
+        (["B1"] * 19 + ["17"], True),  # fewer than a tenth
+        (["B1"] * 18 + ["17", "18"], False),
+        (["1,5", "2,5"], False),
+        (["1.234,50", "17,00"], False),
+        (["12%", "7 %"], False),
+        (["€ 12", "$3.50"], False),
+        (["1 000", "2 000"], False),
+        (["1.5", "2.5 ", ""], True),  # arrow trims
+        (["1.5", "n.a."], False),
+    ],
+    ids=str,
+)
+def test_a_column_of_text_is_one_of_categories_where_few_values_look_like_numbers(
+    tmp_path: Path, cells: list[str | None], taken: bool
+) -> None:
+    path = write(tmp_path / "t.csv", "\n".join(["c,d", *(f'"{cell}",x' if cell else ",x" for cell in cells)]))
+    assert (refused(path) == "") == taken
+    assert refused(path, features=["d"]) == ""
+
+
+def test_a_column_that_must_be_of_numbers_names_its_first_word(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "y,x\n" + "word,1\n" * 30)
+    assert refused(path) == ""
+    said = refused(path, numeric=("y",))
+    assert "column 'y' has numbers in 0 rows, but 'word' in line 2" in said
+    assert "categorical" not in said
+
+
+def test_numbers_stored_as_text_are_text_but_strays_among_them_are_named(tmp_path: Path) -> None:
+    pa.parquet.write_table(pa.table({"zip": ["01", "22"], "n": ["1", " "]}), tmp_path / "t.parquet")
+    assert "column 'n' has numbers in 1 row, but ' ' in row 1: correct" in refused(tmp_path / "t.parquet")
+    assert refused(tmp_path / "t.parquet", features=["zip"]) == ""
+
+
+def test_long_cells_are_cut(tmp_path: Path) -> None:
+    assert f"{'z' * 24!r}... in line 3" in refused(write(tmp_path / "t.csv", "x,y\n1,1\n" + "z" * 500 + ",2\n"))
+
+
+@pytest.mark.parametrize(("separator", "called"), [(";", "';'"), ("\t", "tabs"), ("|", r"'\|'")])
+def test_other_separators_are_named(tmp_path: Path, separator: str, called: str) -> None:
+    path = write(tmp_path / "t.csv", f"\ufeffa{separator}b\n1,5{separator}2\n")
+    with pytest.raises(DataError, match=rf"^shop: .* that looks separated by {called}; save .* - at .*t\.csv$"):
+        read_table(path, party="shop")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"PAR1\x15", r"a Parquet file: name it \.parquet"),
+        (b"ARROW1\0\0", r"an arrow file: name it \.arrow"),
+        (gzip.compress(b"a,b\n1,2\n"), r"gzip: name it \.csv\.gz"),
+        (b"PK\x03\x04", "Excel"),
+        ("\ufeffa,b\n1,2\n".encode("utf-16-le"), "UTF-16"),
+    ],
+    ids=["parquet", "arrow", "gzip", "excel", "utf-16"],
+)
+def test_files_that_are_called_csv_and_are_not_are_named(tmp_path: Path, content: bytes, what: str) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(DataError, match=what):
+        read_table(tmp_path / "t.csv")

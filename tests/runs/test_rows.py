@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
+from tables import real_table
 from treaty.data.run_log import RunLog
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Align, Job, Member
-from treaty.runs.rows import Rows, open_rows, read_rows, with_noisy_labels
+from treaty.runs.rows import Rows, labelled, open_rows, read_rows, with_noisy_labels
 from treaty.runs.threads import play, star
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows
@@ -80,5 +83,73 @@ def test_what_the_training_table_is_to_drop_it_must_have(tmp_path, owner):
 
     assert read(["key"], path) == ("x",)
     assert read(["key"], other) == ("x",)
-    with pytest.raises(DataError, match=rf"^a: .*'keys', got a file without them; did you mean 'key'\? - at {path}"):
+    with pytest.raises(DataError, match=rf"^a: .*'keys', got .*, with .*; did you mean 'key'\? - at {path}"):
         read(["keys"], path)
+
+
+def of_shop(folder, member=None, **fields):
+    """Return a job, and a reader of files of the shop's, which has labels and rows of its own."""
+    member = member or Member(table=str(folder / "t.csv"))
+    job = Job(name="t", active="shop", label="y", parties={"shop": member}, protocol="federboost-horizontal", **fields)
+    return job, lambda path, schema=None: read_rows(job, "shop", str(path), schema)
+
+
+def written(folder, frame, **cells):
+    """Write a real table to CSV with single cells of a column replaced, {column: (row, cell)}."""
+    frame = frame.astype(object)
+    for column, (row, cell) in cells.items():
+        frame.loc[row, column] = cell
+    frame.to_csv(folder / "t.csv", index=False)
+    return folder / "t.csv"
+
+
+@pytest.mark.parametrize("cell", [" ", "12,5", "unknown"], ids=["blank", "decimal comma", "word"])
+def test_a_cell_that_is_no_number_is_named_with_its_line(tmp_path, cell):
+    """Of a real table: the whole column became a category, of which trees learned one value at a time."""
+    X, y = real_table("binary")
+    path = written(tmp_path, X.assign(y=y), **{"mean area": (102, cell)})
+    with pytest.raises(DataError) as raised:
+        of_shop(tmp_path)[1](path)
+    assert f"column 'mean area' has numbers in 239 rows, but {cell!r} in line 104: correct" in str(raised.value)
+    assert "parties.shop.categorical" in str(raised.value)
+    assert cell not in raised.value.public.split("'")
+    assert "area" not in raised.value.public
+
+
+def test_columns_are_of_categories_where_the_job_says_so(tmp_path, caplog):
+    X, y = real_table("binary")
+    path = written(tmp_path, X.assign(y=y, zip=["1234", "9876", "ab1"] * 80))
+    member = Member(table=str(path), categorical=["zip", "mean radius"])
+    with caplog.at_level(logging.INFO):
+        rows = of_shop(tmp_path, member)[1](path)
+    kinds = dict(zip(rows.features.schema.names, rows.features.schema.kinds, strict=True))
+    assert [name for name, kind in kinds.items() if kind == "categorical"] == ["mean radius", "zip"]
+    assert "zip (3 categories)" in caplog.text
+    with pytest.raises(DataError, match=r"'zap', got a file without it, with .*'mean radius'.*; did you mean 'zip'"):
+        of_shop(tmp_path, Member(table=str(path), categorical=["zap"]))[1](path)
+    again = of_shop(tmp_path, member)[1](path, rows.features.schema)
+    assert np.array_equal(again.features.matrix(), rows.features.matrix())
+
+
+def test_a_file_to_predict_has_numbers_where_training_had_some(tmp_path):
+    X, y = real_table("binary")
+    _, read = of_shop(tmp_path)
+    schema = read(written(tmp_path, X.assign(y=y))).features.schema
+    path = written(tmp_path, X.assign(**{"mean area": "high"}))
+    with pytest.raises(DataError, match=r"'mean area' has numbers in 0 rows, but 'high' in line 2, .* and 237 more: "):
+        read(path, schema)
+
+
+def test_a_target_that_is_no_number_is_named_with_its_line(tmp_path):
+    X, y = real_table("regression")
+    path = written(tmp_path, X.assign(y=y), y=(7, "n.a."))
+    with pytest.raises(DataError, match=r"column 'y' has numbers in 239 rows, but 'n\.a\.' in line 9: correct"):
+        of_shop(tmp_path, task="regression")[1](path)
+
+
+def test_ids_and_labels_of_classes_may_be_of_any_text(tmp_path):
+    X, y = real_table("binary")
+    frame = X.assign(y=np.where(y == 1, "1", "2+"), id=["A1", "17", "18"] * 80)
+    member = Member(table=str(written(tmp_path, frame)), drop=["id"])
+    job, read = of_shop(tmp_path, member)
+    assert labelled(read(member.table), job, "shop", member.table, None, training=True)[1] == ["1", "2+"]

@@ -14,7 +14,7 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import log_loss, roc_auc_score
 
 from treaty.data.labels import check_labels
-from treaty.data.sources import read_table
+from treaty.data.sources import read_table, refuse_strays, with_categories
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
 
@@ -43,9 +43,8 @@ def load_data(data: str, label: str | None) -> tuple[Any, NDArray[Any]]:
     if label not in table.column_names:
         raise ConfigError(f"expected the label to be one of {', '.join(table.column_names)}, got {label!r}")
     columns = table.drop_columns([label])
-    for k, field in enumerate(columns.schema):  # a file's text columns become categories
-        if str(field.type) in ("string", "large_string"):
-            columns = columns.set_column(k, field.name, columns.column(k).combine_chunks().dictionary_encode())
+    refuse_strays(columns, data, "the demo", features=columns.column_names, remedy="put a letter before each")
+    columns = with_categories(columns)
     y = check_labels(table[label].to_numpy(), data)
     classes, counts = np.unique(y, return_counts=True)
     if len(classes) < 2 or len(classes) > MOST_CLASSES or counts.min() < 3:

@@ -23,6 +23,10 @@ Category = str | int | float | bool
 LARGEST = float(np.finfo(np.float32).max)
 
 _MAKE_CATEGORY = 'if these are categories convert with .astype("category"), else drop the column'
+_CORRECT = (
+    'correct these cells, or make them missing with pandas.to_numeric(column, errors="coerce"); if these are '
+    'categories convert with .astype(str).astype("category"), else drop the column'
+)
 _MAKE_NUMBER = "convert to numbers (say, days since a fixed date) or drop the column"
 _TAKE_APART = "make a column of each part, or drop the column"
 _NUMBERS = (numbers.Real, Decimal, np.bool_)
@@ -74,7 +78,7 @@ def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = Fal
         if n_present == 0:  # pandas calls a column of None text
             return _all_missing(len(series))
         if not text_as_categories:
-            raise _text_problem(_native_dtype(series), n_present)
+            raise _text_problem(_native_dtype(series), series.to_arrow(), n_present)
         return _text(series.to_arrow())
     if dtype in (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128):
         # with missing values numpy has these as objects, or not at all
@@ -124,8 +128,10 @@ def floats_from_objects(values: NDArray[np.object_]) -> NDArray[np.float64]:
             # scikit-learn's wording, and its type of error, for a cell that can never be a feature
             raise TypeError(f"argument must be a string or a number, not '{t.__name__}'")
     if any(issubclass(t, str) for t in types):
-        n_text = sum(isinstance(value, str) for value in values)
-        raise ColumnProblem(f"object mixing numbers with text in {n_text} rows: {_MAKE_CATEGORY}")
+        rows = [row for row, value in enumerate(values) if isinstance(value, str)]
+        raise ColumnProblem(
+            f"object mixing numbers with text in {len(rows)} rows, the first of them row {rows[0]}: {_CORRECT}"
+        )
     numbers_only = values.copy()
     numbers_only[absent] = math.nan
     try:
@@ -138,9 +144,10 @@ def _objects(values: NDArray[np.object_], text_as_categories: bool) -> Column:
     absent = _absent(values)
     n_present = len(values) - int(np.count_nonzero(absent))
     if n_present and all(isinstance(value, str) for value in values[~absent]):
+        text = pa.array(values, type=pa.large_string(), mask=absent)
         if not text_as_categories:
-            raise _text_problem("object", n_present)
-        return _text(pa.array(values, type=pa.large_string(), mask=absent))
+            raise _text_problem("object", text, n_present)
+        return _text(text)
     return Column(_to_float32(floats_from_objects(values)))
 
 
@@ -210,7 +217,14 @@ def _all_missing(n_rows: int) -> Column:
     return Column(np.full(n_rows, np.nan, dtype=np.float32))
 
 
-def _text_problem(dtype: str, n_present: int) -> ColumnProblem:
+def _text_problem(dtype: str, strings: Any, n_present: int) -> ColumnProblem:
+    from treaty.data.number_text import strays_of  # of text alone, and arrow's functions take time to import
+
+    strays = strays_of(strings)
+    if strays is not None:
+        return ColumnProblem(
+            f"{dtype} with {strays.told(strays.rows[: len(strays.first)].tolist(), 'row')}: {_CORRECT}"
+        )
     return ColumnProblem(f"{dtype}, text in {n_present} rows: {_MAKE_CATEGORY}")
 
 

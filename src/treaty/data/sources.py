@@ -1,12 +1,9 @@
 """Files: CSV, Parquet and arrow in, predictions out.
 
-Reading gives an arrow table; `to_table(..., text_as_categories=True)` turns it into features. A CSV file is
-parsed as one block, so that all values of a column settle its type, not the first ones.
+Reading gives an arrow table; `to_table(..., text_as_categories=True)` turns it into features.
 """
 
-import csv
 import gzip
-import io
 import re
 import secrets
 import zlib
@@ -19,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
@@ -26,13 +24,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from treaty.compute import json_decoder_of
 from treaty.data.columns import quoted
+from treaty.data.csv_files import CsvProblem, lines_of, parse_csv
+from treaty.data.number_text import FEWEST, SHOWN, strays_of
 from treaty.data.table import Schema, Table
 from treaty.errors import DataError
 
 _CHECKED = b"treaty.schema"
 _ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow")
-_LARGEST_BLOCK = (1 << 31) - 1  # arrow counts the bytes of a block in int32
-_SMALLEST_BLOCK = 1 << 16
+_LISTED = 20  # columns that a message names of those a file has
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls its index in a Parquet file
 
 
@@ -63,7 +62,7 @@ def read_table(
     if path.stat().st_size == 0:
         raise DataError(f"{party}: expected a table, got an empty file - at {path}")
     read = {".parquet": _read_parquet, ".arrow": _read_arrow}.get(ending)
-    table = _read_csv(path, ending, text, party) if read is None else read(path, party)
+    table = _read_csv(path, text, party) if read is None else read(path, party)
     names = table.column_names
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
@@ -73,9 +72,9 @@ def read_table(
     wanted = usual if columns is None else list(columns)
     absent = [name for name in wanted if name not in names]
     if absent:
-        raise DataError(f"{party}: expected columns {quoted(absent)}, got a file without them - at {path}")
+        raise DataError(f"{party}: expected columns {quoted(absent)}, {file_without(absent, names)} - at {path}")
     if drop_all:
-        _refuse_absent(drop, names, path, party)
+        refuse_absent(drop, "the columns to drop", names, path, party)
     if table.num_rows == 0:
         raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
     kept = table.select([name for name in wanted if name not in set(drop)])
@@ -139,6 +138,26 @@ def checked_columns(arrow: pa.Table) -> Table | None:
     return Table(schema, columns, arrow.num_rows)
 
 
+def as_text(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return a table whose columns `names`, as far as it has them, hold text where they held numbers or booleans."""
+    for name in set(names) & set(table.column_names):
+        kind = table.schema.field(name).type
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, name, table[name].cast(pa.string()))
+    return table
+
+
+def with_categories(table: pa.Table) -> pa.Table:
+    """Return a table whose columns of text are arrow dictionaries of their sorted values."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            values = pa.array(sorted(table[field.name].unique().drop_null().to_pylist()), pa.string())
+            codes = pc.index_in(table[field.name].combine_chunks(), values)
+            table = table.set_column(place, field.name, pa.DictionaryArray.from_arrays(codes, values))
+    return table
+
+
 def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
     """Return a column as an array, without arrow's own `to_numpy` for plain numbers.
 
@@ -173,40 +192,75 @@ def _read_arrow(path: Path, party: str) -> Any:
         raise DataError(f"{party}: expected an arrow file, got {type(error).__name__} - at {path}") from None
 
 
-def _read_csv(path: Path, ending: str, text: Sequence[str], party: str) -> Any:
+def _content_of(path: Path, party: str) -> bytes:
+    """Return what is in a CSV file, packed or not."""
     try:
-        content = gzip.decompress(path.read_bytes()) if ending == ".csv.gz" else path.read_bytes()
+        return gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
         raise DataError(f"{party}: expected a readable file, got {type(error).__name__} - at {path}") from None
+
+
+def _read_csv(path: Path, text: Sequence[str], party: str) -> Any:
+    content = _content_of(path, party)
     if not content.strip():
         raise DataError(f"{party}: expected a table, got an empty file - at {path}")
-    block = min(max(len(content) + 1, _SMALLEST_BLOCK), _LARGEST_BLOCK)
     try:
-        table = pyarrow.csv.read_csv(
-            io.BytesIO(content),
-            read_options=pyarrow.csv.ReadOptions(block_size=block),
-            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-            convert_options=pyarrow.csv.ConvertOptions(
-                strings_can_be_null=True, column_types=dict.fromkeys(text, pa.string())
-            ),
-        )
-        table.column_names  # noqa: B018 - names are decoded here, and may not be UTF-8
-        return table
-    except (pa.ArrowException, UnicodeDecodeError):  # arrow's message would show the values
-        reason = _what_is_wrong(content)
-        raise DataError(f"{party}: {reason} - at {path}") from None
+        return parse_csv(content, text)
+    except CsvProblem as problem:
+        raise DataError(f"{party}: {problem} - at {path}") from None
 
 
-def _refuse_absent(drop: Sequence[str], names: Sequence[str], path: Path, party: str) -> None:
-    """Refuse to drop absent columns: the one that was meant would stay."""
-    absent = [name for name in drop if name not in names]
+def refuse_absent(meant: Sequence[str], what: str, names: Sequence[str], path: str | Path, party: str) -> None:
+    """Refuse columns that are named and absent: `what`, those to drop say, of which the one that was meant would stay.
+
+    Raises DataError.
+    """
+    absent = [name for name in meant if name not in names]
     if absent:
-        near = list(dict.fromkeys(close for name in absent for close in get_close_matches(name, names, 2)))
-        raise DataError(
-            f"{party}: expected the columns to drop, {quoted(absent)}, got a file without them"
-            + (f"; did you mean {quoted(near)}?" if near else "")
-            + f" - at {path}"
-        )
+        raise DataError(f"{party}: expected {what}, {quoted(absent)}, {file_without(absent, names)} - at {path}")
+
+
+def file_without(absent: Sequence[str], names: Sequence[str]) -> str:
+    """Say that a file lacks columns, which it has instead, and which of these may be meant."""
+    near = list(dict.fromkeys(close for name in absent for close in get_close_matches(name, names, 2)))
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    meant = f"; did you mean {quoted(near)}?" if near else ""
+    return f"got a file without {'it' if len(absent) == 1 else 'them'}, with {quoted(names[:_LISTED])}{more}{meant}"
+
+
+def refuse_strays(
+    table: pa.Table, path: str | Path, party: str, *, features: Sequence[str], numeric: Sequence[str] = (), remedy: str
+) -> None:
+    """Refuse columns of numbers in which some cells are none, which made them text; the error names lines and cells.
+
+    `table` has all rows of the file at `path`, in its order. Of `features` a column of text is one of categories where
+    few of its values look like numbers (`treaty.data.number_text`); those of `numeric` must be numbers. `remedy` says
+    how a column is declared one of categories.
+
+    Raises DataError, which other parties are told nothing of.
+    """
+    found = {}
+    for name in dict.fromkeys([*features, *numeric]):
+        kind = table.schema.field(name).type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            strays = strays_of(table[name], fewest=0.0 if name in numeric else FEWEST)
+            if strays is not None:
+                found[name] = strays
+    if not found:
+        return
+    told = []
+    is_csv = _ending(Path(path), party).startswith(".csv")
+    content = _content_of(Path(path), party) if is_csv else b""
+    for name, strays in found.items():
+        places = rows = [int(row) for row in strays.rows[:SHOWN]]
+        if is_csv:
+            places = lines_of(content, rows)
+        told.append(f"column {name!r} has {strays.told(places, 'line' if is_csv else 'row')}")
+    declare = f", or, if these are categories, {remedy}" if set(found) - set(numeric) else ""
+    raise DataError(
+        f"{party}: {'; '.join(told)}: correct these cells (an empty one is a missing value, decimals have a point)"
+        f"{declare} - at {path}"
+    )
 
 
 def _refuse_bytes(table: Any, path: Path, party: str) -> None:
@@ -217,15 +271,3 @@ def _refuse_bytes(table: Any, path: Path, party: str) -> None:
             f"{party}: expected text in UTF-8, got another encoding in {quoted(undecoded)}; save the file as UTF-8, or "
             f"drop the column - at {path}"
         )
-
-
-def _what_is_wrong(content: bytes) -> str:
-    """Find the first row whose length is not the header's; slow, but only for a file that failed."""
-    rows = csv.reader(io.StringIO(content.decode("utf-8", errors="replace"), newline=""))
-    header: list[str] | None = None
-    for row in rows:
-        if header is None:
-            header = row or None
-        elif row and len(row) != len(header):
-            return f"expected {len(header)} values per row, as in the header, got {len(row)} in line {rows.line_num}"
-    return "expected comma-separated values in UTF-8, got something else"

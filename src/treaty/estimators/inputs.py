@@ -3,17 +3,62 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from narwhals.dependencies import is_pandas_like_dataframe, is_pandas_like_series
 from numpy.typing import NDArray
 
 from treaty.data.labels import check_labels, check_weights
+from treaty.data.sources import as_text, refuse_absent, refuse_strays, with_categories
+from treaty.data.sources import read_table as read_file
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import DataError
+
+
+def read_table(
+    path: str | Path,
+    *,
+    categorical: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+) -> pa.Table:
+    """Read a file by the rules of job files: what is a number, what a category, and what is refused.
+
+    Parameters
+    ----------
+    path : str or Path
+        A .csv or .csv.gz file (UTF-8, a header, commas between), .parquet, or .arrow.
+    categorical : sequence of str, default ()
+        Columns of categories whose cells may look like numbers: postal codes, say.
+    columns : sequence of str, optional
+        The columns to read, in this order; by default all.
+    drop : sequence of str, default ()
+        Columns to leave out.
+
+    Returns
+    -------
+    pyarrow.Table
+        Columns of text as categories, sorted. Estimators take it as it is; ``.to_pandas()`` makes a dataframe of it.
+
+    Raises
+    ------
+    DataError
+        The file is missing, malformed or has other columns; or a column has mostly numbers, or more than one in ten,
+        and cells that are none. The error names their lines.
+    """
+    table = read_file(path, columns=columns, drop=drop, text=categorical)
+    refuse_absent([name for name in categorical if name not in drop], "columns", table.column_names, path, "the table")
+    table = as_text(table, categorical)
+    refuse_strays(
+        table, path, "the table", features=[name for name in table.column_names if name not in categorical],
+        remedy="name it in categorical",
+    )  # fmt: skip
+    return with_categories(table)
 
 
 def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:

@@ -47,6 +47,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         The columns to use; None for all but `drop`, label and weight.
     drop : list of str
         Columns to leave out, an id say; `table` must have all of them, other tables may lack some.
+    categorical : list of str
+        Columns of categories, whose cells are taken as text although they may look like numbers: postal codes, say.
     noisy_labels : str or None
         At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that no later
         job on the same table draws them again. None: beside the table.
@@ -72,6 +74,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     predict_table: str | None = None
     columns: list[str] | None = None
     drop: list[str] = []
+    categorical: list[str] = []
     noisy_labels: str | None = None
     keep_for_audit: str | None = None
     audit_gigabytes: Annotated[float, msgspec.Meta(gt=0)] = 8.0

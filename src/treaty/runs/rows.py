@@ -17,10 +17,19 @@ import pyarrow as pa
 import pyarrow.ipc
 from numpy.typing import NDArray
 
+from treaty.data.columns import quoted
 from treaty.data.ids import by_id, canonical_ids, read_ids
 from treaty.data.labels import check_labels, check_weights
 from treaty.data.run_log import RunLog
-from treaty.data.sources import checked_columns, numbers, read_table
+from treaty.data.sources import (
+    as_text,
+    checked_columns,
+    file_without,
+    numbers,
+    read_table,
+    refuse_absent,
+    refuse_strays,
+)
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
@@ -95,6 +104,7 @@ def open_rows(
     column = None if job.align is None else id_column(job, name)
     if column is not None and job.align is not None and job.align.text:
         text = [*text, column]
+    text = [*text, *(of for of in member.categorical if of not in text)]
     arrow = read_table(
         path, drop=[other for other in member.drop if other != column], drop_all=_says_columns(member, path),
         text=text, party=name,
@@ -102,10 +112,13 @@ def open_rows(
     checked = checked_columns(arrow)
     if checked is not None:
         return Rows(arrow, checked, arrow)
+    arrow = _kinds_checked(arrow, job, name, path, schema, without=column)
     whole, order, ids, digest, canonical = arrow, None, None, None, None
     if column is not None:
         if column not in arrow.column_names:
-            raise DataError(f"{name}: expected a column {column!r} of ids, got a file without it - at {path}")
+            raise DataError(
+                f"{name}: expected a column {column!r} of ids, {file_without([column], arrow.column_names)} - at {path}"
+            )
         order = _common_rows(party, job, path, arrow[column], threads, kept, again, progress)
         if in_order and job.align is not None:
             place, digest = by_id(arrow[column].take(pa.array(order)), party=name, normalise=job.align.normalise)
@@ -125,15 +138,41 @@ def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, t
     known = () if schema is None else schema.names
     text = text if schema is None else text_columns(schema)
     member = job.parties[name]
+    text = [*text, *(of for of in member.categorical if of not in text)]
     arrow = read_table(path, drop=member.drop, drop_all=_says_columns(member, path), text=text, party=name)
     checked = checked_columns(arrow)
     if checked is not None:
         return Rows(arrow, checked, arrow)
+    arrow = _kinds_checked(arrow, job, name, path, schema)
     for column in known:
         if column not in arrow.column_names:
             logger.warning("%s: column %r is missing in all rows, for %s lacks it", name, column, path)
             arrow = arrow.append_column(column, pa.nulls(arrow.num_rows, pa.float32()))
     return Rows(arrow, _features(arrow, job, name, path, schema), arrow)
+
+
+def _kinds_checked(
+    arrow: Any, job: Job, name: str, path: str, schema: Schema | None, *, without: str | None = None
+) -> Any:
+    """Refuse columns of numbers with cells that are none; return the table, its declared categories as text.
+
+    `without` is the column of ids.
+    """
+    member, extra = job.parties[name], labels_of(job, name)
+    if _says_columns(member, path):
+        refuse_absent(member.categorical, f"the columns of parties.{name}.categorical", arrow.column_names, path, name)
+    arrow = as_text(arrow, member.categorical)
+    features = [of for of in member.columns or arrow.column_names if of not in (without, *extra, *member.categorical)]
+    numeric = [of for of in extra if of == job.weight or (of == job.label and job.task != "classification")]
+    if schema is not None:
+        numeric += [of for of, kind in zip(schema.names, schema.kinds, strict=True) if kind == "numeric"]
+        features = []
+    there = set(arrow.column_names)
+    refuse_strays(
+        arrow, path, name, features=[of for of in features if of in there],
+        numeric=[of for of in numeric if of in there], remedy=f"name it in parties.{name}.categorical of the job",
+    )  # fmt: skip
+    return arrow
 
 
 def _says_columns(member: Member, path: str) -> bool:
@@ -152,11 +191,27 @@ def _features(arrow: Any, job: Job, name: str, path: str, schema: Schema | None)
     wanted = [column for column in job.parties[name].columns or arrow.column_names if column not in extra]
     absent = [column for column in wanted if column not in arrow.column_names]
     if absent:
-        raise DataError(f"{name}: expected columns {', '.join(absent)}, got a file without them - at {path}")
+        raise DataError(
+            f"{name}: expected columns {quoted(absent)}, {file_without(absent, arrow.column_names)} - at {path}"
+        )
     only_labels = name == job.active and not job.by_row
-    return to_table(
+    table = to_table(
         arrow.select(wanted), party=name, schema=schema, text_as_categories=True, allow_no_features=only_labels
     )
+    logger.info("%s: %s: %s", name, Path(path).name, describe(table.schema, table.n_rows))
+    return table
+
+
+def describe(schema: Schema, n_rows: int) -> str:
+    """Say which columns a party's table has numbers in, and which categories, for the party itself."""
+    numeric = [name for name, kind in zip(schema.names, schema.kinds, strict=True) if kind == "numeric"]
+    categorical = [
+        f"{name} ({len(values)} categories)"
+        for name, values in zip(schema.names, schema.categories, strict=True)
+        if values is not None
+    ]
+    parts = [f"{what}: {', '.join(names)}" for what, names in (("numbers", numeric), ("text", categorical)) if names]
+    return "; ".join([f"{n_rows} rows", *parts])
 
 
 def labels_of(job: Job, name: str) -> list[str]:
@@ -237,9 +292,11 @@ def labelled(
     if not labels_of(job, name):
         return LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), None
     weighted = job.weight is not None and training  # eval rows all weigh the same
-    for column in [job.label, *([job.weight] if weighted else []), *([job.group] if job.group else [])]:
+    for column in [of for of in labels_of(job, name) if weighted or of != job.weight]:
         if column not in arrow.column_names:
-            raise DataError(f"{name}: expected a column {column!r}, got a file without it - at {path}")
+            raise DataError(
+                f"{name}: expected a column {column!r}, {file_without([column], arrow.column_names)} - at {path}"
+            )
     weight = check_weights(arrow[job.weight], n_rows, f"{name}: column {job.weight!r}") if weighted else None
     whose = f"{name}: column {job.label!r}"
     objective = job.common.get("objective")
