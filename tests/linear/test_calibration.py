@@ -55,10 +55,14 @@ def test_separable_classes_get_finite_log_odds():
     assert 1.0 < made.slope < 1000.0
 
 
-def test_margins_that_are_all_the_same_get_the_rate():
-    y = np.repeat([0.0, 1.0], [300, 100])
-    made = fit_calibration(np.full(400, 0.7), y)
-    assert probabilities(made.log_odds(np.array([0.7])))[0] == pytest.approx(0.25, abs=2e-3)
+@pytest.mark.parametrize("rows", [52, 100, 101, 257, 400])
+@pytest.mark.parametrize("margin", [0.1, 0.7, -3.3, 0.0])
+def test_margins_that_are_all_the_same_get_the_rate(rows, margin):
+    """Their deviation is not always 0: a mean of equal numbers is rounded."""
+    y = (np.arange(rows) % 4 == 0).astype(float)
+    made = fit_calibration(np.full(rows, margin), y)
+    assert made.slope == pytest.approx(0.0, abs=1e-6)
+    assert probabilities(made.log_odds(np.array([margin])))[0] == pytest.approx(y.mean(), abs=2.0 / rows)
 
 
 def test_rows_count_by_their_weight():

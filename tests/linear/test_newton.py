@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from treaty.errors import DataError
 from treaty.linear.coordinates import random_rotation, uncorrelated
 from treaty.linear.lbfgs import Coordinator, Slice
-from treaty.linear.losses import LOGISTIC, SQUARED, TAYLOR
+from treaty.linear.losses import LOGISTIC, POISSON, SQUARED, TAYLOR
 from treaty.linear.newton import minimise, standard_errors
 from treaty.linear.targets import LARGEST_TARGET, target_of
 
@@ -86,6 +86,27 @@ def test_columns_that_repeat_share_their_weight_and_constant_ones_have_none():
     assert degrees == 197
 
 
+@pytest.mark.parametrize("max_iter", [12, 20, 30, 60])
+def test_a_separated_column_has_no_small_error_however_far_training_goes(max_iter):
+    """Its curvature falls towards 0 with every step; the other columns' errors are those without it."""
+    rng = np.random.default_rng(0)
+    x, rare = rng.normal(size=1000), np.arange(1000) % 20 == 0
+    y = np.where(rare, 0.0, rng.poisson(np.exp(0.3 * x)))
+    X = np.column_stack([x, rare, np.ones(1000)])
+    fitted = minimise(X, y, POISSON, l2=0.0, tol=0.0, max_iter=max_iter).weights
+    errors, degrees = standard_errors(X, y, fitted, POISSON)
+    without = standard_errors(X[~rare][:, [0, 2]], y[~rare], fitted[[0, 2]], POISSON)[0]
+    assert np.isnan(errors[1]) or errors[1] > abs(fitted[1])
+    np.testing.assert_allclose(errors[[0, 2]], without, rtol=0.02)
+    assert degrees == 997
+
+
+def test_no_more_rows_than_columns_are_refused():
+    X, y = table(load_diabetes, 4, 5)
+    with pytest.raises(DataError, match="more rows than columns, got 5 rows and 5 columns"):
+        standard_errors(X, y, np.zeros(5), SQUARED)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 3), st.integers(0, 2**32 - 1))
 def test_coordinates_are_uncorrelated_and_span_the_columns(independent, dependent, seed):
@@ -139,3 +160,26 @@ def test_a_target_is_scaled_and_comes_back():
     assert np.abs(target_of(far, "linear", "p0").labels).max() <= LARGEST_TARGET
     with pytest.raises(DataError, match="p0: expected a target that varies"):
         target_of(np.full(5, 0.1), "linear", "p0")
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        ([1e9 + 1e-4, 1e9, 1e9 - 1e-4], "varies by more than 1e-12 of its mean, got a deviation of .* around 1e"),
+        ([1e200, -1e200, 0.0], r"numbers below 1e150 in size, got 1e\+200"),
+        ([5.0], "got one sample"),
+    ],
+)
+def test_a_target_that_cannot_be_used_is_described_as_it_is(y, words):
+    with pytest.raises(DataError, match=words):
+        target_of(np.array(y), "linear", "p0")
+
+
+def test_rows_without_weight_have_no_say_about_the_target():
+    weight = np.array([1.0, 0.0, 2.0, 0.0])
+    with pytest.raises(DataError, match="got only zeros with weight in 4 rows"):
+        target_of(np.array([0.0, 3.0, 0.0, 1.0]), "poisson", "p0", weight)
+    one, repeated = np.array([2.0, 9.0, 5.0, 7.0]), np.array([2.0, 5.0, 5.0])
+    for family in ("linear", "poisson"):
+        weighted, plain = target_of(one, family, "p0", weight), target_of(repeated, family, "p0")
+        assert [weighted.shift, weighted.unit] == pytest.approx([plain.shift, plain.unit])

@@ -18,6 +18,9 @@ import numpy as np
 
 from treaty.compute import Floats
 
+SAME = 1e-9
+"""Margins whose deviation is a smaller share of their size differ by rounding alone: all get the labels' rate."""
+
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -38,7 +41,9 @@ def fit_calibration(margins: Floats, y: Floats, weight: Floats | None = None) ->
     weight = np.ones(len(y)) if weight is None else weight / weight.mean()
     positive, negative = float(weight @ y), float(weight @ (1.0 - y))
     targets = np.where(y > 0.5, (positive + 1.0) / (positive + 2.0), 1.0 / (negative + 2.0))
-    centre, spread = float(margins.mean()), float(margins.std()) or 1.0
+    centre, spread = float(margins.mean()), float(margins.std())
+    if spread <= SAME * max(1.0, abs(centre)):
+        margins, spread = np.full_like(margins, centre), 1.0
     scores = ((margins - centre) / spread)[:, np.newaxis]
     # a row of either class for every row, weighted by its target
     fitted = LogisticRegression(C=np.inf, tol=1e-9, max_iter=1000).fit(

@@ -12,7 +12,7 @@ import secrets
 import numpy as np
 from scipy.special import ndtri  # type: ignore[import-untyped]
 
-from treaty.compute import Floats
+from treaty.compute import Flags, Floats
 
 DEPENDENT = 1e-9
 """Eigenvalues below this share of the largest count as 0: columns that depend on the others linearly."""
@@ -27,6 +27,27 @@ def uncorrelated(hessian: Floats) -> Floats:
     local: Floats = vectors[:, spanned] / np.sqrt(values[spanned])
     local[np.diag(hessian) == 0.0] = 0.0  # but for rounding, it is
     return local
+
+
+TOO_FEW_ROWS = "standard errors need more rows than columns, got {rows} rows and {columns} columns"
+
+FLAT = 1e-9
+"""Curvatures below this share of the largest, of a loss along columns that do vary, leave weights undetermined."""
+
+
+def determined(columns: Floats, hessian: Floats) -> tuple[Floats, Flags, int]:
+    """Return T with T^T F T = I for the Hessian F at an optimum, which weights it determines, and the columns' rank.
+
+    `columns` (n_rows, n_columns) alone decide which of them depend on each other. Along others the loss may be flat
+    all the same: where classes or counts are separable, the optimum is infinitely far away.
+    """
+    spanned = uncorrelated(columns.T @ columns / len(columns))
+    values, vectors = np.linalg.eigh(spanned.T @ hessian @ spanned)
+    flat = values <= FLAT * max(float(values[-1]), 0.0) if len(values) else np.zeros(0, bool)
+    local: Floats = spanned @ (vectors[:, ~flat] / np.sqrt(values[~flat]))
+    along = np.abs(spanned @ vectors[:, flat]).max(axis=1, initial=0.0)
+    moves = along > 1e-6 * np.abs(spanned).max(axis=1, initial=0.0)
+    return local, np.any(spanned, axis=1) & ~moves, spanned.shape[1]
 
 
 def random_rotation(size: int) -> Floats:

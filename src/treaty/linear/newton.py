@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from treaty.compute import Floats
-from treaty.linear.coordinates import uncorrelated
+from treaty.errors import DataError
+from treaty.linear.coordinates import TOO_FEW_ROWS, determined, uncorrelated
 from treaty.linear.losses import Loss, mean_over_rows
 from treaty.linear.training import FittedWeights, settled
 
@@ -49,15 +50,18 @@ def standard_errors(X: Floats, y: Floats, weights: Floats, loss: Loss, variance:
     """Return the weights' standard errors (n_columns,) and the residuals' degrees of freedom.
 
     Of a quadratic loss they are those of least squares, with the residuals' variance, else from Fisher's information
-    and `variance`. A column that is constant but for the intercept has NaN.
+    and `variance`. A column that is constant but for the intercept has NaN, and one whose weight the optimum does not
+    determine. DataError where there are no more rows than independent columns.
     """
     u = X @ weights
-    local = uncorrelated(_hessian(X, u, np.ones(len(y)), loss))
-    degrees = len(y) - local.shape[1]
+    local, known, rank = determined(X, _hessian(X, u, np.ones(len(y)), loss))
+    degrees = len(y) - rank
+    if degrees < 1:
+        raise DataError(TOO_FEW_ROWS.format(rows=len(y), columns=rank))
     if loss.least is not None:
         variance = 2.0 * float(np.mean(loss.values(u, y)) - loss.least) * len(y) / degrees
     squares = np.einsum("ij,ij->i", local, local) * variance / len(y)
-    return np.where(np.any(local, axis=1), np.sqrt(squares), np.nan), degrees
+    return np.where(known, np.sqrt(squares), np.nan), degrees
 
 
 def _hessian(X: Floats, u: Floats, own: Floats, loss: Loss) -> Floats:

@@ -27,7 +27,7 @@ class Preparation:
     n_categories: tuple[int | None, ...]  # of each feature; None for a numeric one
     median: Floats  # (n_features,) replaces missing values; 0 for categorical features
     mean: Floats  # (n_columns,) of the columns, in the features' order
-    scale: Floats  # (n_columns,) standard deviation; 0 for a constant column
+    scale: Floats  # (n_columns,) standard deviation, of a rare category more; 0 for a constant column
     clip: float = CLIP  # in standard deviations; infinite for none
 
     @property
@@ -68,8 +68,14 @@ def prepare(
         if n is None and len(present):
             median[feature] = np.median(present.astype(np.float64))
     columns = _spread(features, known, median, n_rows)
-    # of a constant column the deviation is exactly 0: numbers of 24 bits add up exactly
-    return Preparation(known, median, columns.mean(axis=0), columns.std(axis=0), clip)
+    mean, scale = (
+        columns.mean(axis=0),
+        columns.std(axis=0),
+    )  # exactly 0 of a constant: numbers of 24 bits add up exactly
+    # a rare category, or a rare lack of one, is further than `clip` from the mean: clipped, it would not be centred
+    of_category = np.array([n is not None for n in known for _ in range(1 if n is None else n)], bool)
+    scale = np.where(of_category & (scale > 0.0), np.maximum(scale, np.maximum(mean, 1.0 - mean) / clip), scale)
+    return Preparation(known, median, mean, scale, clip)
 
 
 def _spread(

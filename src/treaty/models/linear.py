@@ -82,9 +82,11 @@ class LinearPart(msgspec.Struct, kw_only=True):
         if self.settled:
             return ""
         change = f", which changed by {abs(self.losses[-1] - self.losses[-2]):.2g}" if len(self.losses) > 1 else ""
+        whole_table = self.family != "logistic" or self.errors is not None
+        batches = "" if whole_table else ", or take smaller batches: an epoch of few batches has few steps"
         return (
-            f"training ended after max_iter={len(self.losses)} epochs without a steady loss{change} in the last; raise "
-            "max_iter, or tol, or take smaller batches: an epoch of few batches has few steps"
+            f"training ended after max_iter={len(self.losses)} {'steps' if whole_table else 'epochs'} without a steady "
+            f"loss{change} in the last; raise max_iter, or tol{batches}"
         )
 
     def log_odds(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:

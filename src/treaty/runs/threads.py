@@ -175,7 +175,8 @@ def train_in_threads(
         name = party.name
         return Seat(
             party=party, options=run.options, common=run.common, cast=cast, data=run.data.get(name),
-            classes=run.classes, n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name),
+            classes=run.classes if system.split == "rows" or name == cast.active else None,
+            n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name),
             threads=shared if name in cast.owners else every,
             progress=run.progress, phase=run.phase if name == cast.active else None, keeper=keepers.get(name),
             store=run.store, alone=False, absence=absences.get(name),

@@ -61,6 +61,23 @@ def test_weights_and_errors_are_those_of_the_joined_table(form):
     assert one.predictions(np.array([0.0, 1.0]))["prediction"].tolist() == [1.0, np.e]
 
 
+def test_rows_alone_among_products_of_two_columns_are_counted_where_these_are_shown():
+    """Two columns of categories of which no cell but one is rare: no row is alone in either column."""
+    rng = np.random.default_rng(0)
+    left, right = rng.integers(0, 3, 600), rng.integers(0, 3, 600)
+    left[(left == 2) & (right == 2)] = 1
+    left[0] = right[0] = 2
+    kinds = pd.DataFrame({"left": left, "right": right}).astype("category")
+    tables, y = (
+        {"p0": to_table(pd.DataFrame({"x": rng.normal(size=600)})), "p1": to_table(kinds)},
+        rng.poisson(2.0, 600),
+    )
+    alone = play_logistic(tables, y.astype(float), **GIVEN | {"max_iter": 2}).results["p0"].alone
+    assert alone == {"p0": 0, "p1": 1}
+    without = play_logistic(tables, y.astype(float), **GIVEN | {"max_iter": 2, "standard_errors": False})
+    assert without.results["p0"].alone == {"p0": 0, "p1": 0}
+
+
 def test_a_party_is_sent_ciphertexts_and_opens_masked_numbers():
     tables, y = counts()
     played = play_logistic(tables, y, **{**GIVEN, "standard_errors": False, "max_iter": 3})

@@ -121,8 +121,9 @@ def test_more_epochs_may_be_asked_for_and_paper_mode_keeps_nothing(tmp_path):
     assert not (tmp_path / "paper").exists()
 
 
-@pytest.mark.parametrize("transport", ["memory"])
+@pytest.mark.parametrize("transport", ["memory", pytest.param("grpc", marks=pytest.mark.slow)])
 def test_fit_goes_on_from_its_folder_and_leaves_no_checkpoint(transport, tmp_path, monkeypatch):
+    """Whatever transport it was interrupted under."""
     X, y = real_table("binary", rows=260)
     tables = cut_for_active(X, 2)
     given = {"batch_size": 120, "max_iter": 4, "tol": 0.0, "period": 1, "random_state": 1, "transport": transport}
@@ -143,3 +144,20 @@ def test_fit_goes_on_from_its_folder_and_leaves_no_checkpoint(transport, tmp_pat
     for name in tables:
         np.testing.assert_array_equal(resumed.coef_[name], whole.coef_[name])
     assert not list(tmp_path.glob("*.checkpoint"))
+
+
+def test_fewer_epochs_than_are_trained_are_refused(tmp_path):
+    tables, y = linear_tables(2, rows=260)
+    given = {**GIVEN, "encryption": "lattice"}
+    interrupted(tables, y, tmp_path, after=4, **given)
+    with pytest.raises(ConfigError, match="cannot resume with max_iter=3: 3 epochs are trained already"):
+        play_logistic(tables, y, checkpoints=tmp_path, **given | {"max_iter": 3})
+
+
+def test_a_training_on_the_whole_table_does_not_delete_an_interrupted_one(tmp_path):
+    tables, y = linear_tables(2, rows=260)
+    given = {**GIVEN, "encryption": "lattice"}
+    interrupted(tables, y, tmp_path, **given)
+    with pytest.raises(ConfigError, match="cannot resume with other options"):
+        play_logistic(tables, y, checkpoints=tmp_path, **given, standard_errors=True)
+    same(play_logistic(tables, y, checkpoints=tmp_path, **given), play_logistic(tables, y, **given), tables)

@@ -172,6 +172,26 @@ def test_a_column_that_two_parties_have_is_named_as_the_reason_for_no_errors(for
         play_logistic({**tables, "p1": to_table(theirs)}, y, **LINEAR, **FORMS[form])
 
 
+def test_columns_that_explain_the_target_to_the_last_bit_have_no_errors_and_the_active_party_says_so():
+    """What is left of the loss is then a matter of rounding."""
+    tables, _ = diabetes(2)
+    y = pooled_columns(tables) @ np.arange(1.0, pooled_columns(tables).shape[1] + 1.0)
+    for noise in (0.0, 1e-5):
+        told = y + noise * np.random.default_rng(0).standard_normal(len(y))
+        with pytest.raises(DataError, match="p0: columns explain the target to the precision of training"):
+            play_logistic(tables, told, **LINEAR, encryption="lattice")
+    same_as_pooled(tables, y + 0.1 * np.random.default_rng(0).standard_normal(len(y)), SQUARED, **LINEAR)
+
+
+def test_rare_categories_have_the_errors_of_the_joined_table():
+    """Clipped, their columns would depend on the intercept, which another party has."""
+    rng = np.random.default_rng(4)
+    tables, y = diabetes(2)
+    rare = pd.Series(np.where(np.arange(len(y)) % 150 == 7, "rare", "common"), dtype="category")
+    tables["p1"] = to_table(pd.DataFrame({"x": rng.normal(size=len(y)), "kind": rare}))
+    same_as_pooled(tables, y + 50.0 * (rare == "rare").to_numpy(), SQUARED, **LINEAR, encryption="lattice")
+
+
 def test_a_target_that_does_not_vary_and_too_few_rows_are_refused():
     tables, y = diabetes(2)
     with pytest.raises(DataError, match="p0: expected a target that varies"):

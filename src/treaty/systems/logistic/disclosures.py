@@ -48,6 +48,7 @@ def _of_safe_mode(
     single = len(passives) == 1
     theirs = f"{passives[0]}'s part" if single else "the sum of the passive parties' parts"
     poisson = common.family == "poisson"
+    pairs = poisson and common.standard_errors  # sums of rates times two columns are shown to their owner
     keyed = cipher != "lattice" and not poisson  # a coordinator has the key
     whole, labels = common.whole_table, "labels" if common.classifies else "targets"
     where = "" if whole else " in their batch"
@@ -78,7 +79,7 @@ def _of_safe_mode(
                 if poisson
                 else f"{theirs} of X'u over its own columns"
             ),
-            _of_lone_rows(f"{theirs} of the margins", active, alone, where),
+            _of_lone_rows(f"{theirs} of the margins", active, alone, where, pairs=pairs),
             "the mean loss of every epoch",
             _of_margins(theirs, common),
         ]
@@ -94,7 +95,7 @@ def _of_safe_mode(
         learned[name] = [
             everybody_with_data,
             f"{gradients}: {about}",
-            _of_lone_rows(f"the {labels}", name, alone, where),
+            _of_lone_rows("the rates and targets" if pairs else f"the {labels}", name, alone, where, pairs=pairs),
             coefficients,
         ]
         if options.show_weights:
@@ -180,12 +181,14 @@ def _of_margins(theirs: str, common: RegressionOptions) -> str:
     return f"{theirs} of the margin {rows}"
 
 
-def _of_lone_rows(what: str, name: str, alone: Mapping[str, int] | None, where: str) -> str:
+def _of_lone_rows(what: str, name: str, alone: Mapping[str, int] | None, where: str, *, pairs: bool = False) -> str:
     rows = None if alone is None else alone.get(name)
+    among = "among its columns and products of two of them" if pairs else "among its columns"
     if rows == 0:
-        return f"of no row {what} by itself: none stands alone{where.replace('their', 'its')} among its columns"
+        return f"of no row {what} by itself: none stands alone{where.replace('their', 'its')} {among}"
     number = "rows, if there are such," if rows is None else "1 row," if rows == 1 else f"{rows} rows,"
-    return f"from its gradients, {what} of {number} which stand alone{where} among its columns"
+    shown = "from its gradients and its block of the Hessian" if pairs else "from its gradients"
+    return f"{shown}, {what} of {number} which stand alone{where} {among}"
 
 
 def _of_paper(

@@ -63,7 +63,7 @@ def _fitted(
     """Train on labels of 0 and 1, or numbers; return every party's part."""
     data, options, common, active = seat.rows, seat.options, seat.common, seat.cast.active
     family = "logistic" if common.family == "multiclass" else common.family
-    target = target_of(y, family, active)
+    target = target_of(y, family, active, data.weight)
     loss = LOGISTIC if options.loss == "logistic" else target.loss
     progress = seat.progress or (lambda done, losses: None)
     progress(0, [])

@@ -71,6 +71,8 @@ def active(seat: Seat) -> LinearPart:
     does not allow.
     """
     data, table, name = seat.rows, seat.rows.table, seat.party.name
+    if seat.common.whole_table:
+        Checkpoints(seat)  # it would be deleted in the end: one of an interrupted training by batches is refused
     if seat.common.family != "logistic":
         return whole_table.train(seat)
     n_classes = len(seat.classes or ())

@@ -31,7 +31,7 @@ import numpy as np
 
 from treaty.compute import Floats
 from treaty.errors import CryptoError, DataError, PeerProtocolError
-from treaty.linear.coordinates import random_rotation, uncorrelated
+from treaty.linear.coordinates import TOO_FEW_ROWS, determined, random_rotation
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import Opener
@@ -72,7 +72,10 @@ class ErrorVariance(Message):
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """Standard errors (n_columns,), NaN of a constant column, and the degrees of freedom of the residuals."""
+    """Standard errors (n_columns,), and the degrees of freedom of the residuals.
+
+    NaN of a constant column, and of one whose weight the optimum does not determine.
+    """
 
     errors: Floats
     degrees: int
@@ -103,10 +106,9 @@ def standard_errors(
     columns of different parties depend on each other linearly.
     """
     n_rows, n_columns = X.shape
-    local = uncorrelated(hidden.final_block(weights))
+    local, known, rank = determined(X, hidden.final_block(weights))
     turned = np.zeros((n_columns, n_columns))
-    rank = local.shape[1]
-    turned[:, :rank] = local @ random_rotation(rank)
+    turned[:, : local.shape[1]] = local @ random_rotation(local.shape[1])
     cross = _cross_products(party, setting, hidden, X, turned)
     lead = setting.coordinator or setting.active
     if lead == party.name:
@@ -122,7 +124,7 @@ def standard_errors(
             raise PeerProtocolError(lead, f"expected finite numbers - at {what} from {lead}")
     degrees = n_rows - columns
     if degrees < 1:
-        raise DataError(f"standard errors need more rows than columns, got {n_rows} rows and {columns} columns")
+        raise DataError(TOO_FEW_ROWS.format(rows=n_rows, columns=columns))
     if variance_of is None:
         variance = party.receive(setting.active, ErrorVariance).variance
     else:
@@ -130,8 +132,7 @@ def standard_errors(
         for peer in setting.passives:
             party.send(peer, ErrorVariance(variance))
     squares = np.einsum("ij,jk,ik->i", turned, block, turned) * variance / n_rows
-    constant = ~np.any(turned, axis=1)
-    return Inference(np.where(constant, np.nan, np.sqrt(np.maximum(squares, 0.0))), degrees)
+    return Inference(np.where(known, np.sqrt(np.maximum(squares, 0.0)), np.nan), degrees)
 
 
 def _cross_products(party: Party, setting: Setting, hidden: Hidden, X: Floats, turned: Floats) -> dict[str, Floats]:

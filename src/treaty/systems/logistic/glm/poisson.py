@@ -30,7 +30,7 @@ import numpy as np
 from treaty.compute import Floats, Integers
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, hide_rows, opened, product_bits
-from treaty.errors import ConfigError
+from treaty.errors import ConfigError, DataError
 from treaty.linear.batches import ROWS_PER_COLUMN
 from treaty.linear.targets import Target
 from treaty.messaging.messages import Array, Arrays, Message, view
@@ -164,7 +164,12 @@ class RateGradients:
     def check(self, weights: Floats) -> None:
         """Raise DataError for parts that were cut off at the optimum, which is none then."""
         if np.abs(self._X @ weights).max(initial=0.0) > LARGEST_PART:
-            raise diverged(f"a part of the logarithm of a rate exceeds {LARGEST_PART:g}")
+            raise DataError(
+                f"the optimum has a row whose rate differs from the mean by a factor above e^{LARGEST_PART:g} in one "
+                "party's columns, which is more than parties compute: raise l2, or transform or leave out columns with "
+                "values far from the others",
+                public=f"a part of the logarithm of a rate exceeds {LARGEST_PART:g} at the optimum",
+            )
 
     def final_block(self, weights: Floats) -> Floats:
         """Return the own block of the mean Hessian at the optimum."""

@@ -58,6 +58,9 @@ from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fix
 from treaty.systems.logistic.steps import Decider, Products, decide_for, open_products
 from treaty.systems.system import Seat
 
+CERTAIN = 16.0
+"""How many times larger than its precision the residuals' variance must be: standard errors are then within 3 %."""
+
 
 class LossShare(Message):
     """A part of the mean loss, uint64 (1, 2), modulo 2^128; of several passive parties it tells nothing but the sum."""
@@ -99,8 +102,8 @@ def train(seat: Seat) -> LinearPart:
     setting = begin(seat, own.columns.shape, None)
     if setting.family == "poisson" and seat.common.standard_errors:
         check_pairs(setting)
-    alone = tell_lone_rows(party, setting, own, np.arange(setting.n_rows)[np.newaxis])
     X = own.columns.astype(np.float64) * 2.0**-COLUMN_FRACTION
+    alone = tell_lone_rows(party, setting, _shown(seat, own, X), np.arange(setting.n_rows)[np.newaxis])
     parts = []
     with _products(seat, setting, own) as products:
         for number, target in enumerate(targets):
@@ -115,6 +118,14 @@ def train(seat: Seat) -> LinearPart:
                 _calibrate(seat, setting, part, data.y == number if len(targets) > 1 else data.y > 0.5)
             parts.append(part)
     return parts[0] if len(parts) == 1 else one_against_rest(parts, seat.classes if is_active else None)
+
+
+def _shown(seat: Seat, own: OwnData, X: Floats) -> OwnData:
+    """Return the columns by which sums over rows are shown to their owner: with products of two, see `final_block`."""
+    if seat.common.family != "poisson" or not seat.common.standard_errors:
+        return own
+    left, right = np.triu_indices(X.shape[1])
+    return replace(own, columns=np.hstack([own.columns, fixed_columns(X[:, left] * X[:, right])]))
 
 
 def _n_targets(seat: Seat) -> int:
@@ -158,7 +169,7 @@ def _fit(
         hidden.check(weights)
     unit = _tell_unit(party, setting, target)
     if seat.common.standard_errors:
-        found = standard_errors(party, setting, hidden, X, weights, _variance(target, losses, setting.n_rows))
+        found = standard_errors(party, setting, hidden, X, weights, _variance(setting, target, losses))
         part.errors, part.degrees = unit * found.errors, found.degrees
     part.coef = unit * weights
     if target is not None:
@@ -268,14 +279,25 @@ def _minimise(
             return local @ slice_.weights, schedule.losses
 
 
-def _variance(target: Target | None, losses: list[float], n_rows: int) -> Callable[[int], float] | None:
-    """Return the variance that covariances are times, by the residuals' degrees of freedom; None at a passive party."""
+def _variance(setting: Setting, target: Target | None, losses: list[float]) -> Callable[[int], float] | None:
+    """Return the variance that covariances are times, by the residuals' degrees of freedom; None at a passive party.
+
+    DataError where what is left of the loss is no more than it may be wrong by.
+    """
     if target is None:
         return None
     least, known = target.loss.least, target.variance
     if least is None:
         return lambda degrees: known
-    return lambda degrees: 2.0 * (losses[-1] - least) * n_rows / degrees
+    left, precision = losses[-1] - least, max(setting.solver.tol**2, 2.0**-setting.fractional_bits)
+    if left < CERTAIN * precision:
+        raise DataError(
+            f"{setting.active}: columns explain the target to the precision of training: half the mean squared "
+            f"residual is {max(left, 0.0):.1g} of the target's variance, and known to {precision:.1g}; there are no "
+            "standard errors to tell: leave them out, or lower tol and raise fractional_bits",
+            public="columns explain the target to the precision of training: weights have no standard errors",
+        )
+    return lambda degrees: 2.0 * left * setting.n_rows / degrees
 
 
 class _Loss:
