@@ -10,8 +10,8 @@ share of trees to which the domain adds nothing; and likewise where users leave 
 About 5 minutes.
 
 `--training` (`fedxgb_churn.csv`): the whole protocol, 3 domains of 15, 20 and 30 users, Adult's rows dealt among them
-at random, 100 rounds, ten seeds; two hours. Bars: all rounds are finished, and accuracy is at most 0.015 below that of the same
-grower on all rows.
+at random, 100 rounds, ten seeds; two hours. Bars: all rounds are finished, and accuracy is at most 0.015 below that
+of the same grower on all rows.
 
 `--reserves` (`fedxgb_reserves.csv`, and a figure of the test losses by round, as in the paper's Fig. 3(b)): 300 users
 of 10 edge servers, of whom 20 of each domain's 30 take part in a tree and the others are reserves (`max_users`), 100
