@@ -45,96 +45,120 @@ def _of_safe_mode(
     active, coordinator = cast.active, cast.holder("coordinator")
     cipher = options.cipher(common.fractional_bits, common.family) if part is None else part.encryption
     alone = None if part is None else part.alone
-    single = len(passives) == 1
+    single, poisson = len(passives) == 1, common.family == "poisson"
     theirs = f"{passives[0]}'s part" if single else "the sum of the passive parties' parts"
-    poisson = common.family == "poisson"
     pairs = poisson and common.standard_errors  # sums of rates times two columns are shown to their owner
-    keyed = cipher != "lattice" and not poisson  # a coordinator has the key
-    whole, labels = common.whole_table, "labels" if common.classifies else "targets"
-    where = "" if whole else " in their batch"
-    everybody_with_data = f"{everybody}; of every party with data, how many rows stand alone{where}"
-    if whole:
-        gradients = "of every epoch the gradient of its own weights, over all rows"
-        about = f"linear equations about the residuals, of which at most one for each of its columns is about {labels}"
-    else:
-        gradients = "of every batch the gradient of its own weights, and in quasi-Newton training of every "
-        gradients += (
-            f"{common.period}th the Hessian's product with its own last steps; the rows of a batch never change"
-        )
-        about = (
-            "linear equations about the residuals of the batch, of which at most one for each of its columns and batch "
-            "is about labels"
-        )
+    labels = "labels" if common.classifies else "targets"
+    gradients, about, where = _of_gradients(labels, common)
+    sizes = f"{everybody}; of every party with data, how many rows stand alone{where}"
     others = "the other's" if single else "all others'"
     coefficients = (
         "the coefficients of every step in the last steps, curvatures and the gradient, from which nearly all inner "
         f"products of the joined vectors follow, and so {others} part of them; {_FEW_COLUMNS}"
     )
+    products = (
+        f"of every step {theirs} of the inner products of steps, curvatures and gradients: their lengths and angles; "
+        f"{_FEW_COLUMNS}"
+    )
+    margins = (
+        f"X' times the rates, in which the exponential of {passives[0]}'s part of the margin is a factor"
+        if poisson
+        else f"{theirs} of X'u over its own columns"
+    )
+    lone = "the rates and targets" if pairs else f"the {labels}"
     learned = {
         active: [
-            everybody_with_data,
-            f"{gradients}: so "
-            + (
-                f"X' times the rates, in which the exponential of {passives[0]}'s part of the margin is a factor"
-                if poisson
-                else f"{theirs} of X'u over its own columns"
-            ),
+            sizes,
+            f"{gradients}: so {margins}",
             _of_lone_rows(f"{theirs} of the margins", active, alone, where, pairs=pairs),
             "the mean loss of every epoch",
             _of_margins(theirs, common),
+            products if coordinator is None else coefficients,
         ]
     }
-    if coordinator is None:
-        learned[active].append(
-            f"of every step {theirs} of the inner products of steps, curvatures and gradients: their lengths and "
-            f"angles; {_FEW_COLUMNS}"
-        )
-    else:
-        learned[active].append(coefficients)
     for name in passives:
         learned[name] = [
-            everybody_with_data,
+            sizes,
             f"{gradients}: {about}",
-            _of_lone_rows("the rates and targets" if pairs else f"the {labels}", name, alone, where, pairs=pairs),
+            _of_lone_rows(lone, name, alone, where, pairs=pairs),
             coefficients,
         ]
         if options.show_weights:
             learned[name].append("the weights of all rows, where rows have some, and what of labels follows from them")
         if cipher != "lattice" and coordinator is None and not poisson:
             learned[name].append("of the others' columns, ciphertexts under keys of their owners")
-    if poisson:
-        for name, other in ((active, passives[0]), (passives[0], active)):
-            learned[name].append(f"of {other}'s factors of rates, ciphertexts under {other}'s key")
-            targets = "" if name == active else ", and once the targets of as many"
-            learned[name].append(
-                f"if it deviates from the protocol, unnoticed: {other}'s factors of the rates of as many rows as it "
-                f"has columns, of other rows each epoch{targets}"
-            )
-    if coordinator is not None:
-        learned[coordinator] = [
+    beyond = [
+        _of_rates(active, passives[0]) if poisson else {},
+        {}
+        if coordinator is None
+        else _of_coordinator(coordinator, active, passives, everybody, labels, cipher, common),
+        _of_whole_table(active, passives, coordinator, common),
+    ]
+    for found in beyond:
+        for name, more in found.items():
+            learned.setdefault(name, []).extend(more)
+    if common.family == "multiclass":
+        for name in learned:
+            learned[name].append("all this for each class against the rest")
+    return learned
+
+
+def _of_gradients(labels: str, common: RegressionOptions) -> tuple[str, str, str]:
+    """Say which gradients a party with data has, what a passive party learns from its own, and where rows are alone."""
+    if common.whole_table:
+        return (
+            "of every epoch the gradient of its own weights, over all rows",
+            f"linear equations about the residuals, of which at most one for each of its columns is about {labels}",
+            "",
+        )
+    return (
+        "of every batch the gradient of its own weights, and in quasi-Newton training of every "
+        f"{common.period}th the Hessian's product with its own last steps; the rows of a batch never change",
+        "linear equations about the residuals of the batch, of which at most one for each of its columns and batch is "
+        "about labels",
+        " in their batch",
+    )
+
+
+def _of_rates(active: str, passive: str) -> dict[str, list[str]]:
+    """Say what two parties see of each other's factors of a Poisson regression's rates."""
+    return {
+        name: [
+            f"of {other}'s factors of rates, ciphertexts under {other}'s key",
+            f"if it deviates from the protocol, unnoticed: {other}'s factors of the rates of as many rows as it has "
+            f"columns, of other rows each epoch{'' if name == active else ', and once the targets of as many'}",
+        ]
+        for name, other in ((active, passive), (passive, active))
+    }
+
+
+def _of_coordinator(
+    coordinator: str, active: str, passives: Sequence[str], everybody: str, labels: str, cipher: str,
+    common: RegressionOptions,
+) -> dict[str, list[str]]:  # fmt: skip
+    """Say what a coordinator learns, and what others do with its help where it has a key."""
+    keyed = cipher != "lattice" and common.family != "poisson"
+    learned = {
+        coordinator: [
             everybody + ("; the key" if keyed else ""),
             "of every step the summed inner products of all parties' steps, curvatures and gradients: their lengths "
             "and angles, hence all weights up to a rotation, but no party's own part; the rest are uniform numbers",
             "whether the loss rose by a tenth in an epoch",
         ]
-        if keyed:
-            learned[active].append(
-                f"passive parties' margins as ciphertexts under {coordinator}'s key: with its help it would have them, "
-                "and from enough of them their columns; the two must not collude"
-            )
-            for name in (active, *passives):
-                what = "margins" if name == active else f"residuals, and so their {labels},"
-                rows = "rows" if whole else "rows of a batch"
-                learned[name].append(
-                    f"if it deviates from the protocol, unnoticed: {what} of as many {rows} as it has "
-                    f"columns, of other rows each epoch, by having {coordinator} decrypt them; under the lattice map "
-                    "columns are fixed"
-                )
-    for name, more in _of_whole_table(active, passives, coordinator, common).items():
-        learned[name] += more
-    if common.family == "multiclass":
-        for name in learned:
-            learned[name].append("all this for each class against the rest")
+    }
+    if not keyed:
+        return learned
+    learned[active] = [
+        f"passive parties' margins as ciphertexts under {coordinator}'s key: with its help it would have them, "
+        "and from enough of them their columns; the two must not collude"
+    ]
+    rows = "rows" if common.whole_table else "rows of a batch"
+    for name in (active, *passives):
+        what = "margins" if name == active else f"residuals, and so their {labels},"
+        learned.setdefault(name, []).append(
+            f"if it deviates from the protocol, unnoticed: {what} of as many {rows} as it has columns, of other rows "
+            f"each epoch, by having {coordinator} decrypt them; under the lattice map columns are fixed"
+        )
     return learned
 
 
