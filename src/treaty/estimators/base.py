@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -26,6 +27,9 @@ from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import LabelledRows, System, cast_of
 
 Tables = Any  # one table (any dataframe or array), or {party: table}
+
+
+_USERS_CODE = 4  # frames from here to who calls fit
 
 
 def one_column(y: Any) -> Any:
@@ -163,6 +167,13 @@ class TableEstimator(BaseEstimator):
         if not all(isinstance(name, str) for name in X) or not X:
             raise DataError("expected a mapping of party names (text) to tables")
         check_row_labels([*X.items(), *beside.items()])
+        if reset and system.split == "none" and len(X) > 1:
+            warnings.warn(
+                f"protocol 'pooled' puts the tables of {', '.join(X)} side by side in one place; name a system that "
+                "keeps them apart, such as 'secureboost' for trees or 'quasi-newton' for a regression, unless that is "
+                "meant",
+                stacklevel=_USERS_CODE,
+            )
         if not reset:
             return known_tables(X, self.schemas_, self._owners(), self._why_needed)
         tables = training_tables(X, self._active(X))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,9 @@ from treaty.runs.threads import Run, active_of
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.no_splits import why_no_split
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.system import ALONE
+from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.system import LabelledRows, System, cast_of
 from treaty.trees.boosting import Forest
 
@@ -147,6 +149,12 @@ class BoostedTrees(TableEstimator):
             For an option that is wrong, unknown or not of this protocol.
         DataError
             For a table or label that cannot be used, or row counts that differ.
+
+        Warns
+        -----
+        UserWarning
+            Under "pooled", of several parties' tables, which it puts side by side; and when no tree has a split, with
+            the reason.
         """
         started = time.perf_counter()
         self._forget()
@@ -165,8 +173,19 @@ class BoostedTrees(TableEstimator):
         )
         self.parts_, self.communication_, self.disclosures_ = trained.parts, trained.traffic.totals, trained.learned
         self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
-        self._keep(forest_of(list(self.parts_.values())))
+        forest = forest_of(list(self.parts_.values()))
+        self._keep(forest)
+        self._warn_without_splits(forest, run)
         return self
+
+    def _warn_without_splits(self, forest: Forest, run: Run) -> None:
+        """Warn of a model that predicts the same for all rows, and say which option or column makes it so."""
+        by_row = run.system.split == "rows"
+        rows = [run.data[name] for name in (run.cast.owners if by_row else [run.cast.active])]
+        table = None if by_row else side_by_side({name: of.table for name, of in run.data.items()})
+        reason = why_no_split(forest, run.common, rows, table, noise=run.options.adds_noise)
+        if reason:
+            warnings.warn(reason, stacklevel=3)
 
     def _on_columns(
         self, settings: tuple[System, Any, Any], X: Tables, y: Any, sample_weight: Any, eval_set: Any

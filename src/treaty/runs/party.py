@@ -37,6 +37,7 @@ from treaty.runs.reading import (
 from treaty.runs.report import write_report
 from treaty.runs.rows import open_rows, read_rows
 from treaty.runs.threads import predicting_cast
+from treaty.systems.pooled.no_splits import why_no_split
 from treaty.systems.system import Cast, Keeping, LabelledRows, Phase, Program, Progress, Seat, Service, System, Vouching
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,11 @@ def train_party(
         )  # fmt: skip
         result = system.train[cast.roles[name]](seat)
         part = result if cast.roles[name] in system.has_model else None
+        forest = getattr(part, "forest", None)
+        if forest is not None and tables.data is not None and not job.by_row:  # by row, others' rows count as well
+            reason = why_no_split(forest, common, [tables.data], None, noise=own.adds_noise)
+            if reason:
+                logger.warning("%s: %s", name, reason)
         keep(party, part)
         try:
             wait_until_all_kept(party, cast, cast.having(*system.has_model), system.may_lose(cast, own))

@@ -77,6 +77,11 @@ class SystemOptions:
         return None
 
     @property
+    def adds_noise(self) -> bool:
+        """Whether what is made of labels carries noise, so that nothing exact may be told of them."""
+        return False
+
+    @property
     def hides_decisions(self) -> bool:
         """Whether prediction keeps from the active party which way rows go at other parties' splits."""
         return False

@@ -39,6 +39,11 @@ class FederBoostHorizontal(SystemOptions):
     epsilon_total: Positive | None = None
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
 
+    @property
+    def adds_noise(self) -> bool:
+        """Whether sums carry noise."""
+        return self.epsilon_total is not None
+
     def check(self, common: Any) -> None:
         """Refuse options that do not go together."""
         refuse_goss(common)

@@ -139,8 +139,12 @@ def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None
     least = 2 if may_be_two(options) else 3
     if len(members) < least:
         raise ConfigError(
-            f"expected {least} participants with data or more, got {len(members)}: of a sum of two each sees the "
-            "other's part; add noise (epsilon_total), or allow it (mode='paper')"
+            f"expected {least} participants with data or more, got {len(members)}: "
+            + (
+                "of a sum of two each sees the other's part; add noise (epsilon_total), or allow it (mode='paper')"
+                if len(members) > 1
+                else "one participant's table is trained on under protocol 'pooled'"
+            )
         )
     if options.dropout == "accept" and len(members) < 4:
         raise ConfigError(

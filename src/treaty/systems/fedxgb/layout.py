@@ -115,6 +115,11 @@ def _check_sizes(cast: Cast) -> None:
     """Raise ConfigError when a domain is so small that its sums hide nothing."""
     sizes = {edge: len(users) for edge, users in domains(cast).items()}
     small = [f"{size} at {edge}" for edge, size in sizes.items() if size < LEAST]
+    if len(cast.owners) == 1:
+        raise ConfigError(
+            f"expected {LEAST * len(sizes)} users or more, got {cast.owners[0]} alone: one user's table is trained on "
+            "under protocol 'pooled'"
+        )
     if small:
         raise ConfigError(
             f"expected {LEAST * len(sizes)} users or more, {LEAST} in the domain of each of {len(sizes)} edge servers, "

@@ -75,6 +75,11 @@ class FedXGBoostLDP(SystemOptions):
         """`epsilon`, where labels are randomised."""
         return self.epsilon if self.mechanism == "label_rr" else None
 
+    @property
+    def adds_noise(self) -> bool:
+        """Whether gradients carry noise: labels that were randomised once need none."""
+        return self.mechanism != "label_rr"
+
     def check(self, common: Any) -> None:
         """Refuse options that do not go together."""
         labels = self.mechanism == "label_rr"

@@ -60,7 +60,8 @@ def cast(places: Mapping[str, Place], active: str, options: FederatedRegression)
     owners = [name for name in places if name not in coordinators]
     if active not in owners or len(owners) < 2:
         raise ConfigError(
-            f"expected at least two parties with data, the label holder among them, got {', '.join(owners)}"
+            f"expected at least two parties with data, the label holder among them, got {', '.join(owners)}: one "
+            "party's table is trained on under protocol 'pooled'"
         )
     _check_paper_mode(options)
     found = {name: COORDINATOR if name in coordinators else "passive" for name in places}

@@ -27,7 +27,10 @@ def cast_by_column(
     if active not in owners:
         raise ConfigError(f"expected active to be one of {', '.join(owners)}, got {active!r}")
     if len(owners) < 2:
-        raise ConfigError(f"expected at least two parties with rows, got {', '.join(owners)}")
+        raise ConfigError(
+            f"expected at least two parties with rows, got {', '.join(owners)}: one party's table is trained on under "
+            "protocol 'pooled'"
+        )
     if missing:
         raise ConfigError(f"expected rows at every party, got none at {', '.join(missing)}: name their tables")
     roles = {name: "active" if name == active else "passive" for name in owners}
