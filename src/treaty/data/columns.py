@@ -237,6 +237,6 @@ def _native_dtype(series: nw.Series[Any]) -> str:
     return str(getattr(native, "dtype", getattr(native, "type", series.dtype)))
 
 
-def quoted(names: Iterable[str]) -> str:
+def quoted(names: Iterable[Any]) -> str:
     """Return names in quotes, with commas between, for a message."""
     return ", ".join(repr(name) for name in names)

@@ -26,6 +26,8 @@ from treaty.data.columns import (
 )
 from treaty.errors import DataError
 
+_SHOWN = 3  # categories that a warning names
+_LARGE_SHARE = 0.1  # of rows with unknown categories, from which on a warning asks how they are written
 _ROWS_AT_ONCE = 4096  # a block of rows is transposed inside the processor's cache
 
 
@@ -88,6 +90,7 @@ def to_table(
     schema: Schema | None = None,
     text_as_categories: bool = False,
     allow_no_features: bool = False,
+    on_unseen: Callable[[str], None] | None = None,
 ) -> Table:
     """Check a party's data and convert it to a `Table` with its own memory.
 
@@ -98,7 +101,7 @@ def to_table(
     (arrays by position), categories are mapped by value, unseen ones to the code K = number of known categories, and
     text is taken where the schema has categories. `text_as_categories` takes text columns as sorted categories, for
     files, which have no categorical dtype. `allow_no_features` accepts the table of an active party that has only
-    labels.
+    labels. `on_unseen` is called with a sentence for each column that has rows of categories unknown from training.
 
     Raises DataError if the data is not two-dimensional, has no rows or columns, repeated names or columns that differ
     from `schema`, or text, dates, lists, structs, complex, infinite or too large numbers (one message names every such
@@ -119,6 +122,8 @@ def to_table(
         try:
             column = source.read(position, text_as_categories or known is not None)
             columns.append(_match(column, known) if schema else column)
+            if on_unseen is not None and known is not None and (said := _unseen(column, columns[-1], known)):
+                on_unseen(f"{party}: column {name!r}: {said}")
         except ColumnProblem as problem:
             problems.append(f"column {name!r}: {problem}")
         except TypeError as error:
@@ -272,3 +277,19 @@ def _match(column: Column, known: tuple[Category, ...] | None) -> Column:
     values = column.values.copy()
     values[present] = codes[column.values[present].astype(np.intp)]
     return Column(values, known)
+
+
+def _unseen(column: Column, matched: Column, known: tuple[Category, ...]) -> str:
+    """Say how many rows have categories unknown from training, and which; "" where none has."""
+    rows = matched.values == len(known)
+    n_rows = int(np.count_nonzero(rows))
+    if n_rows == 0 or column.categories is None or column.categories == known:
+        return ""
+    values = [column.categories[int(code)] for code in np.unique(column.values[rows])]
+    more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
+    share = n_rows / len(rows)
+    hint = "; are they written as in training (upper case, spaces, codes)?" if share >= _LARGE_SHARE else ""
+    return (
+        f"{n_rows} of {len(rows)} rows ({share:.1%}) have categories that training did not have, "
+        f"{quoted(values[:_SHOWN])}{more}, which count as one unknown category{hint}"
+    )

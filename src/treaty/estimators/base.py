@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from treaty.data.labels import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.estimators.inputs import check_one_kind, check_row_labels, known_tables, training_tables
+from treaty.estimators.inputs import check_one_kind, check_row_labels, known_tables, training_tables, warn_unseen
 from treaty.estimators.saving import SavedEstimator, write_model
 from treaty.runs.fit import TrainedModel
 from treaty.runs.threads import Run
@@ -158,7 +158,7 @@ class TableEstimator(BaseEstimator):
                 raise DataError(f"protocol {system.name!r} expects a mapping of party to table, got {type(X).__name__}")
             if not reset and getattr(X, "ndim", 2) == 2:
                 validate_data(self, X, reset=False, skip_check_array=True)
-            table = to_table(X, schema=None if reset else self.schemas_[ALONE])
+            table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_unseen)
             if reset:
                 validate_data(self, X, reset=True, skip_check_array=True)
             return {ALONE: table}

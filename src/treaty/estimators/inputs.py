@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +173,11 @@ def are_labelled(X: Any) -> bool:
     )
 
 
+def warn_unseen(said: str) -> None:
+    """Warn of categories that training did not have."""
+    warnings.warn(said, UserWarning, stacklevel=2)
+
+
 def known_tables(
     X: Mapping[str, Any], schemas: Mapping[str, Schema], needed: Collection[str], why: str
 ) -> dict[str, Table]:
@@ -188,7 +194,7 @@ def known_tables(
             + (f"; without {', '.join(missed)} {why}" if missed else "")
         )
     tables = {
-        name: to_table(X[name], party=name, schema=schema)
+        name: to_table(X[name], party=name, schema=schema, on_unseen=warn_unseen)
         for name, schema in schemas.items()
         if schema.names and name in X
     }

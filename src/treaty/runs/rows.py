@@ -196,7 +196,12 @@ def _features(arrow: Any, job: Job, name: str, path: str, schema: Schema | None)
         )
     only_labels = name == job.active and not job.by_row
     table = to_table(
-        arrow.select(wanted), party=name, schema=schema, text_as_categories=True, allow_no_features=only_labels
+        arrow.select(wanted),
+        party=name,
+        schema=schema,
+        text_as_categories=True,
+        allow_no_features=only_labels,
+        on_unseen=logger.warning,
     )
     logger.info("%s: %s: %s", name, Path(path).name, describe(table.schema, table.n_rows))
     return table
