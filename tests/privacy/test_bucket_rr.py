@@ -139,17 +139,66 @@ def drawn(folder, *columns, codes=None):
     return BucketLedger(folder).noisy(codes, columns, rows_of(codes))
 
 
+def independent(first, second, rows, column, other=None):
+    """Whether noisy buckets agree as often as two draws of equal values do; false alarm: 10^-10."""
+    (p, r), (q, s) = (chances(c.size, c.epsilon) for c in (column, other or column))
+    both = p * q + (column.size - 1) * r * s
+    return abs(np.count_nonzero(first == second) - rows * both) < 6.5 * math.sqrt(rows * both * (1 - both))
+
+
 @pytest.mark.parametrize("folder", [True, False])
-def test_noise_goes_with_the_row_whatever_the_others(tmp_path, folder):
+def test_the_same_rows_have_the_same_noise_and_are_paid_once(tmp_path, folder):
     ledger, codes = BucketLedger(tmp_path if folder else None), table()
-    whole, _ = ledger.noisy(codes, [AGE, INCOME], rows_of(codes))
-    assert 0.1 < np.mean(whole == codes) < 0.9
-    for seed in range(3):
-        rows = np.random.default_rng(seed).permutation(len(codes))[: 1_000 * (seed + 1)]
+    first, cost = ledger.noisy(codes, [AGE, INCOME], rows_of(codes))
+    assert 0.1 < np.mean(first == codes) < 0.9
+    for numbers in (rows_of(codes), rows_of(codes)[::-1] + 7):  # wherever they are in the party's own file
         again = BucketLedger(tmp_path) if folder else ledger
-        np.testing.assert_array_equal(again.noisy(codes[rows], [AGE, INCOME], rows)[0], whole[rows])
-    repeated = np.array([5, 2_999, 5])
-    np.testing.assert_array_equal(ledger.noisy(codes[repeated], [AGE, INCOME], repeated)[0], whole[repeated])
+        noisy, ever = again.noisy(codes, [AGE, INCOME], numbers)
+        np.testing.assert_array_equal(noisy, first)
+        assert ever == cost
+
+
+def test_a_row_that_is_there_several_times_is_randomised_once(tmp_path):
+    codes, rows = table(), np.tile(np.arange(1_500), 2)
+    noisy, _ = BucketLedger(tmp_path).noisy(codes[rows], [AGE, INCOME], rows)
+    np.testing.assert_array_equal(noisy[:1_500], noisy[1_500:])
+    assert np.mean(noisy[:, 0] != codes[rows, 0]) > 0.1
+
+
+@pytest.mark.parametrize("change", ["order", "one-value", "fewer-rows", "copies"])
+def test_other_rows_or_values_are_paid_anew_and_all_of_them_drawn_anew(tmp_path, change):
+    n, ledger = 40_000, BucketLedger(tmp_path)
+    codes = np.full((n, 1), 3, np.uint8)
+    codes[:2] = [[1], [2]]
+    first, _ = ledger.noisy(codes, [AGE], np.arange(n))
+    numbers, changed = np.arange(n), codes.copy()
+    if change == "order":
+        changed[:2] = codes[1::-1]
+    elif change == "one-value":
+        changed[7] = 4
+    elif change == "fewer-rows":
+        changed, numbers = changed[:-1], numbers[:-1]
+    else:
+        numbers = numbers.copy()
+        numbers[-1] = n - 2  # as many rows of the same values, of which two are one
+    second, cost = ledger.noisy(changed, [AGE], numbers)
+    assert cost.ever == {"age": 3.0}
+    rows = slice(8, n - 8)  # of these nothing has changed
+    assert independent(first[rows], second[rows], n - 16, AGE)
+    back, cost = ledger.noisy(codes, [AGE], np.arange(n))
+    np.testing.assert_array_equal(back, first)
+    assert cost.ever == {"age": 3.0}
+
+
+def test_what_many_orders_of_a_table_tell_together_is_in_the_ledger(tmp_path):
+    ledger, codes = BucketLedger(tmp_path), table(300)[:, :1]
+    rng, tally = np.random.default_rng(0), np.zeros((300, AGE.size), int)
+    for _ in range(40):
+        order = rng.permutation(300)
+        noisy, cost = ledger.noisy(codes[order], [AGE], rows_of(codes))
+        tally[order, noisy[:, 0]] += 1
+    assert np.mean(tally.argmax(axis=1) == codes[:, 0]) > 0.8  # noise does average out: it has to be paid for
+    assert cost.ever == {"age": 40 * AGE.epsilon}
 
 
 def test_noise_does_not_depend_on_the_columns_beside_it(tmp_path):
@@ -175,10 +224,7 @@ def test_noise_of_anything_else_is_independent(tmp_path, other):
     codes = np.full((40_000, 1), 3, np.uint8)
     first, _ = drawn(tmp_path / "one", AGE, codes=codes)
     second, _ = drawn(tmp_path / ("other" if other is None else "one"), other or AGE, codes=codes)
-    (p, r), (q, s) = (chances(column.size, column.epsilon) for column in (AGE, other or AGE))
-    both = p * q + (AGE.size - 1) * r * s
-    deviation = math.sqrt(len(codes) * both * (1 - both))
-    assert abs(np.count_nonzero(first == second) - len(codes) * both) < 6.5 * deviation  # false alarm: 10^-10
+    assert independent(first, second, len(codes), AGE, other)
 
 
 def test_no_rows_have_no_noise_and_are_entered_all_the_same(tmp_path):

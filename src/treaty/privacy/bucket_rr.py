@@ -5,10 +5,12 @@ with r = (1 - p) / (k - 1): epsilon-local differential privacy of the value, giv
 themselves randomised. A person has a value in every column: the columns' epsilons add up, most of all where
 columns are copies of each other.
 
-Noise drawn again for the same value would average out. So it is not stored but computed, from a secret key, the row's
-number in the party's own table, its bucket and the column's edges: the same value gets the same noise in every later
-job, whatever rows it is aligned with and in whichever order. Other edges or another epsilon give independent noise,
-which is entered in a ledger.
+Noise drawn again for the same values would average out. So it is not stored but computed, from a secret key and a name
+of the draw, which is a digest of all that is randomised: the column, its edges and epsilon, and every row's bucket in
+its place. A column is either sent again as it was, which tells nothing more and costs nothing, or drawn anew for
+all rows and entered in the ledger. There is nothing between. Were the noise of unchanged rows kept where others have
+changed, whose value has changed would show with certainty; were it drawn by the row's place alone, the same table in
+another order would be new noise for free. What draws tell besides is whether all of a column is as it was.
 
 References
 ----------
@@ -19,6 +21,7 @@ arXiv 2011.02796, section 4.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,8 +42,7 @@ MECHANISM = "bucket_rr"
 class Column:
     """How a column of `size` buckets (k) is randomised, with `epsilon` per value (infinite: no noise).
 
-    `name` is for the ledger, which does not leave the party. `edges` identify the buckets: other edges get independent
-    noise.
+    `name` is for the ledger, which does not leave the party. `edges` identify the buckets.
     """
 
     name: str
@@ -48,15 +50,13 @@ class Column:
     epsilon: float
     edges: bytes
 
-    def digest(self) -> str:
-        """Return the name of a draw of this column's noise."""
-        content = msgspec.msgpack.encode([self.name, self.size, self.epsilon, self.edges])
-        return hashlib.sha256(content).hexdigest()
-
 
 @dataclass(frozen=True, slots=True)
 class BucketCost:
-    """The epsilon of each column by name: of this draw (`now`), and summed over the ledger's draws (`ever`)."""
+    """The epsilon of each column by name: of this draw (`now`), and summed over the ledger's draws (`ever`).
+
+    Draws are summed as though everybody were in each of them.
+    """
 
     now: dict[str, float]
     ever: dict[str, float]
@@ -76,7 +76,7 @@ class BucketCost:
         each = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
         return (
             f"epsilon {each} per value and {self.person:g} per person over {len(self.now)} columns; "
-            f"{self.person_ever:g} per person with all draws of these columns so far"
+            f"{self.person_ever:g} per person with all draws of these columns that the ledger knows"
         )
 
 
@@ -124,18 +124,19 @@ class BucketLedger(Ledger):
     ) -> tuple[NDArray[np.uint8], BucketCost]:
         """Return noisy buckets, uint8 (rows, columns), and what they and all earlier ones cost.
 
-        `row_numbers` are the rows' places in the party's own table.
+        `row_numbers` are the rows' places in the party's own table: a row that is there several times is randomised
+        once.
         """
-        digests = [column.digest() for column in columns]
+        _, first, which = np.unique(row_numbers, return_index=True, return_inverse=True)
+        places = first[which].astype("<u8")  # of each row's first copy
+        draws = [self._draw(column, places, codes[:, f]) for f, column in enumerate(columns)]
         self.spend([
-            Entry(digest, job, MECHANISM, column.name, column.epsilon)
-            for digest, column in zip(digests, columns, strict=True)
+            Entry(draw, job, MECHANISM, column.name, column.epsilon)
+            for draw, column in zip(draws, columns, strict=True)
         ])  # fmt: skip
         noisy = np.empty_like(codes)
-        for f, (digest, column) in enumerate(zip(digests, columns, strict=True)):
-            noisy[:, f] = randomise_buckets(
-                codes[:, f], column.size, column.epsilon, self._words(digest, row_numbers, codes[:, f])
-            )
+        for f, (draw, column) in enumerate(zip(draws, columns, strict=True)):
+            noisy[:, f] = randomise_buckets(codes[:, f], column.size, column.epsilon, self._words(draw, places))
         now = {column.name: column.epsilon for column in columns}
         ever = dict.fromkeys(now, 0.0)
         for entry in self.entries():
@@ -143,12 +144,15 @@ class BucketLedger(Ledger):
                 ever[entry.what] += entry.epsilon
         return noisy, BucketCost(now, ever)
 
-    def _words(self, digest: str, row_numbers: Integers, codes: NDArray[np.uint8]) -> NDArray[np.uint64]:
-        """Return two words for every row and bucket: the block (row, bucket) encrypted under a key of this draw.
+    def _draw(self, column: Column, places: NDArray[np.uint64], codes: NDArray[np.uint8]) -> str:
+        """Return the name of a column's draw: a keyed digest of the column, and of every row's place and bucket."""
+        what = msgspec.msgpack.encode([column.name, column.size, column.epsilon, column.edges])
+        content = [hashlib.sha256(part).digest() for part in (what, places.tobytes(), codes.tobytes())]
+        return hmac.digest(self.key, b"treaty bucket draw" + b"".join(content), "sha256").hex()
 
-        The row's number alone would not do: the words would stay the same when a value changes, which would show.
-        """
-        key = hashlib.sha256(b"treaty noisy buckets" + self.key + digest.encode()).digest()
-        blocks = np.stack([row_numbers.astype("<u8"), codes.astype("<u8")], axis=1)
+    def _words(self, draw: str, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return two words for every row: its place, encrypted under a key of this draw."""
+        key = hashlib.sha256(b"treaty noisy buckets" + self.key + draw.encode()).digest()
+        blocks = np.stack([places, np.zeros_like(places)], axis=1)
         encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 - a permutation of distinct blocks
         return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2).astype(np.uint64)

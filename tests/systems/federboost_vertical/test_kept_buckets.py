@@ -8,22 +8,26 @@ import re
 import shutil
 from itertools import chain
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from flat import flat
 from flips import damaged, flipped
 from noise_keys import keep_key
 from runs.test_resume import same
-from systems.federboost_vertical.test_roles import play_training
+from systems.federboost_vertical.test_roles import decoded, messages, play_training
 from systems.vertical.playing import tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
 from treaty import GBDTClassifier
+from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
 from treaty.files import read_file
 from treaty.messaging.messages import encode_body
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import per_person, read_ledger
 from treaty.systems.federboost_vertical import kept_buckets
+from treaty.systems.federboost_vertical.buckets import Buckets
 from treaty.systems.federboost_vertical.kept_buckets import FORMAT, MOST_KEPT, HeldBuckets, SameBuckets, kept_file
 
 OPTIONS = {"n_estimators": 2, "min_child_samples": 5, "max_bin": 16, "n_jobs": 1}
@@ -89,18 +93,56 @@ CHANGES = {
     "order": lambda tables: {name: part.iloc[::-1] for name, part in tables.items()},
     "fewer-rows": lambda tables: {name: part.iloc[:-1] for name, part in tables.items()},
     "renamed": lambda tables: {name: part.rename(columns=lambda c: f"{c} 2") for name, part in tables.items()},
-    "fewer-columns": lambda tables: {name: part.iloc[:, 1:] for name, part in tables.items()},
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_table_that_has_changed_is_sent_anew(table, folder, change):
+def test_a_table_that_has_changed_is_sent_and_paid_anew(table, folder, change):
     tables, y = table
     fit(tables, y, folder)
+    cost = paid(folder)
     changed = CHANGES[change](tables)
     rows = len(changed["p0"])
-    assert min(bucket_bytes(fit(changed, y[:rows], folder))) > 400
-    assert bucket_bytes(fit(changed, y[:rows], folder)) == [0, 0]
+    for sends in (True, False):
+        assert (min(bucket_bytes(fit(changed, y[:rows], folder))) > 400) == sends
+        assert paid(folder) == [2.0 * before for before in cost]
+
+
+def test_of_fewer_columns_the_same_noise_is_sent_which_costs_nothing(table, folder):
+    tables, y = table
+    fit(tables, y, folder)
+    cost = paid(folder)
+    fewer = {name: part.iloc[:, 1:] for name, part in tables.items()}
+    assert min(bucket_bytes(fit(fewer, y, folder))) > 400
+    assert paid(folder) == cost
+
+
+def sent_codes(tables, y, folder):
+    """Train, and return the noisy buckets that the second party sends."""
+    fields = {name: {"store": folder} for name in tables}
+    played = play_training({name: to_table(part, party=name) for name, part in tables.items()}, y, fields=fields)
+    return decoded(messages(played, Buckets, "p1")[0], len(y))
+
+
+def test_whose_value_has_changed_does_not_show(table, folder):
+    tables, y = table
+    tables = {name: tables[name] for name in ("p0", "p1")}
+    name = next(c for c in tables["p1"].columns if tables["p1"][c].dtype == "category")
+    values = tables["p1"][name].to_numpy().copy()
+    rows = np.random.default_rng(0).choice(len(y), 8, replace=False)
+    values[rows] = np.roll(values[rows], 1)  # as many of each category: its buckets are the same
+    column = tables["p1"].columns.get_loc(name)
+    changed = tables["p1"].assign(**{name: pd.Categorical(values, tables["p1"][name].cat.categories)})
+    moved = changed[name].to_numpy() != tables["p1"][name].to_numpy()
+    moved &= ~(pd.isna(values) & pd.isna(tables["p1"][name].to_numpy()))
+    assert 2 <= moved.sum() <= 8
+    first = sent_codes(tables, y.astype(float), folder)
+    second = sent_codes({**tables, "p1": changed}, y.astype(float), folder)
+    differ = first != second
+    assert not np.delete(differ, column, axis=1).any()
+    assert differ[~moved, column].mean() > 0.1  # it was less than none before
+    entries = read_ledger(noise_folder(folder, "p1"))
+    assert sorted(e.what for e in entries) == sorted([*tables["p1"].columns, name])
 
 
 @pytest.mark.parametrize("options", [{"max_bin": 12}, {"epsilon": 2.0}, {"epsilon_person": 8.0}], ids="-".join)
@@ -179,11 +221,13 @@ def test_no_damaged_file_is_read_as_something_else(table, folder, flips):
 def test_a_passive_party_whose_key_is_another_sends_and_pays_anew(table, folder):
     tables, y = table
     fit(tables, y, folder)
+    cost = paid(folder)
     for path in (noise_folder(folder, "p1"), noise_folder(folder, "p1").with_name("p1.noise.kept")):
         (shutil.rmtree if path.is_dir() else type(path).unlink)(path)
     unchanged = fit(tables, y, folder)
     assert bucket_bytes(unchanged)[0] > 500
     assert bucket_bytes(unchanged)[1] == 0
+    assert paid(folder) == cost  # in a ledger that begins anew: the other one is gone
 
 
 def test_where_buckets_cannot_be_kept_they_are_sent_each_time_and_a_warning_names_the_file(table, folder, caplog):

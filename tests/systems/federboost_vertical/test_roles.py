@@ -597,19 +597,23 @@ def test_trainings_without_a_ledger_draw_different_noise():
     assert sent(played[0], "p1") != sent(played[1], "p1")
 
 
-def test_noise_goes_with_the_row_of_the_partys_own_table(tmp_path):
+def test_another_order_of_rows_is_paid_anew_and_a_row_that_is_joined_twice_told_once(tmp_path):
     tables, y = tables_and_labels(parties=2)
-    order = np.random.default_rng(3).permutation(len(y))
-    shuffled = {
+    order = np.random.default_rng(3).integers(0, len(y), len(y))
+    joined = {
         name: Table(table.schema, [column[order] for column in table.columns], table.n_rows)
         for name, table in tables.items()
     }
-    plain_order = play_training(tables, y, fields={"p1": {"store": tmp_path}})
-    other = {"store": tmp_path, "row_numbers": order}
-    other_order = play_training(shuffled, y[order], fields={"p1": other})
-    first, second = (decoded(messages(p, Buckets, "p1")[0], len(y)) for p in (plain_order, other_order))
-    np.testing.assert_array_equal(second, first[order])
-    assert other_order.results["p1"].spent == plain_order.results["p1"].spent
+    play_training(tables, y, fields={"p1": {"store": tmp_path}})
+    fields = {"p1": {"store": tmp_path, "row_numbers": order}}
+    played = [play_training(joined, y[order], fields=fields) for _ in range(2)]
+    first, second = (decoded(messages(p, Buckets, "p1")[0], len(y)) for p in played)
+    np.testing.assert_array_equal(first, second)
+    for row in range(len(y)):
+        assert len(np.unique(first[order == row], axis=0)) <= 1
+    columns = len(tables["p1"].schema.names)
+    for each in played:
+        assert f"; {8 * columns} per person with all draws" in each.results["p1"].spent
 
 
 def test_a_column_of_few_buckets_is_named_in_a_warning(caplog):

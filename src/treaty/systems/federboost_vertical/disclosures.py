@@ -37,6 +37,8 @@ def disclosures(
             told,
             "how many buckets each column of the others has (by number, not name), whether it holds categories and "
             "whether values are missing",
+            "of each column of the others, whether its rows, their order and all their buckets are those of an earlier "
+            "training: it is then sent as it was, and else with new noise in all rows, which is paid for",
             f"for eval sets and at prediction, each row's side at every split in use: {sides}",
             "the shape of all trees and all leaf weights",
         ]

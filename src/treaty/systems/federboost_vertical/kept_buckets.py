@@ -1,10 +1,11 @@
 """Noisy buckets of earlier trainings, kept by the active party, so that a later training is not sent them again.
 
-A passive party's noise is a function of its key and its table, so the buckets that it would send for the same rows,
-columns, edges and epsilons are those it has sent. The active party keeps them, in `NAME.buckets` beside the noise keys
-and ledgers, and begins a training by telling each partner the SHA-256 of what it has of it. A partner that finds its
-own among these sends `SameBuckets` alone. If anything differs, the rows' order for instance, so does the hash, and
-buckets are sent. A passive party keeps nothing but its key and ledger for this.
+A passive party's noise is a function of its key and of what is randomised (`privacy.bucket_rr`), so the buckets that it
+would send for the same rows, columns, edges and epsilons are those it has sent. The active party keeps them, in
+`NAME.buckets` beside the noise keys and ledgers, and begins a training by telling each partner the SHA-256 of what it
+has of it. A partner that finds its own among these sends `SameBuckets` alone. If anything differs, the rows' order for
+instance, so does the hash, and buckets are sent: those of columns that differ with new noise, which is paid for. A
+passive party keeps nothing but its key and ledger for this.
 
 A file that is missing or damaged is no loss but of time: buckets are sent again, with the noise that they had.
 """

@@ -263,8 +263,8 @@ def passive(seat: Seat) -> ModelPart:
     ----------
     seat : Seat
         With own columns of the aligned rows, and the active party as the only peer. Its `store` has the key of the
-        noise and the ledger of its cost, for all jobs; without one, both are of this training alone. Noise depends on
-        `row_numbers`, so that the same row of a file gets the same noise in every job. `ids` of its rows and eval sets
+        noise and the ledger of its cost, for all jobs; without one, both are of this training alone. `row_numbers` say
+        which rows are copies of one row of the party's file, which is randomised once. `ids` of its rows and eval sets
         say who is who.
 
     Returns
