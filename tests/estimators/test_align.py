@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,23 @@ def test_unusable_input_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         align(tables, **options)
+
+
+def test_each_party_is_told_how_many_of_its_ids_are_common(caplog: pytest.LogCaptureFixture) -> None:
+    with warnings.catch_warnings(), caplog.at_level(logging.INFO):
+        warnings.simplefilter("error")
+        align({"bank": ALL["bank"], "shop": pd.DataFrame({"id": [*SHOP["id"], None]})})
+    assert "bank: 60 of its 90 ids are common to all parties (66.7%)" in caplog.text
+    assert "shop: 60 of its 60 ids are common to all parties (100.0%); 1 rows without an id" in caplog.text
+
+
+def test_who_has_few_common_ids_is_warned_with_the_usual_causes() -> None:
+    """Ids of which one party's file has lost the padding zeros: those of four digits alone are common."""
+    numbers = np.arange(1, 1100)
+    bank = pd.DataFrame({"id": [f"{n:04}" for n in numbers], "x": numbers})
+    shop = pd.DataFrame({"id": [str(n) for n in numbers[500:]], "y": numbers[500:]})
+    with pytest.warns(UserWarning, match=r"^bank: 100 of its 1099 ids .* \(9\.1%\)\. .*padding zeros .*case") as told:
+        align({"bank": bank, "shop": shop})
+    assert len(told) == 1  # the shop shares 100 of 599
+    with pytest.raises(DataError, match=r"got none .*padding zeros"):
+        align({"bank": bank, "shop": shop.iloc[:300]})

@@ -153,3 +153,21 @@ def test_ids_and_labels_of_classes_may_be_of_any_text(tmp_path):
     member = Member(table=str(written(tmp_path, frame)), drop=["id"])
     job, read = of_shop(tmp_path, member)
     assert labelled(read(member.table), job, "shop", member.table, None, training=True)[1] == ["1", "2+"]
+
+
+def test_a_job_logs_common_ids_and_warns_of_few(tmp_path, caplog):
+    members = {}
+    for name, ids in {"bank": range(300), "shop": range(280, 310)}.items():
+        (tmp_path / name).mkdir()
+        pd.DataFrame({"id": ids, f"x of {name}": 1.0}).to_csv(tmp_path / name / "t.csv", index=False)
+        members[name] = Member(table=str(tmp_path / name / "t.csv"))
+    job = Job(name="t", active="bank", label="y", parties=members, align=Align(on="id"))
+    with caplog.at_level(logging.INFO):
+        roles = dict.fromkeys(members, lambda party: open_rows(party, job, members[party.name].table, None))
+        play(roles, star("bank", members), job="t", protocol="secureboost", timeout=60)
+    assert "shop: 20 of its 30 ids are common to all parties (66.7%)" in caplog.text
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 1
+    assert warned[0].startswith(
+        "bank: 20 of its 300 ids are common to all parties (6.7%). Where that is not expected, "
+    )

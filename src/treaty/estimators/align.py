@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
 from treaty.systems.alignment.roles import AlignmentOptions, ResultTo, align_active, align_passive
+from treaty.systems.alignment.shares import tell_shared
 
 
 def align(
@@ -72,6 +74,11 @@ def align(
         Of the type each came as, with as many rows each, row i everywhere of the same id; a pandas index starts anew.
         Labels in a column of the active party's table come in the same order.
 
+    Warns
+    -----
+    UserWarning
+        Fewer than one in ten of a party's ids are common; how many are is logged (``treaty.systems.alignment.shares``).
+
     Raises
     ------
     ConfigError
@@ -113,6 +120,8 @@ def align(
         roles[active] = lambda party: align_active(party, ids(active), options)
         played = play(roles, star(active, tables), job="align", protocol="alignment").results
     told = tables if result_to == "both" else [active]
+    for party in told:
+        tell_shared(party, played[party], lambda said: warnings.warn(said, UserWarning, stacklevel=4))
     return {party: _taken(frames[party], played[party].rows, column[party] if drop_id else None) for party in told}
 
 

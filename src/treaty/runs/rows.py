@@ -38,6 +38,7 @@ from treaty.messaging.party import Party
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member, id_column, store_of
 from treaty.systems.alignment.roles import AlignmentOptions, Progress, align_active, align_passive
+from treaty.systems.alignment.shares import tell_shared
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.training import check_numbers, check_relevance, noisy_labels
 from treaty.systems.system import LabelledRows
@@ -270,7 +271,9 @@ def _common_rows(
         progress=progress,
     )  # fmt: skip
     align = align_active if party.name == job.active else align_passive
-    rows = align(party, ids, options).rows
+    aligned = align(party, ids, options)
+    tell_shared(party.name, aligned, logger.warning)
+    rows = aligned.rows
     if kept is not None:
         write_file(kept, KeptRows(order.number, digest, rows), FORMAT, party.name)
     return rows

@@ -80,6 +80,11 @@ Progress = Callable[[int, int], None]
 BATCH = 1 << 14
 """Points per message: half a megabyte, about a second's work."""
 
+CAUSES = (
+    "the usual causes are padding zeros that one party's file lost, upper and lower case, hashes of another form or "
+    "salt, another column than the partners', and tables of other people"
+)
+
 _DOMAIN = b"treaty-alignment-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
 
 
@@ -126,7 +131,7 @@ class Alignment:
     """What a party learns from an alignment.
 
     `rows` are own rows in the common order, int64 (n,), none for a passive party where the active one alone learns;
-    `n_common` counts the distinct ids that all hold, None where not learned. `n_null` own rows have no id, `n_repeated`
+    `n_common` of its `n_ids` distinct ids all hold, None where not learned. `n_null` own rows have no id, `n_repeated`
     one that an earlier row has. By peer: `sizes`, the bucket of its set's size; `pairwise`, at the active party alone,
     how many ids the two share; `changed`, with a log, at least how many of its ids differ from those of its most
     similar earlier run (None: there is no earlier run).
@@ -134,6 +139,7 @@ class Alignment:
 
     rows: Integers
     n_common: int | None
+    n_ids: int
     n_null: int
     n_repeated: int
     sizes: dict[str, int]
@@ -202,9 +208,8 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
                 _note_end(party, lists, options, 0)
             shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
             raise DataError(
-                f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); see that "
-                "all name the same column and write ids alike",
-                public="the parties have no id in common",
+                f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); {CAUSES}",
+                public=f"the parties have no id in common; {CAUSES}",
             )
         key = secrets.token_bytes(32)
         common = ranked(ids, pairs[party.peers[0]], key, threads, scratch)
@@ -411,7 +416,7 @@ def _note_end(party: Party, lists: _Lists, options: AlignmentOptions, n_common: 
 def _learned(
     ids: Ids, lists: _Lists, rows: Integers, n_common: int | None, pairwise: dict[str, int] | None = None
 ) -> Alignment:
-    return Alignment(rows, n_common, ids.n_null, ids.n_repeated, lists.sizes, pairwise or {}, lists.changed)
+    return Alignment(rows, n_common, len(ids), ids.n_null, ids.n_repeated, lists.sizes, pairwise or {}, lists.changed)
 
 
 def disclosures(
