@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -247,6 +248,7 @@ class Keeper:
     party: str | None = None
     store: Path | None = None
     _next: float = 0.0
+    _kinds: set[str] = field(default_factory=set)
     _current: Callable[[], Checkpoint | LinearCheckpoint] | None = None
 
     def found(self) -> Checkpoint | None:
@@ -287,6 +289,24 @@ class Keeper:
         ended = time.perf_counter()
         self._next = ended + (ended - started) / self.share
 
+    def beside(self, model_id: str, kind: str) -> Path:
+        """Return the file, `kind` being its suffix, of what is kept for an unfinished model besides a checkpoint."""
+        self._kinds.add(kind)
+        return self.path.with_name(f"{self.path.stem}-{model_id[:8]}.{kind}")
+
+    def keep_only(self, model_id: str) -> None:
+        """Remove files `beside` of all models but one: that one's first round is in a checkpoint."""
+        self._remove(f"(?!{re.escape(model_id[:8])})")
+
     def done(self) -> None:
-        """Remove the file; training is finished and its result is somewhere safe."""
+        """Remove the files; training is finished and its result is somewhere safe."""
         self.path.unlink(missing_ok=True)
+        self._remove()
+
+    def _remove(self, which: str = "") -> None:
+        if not self._kinds or not self.path.parent.exists():
+            return
+        name = re.compile(f"{re.escape(self.path.stem)}-{which}[0-9a-f]{{8}}\\.({'|'.join(self._kinds)})")
+        for path in self.path.parent.iterdir():
+            if name.fullmatch(path.name):
+                path.unlink(missing_ok=True)

@@ -58,26 +58,35 @@ def check_writable(folders: Iterable[Path]) -> None:
             ) from None
 
 
-def wait_until_all_kept(party: Party, cast: Cast, owners: list[str], may_lose: Iterable[str]) -> None:
+def wait_until_all_kept(
+    party: Party, cast: Cast, owners: list[str], may_lose: Iterable[str], patience: float | None = None
+) -> None:
     """Return once every party with a part of the model has written it; call it when this one has written its own.
 
-    The active party hears of all and tells all. One that could not write its part has stopped the job instead, as it
-    does for any error, and so all end with that error. Only a connection lost between the two messages can still leave
-    a party in doubt: it ends with an error although all have their parts.
+    The active party hears of all and tells all; users hear it from their edge server. One that could not write its
+    part has stopped the job instead, as it does for any error, and so all end with that error. Only a connection lost
+    between the two messages can still leave a party in doubt: it ends with an error although all have their parts.
 
     Parameters
     ----------
     owners : list of str
-        The parties with a part.
+        The parties with a part, or with files that are kept until then.
     may_lose : iterable of str
         Those that the active party does not insist on.
+    patience : float or None
+        Seconds that a user of an edge server has to take the message.
     """
     if party.name not in owners:
         return
     party.round = LAST_ROUND
+    if party.name in cast.edges:
+        party.receive(cast.edges[party.name], AllKept)
+        return
     if party.name != cast.active:
         party.send(cast.active, PartKept())
         party.receive(cast.active, AllKept)
+        users = [user for user in party.peers if cast.edges.get(user) == party.name]
+        party.send_each({user: AllKept() for user in users if user in owners}, timeout=patience)
         return
     others = [peer for peer in owners if peer in party.peers]
     expendable = set(may_lose)

@@ -85,7 +85,7 @@ def train(
     system, cast = run.system, run.cast
     progress = _Progress(run, finished)
     with ExitStack() as held:
-        keeping = cast.having(*system.has_model, *system.named_roles)
+        keeping = cast.having(*system.has_model, *system.named_roles, *system.until_kept)
         keepers = held.enter_context(_keepers(checkpoint, system, keeping, cast.active))
         bar = held.enter_context(TrainingBar(system.name, run.common.most_rounds, shown=transport == "memory"))
         progress.bar = bar

@@ -121,7 +121,8 @@ def train_party(
                 logger.warning("%s: %s", name, reason)
         keep(party, part)
         try:
-            wait_until_all_kept(party, cast, cast.having(*system.has_model), system.may_lose(cast, own))
+            waiting = cast.having(*system.has_model, *system.until_kept)
+            wait_until_all_kept(party, cast, waiting, system.may_lose(cast, own), patience_of(job))
         except (PeerLost, PeerTimeout):  # the others may have ended well
             settle()
             raise

@@ -340,6 +340,8 @@ class System:
         Prediction and contributions by role, where owners have to work together for them.
     service : Service or None
         Prediction for parties without a part of the model, where rows are split.
+    until_kept : frozenset of str
+        Roles without a part that keep files beside checkpoints until all parts of the model are saved.
     lossless : bool
         Whether the trees are those of the pooled table, bit for bit.
     has_model : frozenset of str
@@ -383,6 +385,7 @@ class System:
     cast: Callable[[Mapping[str, Place], str, Any], Cast]
     disclosures: Callable[[Cast, Any, Any, Any], dict[str, list[str]]]
     has_model: frozenset[str]
+    until_kept: frozenset[str] = frozenset()
     lossless: bool = False
     helpers: Callable[[Iterable[str], Any], dict[str, Place]] = no_helpers
     links: Callable[[Cast, Any], dict[str, list[str]]] = star

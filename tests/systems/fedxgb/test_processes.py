@@ -19,6 +19,7 @@ from flat import flat, option_lines
 from pace import within
 from runs.job_files import start
 from tables import real_table, with_categories, with_gaps
+from treaty import files
 from treaty.cli import main as cli
 from treaty.cli.main import app
 from treaty.errors import ConfigError, TreatyError
@@ -313,7 +314,8 @@ def test_a_job_goes_on_to_the_same_model_after_an_edge_server_or_the_server_was_
     path = write_job(tmp_path, trees=40)
     assert play_and_kill(path, victim, kind, 60)
     assert 1 <= load_checkpoint(tmp_path / "model" / "owner.checkpoint").rounds < 40
-    assert (tmp_path / "model" / "berlin.cohorts").exists()
+    kept = {path.name.rpartition("-")[0] for path in (tmp_path / "model").iterdir()}
+    assert kept >= {"berlin", "tokyo", *USERS}
     threads, said = play(path, resume=True)
     for thread in threads:
         thread.join(within(60))
@@ -321,7 +323,31 @@ def test_a_job_goes_on_to_the_same_model_after_an_edge_server_or_the_server_was_
     trees = find_part(load_job(path), "owner").forest.trees
     assert trees == fitted(n_estimators=40, edges=2).parts_["pooled"].forest.trees
     assert not list((tmp_path / "model").glob("*.checkpoint"))
-    assert not list((tmp_path / "model").glob("*.cohorts"))
+    assert not [*(tmp_path / "model").glob("*.cohorts"), *(tmp_path / "model").glob("*.digest")]
+
+
+@pytest.mark.slow
+def test_a_model_that_could_not_be_saved_ends_the_job_for_all_and_everybody_can_go_on(tmp_path, monkeypatch):
+    """After all have been told that training is over."""
+    path, write = write_job(tmp_path), files.write_whole
+
+    def full(to: Path, *arguments: object, **options: object) -> None:
+        if Path(to).suffix == ".staged":
+            raise ConfigError(f"cannot write {to}: No space left on device")
+        write(to, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_whole", full)
+        threads, said = play(path)
+        for thread in threads:
+            thread.join(within(60))
+    assert set(said) == {"owner", *EDGES, *USERS}
+    threads, said = play(path, resume=True)
+    for thread in threads:
+        thread.join(within(60))
+    assert said == {}
+    assert find_part(load_job(path), "owner").forest.rounds == 3
+    assert not [*(tmp_path / "model").glob("*.cohorts"), *(tmp_path / "model").glob("*.digest")]
 
 
 @pytest.mark.slow

@@ -74,9 +74,12 @@ class MaskedRows:
         return MaskedRows(self.opened[rows], self.mask[rows])
 
 
-def share_integers(values: NDArray[np.int64]) -> Words:
-    """Share rows, splits or leaf values among both servers, as their owner: int64 (...) -> uint64 (2, ...)."""
-    first = Keystream().bits(64, values.size).reshape(values.shape)
+def share_integers(values: NDArray[np.int64], key: bytes | None = None) -> Words:
+    """Share rows, splits or leaf values among both servers, as their owner: int64 (...) -> uint64 (2, ...).
+
+    `key` as of `Keystream`: it must serve these values alone.
+    """
+    first = Keystream(key).bits(64, values.size).reshape(values.shape)
     return np.stack([first, values.astype(np.uint64) - first])
 
 

@@ -25,17 +25,19 @@ _PIECE = 15  # bytes of a secret in one field element
 _WIDTH = 16  # bytes of a field element
 
 
-def make_shares(secrets: Words, points: Sequence[int], threshold: int) -> Words:
+def make_shares(secrets: Words, points: Sequence[int], threshold: int, key: bytes | None = None) -> Words:
     """Share secrets, uint64 (m, 2) below p, among n holders: (n, m, 2), any `threshold` (1 to n) of which give them.
 
-    `points` are the holders', distinct, from 1 to p - 1. CryptoError if anything is out of range or a point is
+    `points` are the holders', distinct, from 1 to p - 1. `key` is of the randomness, as of `Keystream`: it must serve
+    these secrets alone. CryptoError if anything is out of range or a point is
     repeated.
     """
     field.check_points(points)
     if not 1 <= threshold <= len(points):
         raise CryptoError(f"expected a threshold from 1 to {len(points)} shares, got {threshold}")
     field.check_numbers(secrets, "secrets")
-    return field.evaluate(np.concatenate([secrets[None], field.random_numbers(threshold - 1, len(secrets))]), points)
+    coefficients = field.random_numbers(threshold - 1, len(secrets), key=key)
+    return field.evaluate(np.concatenate([secrets[None], coefficients]), points)
 
 
 def open_shares(points: Sequence[int], shares: Words) -> Words:

@@ -57,13 +57,14 @@ from treaty.crypto.sharing.shamir_field import Words
 from treaty.errors import CryptoError
 
 
-def share_integers(setting: Setting, values: NDArray[np.int64]) -> Words:
+def share_integers(setting: Setting, values: NDArray[np.int64], key: bytes | None = None) -> Words:
     """Share rows, splits, thresholds or leaf values, as their owner, with degree t.
 
-    int64 (...) -> uint64 (servers, ..., 2); row i is for server i alone.
+    int64 (...) -> uint64 (servers, ..., 2); row i is for server i alone. `key` as of
+    `Keystream`: it must serve these values alone.
     """
     numbers = field.from_signed(values.reshape(-1))
-    return make_shares(numbers, setting.points, setting.degree + 1).reshape(setting.servers, *values.shape, 2)
+    return make_shares(numbers, setting.points, setting.degree + 1, key).reshape(setting.servers, *values.shape, 2)
 
 
 def open_integers(setting: Setting, shares: Words) -> NDArray[np.int64]:

@@ -87,9 +87,9 @@ def from_signed(values: NDArray[np.int64]) -> Words:
     return out
 
 
-def random_numbers(*shape: int) -> Words:
-    """Return exactly uniform secret numbers, uint64 (..., 2): an AES keystream under a fresh key, p drawn again."""
-    return Keystream().below(P, int(np.prod(shape))).reshape(*shape, 2)
+def random_numbers(*shape: int, key: bytes | None = None) -> Words:
+    """Return exactly uniform secret numbers, uint64 (..., 2): an AES keystream, p drawn again; `key` as of it."""
+    return Keystream(key).below(P, int(np.prod(shape))).reshape(*shape, 2)
 
 
 def is_zero(a: Words) -> NDArray[np.bool_]:

@@ -154,7 +154,7 @@ class Cohorts:
         self.users: frozenset[str] | None = None
         self._rules, self._rng = rules, rng
         self._known: tuple[tuple[int, int], tuple[NDArray[np.float64], list[str]]] | None = None
-        self._begun = frozenset[str]()  # the tree's cohort
+        self.running = frozenset[str]()  # the tree's cohort as it began
         self._poor = 0  # trees in a row that had whole groups of less than half of the users there
 
     @classmethod
@@ -165,10 +165,12 @@ class Cohorts:
         users: Collection[str],
         opened: Iterable[Collection[str]],
         groups: Iterable[Collection[str]],
+        running: Collection[str] = (),
     ) -> Cohorts:
         """Return the cohorts of a job that goes on."""
         cohorts = cls(rules, rng)
         cohorts.users, cohorts.groups = frozenset(users), [frozenset(group) for group in groups]
+        cohorts.running = frozenset(running)
         for cohort in opened:
             cohorts.opened.add(cohort)
         return cohorts
@@ -179,7 +181,7 @@ class Cohorts:
         `ordered` are the users there, in the order of `select`; `away` the others that may come back.
         """
         cohort = self._begin(ordered, away)
-        self._begun = frozenset(cohort)
+        self.running = frozenset(cohort)
         return sorted(cohort) or None
 
     def _begin(self, ordered: Sequence[str], away: Collection[str]) -> list[str]:
@@ -203,7 +205,7 @@ class Cohorts:
 
     def keep(self, came: Collection[str]) -> list[str] | None:
         """Return those of a tree's users whose vectors came whose sum may be opened, sorted; None if there are none."""
-        if len(came) >= LEAST and (not self.groups or frozenset(came) == self._begun or self._follows(came)):
+        if len(came) >= LEAST and (not self.groups or frozenset(came) == self.running or self._follows(came)):
             return sorted(came)
         largest = max(self._whole(list(came), len(came)), self.opened.largest(came), key=len)
         return sorted(largest) or None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -21,8 +20,9 @@ from treaty.systems.fedxgb.authority import (
     patience_of,
     send_each_or_leave_out,
 )
-from treaty.systems.fedxgb.cohorts import LEAST, Cohorts, Rules, Standing
+from treaty.systems.fedxgb.cohorts import LEAST, Rules, Standing
 from treaty.systems.fedxgb.edge_sums import DomainSums
+from treaty.systems.fedxgb.kept import ROUNDS, DomainFile, digest
 from treaty.systems.fedxgb.layout import check_edges, domains
 from treaty.systems.fedxgb.limits import ServerLimits
 from treaty.systems.fedxgb.messages import (
@@ -36,7 +36,6 @@ from treaty.systems.fedxgb.messages import (
 )
 from treaty.systems.fedxgb.paper.routing import HiddenThresholds, SeenRows
 from treaty.systems.fedxgb.paper.sums import PaperDomainSums, paper_mode
-from treaty.systems.fedxgb.replay import keep_cohorts, kept_cohorts
 from treaty.systems.fedxgb.secpred.dealer import Dealer
 from treaty.systems.fedxgb.secpred.routing import (
     HeldRows,
@@ -91,7 +90,9 @@ def edge(seat: Seat) -> None:
     party.send(server, Users({name: offer.keys for name, offer in offers.items()}))
     task = receive_task(seat, server, credentials)
     membership = join(party, server, edges, seat.vouching, b"fedxgb edges", SumRules(allow_two=True))
-    domain = _domain(seat, offers, task, patience, paper=paper)
+    standings = {name: Standing(offer.activity, offer.stability) for name, offer in offers.items()}
+    file = DomainFile(seat.keeper, party.name, task.model_id, standings)
+    domain = _domain(seat, offers, task, standings, file, patience, paper=paper)
     at_start = domain.heard.digest
     agreed: CommonBins | None = None
     rows: Rows = None
@@ -118,7 +119,8 @@ def edge(seat: Seat) -> None:
             case RowSummary():
                 if options.hides_model:
                     assert agreed is not None
-                    rows = _rows_here(seat, domain, everybody, _layout(seat, agreed, told, task), patience)
+                    layout = _layout(seat, agreed, told, task)
+                    rows = _rows_here(seat, domain, everybody, layout, file, patience, resumed=task.rounds > 0)
                 if order.state != "rows":  # otherwise `RowOwners` is still to come
                     at_start = domain.heard.digest
             case RowOwners():
@@ -127,14 +129,14 @@ def edge(seat: Seat) -> None:
                 elif isinstance(rows, Dealer):
                     rows.serve()
                 domain.only(told.users)
+                domain.keep()
                 at_start = domain.heard.digest
             case RoundStart():
                 if isinstance(rows, SeenRows | HiddenRows):
                     rows.start()
                 domain.choose(domain.attending(Attendance))
-    kept = _cohorts_file(seat)
-    if kept is not None:
-        kept.unlink(missing_ok=True)
+                if seat.keeper is not None and limits.rounds == ROUNDS:
+                    seat.keeper.keep_only(task.model_id)
 
 
 def _offers(seat: Seat, credentials: Credentials, users: Sequence[str], patience: float) -> dict[str, UserOffer]:
@@ -156,28 +158,27 @@ def _offers(seat: Seat, credentials: Credentials, users: Sequence[str], patience
     return offers
 
 
-def _domain(seat: Seat, offers: Mapping[str, UserOffer], task: Task, patience: float, *, paper: bool) -> DomainSums:
+def _domain(
+    seat: Seat,
+    offers: Mapping[str, UserOffer],
+    task: Task,
+    standings: dict[str, Standing],
+    file: DomainFile,
+    patience: float,
+    *,
+    paper: bool,
+) -> DomainSums:
     """Tell the users the task, and choose whose rows are in the first sum."""
     party = seat.party
     send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
     keys = {name: offer.keys for name, offer in offers.items() if name in party.peers}
-    standings = {name: Standing(offer.activity, offer.stability) for name, offer in offers.items()}
-    rules, path = Rules(most=seat.options.max_users), _cohorts_file(seat)
-
-    def keep(cohorts: Cohorts) -> None:
-        if path is not None:
-            keep_cohorts(path, party.name, task.model_id, cohorts)
-
-    known = kept_cohorts(path, party.name, task.model_id, rules, np.random.default_rng()) if task.rounds else None
-    domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience, known, keep)
+    rules = Rules(most=seat.options.max_users)
+    known = file.read(rules, np.random.default_rng()) if task.rounds else None
+    domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience, known, file.write)
     domain.heard.hear(task)
-    domain.choose(domain.there, everybody=True)  # nobody who misses the first sum takes part later
+    if known is None:
+        domain.choose(domain.there, everybody=True)  # nobody who misses the first sum takes part later
     return domain
-
-
-def _cohorts_file(seat: Seat) -> Path | None:
-    """Return where the domain's cohorts are kept while a training may have to go on, if checkpoints are kept."""
-    return None if seat.keeper is None else seat.keeper.path.with_suffix(".cohorts")
 
 
 def _open_sum(seat: Seat, domain: DomainSums, told: Sum, membership: Membership | None) -> None:
@@ -208,8 +209,20 @@ def _layout(seat: Seat, agreed: CommonBins, summary: RowSummary, task: Task) -> 
     return layout_of(bins, may_miss)
 
 
-def _rows_here(seat: Seat, domain: DomainSums, everybody: Sequence[str], layout: Layout, patience: float) -> Rows:
-    """Prepare to take all rows down trees that users do not know; a holder of shares receives those of the rows."""
+def _rows_here(
+    seat: Seat,
+    domain: DomainSums,
+    everybody: Sequence[str],
+    layout: Layout,
+    file: DomainFile,
+    patience: float,
+    *,
+    resumed: bool,
+) -> Rows:
+    """Prepare to take all rows down trees that users do not know; a holder of shares receives those of the rows.
+
+    Where a training goes on, they must be those that it received in the first run.
+    """
     party, server, edges, comparison = seat.party, seat.cast.active, seat.cast.having("edge"), seat.options.compares
     if seat.options.exposes == "paper":
         return SeenRows(party, edges, server, everybody, layout, patience)
@@ -218,6 +231,14 @@ def _rows_here(seat: Seat, domain: DomainSums, everybody: Sequence[str], layout:
         return Dealer(party, edges, layout) if party.name == shares.dealer else None
     hidden = HiddenRows(party, edges, server, layout, comparison, seat.threads if seat.alone else 1)
     came = gather_sound(party, everybody, RowShares, timeout=patience)
+    digests = {name: digest(shares) for name, shares in came.items()}
+    if not resumed:
+        file.shares = digests
+    for name in [name for name in came if digests[name] != file.shares.get(name)]:
+        logger.warning(
+            "%s goes on without %s: its rows are not those that it shared in the first run", party.name, name
+        )
+        del came[name]
     domain.only(party.peers)
     party.send(server, HeldRows(hidden.take(came)))
     return hidden

@@ -79,7 +79,7 @@ class DomainSums(SumAggregator):
         self._rng = np.random.default_rng()
         self._cohorts, self._keep = cohorts or Cohorts(rules, self._rng), keep
         self._cohort: list[str] = []  # as the tree began, or as it went on with fewer
-        self._running: list[str] = []  # those of them still there
+        self._running: list[str] = sorted(self._cohorts.running)  # those of them still there
         self._silent: dict[str, int] = {}
         self._idle = False  # gave nothing to the last sum
         self._until = float("inf")  # monotonic time at which the sum under way is given up
@@ -91,12 +91,20 @@ class DomainSums(SumAggregator):
         standings = {name: self._standings[name] for name in answered if name in counted}
         ordered = select(standings, self._running, self._rules, self._rng)
         away = sorted(counted.intersection(self.there).difference(answered))
+        before = self._cohorts.running
         cohort = sorted(ordered) if everybody else self._cohorts.begin(ordered, away)
         if cohort is None:
             self._sit_out(f"no permitted cohort among {len(ordered)} users")
         for name in cohort or ():
             self._standings[name].called += 1
+        if before != self._cohorts.running:
+            self.keep()
         self._form(cohort or ())
+
+    def keep(self) -> None:
+        """Keep the cohorts for a training that goes on, once there are any."""
+        if self._cohorts.users is not None:
+            self._keep(self._cohorts)
 
     def _form(self, cohort: Collection[str]) -> None:
         """Go on with a cohort, and tell it."""
@@ -137,7 +145,7 @@ class DomainSums(SumAggregator):
         """Note whose rows are in the first sum."""
         if self._cohorts.users is None:
             self._cohorts.users = frozenset(users)
-            self._keep(self._cohorts)
+            self.keep()
 
     def _sit_out(self, why: str) -> None:
         """Warn that the domain adds nothing, once until it adds again: that may last hundreds of trees."""

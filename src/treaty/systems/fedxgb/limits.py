@@ -44,7 +44,7 @@ class ServerLimits:
 
     def __init__(self, server: str, n_estimators: int, max_depth: int) -> None:
         self._server, self._n_estimators, self._max_depth = server, n_estimators, max_depth
-        self._rounds = self._void = self._probes = 0
+        self.rounds = self._void = self._probes = 0
         self._levels = -1  # of the round; -1 before the first
         self.sums = SumLimit(server)
 
@@ -59,8 +59,8 @@ class ServerLimits:
                 self.sums.due()
             case RoundStart():
                 again, self._levels = self._levels == 0, 0
-                self._rounds, self._void = self._rounds + (not again), self._void + again
-                self._check(self._rounds <= self._n_estimators, f"{self._n_estimators} rounds at most")
+                self.rounds, self._void = self.rounds + (not again), self._void + again
+                self._check(self.rounds <= self._n_estimators, f"{self._n_estimators} rounds at most")
                 self._check(self._void <= MOST_VOID, f"{MOST_VOID} rounds at most that begin again")
                 self.sums.due()
             case Splits() | ShownSplits() | SplitShares() | Turn(leaves=False):

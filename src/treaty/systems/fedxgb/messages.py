@@ -32,7 +32,7 @@ class UserOffer(Message):
 class Task(Message):
     """What is trained: columns, classes, options; the server's keys; how many `rounds` an interrupted training has."""
 
-    model_id: str
+    model_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     names: list[str]
     categories: Categories
     classes: list[Category] | None

@@ -1,66 +1,20 @@
-"""Going on with an interrupted training: finished trees are told again, and edge servers know what they opened.
+"""Going on with an interrupted training: finished trees are told again.
 
 All roles start anew, with new keys. The server has the model so far, and takes all rows down its trees once more, by
-the messages of training without those of sums, so that users have their margins again. What was opened before still
-counts: an edge server keeps its domain's cohorts in a file, written before a sum is opened, and chooses later ones
-beside them.
+the messages of training without those of sums, so that users have their margins again. `kept` has what the others keep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.binning import Bins
-from treaty.errors import ConfigError
-from treaty.files import Format, read_file, write_file
-from treaty.systems.fedxgb.cohorts import Cohorts, Rules
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.slots import SlotSplits
-
-_FORMAT = Format("cohorts", 1)
-
-
-class _Kept(msgspec.Struct):
-    """What an edge server keeps of its domain: the users of the first sum, independent cohorts, the groups."""
-
-    model_id: str
-    users: list[str]
-    opened: list[list[str]]
-    groups: list[list[str]]
-
-
-def keep_cohorts(path: Path, owner: str, model_id: str, cohorts: Cohorts) -> None:
-    """Write an edge server's file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kept = _Kept(
-        model_id,
-        sorted(cohorts.users or ()),
-        [sorted(cohort) for cohort in cohorts.opened.independent],
-        [sorted(group) for group in cohorts.groups],
-    )
-    write_file(path, kept, _FORMAT, owner)
-
-
-def kept_cohorts(path: Path | None, owner: str, model_id: str, rules: Rules, rng: np.random.Generator) -> Cohorts:
-    """Return the cohorts of a training that goes on; ConfigError where they are not known."""
-    kept = read_file(path, _Kept, _FORMAT, owner) if path is not None and path.exists() else None
-    if kept is None or kept.model_id != model_id:
-        got = "none" if kept is None else f"those of model {kept.model_id[:8]}"
-        raise ConfigError(
-            f"cannot resume: expected the cohorts whose sums were opened for model {model_id[:8]}, got {got} - at "
-            f"{path or owner}; begin anew: run the job without --resume, or remove the server's checkpoint",
-            public="it does not know whose sums were opened before",
-        )
-    return Cohorts.known(rules, rng, kept.users, kept.opened, kept.groups)
-
-
-# ---------------------------------------------------------------- finished trees
 
 
 class ToldTrees(NamedTuple):

@@ -35,6 +35,7 @@ SYSTEM = System(
     links=links,
     disclosures=disclosures,
     has_model=frozenset({"server"}),
+    until_kept=frozenset({"edge", "user"}),
     named_roles=frozenset({"server", "edge", "authority"}),
     shows_columns=frozenset({"server"}),
     may_lose=users,

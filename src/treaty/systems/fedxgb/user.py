@@ -17,6 +17,7 @@ from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import Credentials, authority_of
+from treaty.systems.fedxgb.kept import ROUNDS, seed_of_rows
 from treaty.systems.fedxgb.limits import MOST_VOID, SumLimit
 from treaty.systems.fedxgb.messages import (
     Attendance,
@@ -43,7 +44,7 @@ from treaty.systems.horizontal.quantiles import (
     answer_probes,
     unpack_bins,
 )
-from treaty.systems.horizontal.rows import common_rows, own_seed, schema_of
+from treaty.systems.horizontal.rows import common_rows, own_seed, printed_rows, schema_of
 from treaty.systems.pooled.training import objective_for
 from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import draw
@@ -86,6 +87,8 @@ def user(seat: Seat) -> NDArray[np.float64]:
     task = receive_task(seat, edge, credentials)
     schema = schema_of(task.names, task.categories)
     rows = common_rows(seat.rows, schema, seat.classes, task.classes, party.name)
+    printed = printed_rows([rows], task.classes)
+    seed = seed_of_rows(seat.keeper, party.name, task.model_id, printed, resumed=task.rounds > 0)
     objective = objective_for(rows, task.classes, options, common)
     sums = sums_as(party, edge, credentials, credentials.seed_with(seat.cast.active, task.server), seat.absence)
     sums.heard.hear(task)
@@ -93,12 +96,14 @@ def user(seat: Seat) -> NDArray[np.float64]:
     agreed = _answer_search(instructions, rows, objective, common.max_bin)
     summary = instructions.next()
     assert isinstance(summary, RowSummary)
-    follower = _Follower(seat, rows, objective, agreed, summary)
+    follower = _Follower(seat, rows, objective, agreed, summary, seed)
     instructions.vector = follower.vector
     while not isinstance(told := instructions.next(), TrainingEnd):
         follower.take(told)
         if isinstance(told, RoundStart):
             _answer_start(party, edge, sums, fits=follower.fits)
+            if seat.keeper is not None and follower.rounds == ROUNDS:
+                seat.keeper.keep_only(task.model_id)
         elif isinstance(told, Splits | SideShares | Sides | ValueShares | Turn):
             sums.absent("prediction")
     return follower.shard.margins
@@ -196,7 +201,13 @@ class _Follower:
     """
 
     def __init__(
-        self, seat: Seat, rows: LabelledRows, objective: Objective, agreed: CommonBins, summary: RowSummary
+        self,
+        seat: Seat,
+        rows: LabelledRows,
+        objective: Objective,
+        agreed: CommonBins,
+        summary: RowSummary,
+        seed: bytes,
     ) -> None:
         self._party, self._common, self._edge = seat.party, seat.common, seat.cast.edges[seat.party.name]
         if summary.n_rows < rows.table.n_rows:
@@ -218,13 +229,13 @@ class _Follower:
         cells = Cells.of(bins.offsets, may_miss, summary.n_rows, common)
         self.shard = SlotShard(codes, rows.y, rows.weight, common, cells)
         self._seed = own_seed(self._common.random_state, self._party.name)
-        self._n_features, self._n_rounds, self._void, self._depth = len(schema.names), 0, 0, 0
+        self._n_features, self.rounds, self._void, self._depth = len(schema.names), 0, 0, 0
         self._way: ComparedRows | SharedRows | None = None  # down trees that users do not know
         layout, edges = layout_of(bins, may_miss), seat.cast.having("edge")
         if options.exposes == "paper":
             self._way = ComparedRows(self._party, edges, edge, layout, codes)
         elif options.hides_model:
-            self._way = SharedRows(self._party, edges, layout, codes, options.compares)
+            self._way = SharedRows(self._party, edges, layout, codes, options.compares, seed)
 
     def vector(self) -> NDArray[np.int64]:
         """Return this user's part of the next sum, int64 (length,)."""
@@ -262,9 +273,9 @@ class _Follower:
         shard, common = self.shard, self._common
         ends = view(told.last_columns, np.int32, (len(shard.margins),), peer=self._edge, what="RoundStart.last_columns")
         columns = view(told.columns, np.int32, (int(ends[-1]),), peer=self._edge, what="RoundStart.columns")
-        again = self._n_rounds > 0 and self._depth == 0
-        self._n_rounds, self._void = self._n_rounds + (not again), self._void + again
-        if np.any(np.diff(ends, prepend=0) <= 0) or self._n_rounds > common.n_estimators or self._void > MOST_VOID:
+        again = self.rounds > 0 and self._depth == 0
+        self.rounds, self._void = self.rounds + (not again), self._void + again
+        if np.any(np.diff(ends, prepend=0) <= 0) or self.rounds > common.n_estimators or self._void > MOST_VOID:
             raise self._wrong("columns of each tree, and no more rounds than the job has")
         of_trees = np.split(columns, ends[:-1])
         if any(np.any(np.diff(c) <= 0) or c[0] < 0 or c[-1] >= self._n_features for c in of_trees):
@@ -273,7 +284,7 @@ class _Follower:
         samples = [
             None
             if common.subsample >= 1.0 or n_rows == 0
-            else draw(np.random.default_rng([self._seed, self._n_rounds - 1, output]), n_rows, common.subsample)
+            else draw(np.random.default_rng([self._seed, self.rounds - 1, output]), n_rows, common.subsample)
             for output in range(len(of_trees))
         ]
         shard.start_round(of_trees, samples)

@@ -36,6 +36,7 @@ from treaty.data.binning import Bins
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.systems.fedxgb.kept import row_key
 from treaty.systems.fedxgb.secpred.dealer import AdditiveRouting
 from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, ShamirRouting, shares_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
@@ -288,7 +289,10 @@ def come_to_all(party: Party, edges: Sequence[str], users: Mapping[str, int]) ->
 
 
 class SharedRows:
-    """A user's part: shares its rows, `codes` uint8 (n_rows, n_features), and opens what holders tell it of them."""
+    """A user's part: shares its rows, `codes` uint8 (n_rows, n_features), and opens what holders tell it of them.
+
+    The same rows have the same shares under the same secret `seed`; None: shares are new each time.
+    """
 
     def __init__(
         self,
@@ -297,9 +301,12 @@ class SharedRows:
         layout: Layout,
         codes: NDArray[np.uint8],
         comparison: Comparison = "shamir",
+        seed: bytes | None = None,
     ) -> None:
         self._party, self._n_rows, self._of = party, len(codes), shares_of(comparison, layout, edges)
-        for edge, shares in zip(self._of.holders, self._of.share(layout.encode_rows(codes)), strict=True):
+        encoded = layout.encode_rows(codes)
+        key = None if seed is None else row_key(seed, encoded, self._of.holders)
+        for edge, shares in zip(self._of.holders, self._of.share(encoded, key), strict=True):
             party.send(edge, RowShares(Array.of(np.ascontiguousarray(shares))))
 
     def left(self, told: Mapping[str, SideShares], trees: int) -> NDArray[np.bool_]:

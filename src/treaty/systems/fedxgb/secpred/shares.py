@@ -50,6 +50,14 @@ class SharedNumbers(Message):
     numbers: Array
 
 
+class Share(Protocol):
+    """Shares numbers."""
+
+    def __call__(self, values: NDArray[np.int64], key: bytes | None = None, /) -> Words:
+        """Share int64 (...), with the randomness of a secret key that serves these alone, or of a fresh one."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Shares:
     """How numbers and bits are shared and opened."""
@@ -58,7 +66,7 @@ class Shares:
     dealer: str | None  # deals random numbers to them, if they need any
     number: tuple[int, ...]  # shape of a share of a number, uint64: two words, or one
     bit: type[np.uint64] | type[np.uint8]  # of a share of a bit for users: shared as a number is, or in one piece
-    share: Callable[[NDArray[np.int64]], Words]  # int64 (...) -> uint64 (holders, ..., *number)
+    share: Share  # int64 (...) -> uint64 (holders, ..., *number)
     check: Callable[[Words, str], None]  # CryptoError for numbers that cannot be shares; the text says of what
     integers: Callable[[Words], NDArray[np.int64]]  # opens numbers; CryptoError for shares seen to be inconsistent
     bits: Callable[[Bits], NDArray[np.bool_]]  # opens bits
